@@ -45,6 +45,7 @@ AdminKeyring = Annotated[
     ),
 ]
 Check = Annotated[bool, typer.Option("--check", help="Exit with 10 if a bar of docs/BENCH.md is missed.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds, after a warm-up round that does not count.")]
 Seed = Annotated[int, typer.Option(help="Seed of all random choices.")]
 
 
@@ -109,7 +110,7 @@ def life(
     workload: Annotated[str | None, typer.Option(help="W1 to W7 (docs/PACKING.md). Default: W1.")] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Objects of this many bytes, instead of a workload.")] = None,
     objects: Annotated[int, typer.Option(min=100, help="Objects of each round.")] = 3000,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, after a warm-up round that does not count.")] = 3,
+    rounds: Rounds = 3,
     callers: Annotated[int, typer.Option(min=1, max=256, help="Threads that PUT, GET and DELETE.")] = 16,
     landing: Annotated[
         Literal["store", "log", "both"],
@@ -143,7 +144,7 @@ def landing(
     objects: Annotated[
         int, typer.Option(min=64, help="Objects of each round; a fourth of them for a lone caller.")
     ] = 1000,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, after a warm-up round that does not count.")] = 3,
+    rounds: Rounds = 3,
     admin_user: AdminUser = "client.admin",
     admin_keyring: AdminKeyring = None,
     seed: Seed = 1,
@@ -196,7 +197,7 @@ def s3(
     processes: Annotated[int, typer.Option(min=1, max=64, help="Processes of the gateway.")] = 1,
     objects: Annotated[int, typer.Option(min=16, help="PUTs of each way in each round.")] = 1000,
     size: Annotated[int, typer.Option(min=1, help="Bytes of each object that is PUT.")] = 65536,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, after a warm-up round that does not count.")] = 3,
+    rounds: Rounds = 3,
     put_callers: Annotated[int, typer.Option(min=1, max=256, help="Threads that PUT.")] = 16,
     get_callers: Annotated[int, typer.Option(min=1, max=256, help="Threads that GET.")] = 8,
     small_objects: Annotated[int, typer.Option(min=1001, help="Small objects to GET and LIST.")] = 2000,
@@ -224,7 +225,7 @@ def s3(
 def gc_command(
     ctx: typer.Context,
     objects: Annotated[int, typer.Option(min=200, help="Objects packed in each round; half are deleted.")] = 2000,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, after a warm-up round that does not count.")] = 3,
+    rounds: Rounds = 3,
     reads: Annotated[int, typer.Option(min=10, help="GETs timed without GC.")] = 2000,
     admin_user: AdminUser = "client.admin",
     admin_keyring: AdminKeyring = None,

@@ -265,17 +265,15 @@ class Store:
     def resume_version(self, row: ObjectRow, offset: int) -> Iterator[bytes]:
         """The bytes of exactly this version from `offset` on, for a reader whose last read failed. Begins with the
         segment of a large object, or with the part of a composed one, in which `offset` lies, so that its CRC is
-        compared too. Raises what
-        `open_version` does."""
+        compared too. Raises what `open_version` does."""
         start = offset
         if 0 < offset < row.size and row.state is ObjectState.LARGE:
             try:
                 start = self._large.segment_start(row, offset)
             except NotFound:
                 raise _gone(row) from None
-        composition = row.composition
-        if composition is not None and 0 < offset < composition.size:
-            manifest = self._manifest(row, composition)
+        manifest = self.manifest(row)
+        if manifest is not None and 0 < offset < manifest.size:
             start = manifest.starts[manifest.index_at(offset)]
         pieces = self.open_version(row, start)
         return pieces if start == offset else _without(pieces, offset - start)

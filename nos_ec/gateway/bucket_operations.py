@@ -162,9 +162,9 @@ class BucketOperations:
             raise no_bucket(call.bucket)
 
 
-def document(call: Call) -> bytes:
-    """The body, checked. Raises S3Error."""
-    body = CheckedBody(call.request, call.signed, call.source)
+def document(call: Call, *, of_object: bool = False) -> bytes:
+    """The body, checked. of_object: as of `checksums.expected_of`. Raises S3Error."""
+    body = CheckedBody(call.request, call.signed, call.source, of_object=of_object)
     if body.length > DOCUMENT_SIZE_MAX:
         raise S3Error("MaxMessageLengthExceeded", f"The document has more than {DOCUMENT_SIZE_MAX} bytes.")
     return body.read_all()

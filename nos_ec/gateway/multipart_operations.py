@@ -15,9 +15,9 @@ from nos_ec.core.folders import folder_of
 from nos_ec.core.parts import PARTS_MAX, UploadId, users_attributes
 from nos_ec.engine.store import Store
 from nos_ec.engine.uploads import MultipartUploads, StoredPart
-from nos_ec.gateway.access import Access
 from nos_ec.gateway.body import OBJECT_BYTES_MAX, CheckedBody
-from nos_ec.gateway.call import Call, object_key, owner_named
+from nos_ec.gateway.bucket_operations import document
+from nos_ec.gateway.call import Call, owner_named
 from nos_ec.gateway.failures import no_such_upload
 from nos_ec.gateway.object_headers import (
     CHECKSUM,
@@ -28,17 +28,17 @@ from nos_ec.gateway.object_headers import (
     encoded,
     etag_of,
     refuse_unsupported,
+    told_checksum,
 )
 from nos_ec.gateway.object_operations import ObjectOperations, attributes_of_call
-from nos_ec.gateway.preconditions import check_read, write_condition
+from nos_ec.gateway.preconditions import write_condition
 from nos_ec.gateway.reply import Reply, empty, xml
 from nos_ec.gateway.stored_body import CopiedBody, store_body
 from nos_ec.ports.metadata import ObjectRow, Rights, UploadRow, UploadState
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import Algorithm, ChecksumType
-from nos_ec.s3.documents import DOCUMENT_SIZE_MAX, CompletedPart
+from nos_ec.s3.documents import CompletedPart
 from nos_ec.s3.errors import S3Error
-from nos_ec.s3.names import copy_source
 
 PART_BYTES_MIN = 5 << 20
 """Of all parts but the last."""
@@ -54,10 +54,9 @@ _LAST_CHARACTER = "\U0010ffff"
 class MultipartOperations:
     """Safe to call from several threads."""
 
-    def __init__(self, store: Store, uploads: MultipartUploads, access: Access, objects: ObjectOperations) -> None:
+    def __init__(self, store: Store, uploads: MultipartUploads, objects: ObjectOperations) -> None:
         self._store = store
         self._uploads = uploads
-        self._access = access
         self._objects = objects
 
     def create_upload(self, call: Call) -> Reply:
@@ -94,9 +93,7 @@ class MultipartOperations:
                 f"Checksum Type mismatch occurred, expected checksum Type: {algorithm.value.lower()}, actual checksum"
                 f" Type: {'null' if body.algorithm is None else body.algorithm.value.lower()}",
             )
-        sent = checksums.checksum_of(call.request)
-        given = {} if sent is None else checksum_attribute(sent[0].value, checksums.in_base64(sent[1]))
-        _, attributes = self._store_part(upload, number, body, given)
+        _, attributes = self._store_part(upload, number, body, told_checksum(call.request))
         assert body.computed is not None
         return empty({"etag": f'"{body.computed.md5.hex()}"', **checksum_headers(attributes)})
 
@@ -106,12 +103,7 @@ class MultipartOperations:
         request = call.request
         refuse_unsupported(request)
         upload, number = self._open(call), _part_number(call)
-        bucket, name, version = copy_source(request.header("x-amz-copy-source") or "")
-        if version not in (None, "null"):
-            raise S3Error("InvalidArgument", "Invalid version id specified", ArgumentName="versionId")
-        source = object_key(bucket, name)
-        row, _ = self._objects.read_in(call, source, self._access.bucket(bucket).rights_of(call.account))
-        check_read(request, row, "x-amz-copy-source-")
+        row, _ = self._objects.source_of_copy(call)
         first, length = _range_to_copy(request.header("x-amz-copy-source-range"), row.users_size)
         algorithm, _ = _checksum_of_upload(upload)
         body = CopiedBody(self._store.open_version(row, first, length), length, algorithm)
@@ -159,10 +151,7 @@ class MultipartOperations:
         """May be repeated, as long as the object is there."""
         call.require(Rights.WRITE)
         upload_id = _upload_id(call)
-        body = CheckedBody(call.request, call.signed, call.source, of_object=True)
-        if body.length > DOCUMENT_SIZE_MAX:
-            raise S3Error("MaxMessageLengthExceeded", f"The document has more than {DOCUMENT_SIZE_MAX} bytes.")
-        wanted = documents.complete_upload(body.read_all())
+        wanted = documents.complete_upload(document(call, of_object=True))
         upload = self._uploads.find(upload_id, call.object_key)
         is_done = upload.state is UploadState.COMPLETED
         row = self._completed(upload) if is_done else self._complete(call, upload, wanted)

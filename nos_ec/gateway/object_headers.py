@@ -16,7 +16,7 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.parts import users_attributes
 from nos_ec.gateway.acls import of_headers
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.s3 import answers, documents
+from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import ChecksumType
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request
@@ -113,6 +113,12 @@ def checksum_of(attributes: Mapping[str, str]) -> answers.Checksum | None:
 def checksum_attribute(algorithm: str, value: str) -> dict[str, str]:
     """A checksum as an attribute."""
     return {CHECKSUM: f"{algorithm} {value}"}
+
+
+def told_checksum(request: Request) -> dict[str, str]:
+    """The checksum in the headers of a request, as an attribute; none without one. Raises S3Error."""
+    told = checksums.checksum_of(request)
+    return {} if told is None else checksum_attribute(told[0].value, checksums.in_base64(told[1]))
 
 
 def etag_of(row: ObjectRow) -> str:

@@ -25,7 +25,6 @@ from nos_ec.gateway.object_headers import (
     acl_attribute,
     attributes_of,
     attributes_of_request,
-    checksum_attribute,
     checksum_headers,
     checksum_of,
     etag_of,
@@ -34,6 +33,7 @@ from nos_ec.gateway.object_headers import (
     refuse_unsupported,
     tags_attribute,
     tags_of,
+    told_checksum,
 )
 from nos_ec.gateway.preconditions import check_read, etag_condition, range_of, write_condition
 from nos_ec.gateway.reply import Reply, empty, xml
@@ -211,10 +211,7 @@ class ObjectOperations:
         call.require(Rights.WRITE)
         refuse_unsupported(call.request)
         condition = write_condition(call.request)
-        attributes = attributes_of_call(call)
-        sent = checksums.checksum_of(call.request)
-        if sent is not None:
-            attributes |= checksum_attribute(sent[0].value, checksums.in_base64(sent[1]))
+        attributes = attributes_of_call(call) | told_checksum(call.request)
         try:
             _, attributes = store_body(
                 body,
@@ -233,22 +230,28 @@ class ObjectOperations:
         """Once a body has come: a bucket that was deleted meanwhile must not come back with the object in it."""
         self._access.bucket(call.bucket)
 
+    def source_of_copy(self, call: Call) -> tuple[ObjectRow, dict[str, str]]:
+        """The object that `x-amz-copy-source` names, and its attributes. Raises S3Error, also if it is not as the
+        request says."""
+        bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
+        if version not in (None, "null"):
+            raise S3Error("InvalidArgument", "Invalid version id specified", ArgumentName="versionId")
+        rights = self._access.bucket(bucket).rights_of(call.account)
+        row, attributes = self.read_in(call, object_key(bucket, name), rights)
+        check_read(call.request, row, "x-amz-copy-source-")
+        return row, attributes
+
     def copy_object(self, call: Call) -> Reply:
         """Reads the source, and writes it again."""
         call.require(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
-        bucket, name, version = copy_source(request.header("x-amz-copy-source") or "")
-        if version not in (None, "null"):
-            raise S3Error("InvalidArgument", "Invalid version id specified", ArgumentName="versionId")
-        source = object_key(bucket, name)
-        row, old = self.read_in(call, source, self._access.bucket(bucket).rights_of(call.account))
-        check_read(request, row, "x-amz-copy-source-")
+        row, old = self.source_of_copy(call)
         if row.users_size > OBJECT_BYTES_MAX:
             raise S3Error("InvalidRequest", "The specified copy source is larger than the maximum of a copy.")
         given = attributes_of_call(call)
         keeps, keeps_tags = _directive(request, "metadata"), _directive(request, "tagging")
-        if source == call.object_key and keeps and STORAGE_CLASS not in given and of_headers(request) is None:
+        if row.key == call.object_key and keeps and STORAGE_CLASS not in given and of_headers(request) is None:
             raise S3Error(
                 "InvalidRequest",
                 "This copy request is illegal because it is trying to copy an object to itself without changing the"

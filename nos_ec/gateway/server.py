@@ -45,7 +45,7 @@ def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> S
         BucketOperations(metadata, uploads, access, clock, settings.region),
         Listings(store),
         objects,
-        MultipartOperations(store, uploads, access, objects),
+        MultipartOperations(store, uploads, objects),
         Cors(metadata, access, clock),
         PostForms(access, objects, clock),
         clock,
