@@ -83,8 +83,9 @@ class RadosGateways:
         self._programs = programs
         self._folder = folder
         roots = [f"--rgw-{root}-root-pool={pool}:root" for root in ("realm", "zonegroup", "zone", "period")]
-        self._options = [f"--conf={options.conf_file}", f"--name={options.user}"]
-        self._options += [] if options.keyring_file is None else [f"--keyring={options.keyring_file}"]
+        # Ceph may run in a chroot that has only the folder of the cluster, so paths must not lead through others.
+        self._options = [f"--conf={options.conf_file.resolve()}", f"--name={options.user}"]
+        self._options += [] if options.keyring_file is None else [f"--keyring={options.keyring_file.resolve()}"]
         self._options += [*roots, *(f"--rgw-{part}={ZONE}" for part in ("realm", "zonegroup", "zone"))]
         self._credentials = Credentials(os.urandom(10).hex().upper(), os.urandom(20).hex())
         self._make_zone(pool, f"{data_pool}:{pool}")
