@@ -46,7 +46,7 @@ class ObjectState(StrEnum):
     @property
     def in_landing(self) -> bool:
         """True when the landing copy is the object's only copy."""
-        return self in (ObjectState.LANDED, ObjectState.QUEUED)
+        return self is ObjectState.LANDED or self is ObjectState.QUEUED
 
 
 class ObjectEvent(StrEnum):

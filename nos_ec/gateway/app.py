@@ -139,7 +139,9 @@ class App:
         length = request.header("content-length")
         is_small = length is not None and length.isascii() and length.isdigit() and int(length) <= SMALL_BODY_BYTES
         has_body = length not in (None, "0") or b"transfer-encoding" in request.header_values
-        if is_small and has_body:
+        if not has_body:
+            body.end()
+        elif is_small:
             await body.fetch_all()
         pool = self._uploads if has_body and not is_small else self._executor
         return await asyncio.get_running_loop().run_in_executor(pool, self._service.answer, request, body, record)
@@ -241,6 +243,10 @@ class _Body(Source):
                 return piece
         return b""
 
+    def end(self) -> None:
+        """There is none: the request has neither a length nor chunks (RFC 9112, section 6.3)."""
+        self._ended = True
+
     async def fetch_all(self) -> None:
         """Have all of it. Raises S3Error."""
         while not self._ended:
@@ -278,7 +284,8 @@ class _Body(Source):
         left_s = GRACE_S + self.size / BYTES_PER_S_MIN - self._waited_s
         began_s = self._loop.time()
         try:
-            message = await asyncio.wait_for(self._receive(), max(0.0, min(self._wait_s, left_s)))
+            async with asyncio.timeout(max(0.0, min(self._wait_s, left_s))):
+                message = await self._receive()
         except TimeoutError:
             raise S3Error("RequestTimeout", "The body did not arrive in time.") from None
         self._waited_s += self._loop.time() - began_s

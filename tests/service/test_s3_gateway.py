@@ -7,6 +7,7 @@ import http.client
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -15,6 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.store import Store
 from nos_ec.gateway.http_protocol import GatewayProtocol
 from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
@@ -526,7 +528,8 @@ def test_a_reader_that_goes_away_ends_the_reading(
 
     ann.put_object(Bucket="photos", Key="k", Body=b"x", ACL="public-read")
     row = gateway.system.store().head(ObjectKey("photos", "k"))
-    monkeypatch.setattr(Store, "head", lambda *_: replace(row, size=10_000 << 20))
+    large = replace(row, size=10_000 << 20, state=ObjectState.LARGE, landing_id=None)
+    monkeypatch.setattr(Store, "head", lambda *_: large)
     monkeypatch.setattr(Store, "open_version", pieces)
     parts = urlsplit(gateway.url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
@@ -535,6 +538,22 @@ def test_a_reader_that_goes_away_ends_the_reading(
     connection.close()
     assert ended.wait(WAIT_S_MAX)
     assert len(given) < 1000
+
+
+def test_a_small_object_takes_one_turn_of_a_thread(gateway: Gateway, ann: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each turn costs as much as a third of the reading."""
+    turns: list[object] = []
+    submit = ThreadPoolExecutor.submit
+
+    def counting(pool: ThreadPoolExecutor, *call: Any, **arguments: Any) -> Any:
+        if pool._thread_name_prefix == "s3":
+            turns.append(call[0])
+        return submit(pool, *call, **arguments)
+
+    ann.put_object(Bucket="photos", Key="k", Body=b"hello")
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", counting)
+    assert ann.get_object(Bucket="photos", Key="k")["Body"].read() == b"hello"
+    assert len(turns) == 1
 
 
 def test_answers_do_not_wait_for_acknowledgements_of_the_client(

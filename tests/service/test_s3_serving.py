@@ -20,6 +20,7 @@ import structlog
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.store import Store
 from nos_ec.gateway import http_protocol
 from nos_ec.gateway.record import CLIENT_CLOSED, UNKNOWN
@@ -137,7 +138,9 @@ def large_answer(serving: Serving, monkeypatch: pytest.MonkeyPatch, pieces: Any)
     """The begun answer of a GET whose bytes come from `pieces`. The connection is closed behind the block."""
     serving.ann.put_object(Bucket="photos", Key="k", Body=b"x", ACL="public-read")
     row = serving.system.store().head(ObjectKey("photos", "k"))
-    monkeypatch.setattr(Store, "head", lambda *_: replace(row, size=100 << 20))
+    monkeypatch.setattr(
+        Store, "head", lambda *_: replace(row, size=100 << 20, state=ObjectState.LARGE, landing_id=None)
+    )
     monkeypatch.setattr(Store, "open_version", pieces)
     connection = serving.connect()
     with contextlib.closing(connection):
