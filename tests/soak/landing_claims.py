@@ -71,6 +71,8 @@ READ_BYTES_S = 150e6
 """What catches up while PUTs go on, in A1."""
 SLOWED_BYTES_S = MIB
 """What a slowed device takes in a second, in U6: far less than one process can give it."""
+VOLUME_BYTES_S, VOLUME_WRITES_S = 125 * MIB, 3000
+"""What a volume takes in a second, in A5: the baseline of the cloud volumes that the Delta WAL is made for."""
 POLLED, TURN_S, PUT_S = 50, 5.0, 0.02
 """In U7 the consumer takes so many messages each so many seconds; a PUT follows the last one after so long."""
 BLKIO = Path("/sys/fs/cgroup/blkio")
@@ -353,6 +355,43 @@ def a3(folder: Path, options: Options) -> Found:
         return rounds(options, one)
 
 
+def a5(folder: Path, options: Options) -> Found:
+    """PUTs in the log on a volume of 3,000 writes and 125 MiB a second, and bare writes of the same batches there."""
+    w1 = [size for size in sizes("W1", options.objects, random.Random(1), 4 * MIB) if size < MIB]  # others pass by
+    found: Found = {}
+    with ExitStack() as stack:
+        landing, bare = stack.enter_context(raw(folder)), stack.enter_context(raw(folder, slots=2))
+        stack.enter_context(slowed([*landing.devices, *bare.devices], VOLUME_BYTES_S, VOLUME_WRITES_S))
+        for name, drawn in (("64_kib", [64 * KIB] * options.objects), ("w1", w1)):
+            items = [(ObjectKey("b", f"{number}"), NOISE[:size]) for number, size in enumerate(drawn)]
+            for callers in (16, 64):
+
+                def one(items: Sequence[Item] = items, callers: int = callers) -> Found:
+                    landing.release()
+                    puts = put_all(landing, callers, iter(items))
+                    bare_s = written_s(bare.devices[0], puts.written, landing.log.batches_max)
+                    return {"mb_per_s": puts.bytes / 1e6 / puts.seconds, "over_bare": bare_s / puts.seconds}
+
+                found |= {f"{name}_{callers}_{what}": figure for what, figure in rounds(options, one).items()}
+    return found
+
+
+def written_s(device: Path, written: Sequence[int], writers: int) -> float:
+    """How long plain writes of so many bytes each take, one behind the other, so many at a time."""
+    fd = os.open(device, os.O_WRONLY | os.O_DIRECT | os.O_DSYNC)
+    content = memoryview(mmap.mmap(-1, max(written)))
+    places, place = [], MIB
+    for size in written:
+        place = MIB if place + size > SLOT else place
+        places.append((place, size))
+        place += size
+    began_s = perf_counter()
+    call_all(writers, places, lambda at: os.pwrite(fd, content[: at[1]], at[0]), perf_counter)
+    took_s = perf_counter() - began_s
+    os.close(fd)
+    return took_s
+
+
 def a8(folder: Path, options: Options) -> Found:
     """Processes that PUT with 8 threads, killed in full flow: all that they acknowledged is read and scanned."""
     with raw(folder) as landing:
@@ -462,7 +501,7 @@ def u6(folder: Path, options: Options) -> Found:
     rates: dict[int, list[float]] = {1: [], 2: [], 3: []}
     with ExitStack() as stack:
         landings = {n: stack.enter_context(raw(folder, n, slots=2, lanes=n)) for n in rates}
-        with slowed([device for landing in landings.values() for device in landing.devices]):
+        with slowed([device for landing in landings.values() for device in landing.devices], SLOWED_BYTES_S):
             for _ in range(options.rounds + 1):
                 for devices, landing in landings.items():
                     landing.release()
@@ -472,14 +511,16 @@ def u6(folder: Path, options: Options) -> Found:
 
 
 @contextmanager
-def slowed(devices: Sequence[Path]) -> Iterator[None]:
-    """Let this process write only SLOWED_BYTES_S to each device."""
-    group, limit = BLKIO / f"nos-ec-claims-{os.getpid()}", "blkio.throttle.write_bps_device"
+def slowed(devices: Sequence[Path], bytes_s: int, writes_s: int = 0) -> Iterator[None]:
+    """Let this process write only so much to each device, and so often; 0: as often as it likes."""
+    group = BLKIO / f"nos-ec-claims-{os.getpid()}"
+    limits = {"blkio.throttle.write_bps_device": bytes_s, "blkio.throttle.write_iops_device": writes_s}
     group.mkdir()
     try:
         for device in devices:
             number = device.stat().st_rdev
-            (group / limit).write_text(f"{os.major(number)}:{os.minor(number)} {SLOWED_BYTES_S}")
+            for limit, value in limits.items():
+                (group / limit).write_text(f"{os.major(number)}:{os.minor(number)} {value}")
         (group / "cgroup.procs").write_text(f"{os.getpid()}")
         yield
     finally:
@@ -708,6 +749,7 @@ ROWS: dict[str, Callable[[Path, Options], Found]] = {
     "A1": a1,
     "A2": a2,
     "A3": a3,
+    "A5": a5,
     "A8": a8,
     "U4": u4,
     "U6": u6,
