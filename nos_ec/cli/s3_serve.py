@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import subprocess
@@ -19,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.context import AsJson, context, log_for_daemons, logs_json, stop_on_signals
 from nos_ec.cli.output import emit, out
-from nos_ec.cli.watching import end_when_shut_out, endpoint, pulse
+from nos_ec.cli.watching import end_when_shut_out, endpoint, pulse, settle
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import Transient
 from nos_ec.gateway.master_keys import find_master_keys
@@ -133,10 +132,7 @@ def _gateway(system: System, listener: socket.socket) -> Iterator[tuple[GatewayS
     with GatewayServer(service, settings, new_id, listener, certificate, beat) as server:
         monitor.metrics.add("gateway", lambda: gateway_samples(server.tally))
         monitor.metrics.add("batches", lambda: batch_samples(system.puts))
-        # What is there now stays. Garbage collections need not go over it again and again: that took a seventh of a
-        # listing.
-        gc.collect()
-        gc.freeze()
+        settle()
         yield server, monitor
 
 

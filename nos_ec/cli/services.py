@@ -17,7 +17,7 @@ from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm, log_for_da
 from nos_ec.cli.errors import exit_code
 from nos_ec.cli.gc_output import show_plan, show_result
 from nos_ec.cli.output import count_text, emit, out, progress, size_text
-from nos_ec.cli.watching import end_when_shut_out, endpoint, keeping_totals, pulse
+from nos_ec.cli.watching import end_when_shut_out, endpoint, keeping_totals, pulse, settle
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Corrupt, InvalidInput, Transient
 from nos_ec.core.slots import SLOTS
@@ -106,6 +106,7 @@ def _produce(system: System, stop: Event) -> None:
         producer_service(system, monitor, shares=True) as service,
         pulse(monitor, system.clock),
     ):
+        settle()
         service.run(stop, monitor.health.heart("publishing"))
 
 
@@ -123,6 +124,7 @@ def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
             counters = asdict(_consume(system, stop))
         else:
             interrupt_on_sigterm()
+            settle()
             with progress() as bar:
                 task = bar.add_task("pack", total=system.metadata.totals().queued_objects)
                 counters = asdict(drain(system, lambda counters: bar.update(task, completed=counters.packed)))
@@ -158,6 +160,7 @@ def _consume(system: System, stop: Event) -> ConsumerCounters:
         consumer_service(system, monitor) as service,
         pulse(monitor, system.clock),
     ):
+        settle()
         service.run(stop, monitor.health.heart("packing"))
     return service.counters
 
@@ -241,4 +244,5 @@ def _collect(system: System, stop: Event) -> None:
         scrub_thread(system, monitor),
         pulse(monitor, system.clock),
     ):
+        settle()
         service.run(stop, system.settings.gc.wait_ms, monitor.health.heart("collecting"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from types import SimpleNamespace
 from typing import cast
@@ -11,7 +12,7 @@ import pytest
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli import watching
 from nos_ec.cli.errors import exit_code
-from nos_ec.cli.watching import end_when_shut_out, keeping_totals
+from nos_ec.cli.watching import end_when_shut_out, keeping_totals, settle
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Blocklisted, NosError, Transient
 
@@ -84,3 +85,12 @@ def test_a_daemon_that_is_not_shut_out_ends_on_request() -> None:
 def test_embedded_stores_shut_out_no_process() -> None:
     with end_when_shut_out(cast(System, Cluster(Blocklisted("never asked"), backend="local")), threading.Event()):
         assert not any(thread.name == "shut-out" for thread in threading.enumerate())
+
+
+def test_what_is_there_at_the_start_is_not_looked_at_again() -> None:
+    try:
+        settle()
+        assert gc.get_freeze_count() > 10_000
+        assert len(gc.get_objects()) < 1_000
+    finally:
+        gc.unfreeze()
