@@ -118,19 +118,10 @@ class BucketOperations:
         return empty()
 
     def _set_acl(self, bucket: str, acl: str) -> None:
-        """After the first of two steps, the ACL is the old one, or grants nothing."""
-        kind, now_ms = acls.kind_of_bucket_acl(acl), self._clock.now_ms()
-        body = acl.encode() if kind is CannedAcl.GRANTS else None
-
-        def set_document() -> bool:
-            return self._metadata.set_bucket_document(bucket, DocumentKind.ACL, body, now_ms)
-
-        def set_kind() -> bool:
-            return self._metadata.set_bucket_acl(bucket, kind, now_ms)
-
-        first, second = (set_kind, set_document) if body is None else (set_document, set_kind)
+        kind = acls.kind_of_bucket_acl(acl)
+        grants = acl.encode() if kind is CannedAcl.GRANTS else None
         try:
-            if not (first() and second()):
+            if not self._metadata.set_bucket_acl(bucket, kind, self._clock.now_ms(), grants):
                 raise no_bucket(bucket)
         finally:
             self._access.forget_bucket(bucket)

@@ -159,6 +159,20 @@ class BucketContract:
             assert metadata.set_bucket_acl("bucket", acl, 5)
             assert metadata.bucket("bucket") == BucketRow("bucket", ROOT_ACCOUNT, 5, acl)
 
+    def test_an_acl_and_its_grants_are_set_at_once(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        assert not metadata.set_bucket_acl("bucket", CannedAcl.GRANTS, 5, b"one")
+        metadata.create_bucket("bucket", "ann", PUBLIC, 5)
+        for acl, grants in ((CannedAcl.GRANTS, b"one"), (CannedAcl.GRANTS, b"two"), (PUBLIC, None)):
+            assert metadata.set_bucket_acl("bucket", acl, 6, grants)
+            assert metadata.bucket("bucket") == BucketRow("bucket", "ann", 5, acl)
+            assert metadata.bucket_document("bucket", DocumentKind.ACL) == grants
+        metadata.set_bucket_acl("bucket", CannedAcl.GRANTS, 7, b"three")
+        with pytest.raises(InvalidInput, match="possible at most"):
+            metadata.set_bucket_acl("bucket", PUBLIC, 8, bytes(DOCUMENT_BYTES_MAX + 1))
+        assert metadata.bucket("bucket") == BucketRow("bucket", "ann", 5, CannedAcl.GRANTS)
+        assert metadata.bucket_document("bucket", DocumentKind.ACL) == b"three"
+
     def test_documents_of_a_bucket(self, bench: MetadataBench) -> None:
         metadata = bench.metadata
         assert not metadata.set_bucket_document("bucket", DocumentKind.TAGS, b"x", 5)

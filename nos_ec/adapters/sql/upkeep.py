@@ -63,9 +63,9 @@ class SqlBuckets(SqlPart):
         """See the port."""
         return self._read(buckets.owned, owner, after, limit)
 
-    def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int) -> bool:
+    def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None = None) -> bool:
         """See the port."""
-        return self._write(buckets.set_acl, name, acl, now_ms)
+        return self._write(buckets.set_acl, name, acl, now_ms, grants)
 
     def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
         """See the port."""

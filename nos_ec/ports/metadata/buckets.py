@@ -116,8 +116,10 @@ class Buckets(Protocol):
         no row."""
         ...
 
-    def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int) -> bool:
-        """Returns False if there is no such bucket."""
+    def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None = None) -> bool:
+        """Set the ACL and its document at once, so that a bucket never has the grants of one ACL and the kind of
+        another. grants: the document of kind ACL; None removes it. Returns False if there is no such bucket. Raises
+        InvalidInput for more than DOCUMENT_BYTES_MAX bytes."""
         ...
 
     def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
