@@ -20,10 +20,17 @@ PAGE_ROWS = 1000
 
 class ObjectCheck:
     """Looks at all rows of objects, in the order of their ids. unknown: is given blocks without a row that objects
-    name."""
+    name. read: see `uploads.manifest_of`."""
 
-    def __init__(self, metadata: Metadata, second: SecondLook, unknown: Callable[[BlockId], Iterable[Finding]]) -> None:
+    def __init__(
+        self,
+        metadata: Metadata,
+        second: SecondLook,
+        unknown: Callable[[BlockId], Iterable[Finding]],
+        read: uploads.ReadManifest,
+    ) -> None:
         self._metadata = metadata
+        self._read = read
         self._second = second
         self._unknown = unknown
         self.objects = 0
@@ -87,7 +94,7 @@ class ObjectCheck:
                 found.append(_finding(FindingKind.NOT_WAITING, row, landing=row.landing_id.hex()))
             if row.trash_until_ms is None and _id_of(by_key.get(row.key)) != row.object_id:
                 found.append(_finding(FindingKind.KEY_NOT_FOUND, row, found=_id_of(by_key.get(row.key))))
-            wrong = uploads.composition_wrong(row, known, self._metadata)
+            wrong = uploads.composition_wrong(row, known, self._metadata, self._read)
             if wrong is not None:
                 found.append(_finding(FindingKind.COMPOSITION_WRONG, row, error=wrong))
             if uploads.is_stray_part(row, known):
