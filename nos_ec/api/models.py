@@ -401,6 +401,18 @@ class BlockOfObject(_Answer):
     created_ms: UnixMs
 
 
+class PartsOfObject(_Answer):
+    """The parts of a composed object: how many it has, how many of its upload are there, and in which states."""
+
+    parts: Count
+    there: Count
+    landed: Count
+    queued: Count
+    packed: Count
+    large: Count
+    waiting: str | None = Field(description="The first that is not packed, as BUCKET/NAME.")
+
+
 class ObjectExplanationModel(_Answer):
     """Why an object is where it is, like `nos-ec explain`. docs/OPERATIONS.md lists the reasons."""
 
@@ -420,7 +432,7 @@ class ObjectExplanationModel(_Answer):
                       "segment_state": "sealed", "segment_opened_ms": 1763700000000,
                       "segment_sealed_ms": 1763700060000, "segment_bytes": 1515520, "queued": False,
                       "delete_after_ms": None, "doomed": False, "readable": True, "problem": None},
-        places=[], places_left_out=0, block=None, half_life_days=41.5, stream=2, unknown=[],
+        places=[], places_left_out=0, block=None, half_life_days=41.5, stream=2, its_parts=None, unknown=[],
         explained_ms=1763700188000,
     )  # fmt: skip
     bucket: str
@@ -445,6 +457,9 @@ class ObjectExplanationModel(_Answer):
         " little is known. Null for large and empty objects, and with gc.streams = 1."
     )
     stream: int | None = Field(description="The stream that it belongs to; 0 is the shortest-lived.")
+    its_parts: PartsOfObject | None = Field(
+        description="Of an object that an S3 client stored in parts; all else is about the list of them."
+    )
     unknown: list[str] = Field(description="Questions that nobody answered, with the reason.")
     explained_ms: UnixMs
 
