@@ -43,6 +43,11 @@ class BucketAccess:
     grants: Mapping[str, Rights]
     acl: str
 
+    def require_owner(self, expected: str | None) -> None:
+        """Raises AccessDenied if a request expects another owner; None expects nothing."""
+        if expected is not None and expected != self.row.owner:
+            raise S3Error("AccessDenied", "The bucket has another owner than was expected.")
+
     def rights_of(self, account: str | None) -> Rights:
         """What an account may do, or anybody for None."""
         found = bucket_rights(self.acl, account)

@@ -114,7 +114,8 @@ class App:
         self._tally.under_way += not is_refused
         try:
             try:
-                request = Request(scope["method"], scope["raw_path"], scope["query_string"], scope["headers"])
+                target = scope["raw_path"], scope["query_string"]
+                request = Request(scope["method"], *target, scope["headers"], scope["scheme"])
                 record.agent = b" ".join(request.header_values.get(b"user-agent", [])).decode("latin-1")
                 if is_refused:
                     raise S3Error("SlowDown", "Please reduce your request rate.")

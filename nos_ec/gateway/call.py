@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.parts import PARTS_MAX
 from nos_ec.gateway.access import BucketAccess
 from nos_ec.gateway.body import Source
 from nos_ec.ports.metadata import Rights
@@ -50,6 +51,14 @@ class Call:
         """Raises S3Error for a key that the store cannot have."""
         return object_key(self.bucket, self.key)
 
+    @property
+    def has_body(self) -> bool:
+        """Whether a body comes, which may still be an empty one."""
+        return (
+            self.request.header("content-length") not in (None, "0")
+            or b"transfer-encoding" in self.request.header_values
+        )
+
     def require(self, rights: Rights) -> None:
         """Raises AccessDenied unless the account has all of them."""
         if rights not in self.rights:
@@ -80,6 +89,18 @@ class Call:
                 ArgumentValue=text,
             )
         return min(int(text), most)
+
+    def part_number(self) -> int:
+        """The query parameter `partNumber`. Raises InvalidArgument."""
+        number = self.number("partNumber", 0, PARTS_MAX + 1)
+        if not 1 <= number <= PARTS_MAX:
+            raise S3Error(
+                "InvalidArgument",
+                f"Part number must be an integer between 1 and {PARTS_MAX}, inclusive",
+                ArgumentName="partNumber",
+                ArgumentValue=self.request.parameter("partNumber") or "",
+            )
+        return number
 
     def refuse_versions(self) -> None:
         """Raises InvalidArgument for a version id that no object of an unversioned bucket has."""

@@ -84,7 +84,7 @@ class MultipartOperations:
         """Durable when it is answered. In place of an earlier one of that number."""
         call.require(Rights.WRITE)
         refuse_unsupported(call.request)
-        upload, number = self._open(call), _part_number(call)
+        number, upload = call.part_number(), self._open(call)
         algorithm, _ = _checksum_of_upload(upload)
         body = CheckedBody(call.request, call.signed, call.source, computed=algorithm)
         if algorithm is not None and body.algorithm is not algorithm:
@@ -102,7 +102,7 @@ class MultipartOperations:
         call.require(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
-        upload, number = self._open(call), _part_number(call)
+        number, upload = call.part_number(), self._open(call)
         row, _ = self._objects.source_of_copy(call)
         first, length = _range_to_copy(request.header("x-amz-copy-source-range"), row.users_size)
         algorithm, _ = _checksum_of_upload(upload)
@@ -156,7 +156,7 @@ class MultipartOperations:
         is_done = upload.state is UploadState.COMPLETED
         row = self._completed(upload) if is_done else self._complete(call, upload, wanted)
         attributes = _attributes(row)
-        location = f"http://{call.request.header('host') or ''}/{call.bucket}/{quote(call.key, safe='/')}"
+        location = f"{call.request.base}/{call.bucket}/{quote(call.key, safe='/')}"
         answer = answers.upload_completed(location, call.bucket, call.key, etag_of(row), checksum_of(attributes))
         return xml(answer)
 
@@ -209,6 +209,8 @@ class MultipartOperations:
     def abort_upload(self, call: Call) -> Reply:
         """Its parts are deleted later."""
         call.require(Rights.WRITE)
+        if call.request.header("x-amz-if-match-initiated-time") is not None:
+            raise S3Error("NotImplemented", "The header x-amz-if-match-initiated-time is not supported.")
         self._uploads.abort(_upload_id(call), call.object_key)
         return empty(status=204)
 
@@ -291,18 +293,6 @@ def _upload_id(call: Call) -> UploadId:
     if not re.fullmatch("[0-9a-f]{32}", text):
         raise no_such_upload()
     return UploadId(bytes.fromhex(text))
-
-
-def _part_number(call: Call) -> int:
-    number = call.number("partNumber", 0, PARTS_MAX + 1)
-    if not 1 <= number <= PARTS_MAX:
-        raise S3Error(
-            "InvalidArgument",
-            f"Part number must be an integer between 1 and {PARTS_MAX}, inclusive",
-            ArgumentName="partNumber",
-            ArgumentValue=call.request.parameter("partNumber") or "",
-        )
-    return number
 
 
 def _attributes(row: UploadRow | ObjectRow) -> dict[str, str]:
@@ -399,6 +389,8 @@ def _compare_checksum(call: Call, algorithm: Algorithm | None, checksum: str | N
         told = call.request.header(known.header)
         if told is None:
             continue
+        if checksums.decoded(re.sub(r"-[0-9]{1,5}$", "", told), known.size) is None:
+            raise S3Error("InvalidRequest", f"Value for {known.header} header is invalid.")
         if known is not algorithm or checksum is None or told not in (checksum, checksum.partition("-")[0]):
             raise S3Error("BadDigest", f"The {known.value} you specified did not match the calculated checksum.")
 
@@ -406,6 +398,10 @@ def _compare_checksum(call: Call, algorithm: Algorithm | None, checksum: str | N
 def _after(key_marker: str, id_marker: str) -> tuple[str, UploadId] | None:
     if not key_marker:
         return None
-    if not re.fullmatch("[0-9a-f]{32}", id_marker):
+    if not id_marker:
         return key_marker, _LAST_ID
+    if not re.fullmatch("[0-9a-f]{32}", id_marker):
+        raise S3Error(
+            "InvalidArgument", "Invalid uploadId marker", ArgumentName="upload-id-marker", ArgumentValue=id_marker
+        )
     return key_marker, UploadId(bytes.fromhex(id_marker))

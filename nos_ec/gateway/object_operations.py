@@ -124,7 +124,7 @@ class ObjectOperations:
         """(first byte, length) of the part that `partNumber` asks for; None without it."""
         if not call.request.parameter("partNumber"):
             return None
-        number = call.number("partNumber", 1, PARTS_MAX + 1)
+        number = call.part_number()
         manifest = self._store.manifest(row)
         if manifest is None and number == 1:
             return 0, row.size
@@ -137,6 +137,8 @@ class ObjectOperations:
     def _readable(self, call: Call, key: ObjectKey) -> tuple[ObjectRow, dict[str, str]]:
         """The current version. Who may not list the bucket does not learn whether there is one."""
         call.refuse_versions()
+        if call.request.parameter("partNumber"):
+            call.part_number()
         return self.read_in(call, key, call.rights)
 
     def read_in(
@@ -156,9 +158,11 @@ class ObjectOperations:
 
     def get_attributes(self, call: Call) -> Reply:
         """Of those that the header names."""
-        header = call.request.header("x-amz-object-attributes")
-        words = {word.strip() for word in (header or "").split(",")} - {""}
-        if not words or not words <= set(ATTRIBUTE_WORDS):
+        sent = call.request.header_values.get(b"x-amz-object-attributes", [])  # some clients send one header for each
+        words = {word.strip() for word in b",".join(sent).decode("latin-1").split(",")} - {""}
+        if not words:
+            raise S3Error("InvalidRequest", "The x-amz-object-attributes header is missing, or names no attribute.")
+        if not words <= set(ATTRIBUTE_WORDS):
             raise S3Error(
                 "InvalidArgument", "Invalid attribute name specified.", ArgumentName="x-amz-object-attributes"
             )
@@ -236,8 +240,9 @@ class ObjectOperations:
         bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
         if version not in (None, "null"):
             raise S3Error("InvalidArgument", "Invalid version id specified", ArgumentName="versionId")
-        rights = self._access.bucket(bucket).rights_of(call.account)
-        row, attributes = self.read_in(call, object_key(bucket, name), rights)
+        access = self._access.bucket(bucket)
+        access.require_owner(call.request.header("x-amz-source-expected-bucket-owner"))
+        row, attributes = self.read_in(call, object_key(bucket, name), access.rights_of(call.account))
         check_read(call.request, row, "x-amz-copy-source-")
         return row, attributes
 
@@ -246,6 +251,8 @@ class ObjectOperations:
         call.require(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
+        wanted = request.header("x-amz-checksum-algorithm")
+        algorithm = None if wanted is None else checksums.algorithm_named(wanted)
         row, old = self.source_of_copy(call)
         if row.users_size > OBJECT_BYTES_MAX:
             raise S3Error("InvalidRequest", "The specified copy source is larger than the maximum of a copy.")
@@ -266,8 +273,7 @@ class ObjectOperations:
         attributes |= {name: given[name] for name in of_request if name in given}
         tags = (old if keeps_tags else given).get(TAGS)
         attributes |= {} if tags is None else {TAGS: tags}
-        known, wanted = checksum_of(old), request.header("x-amz-checksum-algorithm")
-        algorithm = None if wanted is None else checksums.algorithm_named(wanted)
+        known = checksum_of(old)
         of_bytes = known is not None and known.kind == ChecksumType.FULL_OBJECT.value
         if known is not None and of_bytes and (algorithm is None or known.algorithm == algorithm.value):
             attributes[CHECKSUM], algorithm = old[CHECKSUM], None

@@ -58,7 +58,7 @@ class PostForms:
         call = Call(meant, "PostObject", bucket, key, account, None, source, access)
         body.expect(expected_of(meant), sizes)
         etag, headers = self._objects.store(call, body)
-        location = f"{request.raw_path.decode('latin-1').rstrip('/')}/{quote(key)}"
+        location = f"{request.base}{request.raw_path.decode('latin-1').rstrip('/')}/{quote(key)}"
         return _answer(fields, bucket, etag, {**headers, "location": location})
 
     def _require_bucket(self, bucket: str) -> None:

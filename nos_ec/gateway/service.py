@@ -136,9 +136,8 @@ class Service:
             # Another gateway may just have deleted it, and clients ask for that.
             self._access.forget_bucket(bucket or "")
         access = None if operation in _WITHOUT_BUCKET else self._access.bucket(bucket or "")
-        expected = request.header("x-amz-expected-bucket-owner")
-        if access is not None and expected not in (None, access.row.owner):
-            raise S3Error("AccessDenied", "The bucket has another owner than was expected.")
+        if access is not None:
+            access.require_owner(request.header("x-amz-expected-bucket-owner"))
         return run(Call(request, operation, bucket or "", key or "", account, signed, source, access))
 
     def _sender(self, request: Request) -> tuple[str | None, Signed | None]:

@@ -23,6 +23,7 @@ STATUS_OF = {
     "InternalError": 500,
     "InvalidAccessKeyId": 403,
     "InvalidArgument": 400,
+    "InvalidBucketAclWithObjectOwnership": 400,
     "InvalidBucketName": 400,
     "InvalidChunkSizeError": 403,
     "InvalidDigest": 400,
@@ -46,6 +47,7 @@ STATUS_OF = {
     "MetadataTooLarge": 400,
     "MethodNotAllowed": 405,
     "MissingContentLength": 411,
+    "MissingSecurityHeader": 400,
     "MissingRequestBodyError": 400,
     "NoSuchBucket": 404,
     "NoSuchBucketPolicy": 404,
@@ -71,6 +73,7 @@ STATUS_OF = {
     "SignatureDoesNotMatch": 403,
     "SlowDown": 503,
     "TooManyBuckets": 400,
+    "UnexpectedContent": 400,
     "XAmzContentChecksumMismatch": 400,
     "XAmzContentSHA256Mismatch": 400,
 }
