@@ -147,8 +147,16 @@ def test_conditions_of_a_policy(gateway: Gateway, ann: Any) -> None:
     assert ann.get_object(Bucket="photos", Key="u/foo.txt")["Body"].read() == b"bar"
     for data, code in ((b"1", "EntityTooSmall"), (b"12345", "EntityTooLarge")):
         denied(poster.post(poster.fields(*good, **sent), data), 400, code)
+    assert poster.post(poster.fields(*good, **{**sent, "Content_Type": "text/plain, text/html"}))[0] == 204
+    mixed = {"Content_Type": "text/plain, image/png"}
     changed: dict[str, Any]
-    for changed in ({"key": "v/x"}, {"Content_Type": "image/png"}, {"acl": "public-read"}, {"x_amz_meta_a": "1"}):
+    for changed in (
+        mixed,
+        {"key": "v/x"},
+        {"Content_Type": "image/png"},
+        {"acl": "public-read"},
+        {"x_amz_meta_a": "1"},
+    ):
         denied(poster.post(poster.fields(*good, **{**sent, **changed})), 403, "AccessDenied")
     denied(poster.post(poster.fields({"bucket": "other"}, *good[1:], **sent)), 403, "AccessDenied")
     denied(poster.post(poster.fields(*good[1:], **sent)), 403, "AccessDenied")
