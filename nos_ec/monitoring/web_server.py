@@ -119,11 +119,9 @@ class WebServer:
         self._server.ready.wait()
         loop = self._server.loop
         assert loop is not None
-        adopting = self._server.adopt(connection)
         try:
-            asyncio.run_coroutine_threadsafe(adopting, loop)
+            asyncio.run_coroutine_threadsafe(self._server.adopt(connection), loop)
         except RuntimeError:  # the loop has ended
-            adopting.close()
             connection.close()
 
     def __exit__(
