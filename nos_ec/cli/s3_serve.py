@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
-import structlog
 import typer
 from prometheus_client import CollectorRegistry
 
@@ -24,17 +23,12 @@ from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import Transient
 from nos_ec.gateway.master_keys import find_master_keys
 from nos_ec.monitoring.monitor import Monitor
-from nos_ec.ports.clock import Clock
 from nos_ec.settings import Settings
 
 if TYPE_CHECKING:
     from nos_ec.gateway.server import GatewayServer
-    from nos_ec.gateway.supervisor import Supervisor
-
-_log = structlog.get_logger(__name__)
 
 _TURN_MS = 500
-_HAND_OVER_MS = 20
 _READY_MS = 5000
 """How often a process looks whether it is ready."""
 
@@ -71,6 +65,7 @@ def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 def worker(
     ctx: typer.Context,
+    listener: Annotated[int, typer.Option("--listener", help="Descriptor of the listening socket.")],
     channel: Annotated[int, typer.Option("--channel", help="Descriptor of the socket to the supervisor.")],
     as_json: AsJson = False,  # noqa: ARG001
 ) -> None:
@@ -81,14 +76,12 @@ def worker(
     log_for_daemons(settings)
     stop = stop_on_signals()
     supervisor = socket.socket(fileno=channel)
-    serving: list[GatewayServer] = []
-    threading.Thread(target=_take_over, args=(supervisor, serving, stop), name="supervisor", daemon=True).start()
+    threading.Thread(target=_end_with, args=(supervisor, stop), name="supervisor", daemon=True).start()
     with (
         open_system(settings) as system,
         end_when_shut_out(system, stop),
-        _gateway(system, None) as (server, monitor),
+        _gateway(system, socket.socket(fileno=listener)) as (server, monitor),
     ):
-        serving.append(server)
         system.check_for_daemon(writes=True, publishes=False)
         monitor.health.started()
         ready = monitor.health.ready()
@@ -115,51 +108,15 @@ def worker(
         report()
 
 
-def _take_over(supervisor: socket.socket, serving: list[GatewayServer], stop: Event) -> None:
-    """Serve the connections that the supervisor sends, which it does once there is a report. Set `stop` when it has
-    ended."""
+def _end_with(supervisor: socket.socket, stop: Event) -> None:
+    """Set `stop` when the supervisor has ended. It sends nothing."""
     with suppress(OSError):
-        while True:
-            byte, fds, _, _ = socket.recv_fds(supervisor, 1, 1)
-            if not byte:
-                break
-            for fd in fds:
-                serving[0].adopt(socket.socket(fileno=fd))
+        supervisor.recv(1)
     stop.set()
 
 
 @contextmanager
-def _accepting(listener: socket.socket, supervisor: Supervisor, clock: Clock) -> Iterator[None]:
-    """Inside the `with` block, the processes get the connections of the listening socket."""
-    over = Event()
-    thread = threading.Thread(target=_accept, args=(listener, supervisor, clock, over), name="accept")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def _accept(listener: socket.socket, supervisor: Supervisor, clock: Clock, stop: Event) -> None:
-    """Hand over connections until `stop` is set. Those for which there is no process yet wait in the socket's queue."""
-    listener.settimeout(_TURN_MS / 1000)
-    while not stop.is_set():
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            continue
-        except OSError as error:  # no descriptors are left, for example
-            _log.warning("no connection can be accepted", error=str(error))
-            clock.wait(stop, _TURN_MS)
-            continue
-        with connection:
-            while not supervisor.hand_over(connection) and not clock.wait(stop, _HAND_OVER_MS):
-                pass
-
-
-@contextmanager
-def _gateway(system: System, listener: socket.socket | None) -> Iterator[tuple[GatewayServer, Monitor]]:
+def _gateway(system: System, listener: socket.socket) -> Iterator[tuple[GatewayServer, Monitor]]:
     """A gateway that serves requests, and its monitor."""
     from nos_ec.gateway.certificate import find_certificate
     from nos_ec.gateway.samples import gateway_samples
@@ -214,8 +171,10 @@ def _supervise(
     command = [sys.executable, "-P", "-m", "nos_ec", *(() if file is None else ("--config", str(file)))]
 
     def start(channel: socket.socket) -> subprocess.Popen[bytes]:
-        words = ["s3", "worker", "--channel", str(channel.fileno()), *(["--json"] if as_json else [])]
-        return subprocess.Popen([*command, *words], pass_fds=[channel.fileno()], stdin=subprocess.DEVNULL)  # noqa: S603
+        fds = listener.fileno(), channel.fileno()
+        words = ["s3", "worker", "--listener", str(fds[0]), "--channel", str(fds[1])]
+        more = ["--json"] if as_json else []
+        return subprocess.Popen([*command, *words, *more], pass_fds=fds, stdin=subprocess.DEVNULL)  # noqa: S603
 
     supervisor = Supervisor(start, settings.s3.processes, clock, settings.monitoring.stall_ms_max)
     with ExitStack() as outer:
@@ -231,7 +190,7 @@ def _supervise(
             monitor.metrics.add("processes", supervisor.samples)
             monitor.health.require("processes", supervisor.require_ready)
             outer.enter_context(endpoint(monitor, settings, settings.monitoring.s3_port))
-            with _accepting(listener, supervisor, clock), pulse(monitor, clock):
+            with pulse(monitor, clock):
                 show()
                 beat = monitor.health.heart("supervising")
                 while not clock.wait(stop, _TURN_MS):

@@ -68,12 +68,11 @@ class GatewayServer(WebServer):
         service: Service,
         settings: S3Settings,
         new_id: Callable[[], str],
-        listener: socket.socket | None,
+        listener: socket.socket,
         certificate: Certificate | None = None,
         beat: Beat = unwatched,
     ) -> None:
-        """listener: see `listening_for_gateways`, and `WebServer` for None. certificate: None for plain HTTP. beat:
-        called by the event loop."""
+        """listener: see `listening_for_gateways`. certificate: None for plain HTTP. beat: called by the event loop."""
 
         async def notify() -> None:
             beat(BEAT_MS)

@@ -1,13 +1,8 @@
 """Several processes that serve one address: starts them, replaces those that end or hang, adds up what they report.
 
-Each process is a fresh one, not a fork: drivers of databases and of Ceph do not survive a fork. It inherits one end of
-a socket, over which it reports, and gets connections. When the supervisor dies, however it dies, the other end closes,
-and the process finishes its requests and ends. So none is ever left alone.
-
-The supervisor accepts, and hands connections to the processes in turn. If they accepted from one socket themselves, the
-first to wake would take all that wait there: of 16 connections at once, 4 processes got 16, 0, 0 and 0 (measured). With
-a socket for each (SO_REUSEPORT) the kernel spreads them by chance, 7, 6, 3 and 0 for example, and what waits at a
-process that dies is lost.
+Each process is a fresh one, not a fork: drivers of databases and of Ceph do not survive a fork. It inherits the
+listening socket, and one end of a socket over which it reports. When the supervisor dies, however it dies, the other
+end closes, and the process finishes its requests and ends. So none is ever left alone.
 """
 
 from __future__ import annotations
@@ -15,15 +10,13 @@ from __future__ import annotations
 import socket
 import subprocess
 import threading
-from array import array
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
 
 from nos_ec.core.errors import Transient
-from nos_ec.gateway.reports import REPORT_MS, Report, Sums, report_of
+from nos_ec.gateway.reports import Report, Sums, report_of
 from nos_ec.gateway.samples import process_samples
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.ports.clock import Clock, waits
@@ -35,10 +28,6 @@ START_MS_MAX = 120_000
 END_WAIT_MS = 60_000
 """How long processes may take to end. Those that still run are killed."""
 _TURN_MS = 50
-SILENT_MS = 3 * REPORT_MS
-"""A process that has reported nothing for so long gets no connections while others report."""
-CONNECTION = b"c"
-"""The byte that comes to a process with the descriptor of a connection."""
 
 _log = structlog.get_logger(__name__)
 
@@ -74,7 +63,6 @@ class Supervisor:
         self._sums = Sums()
         self._lock = threading.Lock()
         self._restarts = 0
-        self._turn = 0
 
     # --- processes ------------------------------------------------------------------------------------
     def begin(self, stop: threading.Event) -> int | None:
@@ -148,8 +136,7 @@ class Supervisor:
 
     def _hear(self, worker: _Worker, channel: socket.socket) -> None:
         """Take the reports of one process, on a thread of its own."""
-        # A process that dies before it takes a connection leaves a reset behind its last report.
-        with channel.makefile("rb") as lines, suppress(ConnectionResetError):
+        with channel.makefile("rb") as lines:
             for line in lines:
                 if line.endswith(b"\n"):
                     worker.report, worker.heard_ms = report_of(line), self._clock.now_ms()
@@ -189,25 +176,7 @@ class Supervisor:
             if worker.report is not None:
                 self._sums.bury(worker.report)
             worker.process, worker.report = None, None
-            worker.channel.close()
-
-    # --- connections ----------------------------------------------------------------------------------
-    def hand_over(self, connection: socket.socket) -> bool:
-        """Give a connection to the next process in turn that serves requests. Returns False if there is none now."""
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [connection.fileno()]))]
-        now_ms = self._clock.now_ms()
-        with self._lock:
-            in_turn = self._workers[self._turn :] + self._workers[: self._turn]
-            # Those that are silent may hang. If all are, the machine is just busy.
-            in_turn.sort(key=lambda worker: now_ms - worker.heard_ms > SILENT_MS)
-            for worker in in_turn:
-                if worker.report is None or worker.channel is None:
-                    continue  # it does not serve yet
-                with suppress(OSError):  # it has died, or takes nothing, for which it will be killed
-                    worker.channel.sendmsg([CONNECTION], rights, socket.MSG_DONTWAIT)
-                    self._turn = (worker.number + 1) % len(self._workers)
-                    return True
-        return False
+        worker.channel.close()
 
     # --- what they report -----------------------------------------------------------------------------
     @property

@@ -3,7 +3,6 @@ to load."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 from types import TracebackType
@@ -37,46 +36,15 @@ def listening(section: str, host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
-    """Also serves connections that were accepted elsewhere. `loop` is there once `ready` is set."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.ready = threading.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.loop = asyncio.get_running_loop()
-        self.ready.set()
-
-    async def adopt(self, connection: socket.socket) -> None:
-        """Serve it as uvicorn serves those that it accepts."""
-        if self.should_exit:
-            connection.close()
-            return
-        config, loop = self.config, asyncio.get_running_loop()
-        try:
-            await loop.connect_accepted_socket(
-                lambda: config.http_protocol_class(  # type: ignore[call-arg]
-                    config=config, server_state=self.server_state, app_state=self.lifespan.state
-                ),
-                connection,
-                ssl=config.ssl,
-            )
-        except OSError:  # the client has gone, or spoke no TLS
-            connection.close()
-
-
 class WebServer:
     """Serves on its own thread for the duration of the `with` block, so that signals go to the main thread, as in every
     daemon."""
 
     def __init__(
-        self, app: Any, name: str, listener: socket.socket | None, *, stop_wait_s: int, idle_wait_s: int, **options: Any
+        self, app: Any, name: str, listener: socket.socket, *, stop_wait_s: int, idle_wait_s: int, **options: Any
     ) -> None:
-        """name: of the thread. listener: None for a server that only gets connections from `adopt`. stop_wait_s: how
-        long requests in flight may take at the end. options: further ones of uvicorn."""
+        """name: of the thread. stop_wait_s: how long requests in flight may take at the end. options: further ones of
+        uvicorn."""
         self._socket = listener
         config = uvicorn.Config(
             app,
@@ -90,14 +58,14 @@ class WebServer:
             **{"limit_concurrency": CONNECTIONS_MAX, **options},
         )
         self._scheme = "https" if config.is_ssl else "http"
-        self._server = _Server(config)
-        sockets = [] if listener is None else [listener]
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": sockets}, name=name, daemon=True)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name=name, daemon=True
+        )
 
     @property
     def url(self) -> str:
         """The URL of the address that it listens on."""
-        assert self._socket is not None
         host, port = self._socket.getsockname()[:2]
         return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
 
@@ -108,21 +76,9 @@ class WebServer:
 
     def __enter__(self) -> Self:
         """Start answering. Connections made before this wait in the socket's queue."""
-        if self._socket is not None:
-            _log.info("listening", url=self.url)
+        _log.info("listening", url=self.url)
         self._thread.start()
         return self
-
-    def adopt(self, connection: socket.socket) -> None:
-        """Serve a connection that another process has accepted, or close it if the server is ending. Safe to call from
-        any thread."""
-        self._server.ready.wait()
-        loop = self._server.loop
-        assert loop is not None
-        try:
-            asyncio.run_coroutine_threadsafe(self._server.adopt(connection), loop)
-        except RuntimeError:  # the loop has ended
-            connection.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -134,5 +90,4 @@ class WebServer:
         """Accept nothing more, and let requests in flight finish, for `stop_wait_s` at most. Safe to repeat."""
         self._server.should_exit = True
         self._thread.join()
-        if self._socket is not None:
-            self._socket.close()
+        self._socket.close()

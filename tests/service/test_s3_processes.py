@@ -6,14 +6,13 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -184,40 +183,6 @@ def test_a_gateway_is_monitored_and_drained(bench: Bench, system: System, tmp_pa
         assert not any(alive(pid) for pid in workers)
         with pytest.raises(httpx.TransportError):
             httpx.get(served.url)
-
-
-def sockets(pid: int) -> int:
-    """How many a process has open."""
-    found = 0
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):  # it was closed meanwhile
-            found += str(link.readlink()).startswith("socket:")
-    return found
-
-
-@pytest.mark.parametrize(("processes", "connections"), [(2, 8), (3, 9)])
-def test_connections_are_spread_evenly(
-    bench: Bench, system: System, tmp_path: Path, processes: int, connections: int
-) -> None:
-    """Also such as come at once, as those of a client with many threads do."""
-    with serving(bench, tmp_path, processes) as served:
-        until(lambda: served.metrics()["nos_ec_s3_processes",] == processes, "all serve")
-        workers = served.workers()
-        before = [sockets(pid) for pid in workers]
-        _, client = client_of(system, served.url)
-        client.create_bucket(Bucket="photos", ACL="public-read")
-        client.close()
-        until(lambda: [sockets(pid) for pid in workers] == before, "its connection is closed")
-        host, port = served.url.removeprefix("http://").split(":")
-        opened = [socket.create_connection((host, int(port)), timeout=WAIT_S_MAX) for _ in range(connections)]
-        for connection in opened:
-            connection.sendall(b"GET /photos HTTP/1.1\r\nHost: x\r\n\r\n")
-        for connection in opened:
-            assert connection.recv(12) == b"HTTP/1.1 200"
-        after = [sockets(pid) for pid in workers]
-        assert [now - then for now, then in zip(after, before, strict=True)] == [connections // processes] * processes
-        for connection in opened:
-            connection.close()
 
 
 @pytest.mark.parametrize("processes", [1, 2])
