@@ -13,13 +13,13 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.lander import LandedBatch, Lander, NewCopy
 from nos_ec.engine.location_cache import LocationCache
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, UploadStep
+from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, TailOf, UploadStep
 
 
 @dataclass(frozen=True, slots=True)
 class NewPut:
     """A small object to store. due_ms: when the producer should publish it. attributes: see core.attributes. condition:
-    what must hold of the version that it would overwrite. step: what it is to a multipart upload."""
+    what must hold of the version that it would overwrite. step: what it is to a multipart upload, or to a large object."""
 
     key: ObjectKey
     data: bytes
@@ -28,7 +28,7 @@ class NewPut:
     due_ms: int
     attributes: bytes = b""
     condition: Condition | None = None
-    step: UploadStep | None = None
+    step: UploadStep | TailOf | None = None
 
 
 class PutBatches:

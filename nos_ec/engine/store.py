@@ -23,8 +23,9 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
 from nos_ec.core.parts import Composition, Manifest, is_parts_bucket, refuse_reserved, with_stores_attributes
+from nos_ec.core.tails import hidden_prefix
 from nos_ec.engine.composed import Manifests, manifest_in, read_parts, row_of_part
-from nos_ec.engine.large import LargeObjects
+from nos_ec.engine.large import LargeObjects, TailPuts
 from nos_ec.engine.location_cache import LocationCache
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.put_batches import NewPut
@@ -34,7 +35,7 @@ from nos_ec.engine.streams import ByteStream, read_up_to
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import Completes, EntryPage, LandingQueue, ObjectRow, Objects, UploadStep
+from nos_ec.ports.metadata import Completes, EntryPage, LandingQueue, ObjectRow, Objects, TailOf, UploadStep
 
 DELETE_BATCH_OBJECTS = 1000
 """Objects deleted by one transaction: many objects for one sync, but no transaction that others wait long for."""
@@ -127,7 +128,8 @@ class Store:
                     raise InvalidInput(
                         f"{key} has too many parts for the stripes of this store; use larger ones", key=key
                     )
-                return self._large.put(key, head, stream, attributes, condition, step)
+                tails = TailPuts(self._put_tail, self._options.packed_size_max)
+                return self._large.put(key, head, stream, attributes, condition, step, tails)
             finally:
                 self._locations.forget([key])
         return self._puts.put(self._new_put(key, head, attributes, condition, step))
@@ -308,11 +310,14 @@ class Store:
         data: bytes,
         attributes: bytes = b"",
         condition: Condition | None = None,
-        step: UploadStep | None = None,
+        step: UploadStep | TailOf | None = None,
     ) -> NewPut:
         md5 = hashlib.md5(data, usedforsecurity=False).digest()
         due_ms = self._clock.now_ms() + self._options.min_age_ms
         return NewPut(key, data, google_crc32c.value(data), md5, due_ms, attributes, condition, step)
+
+    def _put_tail(self, key: ObjectKey, data: bytes, step: TailOf) -> ObjectRow:
+        return self._puts.put(self._new_put(key, data, step=step))
 
     def _read(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, Iterator[bytes]]:
         """The bytes of a range, of the version of `row`, or of the current one if that is gone."""
@@ -401,9 +406,19 @@ class Store:
             data = self._read_small(row, offset, length)
             return iter([data] if data else [])
         rest = row.size - offset
-        segments = self._large.read(row, offset, max(0, rest if length is None else min(length, rest)))
+        count = max(0, rest if length is None else min(length, rest))
+        segments = self._large.read(row, offset, count, self._read_tail)
         first = deque(islice(segments, 1))
         return self._continued(row, first, segments) if first else iter([])
+
+    def _read_tail(self, key: ObjectKey, size: int, first: int, count: int) -> Iterator[bytes]:
+        """Bytes of the tail of a large object, which must have `size` bytes. A tail never gets another version. Raises
+        NotFound, Corrupt, Transient."""
+        tail = self._locations.find(key, self._metadata.get)
+        if tail.size != size:
+            raise Corrupt(f"{key}: a tail of {tail.size} bytes instead of {size}", key=key)
+        _, windows = self._read_own(tail, first, None if (first, count) == (0, size) else count)
+        return windows
 
     def _continued(self, row: ObjectRow, first: deque[bytes], rest: Iterator[bytes]) -> Iterator[bytes]:
         """first: the first window, which is not held after it has been taken."""
@@ -453,13 +468,15 @@ def _without(pieces: Iterator[bytes], count: int) -> Iterator[bytes]:
 
 
 def _refuse_reserved(key: ObjectKey) -> None:
-    if key.bucket == RESERVED_BUCKET or is_parts_bucket(key.bucket):
+    if key.bucket == RESERVED_BUCKET or hidden_prefix(key.bucket) is not None:
         raise InvalidInput(f"{key}: the bucket {key.bucket} is the store's own; use another name", key=key)
 
 
 def _refuse_parts(key: ObjectKey) -> None:
     if is_parts_bucket(key.bucket):
         raise InvalidInput(f"{key} is a part of an upload; abort the upload, or delete its object", key=key)
+    if hidden_prefix(key.bucket) is not None:
+        raise InvalidInput(f"{key} is the tail of a large object; delete that object", key=key)
 
 
 def _checked(row: ObjectRow, data: bytes) -> bytes:

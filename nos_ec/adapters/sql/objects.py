@@ -53,7 +53,7 @@ from nos_ec.core.ids import (
 )
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object, object_sources
 from nos_ec.core.messages import NamedVersion, PackRequest
-from nos_ec.core.parts import PARTS_BUCKET, is_parts_bucket
+from nos_ec.core.tails import hidden_prefix
 from nos_ec.ports.metadata import ObjectRow, Segment
 
 _O, _S, _W = OBJECTS.c, SEGMENTS.c, WAITING.c
@@ -159,8 +159,8 @@ COMPLETE = looked_up(
     "objects_by_trash_key",
     then=WAITING,
 )
-_BEHIND_PARTS = utf8(PARTS_BUCKET) + b"\xff"
-"""Behind the buckets of parts: UTF-8 has no such byte."""
+_BEHIND = b"\xff"
+"""Behind a prefix, it is behind all names that begin with it: UTF-8 has no such byte."""
 NEXT_BUCKET = select(func.min(_O.bucket)).where(
     _O.trashed == LIVE, _O.bucket > bindparam("after_bucket", type_=_O.bucket.type)
 )
@@ -286,11 +286,10 @@ def list_buckets(connection: Connection, after: str, limit: int) -> list[str]:
 
 
 def _next_bucket(connection: Connection, after: bytes) -> str | None:
-    """Passes over the buckets of parts."""
+    """Passes over hidden buckets."""
     bucket: str | None = connection.execute(NEXT_BUCKET, {"after_bucket": after}).scalar()
-    if bucket is None or not is_parts_bucket(bucket):
-        return bucket
-    return _next_bucket(connection, _BEHIND_PARTS)
+    hidden = None if bucket is None else hidden_prefix(bucket)
+    return bucket if hidden is None else _next_bucket(connection, utf8(hidden) + _BEHIND)
 
 
 def oldest_landing_id(connection: Connection) -> LandingId | None:

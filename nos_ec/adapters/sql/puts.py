@@ -21,7 +21,7 @@ from itertools import groupby
 from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, select, update
 from sqlalchemy.exc import IntegrityError
 
-from nos_ec.adapters.sql import blocks, landing_segments, leases, objects, uploads, waiting
+from nos_ec.adapters.sql import blocks, landing_segments, leases, objects, tails, uploads, waiting
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
 from nos_ec.adapters.sql.rows import IDS, by_index, by_keys, delete_listed, id_rows, key_rows, require_all
@@ -32,7 +32,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, segment_of
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
-from nos_ec.ports.metadata import Lease, NewLargeObject, NewObject, ObjectRow
+from nos_ec.ports.metadata import Lease, NewLargeObject, NewObject, ObjectRow, TailOf
 
 _O, _D, _W = OBJECTS.c, LANDING_DELETIONS.c, WAITING.c
 _LANDED, _LARGE, _EMPTY = (
@@ -225,8 +225,10 @@ def _refused(new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]) -
 
 
 def _take_steps(connection: Connection, new: Sequence[NewObject], now_ms: int) -> dict[ObjectKey, NosError]:
-    """Take the steps of uploads. Returns why some objects are not to be recorded."""
-    return uploads.take_steps(connection, [(one.key, one.step) for one in new if one.step is not None], now_ms)
+    """Take the steps of uploads, and look at the blocks of tails. Returns why some objects are not to be recorded."""
+    steps = [(one.key, one.step) for one in new if one.step is not None and not isinstance(one.step, TailOf)]
+    refused = uploads.take_steps(connection, steps, now_ms)
+    return refused | tails.refused(connection, [(one.key, one.step) for one in new if isinstance(one.step, TailOf)])
 
 
 def _require_not_recorded(connection: Connection, landing_ids: Sequence[LandingId | None], in_time: _InTime) -> None:
@@ -392,8 +394,8 @@ def _refused_large(new: NewLargeObject, current: ObjectRow | None) -> bool:
 def _check_large(new: NewLargeObject, geometry: Geometry) -> None:
     if not new.segments or len(new.segments) != len(new.block_stripes):
         raise ValueError(f"object {new.key}: {len(new.segments)} segments and {len(new.block_stripes)} blocks")
-    if sum(segment.extent.length for segment in new.segments) != new.size:
-        raise ValueError(f"object {new.key}: its segments do not sum to its {new.size} bytes")
+    if sum(segment.extent.length for segment in new.segments) + new.tail_bytes != new.size or new.tail_bytes < 0:
+        raise ValueError(f"object {new.key}: its segments and its tail do not sum to its {new.size} bytes")
     for segment, stripes in zip(new.segments, new.block_stripes, strict=True):
         if segment.extent.offset + segment.extent.length > stripes * geometry.stripe_size:
             raise ValueError(f"object {new.key}: a segment is longer than its block of {stripes} stripes")

@@ -49,7 +49,15 @@ from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandedMove, LandingSegments, SegmentRow
 from nos_ec.ports.metadata.leases import Lease, Leases
 from nos_ec.ports.metadata.notes import NOTE_CHARS_MAX, Notes
-from nos_ec.ports.metadata.objects import EntryPage, NewLargeObject, NewObject, ObjectRow, Objects, Segment
+from nos_ec.ports.metadata.objects import (
+    EntryPage,
+    NewLargeObject,
+    NewObject,
+    ObjectRow,
+    Objects,
+    Segment,
+    TailOf,
+)
 from nos_ec.ports.metadata.rebuilding import Rebuilding, Rebuilt
 from nos_ec.ports.metadata.repairs import QUARANTINE, QUARANTINE_ENDED, Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
@@ -110,6 +118,7 @@ __all__ = [
     "StoredTotals",
     "Survival",
     "SurvivalRow",
+    "TailOf",
     "Totals",
     "Trash",
     "TrashMark",

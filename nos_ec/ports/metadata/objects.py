@@ -8,7 +8,7 @@ from typing import Protocol
 
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError
-from nos_ec.core.ids import Extent, LandingId, ObjectKey
+from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.core.parts import Composition, composition_of
@@ -72,6 +72,14 @@ class ObjectRow:
 
 
 @dataclass(frozen=True, slots=True)
+class TailOf:
+    """The object to be recorded is the tail of a large object whose last block this is. The block must be OPEN: so no
+    tail is recorded after its block was collected."""
+
+    block_id: BlockId
+
+
+@dataclass(frozen=True, slots=True)
 class NewObject:
     """An object to record: one whose bytes have landed, or an empty one (landing_id None, size 0)."""
 
@@ -84,7 +92,7 @@ class NewObject:
     """When the producer should publish it (creation time plus min_age)."""
     attributes: bytes = b""
     condition: Condition | None = None
-    step: UploadStep | None = None
+    step: UploadStep | TailOf | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +107,8 @@ class Segment:
 class NewLargeObject:
     """A large object whose blocks have been written and acknowledged.
 
-    `block_stripes` gives the stripes of each block, in part order (one segment per block).
+    `block_stripes` gives the stripes of each block, in part order (one segment per block). `tail_bytes`: of the tail,
+    which was recorded before as an object of its own (core.tails); `size` counts them.
     """
 
     key: ObjectKey
@@ -112,6 +121,7 @@ class NewLargeObject:
     attributes: bytes = b""
     condition: Condition | None = None
     step: UploadStep | None = None
+    tail_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +160,8 @@ class Objects(Protocol):
         Returns for each object its row, or why it alone was not recorded: a Transient when its landing id has been
         doomed meanwhile (the PUT took longer than its reservation), or is a record of a segment of the landing log that
         is not OPEN; PreconditionFailed or NotFound when its condition does not hold; NoSuchUpload or Conflict when its
-        step of an upload cannot be taken. In the last two cases its landing copy stays reserved. together: record all
+        step of an upload cannot be taken, Conflict when the block of a tail is not OPEN. In the last three cases its
+        landing copy stays reserved. together: record all
         of them or none; raises the first such error. May be called again with the same objects after any error: those
         that an earlier call recorded are not recorded twice, and their conditions are not judged again. An empty object
         has nothing by which it is recognised, so its condition is.
