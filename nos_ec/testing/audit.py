@@ -53,7 +53,10 @@ def counted_totals(metadata: Metadata) -> Totals:
     deleted = json.loads(metadata.note("deleted bytes") or "[0, 0]")
     for row in all_objects(metadata):
         objects[row.state] += 1
-        sizes[row.state] += row.size
+        # The tail of a large object has a row of its own.
+        parts = metadata.segments_of([row.object_id]).values() if row.state is ObjectState.LARGE else ()
+        own = sum(part.extent.length for of_row in parts for version, part in of_row if version == row.version)
+        sizes[row.state] += own if row.state is ObjectState.LARGE else row.size
         if row.trash_until_ms is not None:
             trashed.append(row.size)
     return Totals(

@@ -107,8 +107,13 @@ LARGE_POINTS = [
     "large.appended",
     "large.appended:2",
     "large.written",
+    "put.landed",
+    "metadata.record_puts.before_commit",
+    "put.recorded",
+    "large.tail_landed",
     "large.recorded",
 ]
+"""Of an object of three blocks and a tail."""
 AILING_LARGE_POINTS = ["large.allocated:2", "large.allocated:3", "large.appended:2", "large.written", "large.recorded"]
 GC_POINTS = [
     "writer.allocated",
@@ -133,7 +138,7 @@ GC_POINTS = [
     "gc.run_noted:2",
 ]
 GC_CONTROL_POINTS = ["gc.control_changed"]
-GC_EMPTY_POINTS = ["gc.empty_condemned", "gc.empty_condemned:2"]
+GC_EMPTY_POINTS = ["gc.empty_condemned", "gc.empty_condemned:2", "gc.tail_deleted"]
 GC_SHORT_POINTS = ["gc.grace_cut", "gc.block_deleted:2", "gc.block_forgotten"]
 """While the grace period of condemned blocks is cut short for lack of space."""
 GC_QUARANTINE_POINTS = ["gc.quarantine_ended", "audit.recorded", "gc.block_deleted"]

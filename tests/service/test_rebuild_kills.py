@@ -32,6 +32,7 @@ METADATA_REBUILD_POINTS = [
     "rebuild.gone_removed",
     "rebuild.copies_claimed",
     "rebuild.copies_set_aside",
+    "rebuild.tails_settled",
     "rebuild.trash_settled",
     "rebuild.uploads_settled",
     "rebuild.counted",

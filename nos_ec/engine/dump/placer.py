@@ -7,14 +7,14 @@ What was put since the dump is read, because a row needs the MD5 of the bytes, a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from nos_ec.core.crc32c import joined
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
-from nos_ec.engine.dump.told import ToldEntry, ToldRecord, whole_parts
+from nos_ec.engine.dump.told import ToldEntry, ToldRecord, size_told, tail_told, whole_parts
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import Metadata, ObjectRow, QueueEntry, Rebuilt, Segment
@@ -46,15 +46,23 @@ class Placer:
 
     Nothing tells the order of two versions of a key but their numbers, which clocks have made, and an older version may
     have been undeleted. So the greater one becomes current. keep_replaced: the others go into the trash, as far as they
-    can be read; otherwise they are dead.
+    can be read; otherwise they are dead. read_copy: reads a landing copy; raises NotFound, Corrupt, Transient.
     """
 
     def __init__(
-        self, metadata: Metadata, blocks: BlockStore, now_ms: int, new_ids: int, *, keep_replaced: bool
+        self,
+        metadata: Metadata,
+        blocks: BlockStore,
+        now_ms: int,
+        new_ids: int,
+        read_copy: Callable[[LandingId], bytes],
+        *,
+        keep_replaced: bool,
     ) -> None:
         self._metadata = metadata
         self._blocks = blocks
         self._now_ms = now_ms
+        self._read_copy = read_copy
         self._keep_replaced = keep_replaced
         self._next_id = max(new_ids, metadata.last_object_id() + 1)
         self.figures = PlacerFigures()
@@ -100,8 +108,9 @@ class Placer:
         self._metadata.place(moved + adopted, self._now_ms)
 
     def place_large(self, key: ObjectKey, version: int, parts: Sequence[ToldEntry], known: set[BlockId]) -> bool:
-        """A large object, from its segments. known: the blocks that are there. Returns False when segments are missing:
-        the PUT did not end, or the object is half deleted. Raises Transient."""
+        """A large object, from its segments, and from the row of its tail. known: the blocks that are there. Returns
+        False when segments or the tail are missing: the PUT did not end, or the object is half deleted. Raises
+        Transient."""
         found = self._metadata.rows_of([key]).get(key)
         is_replaced = found is not None and found.version > version
         if (found is not None and found.version == version) or self._metadata.trash_of({(key, version)}):
@@ -109,7 +118,14 @@ class Placer:
         if is_replaced and not self._keep_replaced:
             return True
         whole = whole_parts(parts)
-        if whole is None or any(part.extent.block_id not in known for part in whole):
+        if whole is None:
+            return is_replaced
+        tail = None
+        if tail_told(whole) is not None:
+            tail = self._choose_tail(whole, parts)
+            if tail is None:
+                return is_replaced
+        if any(part.extent.block_id not in known for part in whole):
             return is_replaced
         md5 = hashlib.md5(usedforsecurity=False)
         crc32c = 0
@@ -117,6 +133,9 @@ class Placer:
             for part in whole:
                 md5.update(self._checked(part))
                 crc32c = joined(crc32c, part.crc32c, part.extent.length)
+            if tail is not None:
+                md5.update(self._bytes_of(tail))
+                crc32c = joined(crc32c, tail.crc32c, tail.size)
         except (Corrupt, NotFound) as error:
             if not is_replaced:
                 self._cannot_read(whole[0], error)
@@ -126,7 +145,7 @@ class Placer:
             object_id=self._new_id(),
             key=key,
             version=version,
-            size=sum(part.extent.length for part in whole),
+            size=size_told(whole),
             crc32c=crc32c,
             md5=md5.digest(),
             state=_LARGE,
@@ -142,6 +161,30 @@ class Placer:
             self.figures.adopted += 1
             self._metadata.place(self._in_place_of(found, row, segments), self._now_ms)
         return True
+
+    def _choose_tail(self, whole: list[ToldEntry], parts: Sequence[ToldEntry]) -> ObjectRow | None:
+        """The row of the tail; None without one. The last segment may have been written to several blocks, of which
+        only one has the tail: that becomes the last one of `whole`."""
+        for last in (
+            one for one in parts if one.part == whole[-1].part and one.extent.length == whole[-1].extent.length
+        ):
+            place = tail_told([*whole[:-1], last])
+            tail = None if place is None else self._metadata.rows_of([place[0]]).get(place[0])
+            if place is not None and tail is not None and tail.size == place[1]:
+                whole[-1] = last
+                return tail
+        return None
+
+    def _bytes_of(self, row: ObjectRow) -> bytes:
+        """Those of a small object. Raises NotFound, Corrupt, Transient."""
+        if row.extent is not None:
+            data = self._blocks.read(row.extent.block_id, row.extent.offset, row.extent.length)
+        elif row.landing_id is not None:
+            data = self._read_copy(row.landing_id)
+        else:
+            raise Corrupt(f"{row.key} v{row.version}: its row has no location", key=row.key)
+        self.figures.data_bytes += len(data)
+        return crc_checked(data, row.size, row.crc32c, row.key, f"{row.key} v{row.version}")
 
     def _in_place_of(
         self, found: ObjectRow | None, row: ObjectRow, segments: Sequence[Segment] = ()

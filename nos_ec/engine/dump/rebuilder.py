@@ -48,6 +48,7 @@ from nos_ec.core.lifecycle import (
     advance_object,
     advance_segment,
 )
+from nos_ec.core.tails import block_of_tail, is_tail, tail_place
 from nos_ec.engine.dump import bucket_rows, rows, upload_rows
 from nos_ec.engine.dump.ahead import looked_ahead
 from nos_ec.engine.dump.counters import count_blocks
@@ -56,9 +57,11 @@ from nos_ec.engine.dump.placer import Placer, PlacerFigures
 from nos_ec.engine.dump.told import (
     ToldBlock,
     ToldEntry,
+    tail_told,
     told_by_block,
     told_by_copies,
     told_by_segment,
+    whole_parts,
 )
 from nos_ec.engine.landing_labels import labels_of
 from nos_ec.engine.log_reader import LogReader
@@ -146,6 +149,8 @@ class Rebuilder:
         self._unread_segments = 0
         self._unread: list[BlockId] = []
         """Blocks of which not everything can be read."""
+        self._read: dict[BlockId, BlockRow] = {}
+        """Blocks that are there, with their rows."""
         self.figures = RebuildFigures()
         self.unreadable: Sequence[str] = ()
 
@@ -158,7 +163,8 @@ class Rebuilder:
             self._require_log()
         kill_point("rebuild.loaded")
         keep = self._source is not None  # without a dump, all that was ever overwritten would be kept
-        placer = Placer(self._metadata, self._blocks, self._now_ms, state.new_ids, keep_replaced=keep)
+        new_ids, read_copy = state.new_ids, self._copy
+        placer = Placer(self._metadata, self._blocks, self._now_ms, new_ids, read_copy, keep_replaced=keep)
         self.figures.placed = placer.figures
         self.unreadable = placer.unreadable
         self._read_blocks(None if state.placed else placer)
@@ -166,6 +172,7 @@ class Rebuilder:
         self._read_segments(None if state.placed else placer, state)
         if not state.placed:
             self._adopt_copies(placer)
+            self._place_large(placer, tails=True)
         state.placed = True
         self._metadata.load((), (), _encoded(state))
         kill_point("rebuild.segments_read")
@@ -177,6 +184,8 @@ class Rebuilder:
         kill_point("rebuild.copies_claimed")
         self._set_aside_copies()
         kill_point("rebuild.copies_set_aside")
+        self._settle_tails()
+        kill_point("rebuild.tails_settled")
         self._settle_trash()
         kill_point("rebuild.trash_settled")
         self._settle_uploads()
@@ -253,13 +262,11 @@ class Rebuilder:
         self.figures.blocks = len(listed)
         entered: list[BlockRow] = []
         unread = self._unread_before()
-        partial: set[BlockId] = set()
-        read: dict[BlockId, BlockRow] = {}
         for done, (block_id, told) in enumerate(looked_ahead(self._told, listed), 1):
             entered.append(self._row_of(block_id, told))
             if told is not None:
                 self._there.add(block_id)
-                read[block_id] = entered[-1]
+                self._read[block_id] = entered[-1]
                 if not told.is_read:
                     unread.add(block_id)
                 if placer is not None:
@@ -269,18 +276,32 @@ class Rebuilder:
                 entered = []
             self._tick("blocks", done, len(listed))
         self._metadata.enter_blocks(entered)
+        self._set_aside_unread(unread)
         if placer is not None:
-            for (key, version), parts in self._parts.items():
-                if not placer.place_large(key, version, parts, self._there):
-                    self.figures.partial += 1
-                    partial |= {part.extent.block_id for part in parts}
-            unread |= placer.unread
-        if unread:  # what a large object lacks may lie in them
+            self._place_large(placer, tails=False)
+
+    def _place_large(self, placer: Placer, *, tails: bool) -> None:
+        """tails: those large objects that have tails, once the landing copies are known; otherwise the others."""
+        partial: set[BlockId] = set()
+        for (key, version), parts in self._parts.items():
+            whole = whole_parts(parts)
+            if (whole is not None and tail_told(whole) is not None) is not tails:
+                continue
+            if not placer.place_large(key, version, parts, self._there):
+                self.figures.partial += 1
+                partial |= {part.extent.block_id for part in parts}
+        unread = placer.unread.union(self._unread)
+        if unread or self._unread_segments:  # what a large object lacks may lie in them
             unread |= partial
-        self._unread = [block_id for block_id in unread if block_id in read]
+        self._set_aside_unread(unread)
+
+    def _set_aside_unread(self, unread: set[BlockId]) -> None:
+        """Put all of them into quarantine that are not there yet."""
+        added = sorted(unread.difference(self._unread).intersection(self._read))
+        self._unread += added
         self.figures.unread_blocks = len(self._unread)
-        for some in batches(self._unread, PAGE_ROWS):
-            self._metadata.enter_blocks([replace(read[block_id], writer=QUARANTINE) for block_id in some])
+        for some in batches(added, PAGE_ROWS):
+            self._metadata.enter_blocks([replace(self._read[block_id], writer=QUARANTINE) for block_id in some])
 
     def _unread_before(self) -> set[BlockId]:
         """The blocks that an earlier run could not read as a whole."""
@@ -434,15 +455,20 @@ class Rebuilder:
             self.figures.returned += len(returned)
 
     def _is_intact(self, copy: LandingId, row: ObjectRow) -> bool:
-        medium, landing = self._lost.medium, self._lost.landing
-        if in_log(copy) and medium is None:
-            return False
         try:
-            data = LogReader(medium).read(copy) if medium is not None and in_log(copy) else landing.read(copy)
+            data = self._copy(copy)
             crc_checked(data, row.size, row.crc32c, row.key, f"landing copy of {row.key}")
         except (Corrupt, NotFound):
             return False
         return True
+
+    def _copy(self, copy: LandingId) -> bytes:
+        """A landing copy. Raises NotFound, Corrupt, Transient."""
+        if not in_log(copy):
+            return self._lost.landing.read(copy)
+        if self._lost.medium is None:
+            raise NotFound(f"landing copy {copy.hex()} is in the landing log, and there is none")
+        return LogReader(self._lost.medium).read(copy)
 
     # --- what is gone ---------------------------------------------------------------------------------
     def _remove_gone(self) -> None:
@@ -538,17 +564,41 @@ class Rebuilder:
                 [replace(row, trash_until_ms=until_ms, trashed_ms=self._now_ms) for row in replaced]
             )
 
+    # --- tails ----------------------------------------------------------------------------------------
+    def _settle_tails(self) -> None:
+        """Remove the tails whose block is not there: the large object was deleted, and collected. Remove large objects
+        whose tail is nowhere, unless not everything could be read: then it may lie there, and `check` names them."""
+        for page in self._all_objects():
+            tails = [row for row in page if is_tail(row.key)]
+            self._metadata.remove([row for row in tails if block_of_tail(row.key) not in self._there])
+            if not self._is_anything_unread():
+                self._remove(self._without_tail([row for row in page if row.state is ObjectState.LARGE]))
+
+    def _without_tail(self, large: Sequence[ObjectRow]) -> list[ObjectRow]:
+        found = self._metadata.segments_of([row.object_id for row in large])
+        places: dict[int, tuple[ObjectKey, int]] = {}
+        for row in large:
+            parts = [segment.extent for version, segment in found.get(row.object_id, ()) if version == row.version]
+            place = tail_place(row.size, [(extent.block_id, extent.length) for extent in parts])
+            if place is not None:
+                places[row.object_id] = place
+        tails = self._metadata.rows_of([key for key, _ in places.values()])
+        return [row for row in large if row.object_id in places and places[row.object_id][0] not in tails]
+
     # --- uploads --------------------------------------------------------------------------------------
     def _settle_uploads(self) -> None:
         """When all objects are known: first those that are composed, then the parts to which none of them refers. If
         not everything could be read, there may be others that refer to them, so they stay, and `check` names them."""
         for page in self._all_objects():
             upload_rows.complete_those_of(page, self._metadata, self._now_ms)
-        if self.figures.unread_blocks or self.figures.nameless or self._unread_segments:
+        if self._is_anything_unread():
             return
         upload_rows.doom_those_without_object(self._metadata, self._now_ms)
         for page in self._all_objects():
             upload_rows.doom_parts_without_upload(page, self._metadata, self._now_ms)
+
+    def _is_anything_unread(self) -> bool:
+        return bool(self.figures.unread_blocks or self.figures.nameless or self._unread_segments)
 
     def _all_objects(self) -> Iterator[Sequence[ObjectRow]]:
         after = 0
