@@ -1,9 +1,9 @@
 """Objects too large for a stripe group: written directly to blocks of their own, one segment and one group per block.
 
 The group of such a block spans all of its stripes: one 4 KiB header for up to 32 MiB, and the block describes
-itself like any other (invariant 7). The bytes behind the last whole stripe are its tail, an object of its own (core.tails),
-which is stored between the blocks and the row of the object. If the store does not accept it, its bytes are written to another block, a limited
-number of times (engine/stripe_writer.py says why).
+itself like any other (invariant 7). If the store does not accept it, its bytes are written to another block, a limited
+number of times (engine/stripe_writer.py says why). The bytes behind the last whole stripe are the tail, an object of
+its own (core.tails), which is stored when the blocks are, before the row of the object.
 
 9  one block is in memory while an object is written (engine/large_block.py), and one window while it is read
 """

@@ -19,7 +19,8 @@ from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, TailOf, UploadS
 @dataclass(frozen=True, slots=True)
 class NewPut:
     """A small object to store. due_ms: when the producer should publish it. attributes: see core.attributes. condition:
-    what must hold of the version that it would overwrite. step: what it is to a multipart upload, or to a large object."""
+    what must hold of the version that it would overwrite. step: what it is to a multipart upload, or to a large
+    object."""
 
     key: ObjectKey
     data: bytes

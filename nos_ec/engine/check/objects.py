@@ -1,5 +1,5 @@
-"""Checks rows of objects: their columns, the segments and tails of large ones, whether their keys lead to them, and whether they
-are entered among what waits. What lies in a block is compared with its headers there (blocks.py)."""
+"""Checks rows of objects: their columns, the segments and tails of large ones, whether their keys lead to them, and
+whether they are entered among what waits. What lies in a block is compared with its headers there (blocks.py)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ObjectCheck:
         after = 0
         while page := self._metadata.objects_after(after, PAGE_ROWS):
             after = page[-1].object_id
-            self.objects += len(page)
+            self.objects += sum(not is_tail(row.key) for row in page)
             parts = self._parts(page)
             doubtful = self._look(page, parts)
             for object_id in sorted({row.object_id for row, found in doubtful if found}):

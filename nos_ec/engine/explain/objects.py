@@ -20,6 +20,7 @@ from nos_ec.core.republish import Republishing, passed_ms
 from nos_ec.core.slots import LEASE_PREFIX, bucket_slot, is_member_lease, member_of, slot_lease
 from nos_ec.engine.explain.object_facts import Copy, Holder, ItsBlock, ObjectOptions, PlaceInBlock, Publishing
 from nos_ec.engine.explain.object_reasons import ObjectEvidence, ObjectReason, judge_object
+from nos_ec.engine.large_places import own_extents, tail_of, with_tail
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.room import require_room
 from nos_ec.engine.second_copy import copy_ranges
@@ -109,7 +110,9 @@ class ObjectExplainer:
                 break
         asked = _Asked()
         publishing = self._publishing(row, asked) if row.state.in_landing else None
-        places, left_out = self._places(row)
+        own = own_extents(self._metadata, row)
+        tail = tail_of(self._metadata, row, own)
+        extents = with_tail(own, tail)
         now_ms = self._clock.now_ms()
         evidence = ObjectEvidence(
             row=row,
@@ -119,7 +122,8 @@ class ObjectExplainer:
             publishing=publishing,
             is_passed=self._is_passed(publishing),
             no_space=asked.no_space,
-            places=len(places) + left_out,
+            places=len(own),
+            tail=tail,
         )
         verdict = judge_object(evidence)
         half_life_days, stream = self._lifetime(row, now_ms)
@@ -138,8 +142,8 @@ class ObjectExplainer:
             next_ms=verdict.next_ms,
             publishing=publishing,
             landing_copy=copy,
-            places=places,
-            places_left_out=left_out,
+            places=[PlaceInBlock(one.block_id.hex(), one.offset, one.length) for one in extents[:PLACES_MAX]],
+            places_left_out=max(0, len(extents) - PLACES_MAX),
             block=None if block is None else _its_block(block),
             half_life_days=half_life_days,
             stream=stream,
@@ -291,17 +295,6 @@ class ObjectExplainer:
             asked.no_space = str(error)
         except Transient as error:
             asked.unknown.append(f"whether there is room to pack: {error}")
-
-    # --- blocks -----------------------------------------------------------------------------------
-    def _places(self, row: ObjectRow) -> tuple[list[PlaceInBlock], int]:
-        if row.extent is not None:
-            extents = [row.extent]
-        elif row.state is ObjectState.LARGE:
-            extents = [segment.extent for segment in self._metadata.segments(row.object_id, row.version)]
-        else:
-            return [], 0
-        listed = [PlaceInBlock(one.block_id.hex(), one.offset, one.length) for one in extents[:PLACES_MAX]]
-        return listed, max(0, len(extents) - PLACES_MAX)
 
 
 def _its_block(row: BlockRow) -> ItsBlock:

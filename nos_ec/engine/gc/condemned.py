@@ -119,8 +119,8 @@ class CondemnedBlocks:
         return deleted
 
     def _delete(self, block: BlockRow, why: str) -> bool:
-        """Record it, delete the tail, the data, then the row, so that nothing is orphaned. A failure does not stop the other
-        deletions. A block that was released from quarantine since it was found stays."""
+        """Record it, delete the tail, the data, then the row, so that nothing is orphaned. A failure does not stop the
+        other deletions. A block that was released from quarantine since it was found stays."""
         if block.writer == QUARANTINE:
             if not self._metadata.end_quarantine(block.block_id, block.delete_after_ms or 0):
                 return False
