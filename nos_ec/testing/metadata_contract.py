@@ -48,6 +48,7 @@ from nos_ec.testing.metadata_repair_contract import RepairContract
 from nos_ec.testing.metadata_scrubbing_contract import ScrubbingContract
 from nos_ec.testing.metadata_segment_contract import LandingSegmentContract
 from nos_ec.testing.metadata_survival_contract import SurvivalContract
+from nos_ec.testing.metadata_tail_contract import TailContract
 from nos_ec.testing.metadata_trash_contract import TrashContract
 from nos_ec.testing.metadata_upload_contract import UploadContract
 
@@ -947,6 +948,7 @@ class MetadataContract(
     BucketContract,
     AccessKeyContract,
     UploadContract,
+    TailContract,
     ProducerContract,
     LeaseContract,
     CommitContract,

@@ -17,10 +17,11 @@ import pytest
 from nos_ec.core.conditions import ABSENT, Condition
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound, PreconditionFailed, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import BlockState, ObjectState
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, ObjectRow, Rights, StoredTotals
 from nos_ec.testing.metadata_bench import MetadataBench
 from nos_ec.testing.metadata_contract import MetadataSuite
+from nos_ec.testing.metadata_tail_contract import tail_of
 
 ROUNDS = 12
 WRITERS = 64
@@ -224,6 +225,24 @@ class MetadataRaces(MetadataSuite):
             else:
                 assert won == {row.object_id}
                 assert (block.stripes, bench.get(f"n{i}").state) == (1, ObjectState.PACKED)
+        bench.check_counters()
+
+    @pytest.mark.invariant(4)
+    def test_fence_against_a_tail(self, bench: MetadataBench) -> None:
+        """A tail is there before its block is fenced, or never: so GC, which condemns the block later, finds it."""
+        for _ in range(ROUNDS):
+            lease = bench.lease()
+            block_id = bench.block(lease, BlockKind.LARGE)
+            tail = tail_of(bench, block_id)
+            answer, fenced = race(
+                partial(bench.metadata.record_puts, [tail], bench.now_ms),
+                partial(bench.metadata.fence_lease, lease, lease.expires_ms),
+            )
+            assert fenced is True
+            assert bench.metadata.block(block_id).state is BlockState.FENCED
+            assert isinstance(answer[0], ObjectRow | Conflict)
+            found = bench.metadata.rows_of([tail.key])
+            assert found == ({tail.key: answer[0]} if isinstance(answer[0], ObjectRow) else {})
         bench.check_counters()
 
     @pytest.mark.invariant(2)

@@ -195,7 +195,7 @@ def test_two_copies_of_one_put_are_one_version(system: System) -> None:
         ToldRecord(ObjectKey("b", "n"), record_id(segment, 4096 * n, bytes(4)), 5, data, value(data), attributes)
         for n, attributes in enumerate((OLD, NEW), start=1)
     ]
-    placer = Placer(system.metadata, system.blocks, 9, 1, keep_replaced=True)
+    placer = Placer(system.metadata, system.blocks, 9, 1, system.landing.read, keep_replaced=True)
     assert placer.place_landed(told, {segment}) == []
     assert [(row.landing_id, row.attributes) for row in all_objects(system.metadata)] == [(told[1].landing_id, NEW)]
     assert system.metadata.trash_page(None, 99).rows == []
