@@ -40,11 +40,13 @@ class Totals:
     dead_bytes: int
     overhead_bytes: int
     packed_objects: int
-    """Objects that share stripes with others. Large objects have blocks of their own and are not counted here."""
+    """Objects that share stripes with others. Large objects have blocks of their own and are not counted here, nor are
+    their tails."""
     large_objects: int
     large_bytes: int
-    """Part of live_bytes."""
+    """Part of live_bytes, with the tails that are packed."""
     landed_objects: int
+    """With the tails of large objects: they wait like small objects."""
     landed_bytes: int
     queued_objects: int
     queued_bytes: int
