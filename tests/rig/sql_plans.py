@@ -21,6 +21,7 @@ from nos_ec.core.slots import ALL_SLOTS, bucket_slot
 from nos_ec.ports.metadata import ROOT_ACCOUNT, LandedMove, Metadata, ObjectRow, TrashMark
 from nos_ec.testing.metadata_bench import MetadataBench, pack_request
 from nos_ec.testing.metadata_segment_contract import SegmentBench, copy_of
+from nos_ec.testing.metadata_tail_contract import tail_of
 
 HOT_TABLES = {"objects", "waiting", "segments", "blocks", "landing_deletions"}
 OBJECTS = 3000
@@ -147,13 +148,14 @@ class SqlPlans:
         with caught(metadata) as statements:
             assert metadata.totals().landed_objects == 50
         of_objects = [one for one in statements if "objects" in one[0].partition("FROM ")[2]]
-        assert len(of_objects) == 1, "the trash, by its index"
+        assert len(of_objects) == 2, "the trash and the tails, by their index"
         with metadata._engine.connect() as connection:
-            assert scans(connection, *of_objects[0]) == []
-            if connection.dialect.name != "sqlite":
-                before = _rows_read(connection)
-                connection.exec_driver_sql(*of_objects[0]).all()
-                assert _rows_read(connection) - before <= 10
+            for one in of_objects:
+                assert scans(connection, *one) == []
+                if connection.dialect.name != "sqlite":
+                    before = _rows_read(connection)
+                    connection.exec_driver_sql(*one).all()
+                    assert _rows_read(connection) - before <= 10
         assert sum("FROM waiting" in one[0] for one in statements) == 1
 
     @pytest.mark.parametrize(
@@ -412,6 +414,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "purge_trash": lambda: metadata.purge_trash(metadata.expired_trash(bench.now_ms + 5, 20), bench.now_ms),
         "list_entries": lambda: metadata.list_entries("bucket", "n01", "5", "n0100", 50, 10**9),
         "list_buckets": lambda: metadata.list_buckets("", 50),
+        "record a tail": lambda: metadata.record_puts([tail_of(bench, bench.block(lease))], bench.now_ms),
         "segments": lambda: metadata.segments(large.object_id, large.version),
         "due_objects": lambda: metadata.due_objects(bench.now_ms, 100, ALL_SLOTS),
         "due_objects of one slot": lambda: metadata.due_objects(bench.now_ms, 100, {5}),
