@@ -48,8 +48,7 @@ from nos_ec.core.lifecycle import (
     advance_object,
     advance_segment,
 )
-from nos_ec.core.tails import block_of_tail, is_tail, tail_place
-from nos_ec.engine.dump import bucket_rows, rows, upload_rows
+from nos_ec.engine.dump import bucket_rows, rows, tail_rows, upload_rows
 from nos_ec.engine.dump.ahead import looked_ahead
 from nos_ec.engine.dump.counters import count_blocks
 from nos_ec.engine.dump.lost import PAGE_ROWS, DumpSource, Lost, batches
@@ -57,15 +56,11 @@ from nos_ec.engine.dump.placer import Placer, PlacerFigures
 from nos_ec.engine.dump.told import (
     ToldBlock,
     ToldEntry,
-    tail_told,
     told_by_block,
     told_by_copies,
     told_by_segment,
-    whole_parts,
 )
 from nos_ec.engine.landing_labels import labels_of
-from nos_ec.engine.log_reader import LogReader
-from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
 from nos_ec.ports.metadata.rebuilding import UNSETTLED_MS
 
@@ -163,7 +158,7 @@ class Rebuilder:
             self._require_log()
         kill_point("rebuild.loaded")
         keep = self._source is not None  # without a dump, all that was ever overwritten would be kept
-        new_ids, read_copy = state.new_ids, self._copy
+        new_ids, read_copy = state.new_ids, self._lost.read_copy
         placer = Placer(self._metadata, self._blocks, self._now_ms, new_ids, read_copy, keep_replaced=keep)
         self.figures.placed = placer.figures
         self.unreadable = placer.unreadable
@@ -284,8 +279,7 @@ class Rebuilder:
         """tails: those large objects that have tails, once the landing copies are known; otherwise the others."""
         partial: set[BlockId] = set()
         for (key, version), parts in self._parts.items():
-            whole = whole_parts(parts)
-            if (whole is not None and tail_told(whole) is not None) is not tails:
+            if tail_rows.has_tail(parts) is not tails:
                 continue
             if not placer.place_large(key, version, parts, self._there):
                 self.figures.partial += 1
@@ -448,27 +442,15 @@ class Rebuilder:
                 row = found.get(object_id)
                 if row is None or row.version != entry.version or object_id in returned:
                     continue
-                if row.extent and row.extent.block_id not in self._there and self._is_intact(entry.landing_id, row):
+                if (
+                    row.extent
+                    and row.extent.block_id not in self._there
+                    and self._lost.is_intact(entry.landing_id, row)
+                ):
                     landed = replace(row, state=_LANDED, landing_id=entry.landing_id, extent=None)
                     returned[object_id] = Rebuilt(landed, instead_of=row)
             self._metadata.place(list(returned.values()), self._now_ms)
             self.figures.returned += len(returned)
-
-    def _is_intact(self, copy: LandingId, row: ObjectRow) -> bool:
-        try:
-            data = self._copy(copy)
-            crc_checked(data, row.size, row.crc32c, row.key, f"landing copy of {row.key}")
-        except (Corrupt, NotFound):
-            return False
-        return True
-
-    def _copy(self, copy: LandingId) -> bytes:
-        """A landing copy. Raises NotFound, Corrupt, Transient."""
-        if not in_log(copy):
-            return self._lost.landing.read(copy)
-        if self._lost.medium is None:
-            raise NotFound(f"landing copy {copy.hex()} is in the landing log, and there is none")
-        return LogReader(self._lost.medium).read(copy)
 
     # --- what is gone ---------------------------------------------------------------------------------
     def _remove_gone(self) -> None:
@@ -569,21 +551,9 @@ class Rebuilder:
         """Remove the tails whose block is not there: the large object was deleted, and collected. Remove large objects
         whose tail is nowhere, unless not everything could be read: then it may lie there, and `check` names them."""
         for page in self._all_objects():
-            tails = [row for row in page if is_tail(row.key)]
-            self._metadata.remove([row for row in tails if block_of_tail(row.key) not in self._there])
+            self._metadata.remove(tail_rows.stray_tails(page, self._there))
             if not self._is_anything_unread():
-                self._remove(self._without_tail([row for row in page if row.state is ObjectState.LARGE]))
-
-    def _without_tail(self, large: Sequence[ObjectRow]) -> list[ObjectRow]:
-        found = self._metadata.segments_of([row.object_id for row in large])
-        places: dict[int, tuple[ObjectKey, int]] = {}
-        for row in large:
-            parts = [segment.extent for version, segment in found.get(row.object_id, ()) if version == row.version]
-            place = tail_place(row.size, [(extent.block_id, extent.length) for extent in parts])
-            if place is not None:
-                places[row.object_id] = place
-        tails = self._metadata.rows_of([key for key, _ in places.values()])
-        return [row for row in large if row.object_id in places and places[row.object_id][0] not in tails]
+                self._remove(tail_rows.without_tail(page, self._metadata))
 
     # --- uploads --------------------------------------------------------------------------------------
     def _settle_uploads(self) -> None:
