@@ -7,17 +7,17 @@ What was put since the dump is read, because a row needs the MD5 of the bytes, a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from nos_ec.core.crc32c import joined
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
+from nos_ec.engine.dump.lost import Lost
 from nos_ec.engine.dump.told import ToldEntry, ToldRecord, size_told, tail_told, whole_parts
 from nos_ec.engine.packable import crc_checked
-from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.metadata import Metadata, ObjectRow, QueueEntry, Rebuilt, Segment
+from nos_ec.ports.metadata import ObjectRow, QueueEntry, Rebuilt, Segment
 
 UNREADABLE_NAMED_MAX = 1000
 """Objects that cannot be read and are named; all are counted."""
@@ -46,23 +46,14 @@ class Placer:
 
     Nothing tells the order of two versions of a key but their numbers, which clocks have made, and an older version may
     have been undeleted. So the greater one becomes current. keep_replaced: the others go into the trash, as far as they
-    can be read; otherwise they are dead. read_copy: reads a landing copy; raises NotFound, Corrupt, Transient.
+    can be read; otherwise they are dead.
     """
 
-    def __init__(
-        self,
-        metadata: Metadata,
-        blocks: BlockStore,
-        now_ms: int,
-        new_ids: int,
-        read_copy: Callable[[LandingId], bytes],
-        *,
-        keep_replaced: bool,
-    ) -> None:
-        self._metadata = metadata
-        self._blocks = blocks
+    def __init__(self, lost: Lost, now_ms: int, new_ids: int, *, keep_replaced: bool) -> None:
+        self._lost = lost
+        self._metadata = metadata = lost.metadata
+        self._blocks = lost.blocks
         self._now_ms = now_ms
-        self._read_copy = read_copy
         self._keep_replaced = keep_replaced
         self._next_id = max(new_ids, metadata.last_object_id() + 1)
         self.figures = PlacerFigures()
@@ -180,7 +171,7 @@ class Placer:
         if row.extent is not None:
             data = self._blocks.read(row.extent.block_id, row.extent.offset, row.extent.length)
         elif row.landing_id is not None:
-            data = self._read_copy(row.landing_id)
+            data = self._lost.read_copy(row.landing_id)
         else:
             raise Corrupt(f"{row.key} v{row.version}: its row has no location", key=row.key)
         self.figures.data_bytes += len(data)

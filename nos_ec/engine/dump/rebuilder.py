@@ -158,8 +158,7 @@ class Rebuilder:
             self._require_log()
         kill_point("rebuild.loaded")
         keep = self._source is not None  # without a dump, all that was ever overwritten would be kept
-        new_ids, read_copy = state.new_ids, self._lost.read_copy
-        placer = Placer(self._metadata, self._blocks, self._now_ms, new_ids, read_copy, keep_replaced=keep)
+        placer = Placer(self._lost, self._now_ms, state.new_ids, keep_replaced=keep)
         self.figures.placed = placer.figures
         self.unreadable = placer.unreadable
         self._read_blocks(None if state.placed else placer)
@@ -442,11 +441,8 @@ class Rebuilder:
                 row = found.get(object_id)
                 if row is None or row.version != entry.version or object_id in returned:
                     continue
-                if (
-                    row.extent
-                    and row.extent.block_id not in self._there
-                    and self._lost.is_intact(entry.landing_id, row)
-                ):
+                is_gone = row.extent is not None and row.extent.block_id not in self._there
+                if is_gone and self._lost.is_intact(entry.landing_id, row):
                     landed = replace(row, state=_LANDED, landing_id=entry.landing_id, extent=None)
                     returned[object_id] = Rebuilt(landed, instead_of=row)
             self._metadata.place(list(returned.values()), self._now_ms)
@@ -550,9 +546,10 @@ class Rebuilder:
     def _settle_tails(self) -> None:
         """Remove the tails whose block is not there: the large object was deleted, and collected. Remove large objects
         whose tail is nowhere, unless not everything could be read: then it may lie there, and `check` names them."""
+        unread = self.figures.unread_blocks or self.figures.nameless or self._unread_segments
         for page in self._all_objects():
             self._metadata.remove(tail_rows.stray_tails(page, self._there))
-            if not self._is_anything_unread():
+            if not unread:
                 self._remove(tail_rows.without_tail(page, self._metadata))
 
     # --- uploads --------------------------------------------------------------------------------------
@@ -561,14 +558,11 @@ class Rebuilder:
         not everything could be read, there may be others that refer to them, so they stay, and `check` names them."""
         for page in self._all_objects():
             upload_rows.complete_those_of(page, self._metadata, self._now_ms)
-        if self._is_anything_unread():
+        if self.figures.unread_blocks or self.figures.nameless or self._unread_segments:
             return
         upload_rows.doom_those_without_object(self._metadata, self._now_ms)
         for page in self._all_objects():
             upload_rows.doom_parts_without_upload(page, self._metadata, self._now_ms)
-
-    def _is_anything_unread(self) -> bool:
-        return bool(self.figures.unread_blocks or self.figures.nameless or self._unread_segments)
 
     def _all_objects(self) -> Iterator[Sequence[ObjectRow]]:
         after = 0
