@@ -421,8 +421,13 @@ def test_large_empty_and_absent_objects(bench: Bench, system: System) -> None:
     assert (found.reason, found.landing_copy, found.publishing, found.places) == (Why.EMPTY, None, None, [])
     found = explained(system, bench.put(system, "large", bench.data(20 * STRIPE)))
     assert (found.reason, found.landing_copy, found.publishing) == (Why.LARGE, None, None)
-    assert sum(one.length for one in found.places) == 20 * STRIPE
     assert f"{len(found.places)} blocks of its own" in found.why
+    assert "it is landed" in found.why
+    bench.pack(system)
+    found = explained(system, ObjectKey("b", "large"))
+    assert sum(one.length for one in found.places) == 20 * STRIPE
+    assert f"{len(found.places) - 1} blocks of its own" in found.why
+    assert "it is packed" in found.why
     bench.delete(system, ObjectKey("b", "large"))
     for name in ("large", "never"):
         with pytest.raises(NotFound, match=f"object b/{name} does not exist: .* or it was deleted") as refusal:
