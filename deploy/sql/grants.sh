@@ -55,7 +55,7 @@ gc        counters           UPDATE (value)
 gc        landing_deletions  INSERT, UPDATE (landing_id, doomed, not_before_ms), DELETE
 gc        landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records), DELETE
 gc        leases             INSERT, UPDATE (expires_ms), DELETE
-gc        objects            UPDATE (state, landing_id, block_id, block_offset), DELETE
+gc        objects            UPDATE (state, landing_id, block_id, block_offset, trashed), DELETE
 gc        segments           DELETE
 gc        store_info         INSERT, DELETE
 gc        stored_totals      INSERT, UPDATE (value), DELETE

@@ -20,7 +20,6 @@ _NOT_FOUND = {
     "GetBucketEncryption": "ServerSideEncryptionConfigurationNotFoundError",
     "GetBucketIntelligentTieringConfiguration": "NoSuchConfiguration",
     "GetBucketInventoryConfiguration": "NoSuchConfiguration",
-    "GetBucketLifecycleConfiguration": "NoSuchLifecycleConfiguration",
     "GetBucketMetricsConfiguration": "NoSuchConfiguration",
     "GetBucketOwnershipControls": "OwnershipControlsNotFoundError",
     "GetBucketPolicy": "NoSuchBucketPolicy",
@@ -45,7 +44,6 @@ _EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 }
 _NOTHING_TO_DELETE = (
     "DeleteBucketEncryption",
-    "DeleteBucketLifecycle",
     "DeleteBucketOwnershipControls",
     "DeleteBucketPolicy",
     "DeleteBucketReplication",

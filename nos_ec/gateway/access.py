@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Generic, TypeVar
 
+import structlog
+
+from nos_ec.core.errors import NosError
+from nos_ec.core.expiry import DAY_MS, BucketRules, decode_rules
 from nos_ec.gateway.accounts import AccountsMetadata
 from nos_ec.gateway.acls import bucket_rights
 from nos_ec.gateway.sealed_secrets import MasterKeys
@@ -23,6 +27,8 @@ REMEMBERED_MAX = 10_000
 DOCUMENTS_MAX = 500
 """Documents that are remembered, each of at most 32 KiB."""
 _T = TypeVar("_T")
+
+_log = structlog.get_logger(__name__)
 
 EVERYTHING = Rights.READ | Rights.WRITE | Rights.LIST | Rights.OWNER | Rights.READ_ACL | Rights.WRITE_ACL
 
@@ -55,12 +61,17 @@ class BucketAccess:
 class Access:
     """Looks up access keys and buckets. Safe to call from several threads."""
 
-    def __init__(self, metadata: AccountsMetadata, masters: MasterKeys, clock: Clock, remember_ms: int) -> None:
+    def __init__(
+        self, metadata: AccountsMetadata, masters: MasterKeys, clock: Clock, remember_ms: int, day_ms: int = DAY_MS
+    ) -> None:
+        """day_ms: the length of a day of lifecycle rules."""
         self._metadata = metadata
         self._masters = masters
         self._accounts: _Remembered[Account | None] = _Remembered(clock, remember_ms)
         self._buckets: _Remembered[BucketAccess] = _Remembered(clock, remember_ms)
         self._documents: _Remembered[bytes | None] = _Remembered(clock, remember_ms, DOCUMENTS_MAX)
+        self._rules: _Remembered[BucketRules | None] = _Remembered(clock, remember_ms, DOCUMENTS_MAX)
+        self._day_ms = day_ms
 
     def account(self, access_key: str) -> Account | None:
         """Whose key it is; None if there is no active key of this name. Raises Transient, ConfigError, Corrupt."""
@@ -74,9 +85,19 @@ class Access:
         """A document of a bucket; None if it has none. Raises Transient."""
         return self._documents.find(_key_of(name, kind), lambda _: self._metadata.bucket_document(name, kind))
 
+    def rules(self, name: str) -> BucketRules | None:
+        """The lifecycle rules of a bucket; None if it has none. Also if they cannot be read: only headers need them,
+        and what was stored must not be answered as a failure."""
+        try:
+            return self._rules.find(name, self._look_up_rules)
+        except NosError as error:
+            _log.warning("lifecycle rules not read", bucket=name, error=str(error))
+            return None
+
     def forget_bucket(self, name: str) -> None:
         """To be called when this process has changed it."""
         self._buckets.forget(name)
+        self._rules.forget(name)
         for kind in DocumentKind:
             self._documents.forget(_key_of(name, kind))
 
@@ -85,6 +106,10 @@ class Access:
         if key is None or key.state is not KeyState.ACTIVE:
             return None
         return Account(key.account, self._masters.open(access_key, key.secret))
+
+    def _look_up_rules(self, name: str) -> BucketRules | None:
+        body = self._metadata.bucket_document(name, DocumentKind.LIFECYCLE)
+        return None if body is None else BucketRules(decode_rules(body), self._day_ms)
 
     def _look_up_bucket(self, name: str) -> BucketAccess:
         row = None if name.startswith(".") else self._metadata.bucket(name)  # those are the store's own

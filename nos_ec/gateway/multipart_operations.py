@@ -15,10 +15,12 @@ from nos_ec.core.folders import folder_of
 from nos_ec.core.parts import PARTS_MAX, UploadId, users_attributes
 from nos_ec.engine.store import Store
 from nos_ec.engine.uploads import MultipartUploads, StoredPart
+from nos_ec.gateway.access import Access
 from nos_ec.gateway.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.bucket_operations import document
 from nos_ec.gateway.call import Call, owner_named
 from nos_ec.gateway.failures import no_such_upload
+from nos_ec.gateway.lifecycle import abort_headers
 from nos_ec.gateway.object_headers import (
     CHECKSUM,
     STORAGE_CLASS,
@@ -54,10 +56,11 @@ _LAST_CHARACTER = "\U0010ffff"
 class MultipartOperations:
     """Safe to call from several threads."""
 
-    def __init__(self, store: Store, uploads: MultipartUploads, objects: ObjectOperations) -> None:
+    def __init__(self, store: Store, uploads: MultipartUploads, objects: ObjectOperations, access: Access) -> None:
         self._store = store
         self._uploads = uploads
         self._objects = objects
+        self._access = access
 
     def create_upload(self, call: Call) -> Reply:
         """Headers and tags are those of the object to be."""
@@ -77,6 +80,7 @@ class MultipartOperations:
             raise S3Error("InvalidRequest", "x-amz-checksum-type needs x-amz-checksum-algorithm.")
         encoded(attributes | {CHECKSUM: "x" * _CHECKSUM_LENGTH_MAX})  # that of the object must fit as well
         row = self._uploads.create(call.object_key, call.account or "", encoded(attributes))
+        headers |= abort_headers(self._access.rules(call.bucket), row)
         return xml(answers.upload_created(call.bucket, call.key, row.upload_id.hex()), headers)
 
     # --- parts ------------------------------------------------------------------------------------
@@ -144,7 +148,7 @@ class MultipartOperations:
             max_parts=limit,
             truncated=len(parts) > limit,
         )
-        return xml(answer)
+        return xml(answer, abort_headers(self._access.rules(call.bucket), upload))
 
     # --- the end of uploads -----------------------------------------------------------------------
     def complete_upload(self, call: Call) -> Reply:
@@ -158,7 +162,7 @@ class MultipartOperations:
         attributes = _attributes(row)
         location = f"http://{call.request.header('host') or ''}/{call.bucket}/{quote(call.key, safe='/')}"
         answer = answers.upload_completed(location, call.bucket, call.key, etag_of(row), checksum_of(attributes))
-        return xml(answer)
+        return xml(answer, self._objects.expiry_headers(row, attributes))
 
     def _completed(self, upload: UploadRow) -> ObjectRow:
         try:

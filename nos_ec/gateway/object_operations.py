@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from nos_ec.core.errors import Conflict, NosError, NotFound, Transient
@@ -17,6 +18,7 @@ from nos_ec.gateway.bucket_operations import acl_of, document
 from nos_ec.gateway.call import Call, denied, object_key
 from nos_ec.gateway.failures import translated
 from nos_ec.gateway.form_body import FormBody
+from nos_ec.gateway.lifecycle import expiry_headers
 from nos_ec.gateway.object_headers import (
     ACL,
     CHECKSUM,
@@ -91,6 +93,7 @@ class ObjectOperations:
         """The answer without its bytes, and where these begin in the object."""
         request = call.request
         headers = headers_of(row, attributes, with_checksum=request.header("x-amz-checksum-mode") == "ENABLED")
+        headers |= self.expiry_headers(row, attributes)
         for name in _OVERRIDABLE:
             value = request.parameter(f"response-{name}")
             if value is not None:
@@ -213,7 +216,7 @@ class ObjectOperations:
         condition = write_condition(call.request)
         attributes = attributes_of_call(call) | told_checksum(call.request)
         try:
-            _, attributes = store_body(
+            row, attributes = store_body(
                 body,
                 attributes,
                 self._store.packed_size_max,
@@ -224,7 +227,11 @@ class ObjectOperations:
             raise S3Error("NoSuchKey", "The specified key does not exist.", Key=call.key) from None
         assert body.computed is not None
         etag = body.computed.md5.hex()
-        return etag, {"etag": f'"{etag}"', **checksum_headers(attributes)}
+        return etag, {"etag": f'"{etag}"', **checksum_headers(attributes), **self.expiry_headers(row, attributes)}
+
+    def expiry_headers(self, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
+        """The header that says when the object expires, if a rule of its bucket says so."""
+        return expiry_headers(self._access.rules(row.key.bucket), row, attributes)
 
     def _require_bucket(self, call: Call) -> None:
         """Once a body has come: a bucket that was deleted meanwhile must not come back with the object in it."""
@@ -280,7 +287,8 @@ class ObjectOperations:
             lambda stream, told: self._store.put(call.object_key, stream, told, condition),
             self._store.set_attributes_of,
         )
-        return xml(answers.copied(etag_of(made), made.created_ms, checksum_of(attributes)))
+        answer = answers.copied(etag_of(made), made.created_ms, checksum_of(attributes))
+        return xml(answer, self.expiry_headers(made, attributes))
 
     def delete_object(self, call: Call) -> Reply:
         """One that is not there is no error, unless its ETag must match."""

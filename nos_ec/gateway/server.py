@@ -17,6 +17,7 @@ from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.certificate import Certificate
 from nos_ec.gateway.cors import Cors
 from nos_ec.gateway.http_protocol import IDLE_WAIT_S, GatewayProtocol
+from nos_ec.gateway.lifecycle import LifecycleOperations
 from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.multipart_operations import MultipartOperations
 from nos_ec.gateway.object_operations import ObjectOperations
@@ -38,15 +39,16 @@ def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> S
     """The gateway of an open store, without its server."""
     store, metadata, clock = system.store(), system.metadata, system.clock
     uploads = multipart_uploads(system, store)
-    access = Access(metadata, masters, clock, settings.access_cache_ms)
+    access = Access(metadata, masters, clock, settings.access_cache_ms, settings.lifecycle_day_ms)
     objects = ObjectOperations(store, uploads, access, AttributeChanges(store, clock, Random().random))
     return Service(
         access,
         BucketOperations(metadata, uploads, access, clock, settings.region),
         Listings(store),
         objects,
-        MultipartOperations(store, uploads, objects),
+        MultipartOperations(store, uploads, objects, access),
         Cors(metadata, access, clock),
+        LifecycleOperations(metadata, access, clock),
         PostForms(access, objects, clock),
         clock,
         settings.domain_names,

@@ -17,6 +17,7 @@ from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.call import Call
 from nos_ec.gateway.cors import Cors
 from nos_ec.gateway.failures import translated
+from nos_ec.gateway.lifecycle import LifecycleOperations
 from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.multipart_operations import MultipartOperations
 from nos_ec.gateway.object_operations import ObjectOperations
@@ -48,6 +49,7 @@ class Service:
         objects: ObjectOperations,
         multipart: MultipartOperations,
         cors: Cors,
+        lifecycle: LifecycleOperations,
         forms: PostForms,
         clock: Clock,
         domains: Collection[str],
@@ -72,6 +74,9 @@ class Service:
             "GetBucketCors": cors.get_configuration,
             "PutBucketCors": cors.put_configuration,
             "DeleteBucketCors": cors.delete_configuration,
+            "GetBucketLifecycleConfiguration": lifecycle.get_configuration,
+            "PutBucketLifecycleConfiguration": lifecycle.put_configuration,
+            "DeleteBucketLifecycle": lifecycle.delete_configuration,
             "ListObjects": listings.list_objects,
             "ListObjectsV2": listings.list_objects_v2,
             "ListObjectVersions": listings.list_object_versions,

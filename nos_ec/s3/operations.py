@@ -54,6 +54,7 @@ SERVED = frozenset(
         "PutBucketCors",
         "DeleteBucketEncryption",
         "DeleteBucketLifecycle",
+        "PutBucketLifecycleConfiguration",
         "DeleteBucketOwnershipControls",
         "DeleteBucketPolicy",
         "DeleteBucketReplication",

@@ -90,6 +90,12 @@ class S3Settings(Section):
         le=3650,
         description="Age in days at which GC aborts a multipart upload that nobody has completed. 0: never.",
     )
+    lifecycle_day_s: Count = Field(
+        default=86_400,
+        ge=1,
+        le=86_400,
+        description="Length of a day of lifecycle rules in seconds. Only for tests: objects expire early with less.",
+    )
     master_key: SecretStr | None = Field(
         default=None,
         title="a string of 64 hexadecimal digits",
@@ -107,6 +113,11 @@ class S3Settings(Section):
     def abort_uploads_ms(self) -> int:
         """abort_uploads_days in milliseconds."""
         return self.abort_uploads_days * DAY
+
+    @property
+    def lifecycle_day_ms(self) -> int:
+        """lifecycle_day_s in milliseconds."""
+        return self.lifecycle_day_s * SECOND
 
     @property
     def domain_names(self) -> list[str]:

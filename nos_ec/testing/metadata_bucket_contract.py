@@ -171,6 +171,24 @@ class BucketContract:
         assert metadata.set_bucket_document("bucket", DocumentKind.TAGS, None, 5)
         assert metadata.bucket_document("bucket", DocumentKind.TAGS) is None
 
+    def test_documents_of_a_kind(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        names = ["a", "b", "é", "\U0001f600", "\uffee", "z"]
+        for name in names:
+            metadata.create_bucket(name, "ann", PRIVATE, 5)
+            metadata.set_bucket_document(name, DocumentKind.TAGS, b"tags", 5)
+            if name != "b":
+                metadata.set_bucket_document(name, DocumentKind.LIFECYCLE, name.encode(), 5)
+        metadata.delete_bucket("z", 6)
+        wanted = [(name, name.encode()) for name in sorted({*names} - {"b", "z"}, key=str.encode)]
+        for limit in (1, 2, 3, 100):
+            found, after = [], ""
+            while page := metadata.documents_of(DocumentKind.LIFECYCLE, after, limit):
+                assert len(page) <= limit
+                found += page
+                after = page[-1][0]
+            assert found == wanted
+
     def test_grants_of_a_bucket(self, bench: MetadataBench) -> None:
         metadata = bench.metadata
         assert not metadata.grant("bucket", "bob", Rights.READ, 5)

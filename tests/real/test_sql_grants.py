@@ -28,6 +28,7 @@ from nos_ec.api.readings import Readings
 from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError
+from nos_ec.core.expiry import ExpiryRule, encode_rules
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, log_of, new_segment_id, record_id
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.lifetimes import OTHERS, Counts
@@ -229,12 +230,27 @@ def collect(front: System, system: System) -> None:
     composed(front, "thrown-composed")
     now_ms = front.clock.now_ms()
     front.metadata.delete_many([key("thrown-late"), key("thrown-composed")], now_ms, now_ms)
+    expire(front, system)
     first = gc_service(system).run_once()
     second = gc_service(system).run_once()
     assert first.objects_moved > 0
     assert first.blocks_deleted + second.blocks_deleted > 0
     rows = system.metadata.list_blocks(None, 1)
     system.metadata.cool_down_block(rows[0].block_id, system.clock.now_ms(), failed=True)
+
+
+def expire(front: System, system: System) -> None:
+    """What GC does with objects that a lifecycle rule deletes, with and without a trash."""
+    metadata, now_ms = system.metadata, system.clock.now_ms()
+    body = encode_rules([ExpiryRule("r", prefix="expired", days=1)])
+    assert front.metadata.create_bucket("ruled", "ann", CannedAcl.PRIVATE, now_ms)
+    assert front.metadata.set_bucket_document("ruled", DocumentKind.LIFECYCLE, body, now_ms)
+    for until_ms in (None, now_ms):
+        put(front, "expired-small")
+        put(front, "expired-large", LARGE)
+        composed(front, "expired-composed")
+        rows = metadata.list_objects("bucket", "expired", "", 9)
+        assert len(metadata.delete_versions(rows, now_ms, until_ms)) == 3
 
 
 def learn(front: System, system: System) -> None:

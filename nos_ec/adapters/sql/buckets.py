@@ -147,6 +147,12 @@ def document(connection: Connection, name: str, kind: DocumentKind) -> bytes | N
     return body
 
 
+def documents_of(connection: Connection, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
+    """See `Buckets.documents_of`."""
+    found = select(_D.bucket, _D.body).where(_D.bucket > after, _D.kind == kind).order_by(_D.bucket).limit(limit)
+    return [(name, body) for name, body in connection.execute(found)]
+
+
 def set_document(connection: Connection, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
     """See `Buckets.set_bucket_document`."""
     if body is not None and len(body) > DOCUMENT_BYTES_MAX:

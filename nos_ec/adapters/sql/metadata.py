@@ -135,6 +135,10 @@ class _SqlObjects(SqlPart):
         """See the port."""
         return self._write(objects.remove_listed, keys, now_ms, until_ms) if keys else []
 
+    def delete_versions(self, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
+        """See the port."""
+        return self._write(objects.remove_versions, rows, now_ms, until_ms) if rows else []
+
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
         """See the port."""
         return self._read(objects.list_objects, bucket, prefix, after, limit)

@@ -249,11 +249,26 @@ def remove_listed(
     """See `Metadata.delete_many`."""
     found = lock_listed(connection, set(keys))
     rows = [found[key] for key in dict.fromkeys(keys) if key in found]
+    _remove_locked(connection, rows, now_ms, until_ms)
+    return rows
+
+
+def remove_versions(
+    connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None
+) -> list[ObjectRow]:
+    """See `Metadata.delete_versions`."""
+    wanted = {row.key: (row.object_id, row.version, row.attributes) for row in rows}
+    found = lock_listed(connection, set(wanted))
+    left = [row for key, row in found.items() if wanted[key] == (row.object_id, row.version, row.attributes)]
+    _remove_locked(connection, left, now_ms, until_ms)
+    return left
+
+
+def _remove_locked(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None) -> None:
     if rows and until_ms is not None:
         trash.put_into(connection, rows, now_ms, until_ms)
     elif rows:
         trash.remove_rows(connection, rows, now_ms)
-    return rows
 
 
 def list_objects(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:

@@ -75,6 +75,10 @@ class SqlBuckets(SqlPart):
         """See the port."""
         return self._write(buckets.set_document, name, kind, body, now_ms)
 
+    def documents_of(self, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
+        """See the port."""
+        return self._read(buckets.documents_of, kind, after, limit)
+
     def grant(self, name: str, account: str, rights: Rights, now_ms: int) -> bool:
         """See the port."""
         return self._write(buckets.grant, name, account, rights, now_ms)

@@ -33,12 +33,13 @@ class CannedAcl(StrEnum):
 
 
 class DocumentKind(StrEnum):
-    """What a bucket may have besides its row: TAGS and CORS as they were sent, ACL as the gateway writes
-    it."""
+    """What a bucket may have besides its row: TAGS and CORS as they were sent, ACL as the gateway writes it, LIFECYCLE
+    as `core.expiry` does."""
 
     TAGS = "tags"
     ACL = "acl"
     CORS = "cors"
+    LIFECYCLE = "lifecycle"
 
 
 class KeyState(StrEnum):
@@ -127,6 +128,11 @@ class Buckets(Protocol):
     def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
         """None removes it. Returns False if there is no such bucket. Raises InvalidInput for a body of more than
         DOCUMENT_BYTES_MAX bytes."""
+        ...
+
+    def documents_of(self, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
+        """One page of the documents of this kind, with the names of their buckets, by UTF-8 byte order of these. Passes
+        over the documents of other kinds: costs a step for each."""
         ...
 
     def grant(self, name: str, account: str, rights: Rights, now_ms: int) -> bool:

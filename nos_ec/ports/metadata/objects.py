@@ -203,6 +203,11 @@ class Objects(Protocol):
         """
         ...
 
+    def delete_versions(self, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
+        """Remove those of these versions that are still current and have the same attributes, as `delete_many` does.
+        Returns them. An object that was overwritten or changed meanwhile stays."""
+        ...
+
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
         """Objects of a bucket whose name starts with `prefix` and is greater than `after`, by UTF-8 byte order."""
         ...
