@@ -14,6 +14,7 @@ failures           failures of the store, as S3 has them
 post_forms         uploads by forms of browsers
 form_body          the body of such a form
 lifecycle, lifecycle_xml  when objects expire: configurations of buckets, headers of objects
+policies           bucket policies, and what they add to the rights of accounts
 cors               cross-origin requests
 body               the body of a request, decoded and checked
 preconditions      conditions and ranges

@@ -22,8 +22,6 @@ _NOT_FOUND = {
     "GetBucketInventoryConfiguration": "NoSuchConfiguration",
     "GetBucketMetricsConfiguration": "NoSuchConfiguration",
     "GetBucketOwnershipControls": "OwnershipControlsNotFoundError",
-    "GetBucketPolicy": "NoSuchBucketPolicy",
-    "GetBucketPolicyStatus": "NoSuchBucketPolicy",
     "GetBucketReplication": "ReplicationConfigurationNotFoundError",
     "GetBucketWebsite": "NoSuchWebsiteConfiguration",
     "GetObjectLegalHold": "InvalidRequest",
@@ -45,7 +43,6 @@ _EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 _NOTHING_TO_DELETE = (
     "DeleteBucketEncryption",
     "DeleteBucketOwnershipControls",
-    "DeleteBucketPolicy",
     "DeleteBucketReplication",
     "DeleteBucketWebsite",
     "DeletePublicAccessBlock",

@@ -21,6 +21,7 @@ from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, DocumentKind, KeyState, Rights
 from nos_ec.s3.errors import S3Error
+from nos_ec.s3.policy import Policy, deny_everything, policy_of
 
 REMEMBERED_MAX = 10_000
 """Access keys, and buckets, that are remembered."""
@@ -43,11 +44,13 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class BucketAccess:
-    """A bucket, and what accounts may do in it that do not own it. acl: as gateway.acls stores it."""
+    """A bucket, and what accounts may do in it that do not own it. acl: as gateway.acls stores it. policy: None for
+    none; gateway.policies says what it does."""
 
     row: BucketRow
     grants: Mapping[str, Rights]
     acl: str
+    policy: Policy | None = None
 
     def rights_of(self, account: str | None) -> Rights:
         """What an account may do, or anybody for None."""
@@ -115,7 +118,16 @@ class Access:
         row = None if name.startswith(".") else self._metadata.bucket(name)  # those are the store's own
         if row is None:
             raise S3Error("NoSuchBucket", "The specified bucket does not exist.", BucketName=name)
-        return BucketAccess(row, self._metadata.grants(name), self._acl_of(row))
+        return BucketAccess(row, self._metadata.grants(name), self._acl_of(row), self._policy_of(name))
+
+    def _policy_of(self, name: str) -> Policy | None:
+        """A policy that cannot be read denies everything, until the owner replaces it."""
+        body = self._metadata.bucket_document(name, DocumentKind.POLICY)
+        try:
+            return None if body is None else policy_of(body, name)
+        except S3Error as error:
+            _log.error("bucket policy not read; it denies everything", bucket=name, error=str(error))
+            return deny_everything()
 
     def _acl_of(self, row: BucketRow) -> str:
         if row.acl is not CannedAcl.GRANTS:

@@ -18,7 +18,8 @@ from nos_ec.s3.signing import Payload, Signed
 @dataclass(slots=True)
 class Call:
     """operation: by the name of the S3 API reference. account: None for an anonymous request. bucket, key: empty if the
-    request names none. access: of the bucket, None for an operation on none, or on one that need not exist."""
+    request names none. access: of the bucket, None for an operation on none, or on one that need not exist. allowed:
+    rights that the policy of the bucket adds for this operation."""
 
     request: Request
     operation: str
@@ -28,6 +29,7 @@ class Call:
     signed: Signed | None
     source: Source
     access: BucketAccess | None
+    allowed: Rights = Rights.NONE
 
     @property
     def payload(self) -> Payload:
@@ -37,7 +39,7 @@ class Call:
     @property
     def rights(self) -> Rights:
         """What the account may do in the bucket."""
-        return Rights.NONE if self.access is None else self.access.rights_of(self.account)
+        return Rights.NONE if self.access is None else self.access.rights_of(self.account) | self.allowed
 
     @property
     def owner(self) -> Owner:

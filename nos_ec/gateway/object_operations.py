@@ -37,6 +37,7 @@ from nos_ec.gateway.object_headers import (
     tags_of,
     told_checksum,
 )
+from nos_ec.gateway.policies import rights_on
 from nos_ec.gateway.preconditions import check_read, etag_condition, range_of, write_condition
 from nos_ec.gateway.reply import Reply, empty, xml
 from nos_ec.gateway.stored_body import CopiedBody, store_body
@@ -243,7 +244,8 @@ class ObjectOperations:
         bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
         if version not in (None, "null"):
             raise S3Error("InvalidArgument", "Invalid version id specified", ArgumentName="versionId")
-        rights = self._access.bucket(bucket).rights_of(call.account)
+        access = self._access.bucket(bucket)
+        rights = rights_on(access, "GetObject", name, call.account, has_version=version is not None)
         row, attributes = self.read_in(call, object_key(bucket, name), rights)
         check_read(call.request, row, "x-amz-copy-source-")
         return row, attributes
@@ -311,13 +313,16 @@ class ObjectOperations:
 
     def delete_objects(self, call: Call) -> Reply:
         """Up to 1,000, in one transaction, except those with conditions."""
-        call.require(Rights.WRITE)
+        assert call.access is not None
+        if call.access.policy is None:
+            call.require(Rights.WRITE)
         listed, quiet = documents.delete_objects(document(call))
         errors: list[tuple[str, str | None, S3Error]] = []
         plain: list[ObjectKey] = []
         done = []
         for one in listed:
             try:
+                self._require_delete(call, one)
                 if one.version_id not in (None, "null"):
                     raise S3Error("InvalidArgument", "Invalid version id specified")
                 if one.modified is not None or one.size is not None:
@@ -338,6 +343,13 @@ class ObjectOperations:
             errors += [(name, version, failure) for name, version in done if name in undone]
             done = [(name, version) for name, version in done if name not in undone]
         return xml(answers.deleted(done, errors, quiet=quiet))
+
+    def _require_delete(self, call: Call, one: documents.ToDelete) -> None:
+        """Raises AccessDenied. A policy says for each key whether it may be deleted."""
+        assert call.access is not None
+        has_version = one.version_id is not None
+        if Rights.WRITE not in rights_on(call.access, "DeleteObject", one.key, call.account, has_version=has_version):
+            raise denied()
 
     # --- what can be changed later ----------------------------------------------------------------
     def get_tagging(self, call: Call) -> Reply:

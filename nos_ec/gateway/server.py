@@ -21,6 +21,7 @@ from nos_ec.gateway.lifecycle import LifecycleOperations
 from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.multipart_operations import MultipartOperations
 from nos_ec.gateway.object_operations import ObjectOperations
+from nos_ec.gateway.policies import PolicyOperations
 from nos_ec.gateway.post_forms import PostForms
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.gateway.service import Service
@@ -49,6 +50,7 @@ def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> S
         MultipartOperations(store, uploads, objects, access),
         Cors(metadata, access, clock),
         LifecycleOperations(metadata, access, clock),
+        PolicyOperations(metadata, access, clock),
         PostForms(access, objects, clock),
         clock,
         settings.domain_names,

@@ -21,10 +21,12 @@ from nos_ec.gateway.lifecycle import LifecycleOperations
 from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.multipart_operations import MultipartOperations
 from nos_ec.gateway.object_operations import ObjectOperations
+from nos_ec.gateway.policies import PolicyOperations, allowed_rights
 from nos_ec.gateway.post_forms import PostForms
 from nos_ec.gateway.record import Record
 from nos_ec.gateway.reply import Reply
 from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import Rights
 from nos_ec.s3.answers import error_answer
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.hoisted import with_hoisted
@@ -50,6 +52,7 @@ class Service:
         multipart: MultipartOperations,
         cors: Cors,
         lifecycle: LifecycleOperations,
+        policies: PolicyOperations,
         forms: PostForms,
         clock: Clock,
         domains: Collection[str],
@@ -74,6 +77,10 @@ class Service:
             "GetBucketCors": cors.get_configuration,
             "PutBucketCors": cors.put_configuration,
             "DeleteBucketCors": cors.delete_configuration,
+            "GetBucketPolicy": policies.get_policy,
+            "GetBucketPolicyStatus": policies.get_status,
+            "PutBucketPolicy": policies.put_policy,
+            "DeleteBucketPolicy": policies.delete_policy,
             "GetBucketLifecycleConfiguration": lifecycle.get_configuration,
             "PutBucketLifecycleConfiguration": lifecycle.put_configuration,
             "DeleteBucketLifecycle": lifecycle.delete_configuration,
@@ -144,7 +151,8 @@ class Service:
         expected = request.header("x-amz-expected-bucket-owner")
         if access is not None and expected not in (None, access.row.owner):
             raise S3Error("AccessDenied", "The bucket has another owner than was expected.")
-        return run(Call(request, operation, bucket or "", key or "", account, signed, source, access))
+        allowed = Rights.NONE if access is None else allowed_rights(access, operation, request, key or "", account)
+        return run(Call(request, operation, bucket or "", key or "", account, signed, source, access, allowed))
 
     def _sender(self, request: Request) -> tuple[str | None, Signed | None]:
         """The account that has signed the request, and what it has signed; None for an anonymous one."""

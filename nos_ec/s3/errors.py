@@ -39,6 +39,7 @@ STATUS_OF = {
     "KeyTooLongError": 400,
     "MalformedACLError": 400,
     "MalformedPOSTRequest": 400,
+    "MalformedPolicy": 400,
     "MalformedTrailerError": 400,
     "MalformedXML": 400,
     "MaxMessageLengthExceeded": 400,

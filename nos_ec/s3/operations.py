@@ -55,6 +55,7 @@ SERVED = frozenset(
         "DeleteBucketEncryption",
         "DeleteBucketLifecycle",
         "PutBucketLifecycleConfiguration",
+        "PutBucketPolicy",
         "DeleteBucketOwnershipControls",
         "DeleteBucketPolicy",
         "DeleteBucketReplication",

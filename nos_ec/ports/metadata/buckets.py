@@ -33,13 +33,14 @@ class CannedAcl(StrEnum):
 
 
 class DocumentKind(StrEnum):
-    """What a bucket may have besides its row: TAGS and CORS as they were sent, ACL as the gateway writes it, LIFECYCLE
-    as `core.expiry` does."""
+    """What a bucket may have besides its row: TAGS, CORS and POLICY as they were sent, ACL as the gateway writes it,
+    LIFECYCLE as `core.expiry` does."""
 
     TAGS = "tags"
     ACL = "acl"
     CORS = "cors"
     LIFECYCLE = "lifecycle"
+    POLICY = "policy"
 
 
 class KeyState(StrEnum):
