@@ -160,7 +160,9 @@ class MultipartOperations:
         is_done = upload.state is UploadState.COMPLETED
         row = self._completed(upload) if is_done else self._complete(call, upload, wanted)
         attributes = _attributes(row)
-        location = f"http://{call.request.header('host') or ''}/{call.bucket}/{quote(call.key, safe='/')}"
+        location = (
+            f"{call.request.scheme}://{call.request.header('host') or ''}/{call.bucket}/{quote(call.key, safe='/')}"
+        )
         answer = answers.upload_completed(location, call.bucket, call.key, etag_of(row), checksum_of(attributes))
         return xml(answer, self._objects.expiry_headers(row, attributes))
 

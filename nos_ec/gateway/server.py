@@ -23,6 +23,7 @@ from nos_ec.gateway.multipart_operations import MultipartOperations
 from nos_ec.gateway.object_operations import ObjectOperations
 from nos_ec.gateway.policies import PolicyOperations
 from nos_ec.gateway.post_forms import PostForms
+from nos_ec.gateway.proxies import TrustedProxies
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.gateway.service import Service
 from nos_ec.gateway.tally import Tally
@@ -81,7 +82,8 @@ class GatewayServer(WebServer):
         async def notify() -> None:
             beat(BEAT_MS)
 
-        options = AppOptions(settings.body_wait_ms / 1000, settings.requests_max, settings.access_log)
+        proxies = TrustedProxies(settings.trusted_networks)
+        options = AppOptions(settings.body_wait_ms / 1000, settings.requests_max, settings.access_log, proxies)
         self.tally = Tally()
         self.certificate = certificate
         self._executor = ThreadPoolExecutor(settings.threads, "s3")

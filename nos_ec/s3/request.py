@@ -28,6 +28,8 @@ class Request:
     raw_path: bytes
     raw_query: bytes
     headers: Sequence[tuple[bytes, bytes]]
+    scheme: str = "http"
+    """`http` or `https`, as the client has asked."""
 
     def __post_init__(self) -> None:
         if len(self.raw_path) + len(self.raw_query) > TARGET_SIZE_MAX:

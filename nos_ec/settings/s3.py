@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from pydantic import Field, SecretStr
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, SecretStr
 
 from nos_ec.settings.section import DAY, HOUR, MINUTE, SECOND, Section
 from nos_ec.settings.values import Count, Flag, NonEmptyPath
+
+
+def _networks(value: object) -> object:
+    if isinstance(value, str):
+        for network in _networks_of(value):
+            if not network.prefixlen:
+                raise ValueError(f"{network} has every address, so that every client could name itself as it likes")
+    return value
+
+
+def _networks_of(text: str) -> list[IPv4Network | IPv6Network]:
+    return [ip_network(name) for part in text.split(",") if (name := part.strip())]
 
 
 class S3Settings(Section):
@@ -43,6 +58,13 @@ class S3Settings(Section):
         title="domains, separated by commas",
         max_length=4000,
         description="Domains of the gateway: the host BUCKET.DOMAIN names a bucket. Path style always works.",
+    )
+    trusted_proxies: Annotated[str, BeforeValidator(_networks)] = Field(
+        default="",
+        title="addresses and networks, separated by commas",
+        max_length=4000,
+        description="Proxies in front of the gateway, such as 10.0.0.7 or 10.1.0.0/16. Their headers X-Forwarded-For,"
+        " X-Forwarded-Host and X-Forwarded-Proto are believed; those of anybody else are ignored.",
     )
     processes: Count = Field(
         default=1,
@@ -118,6 +140,11 @@ class S3Settings(Section):
     def lifecycle_day_ms(self) -> int:
         """lifecycle_day_s in milliseconds."""
         return self.lifecycle_day_s * SECOND
+
+    @property
+    def trusted_networks(self) -> list[IPv4Network | IPv6Network]:
+        """The proxies that are believed."""
+        return _networks_of(self.trusted_proxies)
 
     @property
     def domain_names(self) -> list[str]:
