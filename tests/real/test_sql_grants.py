@@ -27,6 +27,7 @@ from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.api.readings import Readings
 from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
+from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.expiry import ExpiryRule, encode_rules
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, log_of, new_segment_id, record_id
@@ -374,7 +375,8 @@ def refusals(systems: dict[str, System]) -> Iterator[tuple[str, Any]]:
         yield role, lambda metadata=metadata: metadata.mark_published([metadata.get(key("many-2"))], now_ms)
     yield "producer", lambda: leave_block(systems["producer"], "producer")
     yield "consumer", lambda: systems["consumer"].store().delete(key("small-39"))
-    yield "gc", lambda: systems["gc"].metadata.delete(key("small-39"), now_ms, now_ms)  # it may only remove rows
+    collector, said = systems["gc"].metadata, encode_attributes({"a": "b"})
+    yield "gc", lambda: collector.set_attributes(collector.get(key("small-39")), said)  # it may only move and remove
 
 
 def test_a_refusal_is_an_error_of_the_configuration(systems: dict[str, System]) -> None:
