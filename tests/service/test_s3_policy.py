@@ -166,3 +166,21 @@ def test_a_new_policy_is_seen_in_time(system: System, remember_ms: int) -> None:
     found = access.bucket("photos").policy
     assert found is not None
     assert found.verdict(None, "s3:GetObject", "photos/k") is Verdict.ALLOW
+
+
+def test_forms_need_the_action_of_a_put(gateway: Gateway, ann: Any) -> None:
+    fields = "".join(
+        f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in (("key", "in/k"), ("file", "data"))
+    )
+    form = (fields + "--x--\r\n").encode()
+
+    def post() -> int:
+        return gateway.raw("POST", "/photos", form, Content_Type="multipart/form-data; boundary=x")[0]
+
+    assert post() == 403
+    ann.put_bucket_policy(**policy(statement("s3:PutObject", f"{BUCKET}/in/*")))
+    assert post() == 204
+    assert ann.get_object(Bucket="photos", Key="in/k")["Body"].read() == b"data"
+    ann.put_bucket_policy(**policy(statement("s3:*"), statement("s3:PutObject", f"{BUCKET}/in/*", effect="Deny")))
+    assert post() == 403
