@@ -31,6 +31,7 @@ from .foreign import publish_named
 from .gathered_puts import data_of
 from .test_check import check, rewrite
 from .test_landing_log_kills import LANDING_LOG_POINTS
+from .test_lifecycle_walk import LIFECYCLE_POINTS
 from .test_rebuild_kills import DUMP_FILE_POINTS, DUMP_POINTS, METADATA_REBUILD_POINTS
 from .test_trash import TRASH_POINTS
 from .test_upload_kills import UPLOAD_POINTS
@@ -734,6 +735,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             METADATA_REBUILD_POINTS,
             TRASH_POINTS,
             UPLOAD_POINTS,
+            LIFECYCLE_POINTS,
         )
         for point in points
     }

@@ -34,6 +34,7 @@ from tests.rig.at_rest import LaterClock
 from .conftest import TTL_OVER_MS, Bench
 from .test_cli import Cli
 
+LIFECYCLE_POINTS = ["lifecycle.aborted", "lifecycle.deleted", "lifecycle.deleted:2", "lifecycle.saved"]
 LATER_MS = 2 * DAY_MS
 """When what a test has stored is older than a day, whatever the time of day."""
 
@@ -288,7 +289,7 @@ def test_the_note_has_room_for_the_longest_names(system: System) -> None:
 
 @pytest.mark.timed
 @pytest.mark.invariant(1)
-@pytest.mark.parametrize("point", ["lifecycle.aborted", "lifecycle.deleted", "lifecycle.deleted:2", "lifecycle.saved"])
+@pytest.mark.parametrize("point", LIFECYCLE_POINTS)
 def test_gc_killed_while_it_walks(bench: Bench, point: str) -> None:
     bench.config.write_text(bench.config.read_text() + "[s3]\nlifecycle_day_s = 1\n")
     with bench.open() as system:
