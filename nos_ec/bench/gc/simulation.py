@@ -26,6 +26,7 @@ from nos_ec.core.gc_policy import Behind, GcPolicy, SpaceTarget, Threshold
 from nos_ec.core.lifetimes import STREAM_CUTS_DAYS, STREAMS
 
 PERIODS = 10
+BLOCKS_MIN = 10
 _CYCLE_BLOCKS = 8
 """Blocks of arrivals between the cycles of a policy without a target, for which each cycle looks at all blocks."""
 _START_AMPLIFICATION = 1.5
@@ -36,16 +37,18 @@ class GcOptions:
     """How the simulated store is run.
 
     blocks: live bytes / block size, in equilibrium (in a growing store, when measuring begins). block_bytes: the size
-    of a block; objects of a workload count 1. min_age_days: how long objects stay in the landing store before they are
-    packed. sort_window_blocks: how many blocks of arrivals are packed in order; 0 packs them as they arrive.
-    sort_survivors: whether those of a cycle are. hints: whether expiry is known from lifecycle rules. days: None for
-    those of the workload.
+    of a block; objects of a workload count 1, those of events their bytes. large_bytes: larger objects have a block of
+    their own, which GC does not rewrite; None: all share blocks. min_age_days: how long objects stay in the landing
+    store before they are packed. sort_window_blocks: how many blocks of arrivals are packed in order; 0 packs them as
+    they arrive. sort_survivors: whether those of a cycle are. hints: whether expiry is known from lifecycle rules.
+    days: None for those of the workload.
     """
 
     policy: GcPolicy = field(default_factory=SpaceTarget)
     streams: int = STREAMS
     blocks: int = 2000
     block_bytes: int = 128
+    large_bytes: int | None = None
     min_age_days: float = 0.0
     sort_window_blocks: int = 0
     sort_survivors: bool = True
@@ -56,8 +59,10 @@ class GcOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.streams <= len(STREAM_CUTS_DAYS):
             raise InvalidInput(f"{self.streams} streams; give 1 to {len(STREAM_CUTS_DAYS)}")
-        if self.blocks < 10 or self.block_bytes < 1 or self.min_age_days < 0 or self.sort_window_blocks < 0:
-            raise InvalidInput("give at least 10 blocks, with room for 1 object, and no negative delay or window")
+        if self.blocks < BLOCKS_MIN or self.block_bytes < 1 or self.min_age_days < 0 or self.sort_window_blocks < 0:
+            raise InvalidInput(
+                f"give at least {BLOCKS_MIN} blocks, with room for 1 object, and no negative delay or window"
+            )
         if self.days is not None and self.days <= 0:
             raise InvalidInput(f"{self.days} days are too few")
 
@@ -140,7 +145,7 @@ class _Run:
         self._options = options
         self._objects = Objects()
         self._dead = bytearray()
-        self._rate = options.blocks * options.block_bytes / workload.mean_days
+        self._rate = workload.bytes_per_day or options.blocks * options.block_bytes / workload.mean_days
         days = options.days or workload.days
         self._start = workload.history_days
         self._end = workload.history_days + days
@@ -151,7 +156,7 @@ class _Run:
         self._deaths: list[list[int]] = [[] for _ in range(self._ticks)]
         self._landed: list[int] = []
         self._blocks = Blocks(self._objects, self._dead, options)
-        self._lifetimes = Watch(self._objects, self._dead)
+        self._lifetimes = Watch(self._objects, self._dead, workload.survival())
         self._sums = _Sums()
         self._periods: list[Period] = []
         self._looks = 0
@@ -166,15 +171,12 @@ class _Run:
         period_days = (self._end - self._start) / PERIODS
         at_period, at_measured = self._sums.copy(), self._sums.copy()
         looked_at = 0
-        arrivals = 0.0
         for tick in range(self._ticks):
             begins = tick * self._tick_days
             ends = begins + self._tick_days
             if begins >= self._start > begins - self._tick_days:
                 self._fill_first_blocks(begins)
-            arrivals += self._rate_at(begins) * self._tick_days
-            self._arrive(tick, int(arrivals), begins)
-            arrivals -= int(arrivals)
+            self._arrive(tick, begins)
             self._die(tick)
             if begins >= self._start and self._sums.user - looked_at >= self._options.block_bytes:
                 looked_at = self._sums.user
@@ -192,13 +194,11 @@ class _Run:
         growth = self._workload.growth
         return self._rate * exp(growth * (day - self._measured_from)) if growth else self._rate
 
-    def _arrive(self, tick: int, count: int, begins: float) -> None:
+    def _arrive(self, tick: int, begins: float) -> None:
         """Let objects arrive, and pack what has landed long enough ago."""
-        objects, draw = self._objects, self._workload.draw
+        objects = self._objects
         first = len(objects)
-        for number in range(count):
-            born = begins + self._tick_days * (number + 0.5) / count
-            objects.add(born, draw(born))
+        self._workload.arrive(objects, begins, self._tick_days, self._rate_at(begins))
         self._born(first, tick)
         if begins < self._start:
             return
