@@ -202,7 +202,8 @@ def _print(figures: Mapping[str, Any], source: _Source, result: GcResult) -> Non
         "space amplification": f"{result.space_amplification:.3f}" + (f"  (target {target})" if target else ""),
         "write amplification": f"{result.write_amplification:.3f}  ({of_bound})",
         "raw bytes per live byte": f"{figures['raw_bytes_per_live_byte']:.3f}  without headers and padding",
-        "never packed": f"{result.never_packed:.1%} of what users wrote",
+        "never packed": f"{result.never_packed:.1%} of what users wrote died in the landing store",
+        "landing store": f"{result.landing_ratio:.2%} of the live bytes wait there",
         "live": f"{result.live_blocks:,.0f} blocks of "
         + (f"{source.block_bytes} objects" if source.facts is None else size_text(source.block_bytes)),
         "measured": f"the last {result.measured_days:,.0f} days",

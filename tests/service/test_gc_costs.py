@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from nos_ec.cli.status import status_data
+from nos_ec.composition.wiring import System
+from nos_ec.core.target_costs import TargetCost
+from nos_ec.engine.gc.space import PAGE_BLOCKS
 from nos_ec.engine.usage import DAY_MS
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
 
-from .conftest import Bench
+from .conftest import STRIPE, Bench
 from .test_gc_policies import fresh, holey
 
 
@@ -53,9 +58,9 @@ def test_status_shows_the_parts_of_a_raw_byte_and_why_gc_is_behind(bench: Bench)
     assert cost["parts"]["coding"] == pytest.approx(3 / 8)
     assert cost["break_even_space_amplification"] > data["space_amplification"] > 1.2
     assert data["gc_behind"] == "blocks"
-    text = bench.run("status").stdout.decode()
-    assert "dead sealed" in text
-    assert "GC is behind" in text
+    shown = bench.run("status").stdout.decode()
+    assert "dead sealed" in shown
+    assert "GC is behind" in shown
 
 
 def test_condemned_blocks_are_a_part_of_their_own_and_not_of_the_space_amplification(bench: Bench) -> None:
@@ -88,3 +93,49 @@ def test_the_plan_shows_the_way_to_other_targets_when_asked(bench: Bench) -> Non
     shown = json.loads(bench.run("gc", "plan", "--targets", "--json").stdout)["targets"]
     assert [one["target"] for one in shown] == [1.1, 1.2, 1.4]
     assert b"target 1.1: copy" in bench.run("gc", "plan", "--targets").stdout
+
+
+MADE_UP = text(
+    "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :count)"
+    " INSERT INTO blocks (block_id, kind, state, writer, epoch, stripes, live_bytes, dead_bytes, overhead_bytes,"
+    " live_objects, created_ms, sealed_ms, gc_failures)"
+    " SELECT CAST(printf('%016d', i) AS BLOB), 'fresh', 'sealed', CAST('w' AS BLOB), 1, 8, :size - :size * dead / 1000,"
+    " :size * dead / 1000, 0, 1, :now_ms, :now_ms - 86400000 * (1 + i * 31 % 400), 0"
+    " FROM (SELECT i, i * 7919 % 1000 AS dead FROM n)"
+)
+"""Rows of sealed blocks of all live shares and ages, in the same shares whatever their number."""
+
+
+def test_the_way_to_other_targets_reads_a_row_of_each_block_however_many_there_are(
+    bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million blocks cost ten times as much as a hundred thousand: as many pages of the same size, each once."""
+    bench.config.write_text(bench.config.read_text().replace('policy = "threshold"', 'policy = "space-target"'))
+    pages: list[tuple[int, int]] = []
+    inner = type(system.metadata).blocks_with_holes
+
+    def counted(self: Any, after: Any, now_ms: int, cool_down_ms_max: int, limit: int) -> Any:
+        page = inner(self, after, now_ms, cool_down_ms_max, limit)
+        pages.append((len(page), limit))
+        return page
+
+    monkeypatch.setattr(type(system.metadata), "blocks_with_holes", counted)
+    found: dict[int, list[TargetCost]] = {}
+    read: dict[int, int] = {}
+    with bench.open() as opened:
+        for count in (100_000, 1_000_000):
+            with opened.metadata._transactions.engines[0].begin() as connection:  # type: ignore[attr-defined]
+                connection.execute(text("DELETE FROM blocks"))
+                values = {"count": count, "size": 8 * STRIPE, "now_ms": opened.clock.now_ms()}
+                connection.execute(MADE_UP, values)
+            pages.clear()
+            found[count] = gc_service(opened).target_costs([1.1, 1.4])
+            read[count] = sum(rows for rows, _ in pages)
+            assert read[count] == count * 999 // 1000, "blocks without dead bytes are not read"
+            assert len(pages) == -(-read[count] // PAGE_BLOCKS) + 1, "the last page is empty"
+            assert {limit for _, limit in pages} == {PAGE_BLOCKS}
+    for small, large in zip(found[100_000], found[1_000_000], strict=True):
+        assert large.copied_bytes == pytest.approx(10 * small.copied_bytes, rel=1e-3)
+        assert large.freed_bytes == pytest.approx(10 * small.freed_bytes, rel=1e-3)
+        assert large.price_days == small.price_days
+        assert large.is_reached

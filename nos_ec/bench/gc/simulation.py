@@ -80,11 +80,13 @@ class Period:
 @dataclass(frozen=True, slots=True)
 class GcResult:
     """The figures of one run; see the module. cycles: those that chose victims; behind: how many of them did not reach
-    the target, by reason. never_packed: share of the user bytes that died in the landing store."""
+    the target, by reason. never_packed: share of the user bytes that died in the landing store. landing_ratio: bytes in
+    the landing store per live byte in blocks; the mean, one copy of each, with what has died there since it landed."""
 
     space_amplification: float
     write_amplification: float
     never_packed: float
+    landing_ratio: float
     live_blocks: float
     blocks_stored: int
     user_bytes: int
@@ -104,6 +106,7 @@ class _Sums:
     copied: int = 0
     amplification: float = 0.0
     live: int = 0
+    landed: int = 0
     looks: int = 0
 
     def since(self, other: _Sums) -> _Sums:
@@ -113,6 +116,7 @@ class _Sums:
             self.copied - other.copied,
             self.amplification - other.amplification,
             self.live - other.live,
+            self.landed - other.landed,
             self.looks - other.looks,
         )
 
@@ -155,6 +159,7 @@ class _Run:
         self._ticks = ceil(self._end / self._tick_days)
         self._deaths: list[list[int]] = [[] for _ in range(self._ticks)]
         self._landed: list[int] = []
+        self._landed_bytes = 0
         self._blocks = Blocks(self._objects, self._dead, options)
         self._lifetimes = Watch(self._objects, self._dead, workload.survival())
         self._sums = _Sums()
@@ -203,6 +208,7 @@ class _Run:
         if begins < self._start:
             return
         self._landed.extend(range(first, len(objects)))
+        self._landed_bytes += sum(objects.size[first:])
         self._pack_landed(begins)
 
     def _pack_landed(self, now: float) -> None:
@@ -219,7 +225,9 @@ class _Run:
         leaving = landed[:old]
         del landed[:old]
         size = self._objects.size
-        self._sums.user += sum(size[number] for number in leaving)
+        left = sum(size[number] for number in leaving)
+        self._landed_bytes -= left
+        self._sums.user += left
         living = [number for number in leaving if not self._dead[number]]
         self._sums.packed += self._blocks.pack(living, now, self._lifetimes.now, fresh=True, ordered=window > 0)
 
@@ -250,6 +258,7 @@ class _Run:
         if blocks.stored.live_bytes:
             self._sums.amplification += blocks.stored.space_amplification
             self._sums.live += blocks.stored.live_bytes
+            self._sums.landed += self._landed_bytes
             self._sums.looks += 1
 
     def _cycle(self, now: float) -> None:
@@ -281,6 +290,7 @@ class _Run:
             space_amplification=sums.space_amplification,
             write_amplification=sums.write_amplification,
             never_packed=1 - sums.packed / sums.user if sums.user else 0.0,
+            landing_ratio=sums.landed / sums.live if sums.live else 0.0,
             live_blocks=self._live_blocks(sums),
             blocks_stored=len(self._blocks),
             user_bytes=sums.user,
