@@ -116,8 +116,9 @@ class Status(_Answer):
         gc_behind=None,
         cost={
             "raw_bytes_per_live_byte": 1.391104,
-            "parts": {"live": 1.0, "coding": 0.375, "overhead": 0.014454, "dead_sealed": 0.00165, "dead_open": 0.0,
-                      "dead_condemned": 0.0},
+            "parts": {"live": 1.0, "coding": 0.375, "headers": 0.010118, "padding": 0.004336, "undivided": 0.0,
+                      "dead_sealed": 0.00165, "dead_open": 0.0, "dead_condemned": 0.0},
+            "headers_surveyed_ms": 1763690000000, "landing_bytes_per_live_byte": 0.0213,
             "break_even_space_amplification": 2.171306,
             "usage": {"day": {"span_ms": 86400000, "user_bytes": 40000000, "copied_bytes": 8000000,
                               "write_amplification": 1.2, "space_amplification": 1.19}, "week": None},

@@ -69,7 +69,7 @@ class Readings:
             space_amplification=rounded(totals.space_amplification),
             target_space_amplification=self._system.settings.gc.target_space_amp,
             gc_behind=None if figures.behind is None else Behind(figures.behind),
-            cost=Cost.model_validate(cost_data(totals, geometry, figures.usage)),
+            cost=Cost.model_validate(cost_data(totals, geometry, figures.usage, figures.headers)),
             packed_objects=totals.packed_objects,
             large_objects=totals.large_objects,
             large_bytes=totals.large_bytes,

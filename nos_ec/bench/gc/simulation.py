@@ -30,6 +30,10 @@ BLOCKS_MIN = 10
 _CYCLE_BLOCKS = 8
 """Blocks of arrivals between the cycles of a policy without a target, for which each cycle looks at all blocks."""
 _START_AMPLIFICATION = 1.5
+_TICKS_PER_MIN_AGE = 16
+"""Time goes on in ticks. Objects leave the landing store at the next one, so ticks must be short beside the delay."""
+_MIN_AGE_DAYS_MIN = 0.02
+"""A shorter delay is taken for this one, half an hour: ticks have a least length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,8 @@ class _Run:
         self._measured_days = workload.measured_days * days / workload.days
         self._measured_from = self._end - self._measured_days
         self._tick_days = options.block_bytes / self._rate_at(self._end)
+        if options.min_age_days:
+            self._tick_days = min(self._tick_days, max(options.min_age_days, _MIN_AGE_DAYS_MIN) / _TICKS_PER_MIN_AGE)
         self._ticks = ceil(self._end / self._tick_days)
         self._deaths: list[list[int]] = [[] for _ in range(self._ticks)]
         self._landed: list[int] = []

@@ -80,8 +80,9 @@ class Totals:
         """Stored / live bytes, without condemned blocks, as GC counts; None without live bytes."""
         return ratio(self.live_bytes + self.dead_bytes - self.condemned_dead_bytes, self.live_bytes)
 
-    def raw_cost(self, geometry: Geometry) -> RawCost | None:
-        """What a live byte in blocks costs on the disks, part by part; None without live bytes."""
+    def raw_cost(self, geometry: Geometry, header_share: float | None = None) -> RawCost | None:
+        """What a live byte in blocks costs on the disks, part by part; None without live bytes. header_share: see
+        `StoredParts`."""
         sealed_dead_bytes = self.dead_bytes - self.open_dead_bytes - self.condemned_dead_bytes
         parts = StoredParts(
             self.live_bytes,
@@ -89,8 +90,14 @@ class Totals:
             self.open_dead_bytes,
             self.condemned_dead_bytes,
             self.overhead_bytes,
+            header_share,
         )
         return raw_cost(parts, geometry)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the objects that wait to be packed: one landing copy of each."""
+        return self.landed_bytes + self.queued_bytes
 
     def dead_ratio(self, geometry: Geometry) -> float | None:
         """The share of all stripes that dead bytes take. With utilisation and overhead_ratio it adds up to 1."""
