@@ -99,7 +99,7 @@ class HeaderSurvey:
         return self._metadata.store_note(HEADERS_NOTE, json.dumps(astuple(new)), stored)
 
     def _sample(self) -> Iterator[BlockRow]:
-        """All blocks if they are few, else some behind each of a few ids."""
+        """All blocks if they are few, else some behind each of a few ids. Not those that GC could not read."""
         rows = self._metadata.list_blocks(None, BLOCKS_MAX + 1)
         if len(rows) > BLOCKS_MAX:
             rows = []
@@ -107,7 +107,7 @@ class HeaderSurvey:
                 place = BlockId(self._rng.randbytes(16))
                 rows += self._metadata.list_blocks(place, BLOCKS_MAX // PLACES)
             rows = rows or self._metadata.list_blocks(None, BLOCKS_MAX)
-        yield from {row.block_id: row for row in rows if row.stripes}.values()
+        yield from {row.block_id: row for row in rows if row.stripes and not row.gc_failures}.values()
 
     def _header_bytes(self, row: BlockRow) -> int | None:
         """None for a block that is gone or has a damaged header. Raises Transient."""
