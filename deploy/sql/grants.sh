@@ -32,6 +32,7 @@ front     objects            INSERT, UPDATE, DELETE
 front     segments           INSERT, DELETE
 front     survival           INSERT, UPDATE (counted_ms, counts)
 front     uploads            INSERT, UPDATE (state, since_ms, revision, attributes)
+front     versions           INSERT, DELETE
 front     waiting            INSERT, DELETE
 
 producer  counters           UPDATE (value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 
 import google_crc32c
 import structlog
@@ -33,6 +34,7 @@ from nos_ec.core.header import header_length, name_record_size, names_size_max
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockKind, ObjectEvent, advance_object
+from nos_ec.core.versions import Versioning
 from nos_ec.engine.group_bytes import GroupPlace
 from nos_ec.engine.large_block import LargeBlock, windows
 from nos_ec.engine.large_lease import LargeLease, Loan
@@ -46,6 +48,11 @@ from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow, PartOf, Segment, UploadState
 from nos_ec.ports.placement import Placement
+
+_MS = 1000
+"""A millisecond, in the unit of versions."""
+_TURN = 389
+"""Has no factor in common with it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -70,6 +77,7 @@ class LargeObjects:
         self._lease = lease
         self._reserve_bytes = reserve_bytes
         self._trail = trail
+        self._turns = count()
 
     def put(
         self,
@@ -79,6 +87,7 @@ class LargeObjects:
         attributes: bytes = b"",
         condition: Condition | None = None,
         step: PartOf | None = None,
+        versioning: Versioning | None = None,
     ) -> ObjectRow:
         """Store `head` followed by all of `rest`. Durable on return.
 
@@ -92,11 +101,13 @@ class LargeObjects:
         if condition is not None and (refusal := self._refusal(key, condition)) is not None:
             raise refusal
         with self._lease.lent() as loan:
-            version = self._metadata.next_version(key, self._clock.now_ms())
+            version = self._metadata.next_version(key, self._clock.now_ms(), of_all=versioning is not None)
+            if versioning is Versioning.ENABLED:
+                version += next(self._turns) * _TURN % _MS  # of PUTs that begin in one millisecond, each is a version
             made: list[BlockId] = []
             try:
                 new = self._write(key, version, head, rest, attributes, loan, made)
-                new = replace(new, condition=condition, step=step)
+                new = replace(new, condition=condition, step=step, versioning=versioning)
                 kill_point("large.written")
                 recorded = self._metadata.record_large(new, loan.lease, self._clock.now_ms())
             except NosError as error:
@@ -116,6 +127,8 @@ class LargeObjects:
                 f"object {key} was changed by another client while it was being stored; nothing was changed", key=key
             )
         row = self._recorded(new)
+        if versioning is Versioning.ENABLED and (not recorded or row.version != version):
+            raise Transient(f"{key}: another request stored a version of the same number; send it again", key=key)
         if step is not None and not recorded:
             self._require_open(step, key)
             if row.md5 != new.md5:
@@ -140,21 +153,33 @@ class LargeObjects:
         """The row just recorded, or that of a PUT that came after it. If a DELETE did, the row as it was, with an id
         that no object has: the PUT took effect all the same, and the later outcome stands."""
         try:
-            return self._metadata.get(new.key)
+            row = self._metadata.get(new.key)
+            if row.version == new.version or new.versioning is None:
+                return row
         except NotFound:
-            return ObjectRow(
-                object_id=0,
-                key=new.key,
-                version=new.version,
-                state=advance_object(None, ObjectEvent.STORE),
-                size=new.size,
-                crc32c=new.crc32c,
-                md5=new.md5,
-                landing_id=None,
-                extent=None,
-                created_ms=self._clock.now_ms(),
-                attributes=new.attributes,
-            )
+            pass
+        if new.versioning is None:
+            return self._as_recorded(new)
+        try:
+            number = new.version if new.versioning is Versioning.ENABLED else None
+            return self._metadata.version(new.key, number).row or self._as_recorded(new)
+        except NotFound:
+            return self._as_recorded(new)
+
+    def _as_recorded(self, new: NewLargeObject) -> ObjectRow:
+        return ObjectRow(
+            object_id=0,
+            key=new.key,
+            version=new.version,
+            state=advance_object(None, ObjectEvent.STORE),
+            size=new.size,
+            crc32c=new.crc32c,
+            md5=new.md5,
+            landing_id=None,
+            extent=None,
+            created_ms=self._clock.now_ms(),
+            attributes=new.attributes,
+        )
 
     def _write(
         self,

@@ -50,6 +50,7 @@ from nos_ec.testing.metadata_segment_contract import LandingSegmentContract
 from nos_ec.testing.metadata_survival_contract import SurvivalContract
 from nos_ec.testing.metadata_trash_contract import TrashContract
 from nos_ec.testing.metadata_upload_contract import UploadContract
+from nos_ec.testing.metadata_version_contract import VersionContract
 
 SIZE = GEOMETRY.stripe_size
 
@@ -947,6 +948,7 @@ class MetadataContract(
     BucketContract,
     AccessKeyContract,
     UploadContract,
+    VersionContract,
     ProducerContract,
     LeaseContract,
     CommitContract,

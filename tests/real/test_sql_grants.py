@@ -32,8 +32,18 @@ from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, log_of, ne
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.lifetimes import OTHERS, Counts
 from nos_ec.core.slots import member_lease
+from nos_ec.core.versions import Versioning
 from nos_ec.engine.log_lease import take_log_lease
-from nos_ec.ports.metadata import CannedAcl, DocumentKind, LandedMove, Lease, NewObject, StoredTotals
+from nos_ec.ports.metadata import (
+    AddMarker,
+    CannedAcl,
+    DeleteVersion,
+    DocumentKind,
+    LandedMove,
+    Lease,
+    NewObject,
+    StoredTotals,
+)
 from nos_ec.ports.metadata import Rights as BucketRights
 from nos_ec.settings import without_settings
 from nos_ec.testing.audit import problems
@@ -150,6 +160,15 @@ def upload_parts(front: System) -> None:
         uploads.put_part(upload, 1, BytesIO(b"part"), b"")
     uploads.abort(upload.upload_id, upload.key)
     uploads.abort_all("bucket")
+
+
+def keep_versions(front: System) -> None:
+    """What a gateway does in a bucket with versions."""
+    for versioning in (Versioning.ENABLED, Versioning.ENABLED, Versioning.SUSPENDED):
+        front.store().put(key("versioned"), BytesIO(b"v"), versioning=versioning)
+    version = front.metadata.noncurrent_after(None, 1)[0][1]
+    deletions = [AddMarker(key("versioned"), Versioning.SUSPENDED), DeleteVersion(key("versioned"), version)]
+    assert None not in front.store().delete_versions(deletions)
 
 
 def open_segment(system: System) -> tuple[Lease, SegmentId]:
@@ -274,6 +293,7 @@ def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: 
     fill(systems["front"])
     keep_buckets(systems["front"])
     upload_parts(systems["front"])
+    keep_versions(systems["front"])
     publish(systems["producer"])
     pack(systems["consumer"])
     publish(systems["producer"])

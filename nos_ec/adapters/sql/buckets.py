@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from nos_ec.adapters.sql import objects
+from nos_ec.adapters.sql import objects, versions
 from nos_ec.adapters.sql.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.rows import LIVE, by_index, delete_listed
 from nos_ec.adapters.sql.schema import BUCKET_DOCUMENTS, BUCKET_GRANTS, BUCKETS, OBJECTS, utf8
@@ -86,7 +86,7 @@ def remove(connection: Connection, name: str, now_ms: int) -> bool:
     """See `Buckets.delete_bucket`."""
     row, deleted = _locked(connection, name)
     if _holds_object(connection, name):
-        raise Conflict(f"bucket {name} still holds objects; delete them first")
+        raise Conflict(f"bucket {name} still holds objects, or versions of them; delete them first")
     if row is None or deleted:
         return False
     for table in (BUCKET_DOCUMENTS, BUCKET_GRANTS):
@@ -253,7 +253,10 @@ def _row_of(row: Any) -> tuple[BucketRow | None, bool]:
 
 
 def _holds_object(connection: Connection, name: str) -> bool:
-    return connection.execute(HOLDS_OBJECT, {"bucket": name}).first() is not None
+    """Also one that is noncurrent, or a delete marker."""
+    if connection.execute(HOLDS_OBJECT, {"bucket": name}).first() is not None:
+        return True
+    return versions.holds_version(connection, name)
 
 
 def _named(names: Iterable[str]) -> dict[str, str]:

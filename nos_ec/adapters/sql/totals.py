@@ -15,7 +15,7 @@ from sqlalchemy import BigInteger, Connection, cast, delete, func, insert, selec
 
 from nos_ec.adapters.sql import leases
 from nos_ec.adapters.sql.notes import deleted_bytes
-from nos_ec.adapters.sql.rows import LIVE, by_index
+from nos_ec.adapters.sql.rows import FIRST_MARK, by_index
 from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, STORED_TOTALS, WAITING
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.slots import LEASE_PREFIX
@@ -88,7 +88,7 @@ _BLOCK_SUMS = select(
 # Reads as many rows as large objects have blocks, which is no more work than the sums over blocks.
 _LARGE_OBJECTS = select(func.count()).where(SEGMENTS.c.part == 0)
 _TRASH_SUMS = by_index(select(func.count(), _sum(_O.size, "bytes")), OBJECTS, "objects_by_trash_key").where(
-    _O.trashed > LIVE
+    _O.trashed >= FIRST_MARK
 )
 _LANDED_SUMS = select(_W.state, func.count(), _sum(_W.size, "bytes")).group_by(_W.state)
 

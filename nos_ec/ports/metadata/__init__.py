@@ -56,6 +56,14 @@ from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
 from nos_ec.ports.metadata.survival import LivingObject, Survival, SurvivalRow
 from nos_ec.ports.metadata.trash import Trash, TrashMark, TrashPage
 from nos_ec.ports.metadata.uploads import Completes, PartOf, UploadRow, Uploads, UploadState, UploadStep
+from nos_ec.ports.metadata.versions import (
+    AddMarker,
+    DeleteVersion,
+    MarkerRow,
+    VersionEntry,
+    VersionPage,
+    Versions,
+)
 from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
 
 __all__ = [
@@ -65,6 +73,7 @@ __all__ = [
     "ROOT_ACCOUNT",
     "AccessKey",
     "AccessKeys",
+    "AddMarker",
     "BlockFacts",
     "BlockRow",
     "Blocks",
@@ -73,6 +82,7 @@ __all__ = [
     "Buckets",
     "CannedAcl",
     "Completes",
+    "DeleteVersion",
     "DocumentKind",
     "EntryPage",
     "Explanations",
@@ -86,6 +96,7 @@ __all__ = [
     "Lease",
     "Leases",
     "LivingObject",
+    "MarkerRow",
     "Metadata",
     "Move",
     "NewLargeObject",
@@ -118,6 +129,9 @@ __all__ = [
     "UploadState",
     "UploadStep",
     "Uploads",
+    "VersionEntry",
+    "VersionPage",
+    "Versions",
     "WaitReason",
     "WaitingBlocks",
     "WaitingRow",

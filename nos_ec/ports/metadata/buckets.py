@@ -34,11 +34,12 @@ class CannedAcl(StrEnum):
 
 class DocumentKind(StrEnum):
     """What a bucket may have besides its row: TAGS and CORS as they were sent, ACL as the gateway writes
-    it."""
+    it, VERSIONING a word of `core.versions.Versioning`."""
 
     TAGS = "tags"
     ACL = "acl"
     CORS = "cors"
+    VERSIONING = "versioning"
 
 
 class KeyState(StrEnum):

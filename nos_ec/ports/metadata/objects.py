@@ -12,19 +12,22 @@ from nos_ec.core.ids import Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.core.parts import Composition, composition_of
+from nos_ec.core.versions import Versioning, has_version_id, is_of_versions
 from nos_ec.ports.metadata.leases import Lease
 from nos_ec.ports.metadata.uploads import UploadStep
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectRow:
-    """The current version of one object. `landing_id` is set when state.in_landing, `extent` when PACKED.
+    """A version of one object, the current one unless it says otherwise.
+
+    `landing_id` is set when state.in_landing, `extent` when PACKED.
 
     `due_ms`: when the producer should publish it; set only in the rows that `due_objects` and `object_facts` return.
     `attributes`: see core.attributes; they belong to the version, and only `set_attributes` changes them.
     `trash_until_ms`: until when the trash keeps it, if it is a deleted version in the trash; set only in rows that
     methods of `Trash`, `objects_after`, `objects_with` and `object_facts` return. `trashed_ms`: when it was deleted,
-    likewise.
+    likewise. `is_noncurrent`: a version beside the current one (see `Versions`), likewise.
     """
 
     object_id: int
@@ -41,6 +44,22 @@ class ObjectRow:
     attributes: bytes = b""
     trash_until_ms: int | None = field(default=None, compare=False)
     trashed_ms: int | None = field(default=None, compare=False)
+    is_noncurrent: bool = field(default=False, compare=False)
+
+    @property
+    def has_version_id(self) -> bool:
+        """Whether the version has an id of its own (core.versions). Raises Corrupt."""
+        return has_version_id(self.attributes)
+
+    @property
+    def is_of_versions(self) -> bool:
+        """Whether its key may have noncurrent versions (core.versions). Raises Corrupt."""
+        return is_of_versions(self.attributes)
+
+    @property
+    def facts(self) -> tuple[int, int]:
+        """When it was stored, in seconds, and its bytes that users see: what conditions of a DELETE may ask for."""
+        return self.created_ms // 1000, self.users_size
 
     @property
     def composition(self) -> Composition | None:
@@ -85,6 +104,7 @@ class NewObject:
     attributes: bytes = b""
     condition: Condition | None = None
     step: UploadStep | None = None
+    versioning: Versioning | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +132,7 @@ class NewLargeObject:
     attributes: bytes = b""
     condition: Condition | None = None
     step: UploadStep | None = None
+    versioning: Versioning | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +166,8 @@ class Objects(Protocol):
         Removes their landing ids from the deletion queue. The version is max(previous version + 1,
         now_ms * 1000). An overwritten landing copy is queued for deletion with `now_ms` as its time; an
         overwritten extent becomes dead bytes. Objects of one key are recorded in their order. The condition of each is
-        judged on the row that it would overwrite, locked, so after those before it.
+        judged on the row that it would overwrite, locked, so after those before it. With versioning, or when what is
+        current has a version id, that may become noncurrent instead (see `Versions`).
 
         Returns for each object its row, or why it alone was not recorded: a Transient when its landing id has been
         doomed meanwhile (the PUT took longer than its reservation), or is a record of a segment of the landing log that
@@ -157,22 +179,24 @@ class Objects(Protocol):
         """
         ...
 
-    def next_version(self, key: ObjectKey, now_ms: int) -> int:
-        """A version for a large PUT that starts now: max(current version + 1, now_ms * 1000)."""
+    def next_version(self, key: ObjectKey, now_ms: int, *, of_all: bool = False) -> int:
+        """A version for a large PUT that starts now: max(current version + 1, now_ms * 1000). of_all: without a current
+        one, the newest noncurrent version or marker counts."""
         ...
 
     def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool:
         """Make a large object the current version of its key, seal its blocks, release what it overwrites.
 
         Returns False when a version that is at least as new has been recorded meanwhile: the two PUTs were
-        concurrent, this one counts as the first, and its blocks are sealed as dead. So it is when its condition does
+        concurrent, this one counts as the first, and its blocks are sealed as dead. With ENABLED it becomes a
+        noncurrent version then, and True is returned. False also when its condition does
         not hold, or its step of an upload cannot be taken. Raises LeaseLost.
         """
         ...
 
     def set_attributes(self, row: ObjectRow, attributes: bytes) -> bool:
         """Replace the attributes of a version, which stays the same version. Returns False, and changes nothing, when
-        it is not the current one any more (it was overwritten, deleted, or is in the trash), or when its attributes are
+        it is not there any more (it was overwritten, deleted, or is in the trash), or when its attributes are
         neither those of `row` nor `attributes`: somebody else has changed them."""
         ...
 
@@ -191,7 +215,8 @@ class Objects(Protocol):
         """Remove the object and release its bytes as `record_puts` does. Raises NotFound, which carries the key, and
         PreconditionFailed when its `condition` does not hold.
 
-        until_ms: put it into the trash instead, which keeps it until then (see `Trash`). Nothing is released.
+        until_ms: put it into the trash instead, which keeps it until then (see `Trash`). Nothing is released. A version
+        that has an id becomes noncurrent instead, below a delete marker (see `Versions`).
         """
         ...
 

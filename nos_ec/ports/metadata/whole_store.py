@@ -25,6 +25,7 @@ from nos_ec.ports.metadata.scrubbing import Scrubbing
 from nos_ec.ports.metadata.survival import Survival
 from nos_ec.ports.metadata.trash import Trash
 from nos_ec.ports.metadata.uploads import Uploads
+from nos_ec.ports.metadata.versions import Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class StoredTotals:
 class Metadata(
     Objects,
     Trash,
+    Versions,
     Buckets,
     AccessKeys,
     Uploads,
