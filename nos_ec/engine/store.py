@@ -52,6 +52,9 @@ from nos_ec.ports.metadata import (
 DELETE_BATCH_OBJECTS = 1000
 """Objects deleted by one transaction: many objects for one sync, but no transaction that others wait long for."""
 
+VERSION_BATCH = 100
+"""Versions deleted, and markers made, by one transaction: each takes several statements."""
+
 _TO_THE_END = 2**63 - 1
 """A length beyond the end of any object."""
 READ_TRIES = 10
@@ -219,14 +222,14 @@ class Store:
         return rows
 
     def delete_versions(self, deletions: Sequence[DeleteVersion | AddMarker]) -> list[VersionEntry | NosError | None]:
-        """Delete in buckets with versions, durably, DELETE_BATCH_OBJECTS with one transaction. The answers are those of
+        """Delete in buckets with versions, durably, VERSION_BATCH with one transaction. The answers are those of
         `Versions.delete_versions`; Transient for what a failed transaction left. Versions go into the trash if there is
         one. Raises InvalidInput."""
         for one in deletions:
             _refuse_reserved(one.key)
         answers: list[VersionEntry | NosError | None] = []
-        for first in range(0, len(deletions), DELETE_BATCH_OBJECTS):
-            batch = deletions[first : first + DELETE_BATCH_OBJECTS]
+        for first in range(0, len(deletions), VERSION_BATCH):
+            batch = deletions[first : first + VERSION_BATCH]
             now_ms = self._clock.now_ms()
             try:
                 answers += self._metadata.delete_versions(batch, now_ms, self._until_ms(now_ms, permanently=False))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Generic, TypeVar
 
+from nos_ec.core.versions import Versioning
 from nos_ec.gateway.accounts import AccountsMetadata
 from nos_ec.gateway.acls import bucket_rights
 from nos_ec.gateway.sealed_secrets import MasterKeys
@@ -37,11 +38,13 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class BucketAccess:
-    """A bucket, and what accounts may do in it that do not own it. acl: as gateway.acls stores it."""
+    """A bucket, and what accounts may do in it that do not own it. acl: as gateway.acls stores it. versioning: None if
+    it never had versions."""
 
     row: BucketRow
     grants: Mapping[str, Rights]
     acl: str
+    versioning: Versioning | None = None
 
     def rights_of(self, account: str | None) -> Rights:
         """What an account may do, or anybody for None."""
@@ -90,7 +93,9 @@ class Access:
         row = None if name.startswith(".") else self._metadata.bucket(name)  # those are the store's own
         if row is None:
             raise S3Error("NoSuchBucket", "The specified bucket does not exist.", BucketName=name)
-        return BucketAccess(row, self._metadata.grants(name), self._acl_of(row))
+        said = self._metadata.bucket_document(name, DocumentKind.VERSIONING)
+        versioning = None if said is None else Versioning(said.decode())
+        return BucketAccess(row, self._metadata.grants(name), self._acl_of(row), versioning)
 
     def _acl_of(self, row: BucketRow) -> str:
         if row.acl is not CannedAcl.GRANTS:

@@ -101,9 +101,22 @@ class BucketOperations:
         return xml(answers.location(self._region))
 
     def get_versioning(self, call: Call) -> Reply:
-        """No bucket has versions."""
+        """Nothing for a bucket that never had versions."""
         call.require(Rights.LIST)
-        return xml(answers.versioning(None))
+        said = self._metadata.bucket_document(call.bucket, DocumentKind.VERSIONING)
+        return xml(answers.versioning(None if said is None else said.decode()))
+
+    def put_versioning(self, call: Call) -> Reply:
+        """Enabled or Suspended. A bucket that had versions once never goes back to none."""
+        call.require(Rights.OWNER)
+        status = documents.versioning(document(call))
+        kind, now_ms = DocumentKind.VERSIONING, self._clock.now_ms()
+        try:
+            if not self._metadata.set_bucket_document(call.bucket, kind, status.encode(), now_ms):
+                raise no_bucket(call.bucket)
+        finally:
+            self._access.forget_bucket(call.bucket)
+        return empty()
 
     def get_acl(self, call: Call) -> Reply:
         """As grants."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.versions import Versioning
 from nos_ec.gateway.access import BucketAccess
 from nos_ec.gateway.body import Source
 from nos_ec.ports.metadata import Rights
@@ -46,6 +47,11 @@ class Call:
         return owner_named(self.access.row.owner)
 
     @property
+    def versioning(self) -> Versioning | None:
+        """That of the bucket."""
+        return None if self.access is None else self.access.versioning
+
+    @property
     def object_key(self) -> ObjectKey:
         """Raises S3Error for a key that the store cannot have."""
         return object_key(self.bucket, self.key)
@@ -80,14 +86,6 @@ class Call:
                 ArgumentValue=text,
             )
         return min(int(text), most)
-
-    def refuse_versions(self) -> None:
-        """Raises InvalidArgument for a version id that no object of an unversioned bucket has."""
-        version = self.request.parameter("versionId")
-        if version not in (None, "null"):
-            raise S3Error(
-                "InvalidArgument", "Invalid version id specified", ArgumentName="versionId", ArgumentValue=version or ""
-            )
 
 
 def object_key(bucket: str, key: str) -> ObjectKey:

@@ -34,6 +34,7 @@ from nos_ec.gateway.object_operations import ObjectOperations, attributes_of_cal
 from nos_ec.gateway.preconditions import write_condition
 from nos_ec.gateway.reply import Reply, empty, xml
 from nos_ec.gateway.stored_body import CopiedBody, store_body
+from nos_ec.gateway.versions import source_headers, version_headers
 from nos_ec.ports.metadata import ObjectRow, Rights, UploadRow, UploadState
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import Algorithm, ChecksumType
@@ -103,14 +104,14 @@ class MultipartOperations:
         request = call.request
         refuse_unsupported(request)
         upload, number = self._open(call), _part_number(call)
-        row, _ = self._objects.source_of_copy(call)
+        row, _, versioning = self._objects.source_of_copy(call)
         first, length = _range_to_copy(request.header("x-amz-copy-source-range"), row.users_size)
         algorithm, _ = _checksum_of_upload(upload)
         body = CopiedBody(self._store.open_version(row, first, length), length, algorithm)
         made, attributes = self._store_part(upload, number, body, {})
         assert body.computed is not None
         answer = answers.copied(body.computed.md5.hex(), made.created_ms, checksum_of(attributes), part=True)
-        return xml(answer)
+        return xml(answer, source_headers(versioning, row))
 
     def _store_part(
         self, upload: UploadRow, number: int, body: CheckedBody | CopiedBody, given: dict[str, str]
@@ -158,7 +159,7 @@ class MultipartOperations:
         attributes = _attributes(row)
         location = f"http://{call.request.header('host') or ''}/{call.bucket}/{quote(call.key, safe='/')}"
         answer = answers.upload_completed(location, call.bucket, call.key, etag_of(row), checksum_of(attributes))
-        return xml(answer)
+        return xml(answer, version_headers(call.versioning, row))
 
     def _completed(self, upload: UploadRow) -> ObjectRow:
         try:
@@ -189,7 +190,7 @@ class MultipartOperations:
             return parts, given | made
 
         try:
-            return self._uploads.complete(upload, choose, write_condition(request))
+            return self._uploads.complete(upload, choose, write_condition(request), call.versioning)
         except NotFound as error:
             if request.header("if-match") is not None and not self._is_there(call):
                 raise S3Error("NoSuchKey", "The specified key does not exist.", Key=call.key) from None

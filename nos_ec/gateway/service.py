@@ -64,6 +64,7 @@ class Service:
             "DeleteBucket": buckets.delete_bucket,
             "GetBucketLocation": buckets.get_location,
             "GetBucketVersioning": buckets.get_versioning,
+            "PutBucketVersioning": buckets.put_versioning,
             "GetBucketAcl": buckets.get_acl,
             "PutBucketAcl": buckets.put_acl,
             "GetBucketTagging": buckets.get_tagging,
@@ -167,7 +168,7 @@ def _finished(request: Request, reply: Reply, record: Record) -> Reply:
 
 def _refusal(request: Request, error: S3Error, record: Record) -> Reply:
     record.code = error.code
-    headers = {"content-type": "application/xml"}
+    headers = {"content-type": "application/xml", **error.headers}
     if error.code == "InvalidRange":
         headers["content-range"] = f"bytes */{error.fields.get('ActualObjectSize', '*')}"
     if error.code in ("ServiceUnavailable", "SlowDown"):

@@ -257,6 +257,26 @@ def _tags(pairs: list[tuple[str, str]], tags_max: int) -> dict[str, str]:
     return tags
 
 
+def versioning(body: bytes) -> str:
+    """PutBucketVersioning: Enabled or Suspended. Raises MalformedXML, IllegalVersioningConfigurationException, or
+    NotImplemented for MFA delete."""
+    fields = _fields(parse(body, "VersioningConfiguration"), "Status", "MfaDelete")
+    mfa = fields.get("MfaDelete", "Disabled").strip()
+    if mfa == "Enabled":
+        raise S3Error("NotImplemented", "MFA delete is not supported; leave MfaDelete out, or set it to Disabled.")
+    if mfa != "Disabled":
+        raise malformed("MfaDelete is Enabled or Disabled.")
+    status = fields.get("Status")
+    if status is None:
+        raise S3Error(
+            "IllegalVersioningConfigurationException",
+            "The versioning configuration specified in the request is invalid: it has no Status.",
+        )
+    if status.strip() not in ("Enabled", "Suspended"):
+        raise malformed("Status is Enabled or Suspended.")
+    return status.strip()
+
+
 def create_bucket(body: bytes) -> str | None:
     """CreateBucket: the location constraint. Raises MalformedXML, or NotImplemented for directory buckets and tags."""
     if not body.strip():

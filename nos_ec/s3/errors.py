@@ -19,6 +19,7 @@ STATUS_OF = {
     "EntityTooLarge": 400,
     "EntityTooSmall": 400,
     "IllegalLocationConstraintException": 400,
+    "IllegalVersioningConfigurationException": 400,
     "IncompleteBody": 400,
     "InternalError": 500,
     "InvalidAccessKeyId": 403,
@@ -77,7 +78,8 @@ STATUS_OF = {
 
 
 class S3Error(Exception):
-    """What a request is refused with. fields: further elements of the answer, by the name that S3 gives them."""
+    """What a request is refused with. fields: further elements of the answer, by the name that S3 gives them.
+    `headers`: further headers of it."""
 
     def __init__(self, code: str, message: str, **fields: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -85,3 +87,4 @@ class S3Error(Exception):
         self.message = message
         self.status = STATUS_OF[code]
         self.fields = fields
+        self.headers: dict[str, str] = {}

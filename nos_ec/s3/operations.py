@@ -26,6 +26,7 @@ SERVED = frozenset(
         "DeleteBucket",
         "GetBucketLocation",
         "GetBucketVersioning",
+        "PutBucketVersioning",
         "GetBucketAcl",
         "PutBucketAcl",
         "GetBucketAccelerateConfiguration",

@@ -191,10 +191,12 @@ def test_list_buckets() -> None:
 
 def test_deleted() -> None:
     failed = [("k3", "v", S3Error("AccessDenied", "No."))]
-    parsed = read("DeleteObjects", answers.deleted([("k<1", None), ("k2", "null")], failed, quiet=False))
+    parsed = read(
+        "DeleteObjects", answers.deleted([answers.Deleted("k<1"), answers.Deleted("k2", "null")], failed, quiet=False)
+    )
     assert parsed["Deleted"] == [{"Key": "k<1"}, {"Key": "k2", "VersionId": "null"}]
     assert parsed["Errors"] == [{"Key": "k3", "VersionId": "v", "Code": "AccessDenied", "Message": "No."}]
-    assert read("DeleteObjects", answers.deleted([("k", None)], [], quiet=True)) == {}
+    assert read("DeleteObjects", answers.deleted([answers.Deleted("k")], [], quiet=True)) == {}
 
 
 def test_copied() -> None:
