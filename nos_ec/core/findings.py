@@ -50,6 +50,8 @@ class FindingKind(StrEnum):
     """The parts that an object is composed of are not all there, or its upload is not completed."""
     UPLOAD_WITHOUT_OBJECT = "upload-without-object"
     """An upload is completed, but no object is composed of it."""
+    VERSION_WITHOUT_OBJECT = "version-without-object"
+    """A noncurrent version is listed, but its object is gone, or is no noncurrent version."""
     PART_WITHOUT_UPLOAD = "part-without-upload"
     """There is a part of an upload that has no row."""
     COPY_WITHOUT_OWNER = "copy-without-owner"
@@ -110,6 +112,7 @@ REPAIRS: Mapping[FindingKind, str] = {
     FindingKind.PARTS_WITHOUT_OBJECT: "no object is harmed; the segments' blocks are not collected",
     FindingKind.COMPOSITION_WRONG: "put the object again; if its upload is doomed, stop GC before it deletes the parts",
     FindingKind.UPLOAD_WITHOUT_OBJECT: "no object is harmed; nothing deletes its parts",
+    FindingKind.VERSION_WITHOUT_OBJECT: "GET of this version fails; delete the version",
     FindingKind.PART_WITHOUT_UPLOAD: "no object is harmed; nothing deletes the part",
     FindingKind.COPY_WITHOUT_OWNER: f"no row refers to it. {_OLDER}; otherwise --plan puts the copy into quarantine",
     FindingKind.COPY_MISSING: "put the object again",

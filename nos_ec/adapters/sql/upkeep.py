@@ -213,6 +213,15 @@ class SqlVersions(SqlPart):
         if rows:
             self._write(versions.restore_markers, rows)
 
+    def settle_versions(self, rows: Sequence[ObjectRow]) -> None:
+        """See the port."""
+        if rows:
+            self._write(versions.settle, rows)
+
+    def order_versions(self, keys: Sequence[ObjectKey]) -> None:
+        """See the port."""
+        self._write_again(versions.order, keys)
+
     def listed_as_noncurrent(self, rows: Sequence[ObjectRow]) -> frozenset[int]:
         """See the port."""
         return self._read(versions.listed, rows) if rows else frozenset()

@@ -445,6 +445,29 @@ def restore_markers(connection: Connection, rows: Sequence[MarkerRow]) -> None:
     add_markers(connection, rows)
 
 
+def settle(connection: Connection, rows: Sequence[ObjectRow]) -> None:
+    """See `Versions.settle_versions`."""
+    there = lock_rows(connection, [row.object_id for row in rows])
+    kept = [row for row in there.values() if row.trash_until_ms is not None]
+    ranks = [{"of_bucket": row.key.bucket, "of_name": row.key.name, "of_rank": rank_of(row.version)} for row in kept]
+    if kept:
+        connection.execute(REMOVE, ranks)
+        retire(connection, kept)
+
+
+def order(connection: Connection, keys: Sequence[ObjectKey]) -> None:
+    """See `Versions.order_versions`."""
+    for key in keys:
+        current = objects.lock(connection, key)
+        if current is None:
+            _promote(connection, key)
+            continue
+        newest = connection.execute(LOCK_NEWEST, named(key)).first()
+        if newest is not None and VERSION_MAX - newest.age_rank > current.version:
+            retire(connection, [current])
+            _promote(connection, key)
+
+
 def listed(connection: Connection, rows: Sequence[ObjectRow]) -> frozenset[int]:
     """See `Versions.listed_as_noncurrent`."""
     ranks = sorted((utf8(row.key.bucket), utf8(row.key.name), rank_of(row.version)) for row in rows)

@@ -10,7 +10,7 @@ from nos_ec.core.crc32c import joined
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import ObjectState
-from nos_ec.engine.check import uploads
+from nos_ec.engine.check import uploads, versions
 from nos_ec.engine.check.blocks import TRIES
 from nos_ec.engine.check.second_look import SecondLook
 from nos_ec.ports.metadata import Metadata, ObjectRow, Segment
@@ -45,6 +45,7 @@ class ObjectCheck:
             after = owners[-1]
             for object_id in self._stray(owners):
                 yield from self._second.doubt(partial(self._strays, object_id))
+        yield from versions.without_object(self._metadata, self._second)
         yield from self._second.settle()
         for upload in uploads.uploads_without_object(self._metadata):
             yield Finding(
@@ -77,7 +78,8 @@ class ObjectCheck:
         self, page: Sequence[ObjectRow], parts: dict[int, list[tuple[int, Segment]]]
     ) -> Iterator[tuple[ObjectRow, list[Finding]]]:
         waiting = self._metadata.waiting_with([row.landing_id for row in page if row.landing_id is not None])
-        by_key = self._metadata.rows_of([row.key for row in page if row.trash_until_ms is None])
+        by_key = self._metadata.rows_of([row.key for row in page if _is_current(row)])
+        noncurrent = self._metadata.listed_as_noncurrent([row for row in page if row.is_noncurrent])
         known = uploads.uploads_of(page, self._metadata)
         for row in page:
             found = [_finding(FindingKind.ROW_INVALID, row, error=error) for error in _contradictions(row)]
@@ -85,7 +87,9 @@ class ObjectCheck:
                 found += [_finding(FindingKind.PARTS_WRONG, row, error=error) for error in _gaps(row, _own(row, parts))]
             if row.landing_id is not None and row.landing_id not in waiting:
                 found.append(_finding(FindingKind.NOT_WAITING, row, landing=row.landing_id.hex()))
-            if row.trash_until_ms is None and _id_of(by_key.get(row.key)) != row.object_id:
+            if row.is_noncurrent and row.object_id not in noncurrent:
+                found.append(_finding(FindingKind.KEY_NOT_FOUND, row, found="noncurrent, and not listed as such"))
+            if _is_current(row) and _id_of(by_key.get(row.key)) != row.object_id:
                 found.append(_finding(FindingKind.KEY_NOT_FOUND, row, found=_id_of(by_key.get(row.key))))
             wrong = uploads.composition_wrong(row, known, self._metadata)
             if wrong is not None:
@@ -126,6 +130,10 @@ class ObjectCheck:
                 f"segments of object {object_id}, version {version}",
                 seen | {"blocks": blocks},
             )
+
+
+def _is_current(row: ObjectRow) -> bool:
+    return row.trash_until_ms is None and not row.is_noncurrent
 
 
 def _id_of(row: ObjectRow | None) -> int | None:

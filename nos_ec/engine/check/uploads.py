@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.parts import Composition, UploadId, is_parts_bucket, parts_bucket, parts_prefix, upload_of_part
+from nos_ec.engine.check.versions import noncurrent_of
 from nos_ec.ports.metadata import Metadata, ObjectRow, TrashMark, UploadRow, UploadState
 
 PAGE_PARTS = 1000
@@ -41,14 +42,15 @@ def is_stray_part(row: ObjectRow, uploads: Mapping[UploadId, UploadRow]) -> bool
 
 
 def uploads_without_object(metadata: Metadata) -> Iterator[UploadRow]:
-    """COMPLETED uploads that neither a current object nor one in the trash is composed of. Looks through the trash once
-    for each page of such as are of no current object."""
+    """COMPLETED uploads that no version of an object, nor one in the trash, is composed of. Looks through the trash
+    once for each page of such as are of no current object."""
     after: UploadId | None = None
     while page := metadata.uploads_after(after, PAGE_PARTS):
         after = page[-1].upload_id
         left = {row.upload_id: row for row in page if row.state is UploadState.COMPLETED}
         current = metadata.rows_of([row.key for row in left.values()]) if left else {}
         _drop(left, current.values())
+        _drop_noncurrent(left, metadata)
         before: TrashMark | None = None
         while left:
             trashed = metadata.trash_page(before, PAGE_PARTS)
@@ -58,6 +60,14 @@ def uploads_without_object(metadata: Metadata) -> Iterator[UploadRow]:
                 break
         still = metadata.uploads_with(list(left)) if left else {}
         yield from (row for row in still.values() if row == left[row.upload_id])
+
+
+def _drop_noncurrent(left: dict[UploadId, UploadRow], metadata: Metadata) -> None:
+    for key in {row.key for row in left.values()}:
+        for rows in noncurrent_of(key, metadata):
+            _drop(left, rows)
+            if all(row.key != key for row in left.values()):
+                break
 
 
 def _drop(uploads: dict[UploadId, UploadRow], rows: Iterable[ObjectRow]) -> None:

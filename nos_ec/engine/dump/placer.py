@@ -14,6 +14,7 @@ from nos_ec.core.crc32c import joined
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
+from nos_ec.core.versions import is_of_versions
 from nos_ec.engine.dump.told import ToldEntry, ToldRecord, whole_parts
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
@@ -46,7 +47,7 @@ class Placer:
 
     Nothing tells the order of two versions of a key but their numbers, which clocks have made, and an older version may
     have been undeleted. So the greater one becomes current. keep_replaced: the others go into the trash, as far as they
-    can be read; otherwise they are dead.
+    can be read; otherwise they are dead. Versions that have ids always stay, and so does what they have replaced.
     """
 
     def __init__(
@@ -86,16 +87,20 @@ class Placer:
             if row is not None and own is not None and _is_same(row, own) and row.extent != own.extent:
                 moved.append(_moved(row, own))
             others = sorted(told.values(), key=lambda entry: entry.version)
+            newest = b"" if row is None else row.attributes
             if others and (row is None or row.version < others[-1].version):
                 current.append(others.pop())
+                newest = current[-1].attributes
             # What has the version of a row in the trash, but other bytes, has no place there.
-            replaced += [one for one in others if (one.key, one.version) not in trashed]
+            replaced += [
+                one for one in others if (one.key, one.version) not in trashed and self._keeps(one.attributes, newest)
+            ]
         self.figures.moved += len(moved)
         adopted: list[Rebuilt] = []
         for entry, data in self._read(current):
             adopted += self._in_place_of(found.get(entry.key), self._packed(entry, data))
             self.figures.adopted += 1
-        for entry, data in self._read(replaced if self._keep_replaced else (), name=False):
+        for entry, data in self._read(replaced, name=False):
             adopted.append(Rebuilt(_trashed(self._packed(entry, data))))
         self._metadata.place(moved + adopted, self._now_ms)
 
@@ -106,9 +111,10 @@ class Placer:
         is_replaced = found is not None and found.version > version
         if (found is not None and found.version == version) or self._metadata.trash_of({(key, version)}):
             return True
-        if is_replaced and not self._keep_replaced:
-            return True
         whole = whole_parts(parts)
+        told = b"" if whole is None else whole[-1].attributes
+        if found is not None and is_replaced and not self._keeps(told, found.attributes):
+            return True
         if whole is None or any(part.extent.block_id not in known for part in whole):
             return is_replaced
         md5 = hashlib.md5(usedforsecurity=False)
@@ -149,11 +155,15 @@ class Placer:
         """The row, which makes the one that was found there the current version no more."""
         if found is None:
             return [Rebuilt(row, segments)]
-        if not self._keep_replaced:
+        if not self._keeps(found.attributes, row.attributes):
             return [Rebuilt(replace(row, object_id=found.object_id), segments, found)]
         parts = self._metadata.segments_of([found.object_id]).get(found.object_id, [])
         own = [segment for version, segment in parts if version == found.version]
         return [Rebuilt(_trashed(found), own, found), Rebuilt(row, segments)]
+
+    def _keeps(self, older: bytes, newer: bytes) -> bool:
+        """Whether a version with the attributes `older` is kept that one with `newer` has replaced."""
+        return self._keep_replaced or is_of_versions(older) or is_of_versions(newer)
 
     def _packed(self, entry: ToldEntry, data: bytes) -> ObjectRow:
         return ObjectRow(
@@ -247,7 +257,7 @@ class Placer:
             row = found.get(record.key)
             if row is not None and _is_of(record, row):
                 of_rows.append((record, row))
-            elif self._keep_replaced and in_log(record.landing_id):
+            elif self._stays(record, row, newest[record.key]):
                 kept.append(_trashed(self._landed(record, None)))
         replaced = {(one.row.key, one.row.version) for one in adopted if one.row.trash_until_ms is not None}
         adopted += [Rebuilt(row) for row in self._numbered(kept, replaced)]
@@ -262,6 +272,13 @@ class Placer:
         self.figures.moved += len(moved)
         self._metadata.place(adopted + moved, self._now_ms)
         return second
+
+    def _stays(self, record: ToldRecord, row: ObjectRow | None, newest: ToldRecord) -> bool:
+        """Whether a record is kept whose version another one has replaced: a row, or the newest record of its key."""
+        told = (record.attributes, newest.attributes, b"" if row is None else row.attributes)
+        if any(map(is_of_versions, told)):
+            return True
+        return self._keep_replaced and in_log(record.landing_id)
 
     def _numbered(self, kept: Sequence[ObjectRow], taken: set[tuple[ObjectKey, int]]) -> list[ObjectRow]:
         """These rows in the trash, which no block tells of, with versions that no other one of their key has there."""

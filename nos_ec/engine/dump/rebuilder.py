@@ -48,7 +48,7 @@ from nos_ec.core.lifecycle import (
     advance_object,
     advance_segment,
 )
-from nos_ec.engine.dump import bucket_rows, rows, upload_rows
+from nos_ec.engine.dump import bucket_rows, rows, upload_rows, version_rows
 from nos_ec.engine.dump.ahead import looked_ahead
 from nos_ec.engine.dump.counters import count_blocks
 from nos_ec.engine.dump.lost import PAGE_ROWS, DumpSource, Lost, batches
@@ -179,6 +179,8 @@ class Rebuilder:
         kill_point("rebuild.copies_set_aside")
         self._settle_trash()
         kill_point("rebuild.trash_settled")
+        version_rows.order_all(self._metadata)
+        kill_point("rebuild.versions_ordered")
         self._settle_uploads()
         kill_point("rebuild.uploads_settled")
         stripe_size = self._blocks.geometry.stripe_size
@@ -244,6 +246,7 @@ class Rebuilder:
         ]
         bucket_rows.load_page(page, self._metadata)
         upload_rows.load_page(page, self._metadata)
+        version_rows.load_page(page, self._metadata)
         self._metadata.load(objects, claimed, _encoded(state))
         kill_point("rebuild.page_loaded")
 
@@ -526,16 +529,19 @@ class Rebuilder:
     # --- the trash ------------------------------------------------------------------------------------
     def _settle_trash(self) -> None:
         """Give what is in the trash its times, once nothing is looked for there any more: first what was in it when the
-        dump was made, then what later versions have replaced."""
-        if self._source is None:
-            return
+        dump was made, then what later versions have replaced. Versions that stay become noncurrent."""
         until_ms = self._now_ms + TRASHED_MS_MIN
-        for page in self._source.pages():
+        for page in () if self._source is None else self._source.pages():
             if page.table == rows.OBJECTS:
                 self._metadata.settle_trash(list(rows.trashed_of(page, until_ms)))
+                self._metadata.settle_versions(list(rows.noncurrent_of(page)))
         while replaced := self._unsettled():
+            stay = version_rows.noncurrent_among(replaced, self._metadata)
+            self._metadata.settle_versions(stay)
+            ids = {row.object_id for row in stay}
+            rest = [row for row in replaced if row.object_id not in ids]
             self._metadata.settle_trash(
-                [replace(row, trash_until_ms=until_ms, trashed_ms=self._now_ms) for row in replaced]
+                [replace(row, trash_until_ms=until_ms, trashed_ms=self._now_ms) for row in rest]
             )
 
     # --- uploads --------------------------------------------------------------------------------------

@@ -121,6 +121,15 @@ class Versions(Protocol):
         """Write markers as they were. Running it again changes nothing."""
         ...
 
+    def settle_versions(self, rows: Sequence[ObjectRow]) -> None:
+        """Make those of these rows noncurrent that are in the trash, in a rebuild. Running it again changes nothing."""
+        ...
+
+    def order_versions(self, keys: Sequence[ObjectKey]) -> None:
+        """Make the newest version of these keys current, unless it is a marker; then none is. In a rebuild, whose
+        sources are of different times."""
+        ...
+
     def listed_as_noncurrent(self, rows: Sequence[ObjectRow]) -> frozenset[int]:
         """The object ids of those of these noncurrent versions that a listing of versions finds."""
         ...
