@@ -34,6 +34,7 @@ from .test_landing_log_kills import LANDING_LOG_POINTS
 from .test_rebuild_kills import DUMP_FILE_POINTS, DUMP_POINTS, METADATA_REBUILD_POINTS
 from .test_trash import TRASH_POINTS
 from .test_upload_kills import UPLOAD_POINTS
+from .test_version_kills import VERSION_POINTS
 
 pytestmark = [pytest.mark.timed, pytest.mark.invariant(1)]
 
@@ -734,6 +735,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             METADATA_REBUILD_POINTS,
             TRASH_POINTS,
             UPLOAD_POINTS,
+            VERSION_POINTS,
         )
         for point in points
     }

@@ -33,6 +33,7 @@ METADATA_REBUILD_POINTS = [
     "rebuild.copies_claimed",
     "rebuild.copies_set_aside",
     "rebuild.trash_settled",
+    "rebuild.versions_ordered",
     "rebuild.uploads_settled",
     "rebuild.counted",
     "rebuild.finished",
