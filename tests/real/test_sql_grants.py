@@ -167,7 +167,10 @@ def keep_versions(front: System) -> None:
     for versioning in (Versioning.ENABLED, Versioning.ENABLED, Versioning.SUSPENDED):
         front.store().put(key("versioned"), BytesIO(b"v"), versioning=versioning)
     version = front.metadata.noncurrent_after(None, 1)[0][1]
-    deletions = [AddMarker(key("versioned"), Versioning.SUSPENDED), DeleteVersion(key("versioned"), version)]
+    deletions: list[AddMarker | DeleteVersion] = [
+        AddMarker(key("versioned"), Versioning.SUSPENDED),
+        DeleteVersion(key("versioned"), version),
+    ]
     assert None not in front.store().delete_versions(deletions)
 
 
