@@ -161,15 +161,18 @@ def discard(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, unti
 
 
 def remove(connection: Connection, found: Sequence[Any]) -> None:
+    """Remove rows of versions, which are locked."""
     ranks = [{"of_bucket": row.bucket, "of_name": row.name, "of_rank": row.age_rank} for row in found]
     require_all(connection.execute(REMOVE, ranks).rowcount, len(ranks), "versions")
 
 
 def lock_rows(connection: Connection, object_ids: Iterable[int]) -> dict[int, ObjectRow]:
+    """The rows of these objects, locked, with their marks, by object id."""
     listed = sorted((one, 0) for one in object_ids)
     rows = map(marked_row, connection.execute(LOCK_ROWS, OBJECT_IDS.dump(listed))) if listed else ()
     return {row.object_id: row for row in rows}
 
 
 def named(key: ObjectKey) -> dict[str, Any]:
+    """The parameters of OF_KEY."""
     return {"bucket": key.bucket, "name": key.name}
