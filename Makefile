@@ -22,7 +22,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 
 STACK = $(if $(DATABASE),NOS_EC_DEV_DATABASE=$(DATABASE)) deploy/dev/stack.sh
 
-.PHONY: help venv demo up down down-clean stack-status test test-fast fresh memory cost figures chaos check lint types format requirements reference man deb clean
+.PHONY: help venv demo up down down-clean stack-status test test-fast fresh memory cost figures economics chaos check lint types format requirements reference man deb clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ cost: venv ## measure whether an object costs more in a full store than in an em
 
 figures: venv ## measure what figures and listings cost on MariaDB with 10^5 and 10^7 rows (FIGURES_ARGS="--objects 100000")
 	$(BIN)/python tests/soak/cost_of_figures.py $(FIGURES_ARGS)
+
+economics: venv ## compare what GC costs in a store and in the simulation (ECONOMICS_ARGS="--folder var --blocks 1000")
+	$(BIN)/python tests/soak/gc_economics.py $(or $(ECONOMICS_ARGS),--folder /dev/shm)
 
 chaos: venv ## kill daemons, OSDs, Kafka and MySQL under load for 10 minutes, then compare all objects (CHAOS_ARGS="--seed 7")
 	$(BIN)/python tests/soak/chaos.py $(CHAOS_ARGS)

@@ -32,6 +32,7 @@ front     objects            INSERT, UPDATE, DELETE
 front     segments           INSERT, DELETE
 front     survival           INSERT, UPDATE (counted_ms, counts)
 front     uploads            INSERT, UPDATE (state, since_ms, revision, attributes)
+front     versions           INSERT, DELETE
 front     waiting            INSERT, DELETE
 
 producer  counters           UPDATE (value)
@@ -55,7 +56,7 @@ gc        counters           UPDATE (value)
 gc        landing_deletions  INSERT, UPDATE (landing_id, doomed, not_before_ms), DELETE
 gc        landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records), DELETE
 gc        leases             INSERT, UPDATE (expires_ms), DELETE
-gc        objects            UPDATE (state, landing_id, block_id, block_offset), DELETE
+gc        objects            UPDATE (state, landing_id, block_id, block_offset, trashed), DELETE
 gc        segments           DELETE
 gc        store_info         INSERT, DELETE
 gc        stored_totals      INSERT, UPDATE (value), DELETE

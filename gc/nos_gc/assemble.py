@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
+from nos_ec.composition.lifecycle_walk import lifecycle_walk_of
 from nos_ec.composition.packing import collector_options, gc_packing
 from nos_ec.composition.processes import process_name
 from nos_ec.composition.wiring import System
@@ -23,7 +24,7 @@ from nos_ec.monitoring.sources import housekeeping_samples, parking_samples
 from nos_ec.ports.clock import unwatched
 from nos_ec.ports.metadata import Lease
 from nos_ec.settings.section import DAY
-from nos_gc.samples import gc_samples, rebuild_samples, scrub_samples
+from nos_gc.samples import gc_samples, lifecycle_samples, rebuild_samples, scrub_samples
 from nos_gc.service import GcService
 
 
@@ -59,10 +60,19 @@ def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
     control = GcControl(system.metadata)
     reaper = UploadReaper(system.metadata, system.clock, settings.s3.abort_uploads_ms)
     service = GcService(
-        gc_collector(system), control, housekeeping, system.trash(), reaper, new_lease, new_writer, system.clock
+        gc_collector(system),
+        control,
+        housekeeping,
+        system.trash(),
+        lifecycle_walk_of(system),
+        reaper,
+        new_lease,
+        new_writer,
+        system.clock,
     )
     if monitor is not None:
         monitor.metrics.add("gc", lambda: gc_samples(service, settings.gc.wait_ms))
+        monitor.metrics.add("lifecycle", lambda: lifecycle_samples(service.lifecycle, settings.s3.lifecycle_day_ms))
         monitor.metrics.add("gc parked", lambda: parking_samples(service.parkings, system.clock.now_ms()))
         monitor.metrics.add("housekeeping", lambda: housekeeping_samples(housekeeping, system.clock.now_ms()))
     return service

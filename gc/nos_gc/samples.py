@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nos_ec.engine.lifecycle_walk import LifecycleWalk
 from nos_ec.engine.scrub.scrubber import ScrubCounters
 from nos_ec.engine.shard_rebuild import RebuildCounters
+from nos_ec.monitoring import lifecycle_metrics as of_lifecycle
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring import scrub_metrics as of_scrub
 from nos_ec.monitoring import shard_metrics as of_shards
@@ -38,6 +40,18 @@ def gc_samples(service: GcService, wait_ms: int) -> Iterator[Sample]:
     held = service.held
     if held is not None:
         yield from lease_samples(held, "gc")
+
+
+def lifecycle_samples(lifecycle: LifecycleWalk, day_ms: int) -> Iterator[Sample]:
+    """Samples of lifecycle rules. The day of the walk is missing until this process has looked."""
+    total, state = lifecycle.total, lifecycle.state
+    yield Sample(of_lifecycle.LIFECYCLE_EXAMINED, total.examined)
+    yield Sample(of_lifecycle.LIFECYCLE_EXPIRED_OBJECTS, total.objects)
+    yield Sample(of_lifecycle.LIFECYCLE_EXPIRED_BYTES, total.bytes)
+    yield Sample(of_lifecycle.LIFECYCLE_ABORTED_UPLOADS, total.uploads)
+    yield Sample(of_lifecycle.LIFECYCLE_FAILED_BUCKETS, total.failed)
+    if state is not None:
+        yield Sample(of_lifecycle.LIFECYCLE_WALK_DAY, state.day * day_ms / 1000)
 
 
 def rebuild_samples(counters: RebuildCounters) -> Iterator[Sample]:

@@ -21,6 +21,7 @@ from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.victims import CollectionPlan
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.leases import HeldLease
+from nos_ec.engine.lifecycle_walk import LifecycleWalk
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.engine.trash import Purged, TrashCan
@@ -62,6 +63,7 @@ class GcService:
         control: GcControl,
         housekeeping: Housekeeping,
         trash: TrashCan,
+        lifecycle: LifecycleWalk,
         uploads: UploadReaper,
         new_lease: Callable[[str], HeldLease],
         new_writer: Callable[[Lease], StripeWriter],
@@ -71,6 +73,7 @@ class GcService:
         self._control = control
         self._housekeeping = housekeeping
         self._trash = trash
+        self.lifecycle = lifecycle
         self._uploads = uploads
         self._new_lease = new_lease
         self._new_writer = new_writer
@@ -95,15 +98,16 @@ class GcService:
     def run_once(
         self, beat: Beat = unwatched, stop: Event | None = None, max_ms: int | None = None
     ) -> CollectionResult:
-        """Run housekeeping, so that the blocks of dead writers are sealed, remove what has expired in the trash
-        and the parts of uploads that are gone, then run one collection. `stop` ends it early, and so do `max_ms` of
-        collecting and a pause.
+        """Run housekeeping, so that the blocks of dead writers are sealed, remove what has expired in the trash,
+        apply the lifecycle rules of buckets, remove the parts of uploads that are gone, then run one collection. `stop`
+        ends it early, and so do `max_ms` of collecting and a pause.
 
         Raises Conflict when another GC is running, LeaseLost, Transient and NoSpace; a later run continues from there.
         """
         try:
             self._run_housekeeping(beat)
             expired = self._expire_trash(beat, stop)
+            self._apply_lifecycle(beat, stop)
             self._reap_uploads(beat, stop)
             result = self._collect(beat, stop, expired, max_ms)
         except NosError:
@@ -143,6 +147,24 @@ class GcService:
         if purged.objects:
             _log.info("removed expired objects from the trash", objects=purged.objects, bytes=purged.bytes)
         return purged
+
+    def _apply_lifecycle(self, beat: Beat, stop: Event | None) -> None:
+        """Before the parts of uploads are deleted, which it aborts. It may fail as the trash may."""
+        try:
+            expired = self.lifecycle.run_once(beat, stop)
+        except Exception as error:
+            say = _log.warning if isinstance(error, NosError) else _log.exception
+            say("lifecycle rules could not be applied; collecting anyway", error=str(error))
+            return
+        if expired.examined or expired.uploads:
+            _log.info(
+                "applied lifecycle rules",
+                examined=expired.examined,
+                expired=expired.objects,
+                bytes=expired.bytes,
+                uploads_aborted=expired.uploads,
+                buckets_failed=expired.failed,
+            )
 
     def _reap_uploads(self, beat: Beat, stop: Event | None) -> None:
         """Also before the collection. It may fail as the trash may."""

@@ -8,11 +8,13 @@ from nos_ec.api.answer import Answer, Bytes, Count
 
 
 class CostParts(Answer):
-    """Raw bytes per live byte in blocks, by what they hold. Dead bytes and overhead count their coding chunks."""
+    """Raw bytes per live byte in blocks, by what they hold. All parts but live count their coding chunks."""
 
     live: float
     coding: float = Field(ge=0, description="Coding chunks of live bytes.")
-    overhead: float = Field(ge=0, description="Headers, names and padding.")
+    headers: float = Field(ge=0, description="Headers and names.")
+    padding: float = Field(ge=0, description="Bytes of stripes that belong to nothing.")
+    undivided: float = Field(ge=0, description="Headers and padding, before the first survey of headers; 0 after it.")
     dead_sealed: float = Field(ge=0)
     dead_open: float = Field(ge=0, description="In blocks that are not sealed yet, so that GC cannot collect them.")
     dead_condemned: float = Field(ge=0, description="In blocks that are deleted after their grace period.")
@@ -40,6 +42,12 @@ class Cost(Answer):
 
     raw_bytes_per_live_byte: float | None = Field(ge=0, description="In blocks; null without live bytes.")
     parts: CostParts | None
+    headers_surveyed_ms: Count | None = Field(
+        description="When headers were surveyed last, from which headers and padding are told apart; null before."
+    )
+    landing_bytes_per_live_byte: float | None = Field(
+        ge=0, description="Bytes that wait to be packed, one landing copy of each; null without live bytes."
+    )
     break_even_space_amplification: float | None = Field(
         description="The space amplification at which three replicas would take as much."
     )

@@ -116,8 +116,9 @@ class Status(_Answer):
         gc_behind=None,
         cost={
             "raw_bytes_per_live_byte": 1.391104,
-            "parts": {"live": 1.0, "coding": 0.375, "overhead": 0.014454, "dead_sealed": 0.00165, "dead_open": 0.0,
-                      "dead_condemned": 0.0},
+            "parts": {"live": 1.0, "coding": 0.375, "headers": 0.010118, "padding": 0.004336, "undivided": 0.0,
+                      "dead_sealed": 0.00165, "dead_open": 0.0, "dead_condemned": 0.0},
+            "headers_surveyed_ms": 1763690000000, "landing_bytes_per_live_byte": 0.0213,
             "break_even_space_amplification": 2.171306,
             "usage": {"day": {"span_ms": 86400000, "user_bytes": 40000000, "copied_bytes": 8000000,
                               "write_amplification": 1.2, "space_amplification": 1.19}, "week": None},
@@ -401,6 +402,18 @@ class BlockOfObject(_Answer):
     created_ms: UnixMs
 
 
+class PartsOfObject(_Answer):
+    """The parts of a composed object: how many it has, how many of its upload are there, and in which states."""
+
+    parts: Count
+    there: Count
+    landed: Count
+    queued: Count
+    packed: Count
+    large: Count
+    waiting: str | None = Field(description="The first that is not packed, as BUCKET/NAME.")
+
+
 class ObjectExplanationModel(_Answer):
     """Why an object is where it is, like `nos-ec explain`. docs/OPERATIONS.md lists the reasons."""
 
@@ -420,7 +433,7 @@ class ObjectExplanationModel(_Answer):
                       "segment_state": "sealed", "segment_opened_ms": 1763700000000,
                       "segment_sealed_ms": 1763700060000, "segment_bytes": 1515520, "queued": False,
                       "delete_after_ms": None, "doomed": False, "readable": True, "problem": None},
-        places=[], places_left_out=0, block=None, half_life_days=41.5, stream=2, unknown=[],
+        places=[], places_left_out=0, block=None, half_life_days=41.5, stream=2, its_parts=None, unknown=[],
         explained_ms=1763700188000,
     )  # fmt: skip
     bucket: str
@@ -445,6 +458,9 @@ class ObjectExplanationModel(_Answer):
         " little is known. Null for large and empty objects, and with gc.streams = 1."
     )
     stream: int | None = Field(description="The stream that it belongs to; 0 is the shortest-lived.")
+    its_parts: PartsOfObject | None = Field(
+        description="Of an object that an S3 client stored in parts; all else is about the list of them."
+    )
     unknown: list[str] = Field(description="Questions that nobody answered, with the reason.")
     explained_ms: UnixMs
 

@@ -24,11 +24,12 @@ from nos_ec.engine.dump.stored import newest_dump_ms
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.plan_data import plan_data
 from nos_ec.engine.header_scan import scan_headers
+from nos_ec.engine.large_places import own_extents, tail_of, with_tail
 from nos_ec.engine.log_figures import LogFigures
 from nos_ec.library.object_info import attributes_of
 from nos_ec.monitoring.monitor import Cached
 from nos_ec.monitoring.sources import StoreFigures
-from nos_ec.ports.metadata import BlockRow, ObjectRow, Placed, ScrubPass, ScrubState
+from nos_ec.ports.metadata import BlockRow, Placed, ScrubPass, ScrubState
 
 PAGE_MAX = 1000
 """Maximum number of entries in a list, and of rows that one page request examines."""
@@ -69,7 +70,7 @@ class Readings:
             space_amplification=rounded(totals.space_amplification),
             target_space_amplification=self._system.settings.gc.target_space_amp,
             gc_behind=None if figures.behind is None else Behind(figures.behind),
-            cost=Cost.model_validate(cost_data(totals, geometry, figures.usage)),
+            cost=Cost.model_validate(cost_data(totals, geometry, figures.usage, figures.headers)),
             packed_objects=totals.packed_objects,
             large_objects=totals.large_objects,
             large_bytes=totals.large_bytes,
@@ -174,7 +175,8 @@ class Readings:
     def object(self, key: ObjectKey) -> models.ObjectDetail:
         """An object and where its bytes are. Raises NotFound, Transient."""
         row = self._system.metadata.get(key)
-        extents = self._extents(row)
+        own = own_extents(self._system.metadata, row)
+        extents = with_tail(own, tail_of(self._system.metadata, row, own))
         return models.ObjectDetail(
             bucket=row.key.bucket,
             name=row.key.name,
@@ -198,11 +200,6 @@ class Readings:
     def explain_block(self, block_id: BlockId) -> models.BlockExplanationModel:
         """Why a block is not collected. Raises NotFound, Transient."""
         return models.BlockExplanationModel(**asdict(block_explainer(self._system).explain(block_id)))
-
-    def _extents(self, row: ObjectRow) -> list[Extent]:
-        if row.extent is not None:
-            return [row.extent]
-        return [segment.extent for segment in self._system.metadata.segments(row.object_id, row.version)]
 
     def _place(self, extent: Extent) -> models.Place:
         return models.Place(

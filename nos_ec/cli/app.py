@@ -18,6 +18,7 @@ from nos_ec.cli import (
     dead_letters,
     demo,
     explain,
+    export,
     metadata,
     objects,
     quarantine,
@@ -79,6 +80,7 @@ audit.register(app)
 shards.register(app)
 metadata.register(app)
 dead_letters.register(app)
+export.register(app)
 simulate.register(app)
 config.register(app)
 demo.register(app)

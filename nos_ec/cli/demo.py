@@ -17,6 +17,7 @@ from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import emit, err, out, size_text, ticking
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.demo.run import REPLICAS, Demo, DemoOptions, Report
+from nos_ec.demo.s3 import BUCKET, Access
 
 CONSUMERS = 3
 """Processes that share the work if the message log supports it."""
@@ -47,6 +48,9 @@ def demo(
         ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the store afterwards.")] = False,
+    s3: Annotated[
+        bool, typer.Option("--s3", help="Store through an S3 gateway, and read there too. Needs botocore.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Take a real folder through the whole pipeline. Shows how much space it saves. Exits with 6 if a single byte
@@ -56,7 +60,7 @@ def demo(
         place = root or Path(tempfile.mkdtemp(prefix="nos-ec-demo-"))
         count = consumers or (CONSUMERS if settings.log.backend == "kafka" else 1)
         options = DemoOptions(
-            source, limit_bytes, limit_objects, delete_share, sample_objects, seed, place, keep, count
+            source, limit_bytes, limit_objects, delete_share, sample_objects, seed, place, keep, count, s3
         )
         run = Demo(settings, options, perf_counter, tick)
         try:
@@ -76,6 +80,8 @@ def demo(
     emit(data, as_json, lambda: _print(report))
     if keep:
         err.print(f"the store was kept; look at it with: nos-ec --config {run.config_file} status", markup=False)
+        if run.access is not None:
+            err.print(_s3_text(run, run.access), markup=False, highlight=False, soft_wrap=True)
     if report.verify.mismatches:
         raise Corrupt(f"{report.verify.mismatches} reads differ; the first: {report.verify.first_mismatch}")
     if report.verify.unanswered:
@@ -83,6 +89,22 @@ def demo(
             f"{report.verify.unanswered} reads were not answered; the first:"
             f" {report.verify.first_unanswered}; all others match the files"
         )
+
+
+def _s3_text(run: Demo, access: Access) -> str:
+    """How to use the kept store with S3 clients."""
+    return "\n".join(
+        [
+            "for S3 clients, serve it:",
+            f"  nos-ec --config {run.config_file} s3 serve",
+            "and in another shell:",
+            f"  export AWS_ACCESS_KEY_ID={access.access_key}",
+            f"  export AWS_SECRET_ACCESS_KEY={access.secret}",
+            "  export AWS_DEFAULT_REGION=us-east-1",
+            f"  export AWS_ENDPOINT_URL=http://127.0.0.1:{run.s3_port}",
+            f"  aws s3 ls s3://{BUCKET}/",
+        ]
+    )
 
 
 def _print(report: Report) -> None:
@@ -108,6 +130,8 @@ def _print(report: Report) -> None:
     reads.add_row("shard reads per small GET", f"[bold green]{_figure(small['shard_reads_mean'], '.3f')}[/]")
     reads.add_row("shard bytes per user byte, small GETs", _figure(small["shard_bytes_per_user_byte"], ".2f"))
     reads.add_row(*_lost_text(lost))
+    if "s3" in figures:
+        reads.add_row("through S3", f"{figures['s3']['puts']:,} PUTs, {figures['s3']['gets']:,} GETs")
     reads.add_row("compared to the files", f"{verify.reads:,} reads, {size_text(verify.bytes)}")
     colour = "red" if verify.mismatches else "green"
     reads.add_row("mismatches", f"[bold {colour}]{verify.mismatches}[/]")

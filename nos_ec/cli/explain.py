@@ -18,7 +18,7 @@ from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.lifetimes import AGE_EDGES_DAYS
 from nos_ec.engine.explain.blocks import BlockExplanation
-from nos_ec.engine.explain.object_facts import Copy, Holder, Publishing
+from nos_ec.engine.explain.object_facts import Copy, Holder, ItsParts, Publishing
 from nos_ec.engine.explain.objects import ObjectExplanation
 from nos_ec.engine.explain.times import span, when
 
@@ -125,12 +125,24 @@ def _print_object(one: ObjectExplanation) -> None:
         block = one.block
         rows["its block"] = f"{block.kind.value}, {block.state.value}, made {when(block.created_ms, now_ms)}"
         rows["written by"] = block.writer
+    if one.its_parts is not None:
+        rows["parts"] = _parts_text(one.its_parts)
     if one.half_life_days is not None:
         rows["lifetime"] = _lifetime_text(one.half_life_days, one.stream)
     for text in one.unknown:
         rows["not known"] = f"{rows['not known']}; {text}" if "not known" in rows else text
     facts(printable(f"{one.bucket}/{one.name}"), {name: printable(str(value)) for name, value in rows.items()})
     _print_sentences(one)
+
+
+def _parts_text(its: ItsParts) -> str:
+    counts = {"packed": its.packed, "large": its.large, "queued": its.queued, "landed": its.landed}
+    there = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    missing = f"; at least {its.parts - its.there} of them gone" if its.there < its.parts else ""
+    waiting = "" if its.waiting is None else f"; `nos-ec explain {its.waiting}` says why that one waits"
+    return (
+        f"{its.parts}, objects of their own: {there or 'none is there'}{missing}{waiting}. All else is about their list"
+    )
 
 
 def _lifetime_text(half_life_days: float, stream: int | None) -> str:

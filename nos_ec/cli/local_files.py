@@ -7,8 +7,9 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -109,8 +110,9 @@ class TargetFolder:
         self._leave_parent()
         os.close(self._root)
 
-    def has(self, name: str, size: int, md5: bytes) -> bool:
-        """Whether a regular file of this name has this size and MD5."""
+    def has(self, name: str, size: int, md5: bytes, part_sizes: Callable[[], Sequence[int]] | None = None) -> bool:
+        """Whether a regular file of this name has this size and MD5. part_sizes: of an object in parts, whose MD5 is
+        that of the MD5s of its parts; called if the size is right. What it raises goes through."""
         *folders, last = _segments(name)
         with suppress(OSError, CannotBeFile):
             parent = self._enter(tuple(folders), make=False)
@@ -119,10 +121,10 @@ class TargetFolder:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode) or found.st_size != size:
                     return False
-                digest = hashlib.md5(usedforsecurity=False)
-                while piece := file.read(_HASHED_BYTES):
-                    digest.update(piece)
-                return digest.digest() == md5
+                if part_sizes is None:
+                    return _md5(file, size) == md5
+                of_parts = b"".join([_md5(file, part) for part in part_sizes()])
+                return hashlib.md5(of_parts, usedforsecurity=False).digest() == md5
         return False
 
     def write(self, name: str, segments: Iterable[bytes]) -> int:
@@ -206,6 +208,15 @@ def _step(fd: int, segment: str) -> int:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             raise CannotBeFile(f"{segment!r} of its path is a file or a link, not a folder") from error
         raise
+
+
+def _md5(file: FileIO, size: int) -> bytes:
+    """Of the next `size` bytes, or of those up to the end of the file."""
+    digest = hashlib.md5(usedforsecurity=False)
+    while size > 0 and (piece := file.read(min(size, _HASHED_BYTES))):
+        digest.update(piece)
+        size -= len(piece)
+    return digest.digest()
 
 
 def _segments(name: str) -> list[str]:

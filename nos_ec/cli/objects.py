@@ -19,6 +19,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.large_places import tail_of
 from nos_ec.engine.store import Store
 from nos_ec.ports.metadata import ObjectRow
 
@@ -169,9 +170,14 @@ def stat(ctx: typer.Context, name: Object, as_json: AsJson = False) -> None:
 def _location_facts(location: dict[str, Any]) -> dict[str, Any]:
     if "segments" not in location:
         return location
-    return {
+    found = {
         f"block {number}": f"{s['block']}  {size_text(s['length'])}" for number, s in enumerate(location["segments"])
     }
+    if "tail" in location:
+        tail = location["tail"]
+        place = f"block {tail['block']}" if "block" in tail else f"landing copy {tail.get('landing')}"
+        found["tail"] = f"{place}  {size_text(tail['size'])}"
+    return found
 
 
 def _location(system: System, row: ObjectRow) -> dict[str, Any]:
@@ -185,8 +191,10 @@ def _location(system: System, row: ObjectRow) -> dict[str, Any]:
         }
     if row.landing_id is not None:
         return {"landing": row.landing_id.hex()}
-    segments = system.metadata.segments(row.object_id, row.version)
-    return {"segments": [{"block": s.extent.block_id.hex(), "length": s.extent.length} for s in segments]}
+    extents = [segment.extent for segment in system.metadata.segments(row.object_id, row.version)]
+    location: dict[str, Any] = {"segments": [{"block": one.block_id.hex(), "length": one.length} for one in extents]}
+    tail = tail_of(system.metadata, row, extents)
+    return location if tail is None else {**location, "tail": {"size": tail.size, **_location(system, tail)}}
 
 
 def _open_object(store: Store, key: ObjectKey, byte_range: str | None) -> tuple[ObjectRow, Iterator[bytes]]:

@@ -1,4 +1,4 @@
-"""s3 key, s3 bucket and s3 grant."""
+"""s3 key, s3 bucket and s3 grant; s3_serve and s3_lifecycle have the other commands of s3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from nos_ec.cli import s3_serve
+from nos_ec.cli import s3_lifecycle, s3_serve
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import emit, out
 from nos_ec.core.errors import InvalidInput
@@ -50,6 +50,7 @@ def register(app: typer.Typer) -> None:
     s3_app.add_typer(key_app, name="key")
     s3_app.add_typer(bucket_app, name="bucket")
     s3_app.command("grant")(grant)
+    s3_lifecycle.register(s3_app)
     app.add_typer(s3_app, name="s3")
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from nos_ec.bench.gc.bound import bound_write_amplification
+from nos_ec.bench.gc.events import event_workload, live_blocks, read_events
 from nos_ec.bench.gc.simulation import GcOptions, GcResult, simulate_gc
-from nos_ec.bench.gc.workloads import GC_WORKLOADS, gc_workload
+from nos_ec.bench.gc.workloads import GC_WORKLOADS, Workload, gc_workload
 from nos_ec.cli.context import AsJson, context
-from nos_ec.cli.output import emit, facts, print_lines, ticking
+from nos_ec.cli.output import count_text, emit, facts, print_lines, size_text, ticking
+from nos_ec.core.errors import InvalidInput
 from nos_ec.core.gc_policy import (
     HOLE_RATIO_MIN,
     PRICE_FLOOR_DAYS,
@@ -24,6 +28,7 @@ from nos_ec.core.gc_policy import (
     hole_share,
 )
 from nos_ec.core.lifetimes import STREAM_CUTS_DAYS, STREAMS
+from nos_ec.core.packing.packer import size_max
 from nos_ec.core.ratios import rounded
 
 PRICE_DAYS = 20.0
@@ -33,6 +38,12 @@ PolicyName = Literal["space-target", "price", "threshold", "greedy"]
 def gc_command(
     ctx: typer.Context,
     workload: Annotated[str, typer.Option(help=f"One of {', '.join(GC_WORKLOADS)}; docs/GC.md describes them.")] = "B",
+    events: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Instead: events, as export events writes them, or a trace; - for stdin; FILE.gz."
+        ),
+    ] = None,
     policy: Annotated[
         PolicyName,
         typer.Option(help="greedy: a space target that takes the blocks with the largest holes, to compare with."),
@@ -64,6 +75,9 @@ def gc_command(
     hints: Annotated[bool, typer.Option("--hints", help="Let lifecycle rules tell when objects expire.")] = False,
     blocks: Annotated[int, typer.Option(min=10, help="Live bytes, in blocks.")] = 2000,
     block_objects: Annotated[int, typer.Option(min=1, help="Objects that a block has room for.")] = 128,
+    block_bytes: Annotated[
+        int | None, typer.Option(min=1, help="With --events: the size of a block. Default: that of the geometry.")
+    ] = None,
     days: Annotated[
         float | None, typer.Option(help="Days to simulate. The second half is measured, of E the last third.")
     ] = None,
@@ -73,11 +87,19 @@ def gc_command(
     """Run a GC policy over simulated days without storing anything. Shows how much is written and how much space is
     taken, next to a bound: the least that any policy could write at that space if it knows only bucket and age."""
     chosen = _policy(policy, space_amp, floor_days, price_days, hole_ratio_min)
+    geometry = context(ctx).settings().geometry.value()
+    if events is None:
+        _refuse(ctx, "without --events", "block_bytes")
+        source = _Source(gc_workload(workload, seed), workload, blocks, block_objects)
+    else:
+        _refuse(ctx, "with --events", "workload", "blocks", "block_objects")
+        source = _from_events(events, seed, days, block_bytes or geometry.block_size, size_max(geometry))
     options = GcOptions(
         policy=chosen,
         streams=streams,
-        blocks=blocks,
-        block_bytes=block_objects,
+        blocks=source.blocks,
+        block_bytes=source.block_bytes,
+        large_bytes=source.large_bytes,
         min_age_days=min_age,
         sort_window_blocks=sort_window,
         sort_survivors=sort_survivors,
@@ -85,13 +107,13 @@ def gc_command(
         days=days,
         seed=seed,
     )
-    drawn = gc_workload(workload, seed)
+    drawn = source.workload
     with ticking() as tick:
         result = simulate_gc(drawn, options, lambda done, total: tick("days", done, total))
     bound = bound_write_amplification(drawn.laws(), result.space_amplification, drawn.growth, min_age)
-    geometry = context(ctx).settings().geometry.value()
     figures: dict[str, Any] = {
-        "workload": workload,
+        "workload": workload if events is None else None,
+        "events": source.facts,
         "seed": seed,
         "policy": policy,
         "target_space_amplification": space_amp if isinstance(chosen, SpaceTarget) else None,
@@ -100,12 +122,56 @@ def gc_command(
         "sort_window_blocks": sort_window,
         "sort_survivors": sort_survivors,
         "hints": hints,
-        "block_objects": block_objects,
+        "block_objects": block_objects if events is None else None,
+        "block_bytes": None if events is None else source.block_bytes,
         "bound_write_amplification": rounded(bound),
         "raw_bytes_per_live_byte": rounded((geometry.k + geometry.m) / geometry.k * result.space_amplification),
         **_rounded(asdict(result)),
     }
-    emit(figures, as_json, lambda: _print(figures, result))
+    emit(figures, as_json, lambda: _print(figures, source, result))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What is simulated. title: for people. facts: what a file of events says of itself, for JSON; None without one."""
+
+    workload: Workload
+    title: str
+    blocks: int
+    block_bytes: int
+    large_bytes: int | None = None
+    facts: dict[str, Any] | None = None
+
+
+def _from_events(path: Path, seed: int, days: float | None, block_bytes: int, large_bytes: int) -> _Source:
+    if path == Path("-"):
+        if sys.stdin is None:
+            raise InvalidInput("standard input is closed; pipe the events in, or give a file")
+        log = read_events(path, sys.stdin.buffer)
+    else:
+        log = read_events(path)
+    if log.table is None and days is not None:
+        raise InvalidInput("--days is for events of an export; a trace has days of its own")
+    found = event_workload(log, seed, days)
+    facts = {
+        "file": str(path),
+        "is_export": log.table is not None,
+        "one_in": log.one_in,
+        "objects": len(log.objects),
+        "bytes": log.size_bytes,
+        "unknown_deletes": log.unknown_deletes,
+        "live_bytes": round(found.live_bytes),
+        "bytes_per_day": rounded(found.live_bytes / found.mean_days),
+    }
+    return _Source(found, str(path), live_blocks(found, block_bytes), block_bytes, large_bytes, facts)
+
+
+def _refuse(ctx: typer.Context, when: str, *names: str) -> None:
+    """Options that would be ignored."""
+    for name in names:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidInput(f"--{name.replace('_', '-')} does nothing {when}")
 
 
 def _policy(
@@ -128,7 +194,7 @@ def _rounded(value: Any) -> Any:
     return rounded(value) if isinstance(value, float) else value
 
 
-def _print(figures: Mapping[str, Any], result: GcResult) -> None:
+def _print(figures: Mapping[str, Any], source: _Source, result: GcResult) -> None:
     bound = figures["bound_write_amplification"]
     target = figures["target_space_amplification"]
     of_bound = "no bound is known" if bound is None else f"bound: {bound:.3f}"
@@ -136,16 +202,31 @@ def _print(figures: Mapping[str, Any], result: GcResult) -> None:
         "space amplification": f"{result.space_amplification:.3f}" + (f"  (target {target})" if target else ""),
         "write amplification": f"{result.write_amplification:.3f}  ({of_bound})",
         "raw bytes per live byte": f"{figures['raw_bytes_per_live_byte']:.3f}  without headers and padding",
-        "never packed": f"{result.never_packed:.1%} of what users wrote",
-        "live": f"{result.live_blocks:,.0f} blocks of {figures['block_objects']} objects",
+        "never packed": f"{result.never_packed:.1%} of what users wrote died in the landing store",
+        "landing store": f"{result.landing_ratio:.2%} of the live bytes wait there",
+        "live": f"{result.live_blocks:,.0f} blocks of "
+        + (f"{source.block_bytes} objects" if source.facts is None else size_text(source.block_bytes)),
         "measured": f"the last {result.measured_days:,.0f} days",
         "cycles": f"{result.cycles:,}"
         + "".join(f"; {count:,} missed the target: {reason}" for reason, count in result.behind.items()),
     }
-    facts(f"{figures['workload']}, policy {figures['policy']}, streams {figures['streams']}", rows)
+    if source.facts is not None:
+        rows |= _of_events(source.facts)
+    facts(f"{source.title}, policy {figures['policy']}, streams {figures['streams']}", rows)
     print_lines(["", "  until day       live   space amp.   write amp."])
     print_lines(
         f"{period.until_day:11,.0f} {period.live_blocks:10,.0f} {period.space_amplification:12.3f}"
         f" {period.write_amplification:12.3f}"
         for period in result.periods
     )
+
+
+def _of_events(facts: Mapping[str, Any]) -> dict[str, str]:
+    sample = f", one in {facts['one_in']:,} of the store" if facts["one_in"] > 1 else ""
+    lost = facts["unknown_deletes"]
+    return {
+        "events": f"{count_text(facts['objects'], 'object')}, {size_text(facts['bytes'])}{sample}"
+        + (f"; {count_text(lost, 'delete')} of objects that no line has stored" if lost else ""),
+        "arrivals": f"{size_text(facts['bytes_per_day'])} a day, "
+        + ("expected from what was stored lately" if facts["is_export"] else "as the trace says"),
+    }

@@ -15,6 +15,7 @@ from nos_ec.core.ratios import ratio, rounded
 from nos_ec.engine.cost_data import cost_data
 from nos_ec.engine.dump.stored import newest_dump_ms
 from nos_ec.engine.gc.run_note import read_run
+from nos_ec.engine.header_survey import read_headers_found
 from nos_ec.engine.log_figures import LogFigures
 from nos_ec.engine.store_totals import DatedTotals
 from nos_ec.engine.usage import usage_spans
@@ -78,7 +79,12 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
         "space_amplification": rounded(totals.space_amplification),
         "target_space_amplification": system.settings.gc.target_space_amp,
         "gc_behind": None if run is None else run.behind,
-        "cost": cost_data(totals, geometry, usage_spans(system.metadata, totals, dated.at_ms)),
+        "cost": cost_data(
+            totals,
+            geometry,
+            usage_spans(system.metadata, totals, dated.at_ms),
+            read_headers_found(system.metadata),
+        ),
         "stored_raw_bytes": system.blocks.raw_bytes(),
         "blocks_short": None if short is None else sum(short.values()),
         "blocks_short_by_shards": None if short is None else [{"shards": n, "blocks": short[n]} for n in sorted(short)],
@@ -190,8 +196,11 @@ def _amplification_text(found: float | None, target: float | None) -> str:
 def _cost_rows(cost: dict[str, Any], behind: str | None) -> dict[str, str]:
     rows = {}
     if cost["parts"] is not None:
-        parts = ", ".join(f"{part.replace('_', ' ')} {value:.3f}" for part, value in cost["parts"].items())
+        known = {part: value for part, value in cost["parts"].items() if part not in _unknown_parts(cost)}
+        parts = ", ".join(f"{part.replace('_', ' ')} {value:.3f}" for part, value in known.items())
         rows["raw bytes per live byte"] = f"{cost['raw_bytes_per_live_byte']:.3f}: {parts}"
+        waits = cost["landing_bytes_per_live_byte"]
+        rows["landing copies"] = f"{waits:.3f} bytes wait per live byte in blocks, in one copy each"
         rows["as dear as 3 replicas"] = f"at a space amplification of {cost['break_even_space_amplification']:.2f}"
     for span, used in cost["usage"].items():
         if used is not None:
@@ -199,6 +208,11 @@ def _cost_rows(cost: dict[str, Any], behind: str | None) -> dict[str, str]:
     if behind is not None:
         rows["GC is behind"] = f"{behind}; `nos-ec gc plan` says more"
     return rows
+
+
+def _unknown_parts(cost: dict[str, Any]) -> tuple[str, ...]:
+    """Headers and padding are one figure until a daemon has surveyed headers."""
+    return ("headers", "padding") if cost["headers_surveyed_ms"] is None else ("undivided",)
 
 
 def _usage_text(used: dict[str, Any]) -> str:

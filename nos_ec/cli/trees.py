@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,7 +70,8 @@ def get_tree(ctx: typer.Context, source: str, folder: Path, skip_existing: bool,
             for row in _below(store, bucket, prefix):
                 name = row.key.name.removeprefix(prefix)
                 try:
-                    if skip_existing and target.has(name, row.users_size, row.tag[0]):
+                    part_sizes = None if row.composition is None else partial(_part_sizes, store, row)
+                    if skip_existing and target.has(name, row.users_size, row.tag[0], part_sizes):
                         tally.more["unchanged"] += 1
                         continue
                     count(_write(store, row.key, target, name))
@@ -116,6 +118,11 @@ def parse_prefix(text: str) -> tuple[str, str]:
     prefix = prefix.removesuffix("/") + "/" if prefix else ""
     ObjectKey(bucket, prefix + "x")
     return bucket, prefix
+
+
+def _part_sizes(store: Store, row: ObjectRow) -> list[int]:
+    manifest = store.manifest(row)
+    return [] if manifest is None else [part.size for part in manifest.parts]
 
 
 def _write(store: Store, key: ObjectKey, target: TargetFolder, name: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from math import inf
+from typing import Protocol
 
 from nos_ec.core.gc_policy import GcPolicy, Price, SpaceTarget
 from nos_ec.core.geometry import Geometry
@@ -12,10 +13,11 @@ from nos_ec.core.packing.merge_list import DENSITY, merge_list
 from nos_ec.core.packing.plan import Linger, MergeList, P
 from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, StreamOptions
 from nos_ec.engine.gc.options import CollectorOptions
+from nos_ec.engine.known_expiry import KnownExpiry
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.room import PUT_RESERVES
 from nos_ec.engine.survival import ExpectedLifetimes, StreamSorting
-from nos_ec.ports.metadata import Survival
+from nos_ec.ports.metadata import Buckets, Survival
 from nos_ec.settings import Settings
 from nos_ec.settings.gc import GcSettings
 from nos_ec.settings.sections import ConsumerSettings
@@ -33,6 +35,10 @@ NO_DEADLINE_MS = 365 * 86_400_000
 GROUP_COPIES = 5
 """How often the bytes of a group that GC writes are in memory at once, at most: as they were read, assembled, cut into
 shards with their coding chunks, and read back."""
+
+
+class PackingMetadata(Survival, Buckets, Protocol):
+    """The parts of the metadata that say how long objects live."""
 
 
 def new_merge_list(
@@ -54,7 +60,7 @@ class StreamedPacking:
         self,
         settings: Settings,
         geometry: Geometry,
-        metadata: Survival,
+        metadata: PackingMetadata,
         linger: Linger | int,
         gathered_max: int,
         period_ms: int | None,
@@ -66,7 +72,8 @@ class StreamedPacking:
         self._rng = rng
         self._options = StreamOptions(settings.gc.streams, gathered_max, period_ms)
         cuts_days = STREAM_CUTS_DAYS[settings.gc.streams - 1]
-        self._sorting = StreamSorting(ExpectedLifetimes(metadata), cuts_days)
+        known = KnownExpiry(metadata, settings.s3.lifecycle_day_ms)
+        self._sorting = StreamSorting(ExpectedLifetimes(metadata), cuts_days, known)
         self.newest: StreamedMergeList[Packable] | None = None
         """The list that was made last; None with a single stream."""
 
@@ -89,7 +96,9 @@ class StreamedPacking:
         return merge_list(self._consumer.policy, self._geometry, window, self._linger, self._rng)
 
 
-def consumer_packing(settings: Settings, geometry: Geometry, metadata: Survival, rng: random.Random) -> StreamedPacking:
+def consumer_packing(
+    settings: Settings, geometry: Geometry, metadata: PackingMetadata, rng: random.Random
+) -> StreamedPacking:
     """How a consumer packs."""
     consumer = settings.consumer
     fill_bytes_min = int(consumer.linger_fill_min * geometry.stripe_size)
@@ -98,7 +107,9 @@ def consumer_packing(settings: Settings, geometry: Geometry, metadata: Survival,
     return StreamedPacking(settings, geometry, metadata, linger, gathered_max, max(1, consumer.linger_ms), rng)
 
 
-def gc_packing(settings: Settings, geometry: Geometry, metadata: Survival, rng: random.Random) -> StreamedPacking:
+def gc_packing(
+    settings: Settings, geometry: Geometry, metadata: PackingMetadata, rng: random.Random
+) -> StreamedPacking:
     """How GC packs survivors: with the same packer as the consumer, but without deadlines."""
     return StreamedPacking(settings, geometry, metadata, NO_DEADLINE_MS, GC_GATHERED_MAX, None, rng)
 

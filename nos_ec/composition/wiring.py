@@ -40,6 +40,7 @@ from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.copy_forward import CopyForward, ForwardOptions
 from nos_ec.engine.dump.stored import StoredDumps
 from nos_ec.engine.gc.run_note import read_run
+from nos_ec.engine.header_survey import HeaderSurvey, read_headers_found
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.large import LargeObjects
 from nos_ec.engine.large_lease import LargeLease
@@ -335,10 +336,12 @@ class System:
         reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, batch_objects, threads, self.trail)
         self._stack.callback(reaper.close)
         wait_ms = self.settings.reaper.wait_ms
-        survey = new_survey(self.settings, self.metadata, self.clock, random.Random(os.urandom(16)))
+        rng = random.Random(os.urandom(16))
+        survey = new_survey(self.settings, self.metadata, self.clock, rng)
+        headers = HeaderSurvey(self.metadata, self.blocks, self.clock, rng)
         if self.medium is None:
             recovery = Recovery(self.metadata, self.blocks, self.clock, self._held, trail=self.trail)
-            return Housekeeping(recovery, reaper, self.clock, wait_ms, survey=survey)
+            return Housekeeping(recovery, reaper, self.clock, wait_ms, survey=survey, headers=headers)
         # On Ceph, listing the pool would cost more than the 4 KiB of an empty segment.
         on_devices = self.settings.store.backend == "local"
         unknown = UnknownSegments(self.metadata, self.medium, self.clock, self.trail) if on_devices else None
@@ -346,7 +349,7 @@ class System:
         recovery = Recovery(self.metadata, self.blocks, self.clock, self._held, logs, self.trail)
         trimmer = Trimmer(self.metadata, self.medium, self.clock, self.trail)
         forward = self._copy_forward(self.medium) if self.settings.landing.mode == "log" else None
-        return Housekeeping(recovery, reaper, self.clock, wait_ms, trimmer, forward, survey)
+        return Housekeeping(recovery, reaper, self.clock, wait_ms, trimmer, forward, survey, headers)
 
     def _copy_forward(self, medium: SegmentMedium) -> CopyForward:
         """Writes stragglers again, into a log of their own with one lane."""
@@ -424,6 +427,7 @@ class System:
             self.log_figures(),
             usage_spans(self.metadata, dated.totals, dated.at_ms),
             None if run is None else run.behind,
+            read_headers_found(self.metadata),
         )
 
     def log_figures(self) -> LogFigures | None:

@@ -14,7 +14,8 @@ MD5_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """md5: the MD5 that the current version must have (`If-Match`). None: there must be no current version
+    """modified_s, size: when the current version must have been stored, in seconds, and its bytes; only a DELETE asks
+    for them. md5: the MD5 that the current version must have (`If-Match`). None: there must be no current version
     (`If-None-Match: *`). parts: of how many parts that version must be composed, of whose MD5s this is the MD5; None
     for an object that is not composed. negated: it must be otherwise: another MD5 or no version (`If-None-Match`), or
     for None any version (`If-Match: *`). A version in the trash is not current. An MD5 of another length is one that no
@@ -23,12 +24,17 @@ class Condition:
     md5: bytes | None
     parts: int | None = None
     negated: bool = False
+    modified_s: int | None = None
+    size: int | None = None
 
-    def refusal(self, key: ObjectKey, current: tuple[bytes, int | None] | None) -> NosError | None:
+    def refusal(
+        self, key: ObjectKey, current: tuple[bytes, int | None] | None, facts: tuple[int, int] | None = None
+    ) -> NosError | None:
         """Why the change must not take effect, or None if it may. current: MD5 and parts of the current version, or
-        None without one. NotFound if it should have one and there is none; otherwise PreconditionFailed."""
+        None without one. facts: when it was stored, in seconds, and its size.
+        NotFound if it should have one and there is none; otherwise PreconditionFailed."""
         if (current == (None if self.md5 is None else (self.md5, self.parts))) is not self.negated:
-            return None
+            return self._refusal_of(key, facts)
         if current is None:
             return NotFound(f"object {key} does not exist", key=key)
         if self.md5 is None:
@@ -38,6 +44,14 @@ class Condition:
             return PreconditionFailed(f"object {key} has the MD5 {found}; nothing was changed", key=key)
         wanted = _said(self.md5, self.parts)
         return PreconditionFailed(f"object {key} has the MD5 {found} instead of {wanted}; nothing was changed", key=key)
+
+    def _refusal_of(self, key: ObjectKey, facts: tuple[int, int] | None) -> NosError | None:
+        modified_s, size = facts or (None, None)
+        if self.modified_s not in (None, modified_s):
+            return PreconditionFailed(f"object {key} was stored at another time; nothing was changed", key=key)
+        if self.size not in (None, size):
+            return PreconditionFailed(f"object {key} has {size} bytes; nothing was changed", key=key)
+        return None
 
 
 def _said(md5: bytes, parts: int | None) -> str:

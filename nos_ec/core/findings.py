@@ -43,15 +43,19 @@ class FindingKind(StrEnum):
     KEY_NOT_FOUND = "key-not-found"
     """An object has a row, but its key does not lead to it."""
     PARTS_WRONG = "parts-wrong"
-    """The segments of a large object are not the whole object."""
+    """The segments of a large object and its tail are not the whole object."""
     PARTS_WITHOUT_OBJECT = "parts-without-object"
     """There are segments of a large object that does not exist, or of an older version."""
     COMPOSITION_WRONG = "composition-wrong"
     """The parts that an object is composed of are not all there, or its upload is not completed."""
     UPLOAD_WITHOUT_OBJECT = "upload-without-object"
     """An upload is completed, but no object is composed of it."""
+    VERSION_WITHOUT_OBJECT = "version-without-object"
+    """A noncurrent version is listed, but its object is gone, or is no noncurrent version."""
     PART_WITHOUT_UPLOAD = "part-without-upload"
     """There is a part of an upload that has no row."""
+    TAIL_WITHOUT_BLOCK = "tail-without-block"
+    """There is the tail of a large object whose last block has no row."""
     COPY_WITHOUT_OWNER = "copy-without-owner"
     """A landing copy that neither an object nor the deletion queue refers to."""
     COPY_MISSING = "copy-missing"
@@ -110,7 +114,9 @@ REPAIRS: Mapping[FindingKind, str] = {
     FindingKind.PARTS_WITHOUT_OBJECT: "no object is harmed; the segments' blocks are not collected",
     FindingKind.COMPOSITION_WRONG: "put the object again; if its upload is doomed, stop GC before it deletes the parts",
     FindingKind.UPLOAD_WITHOUT_OBJECT: "no object is harmed; nothing deletes its parts",
+    FindingKind.VERSION_WITHOUT_OBJECT: "GET of this version fails; delete the version",
     FindingKind.PART_WITHOUT_UPLOAD: "no object is harmed; nothing deletes the part",
+    FindingKind.TAIL_WITHOUT_BLOCK: "no object is harmed; nothing deletes the tail",
     FindingKind.COPY_WITHOUT_OWNER: f"no row refers to it. {_OLDER}; otherwise --plan puts the copy into quarantine",
     FindingKind.COPY_MISSING: "put the object again",
     FindingKind.COPY_DAMAGED: "put the object again",

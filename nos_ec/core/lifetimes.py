@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from math import isfinite, log
+from math import exp, inf, isfinite, log
 from typing import Generic, NamedTuple, TypeVar
 
 from nos_ec.core.errors import Corrupt, InvalidInput
@@ -51,6 +51,7 @@ _OWN_PRIOR_WIDTHS = 2.0
 """Weight of the rate of all buckets in that of one: as if one object had been seen for twice the range of ages."""
 _LAST_WIDTH_DAYS = AGE_EDGES_DAYS[-1]
 _HAZARD_MIN = 1e-9
+_SHARE_MIN = 1e-12
 _LN_2 = log(2)
 _WEIGHT_MIN = 1e-3
 """Counts that have decayed to less than this say nothing any more."""
@@ -193,6 +194,15 @@ class SurvivalTable:
             {bucket: _half_lives(_own_hazards(row, prior)) for bucket, row in self._rows.items()}, _half_lives(prior)
         )
 
+    def death_rates(self) -> DeathRates:
+        """What the counts say now, as death rates."""
+        pool = Counts()
+        pool.add(self._others)
+        for row in self._rows.values():
+            pool.add(row)
+        prior = _pool_hazards(pool)
+        return DeathRates({bucket: _own_hazards(row, prior) for bucket, row in self._rows.items()}, prior)
+
     def _row(self, bucket: str) -> Counts:
         row = self._rows.get(bucket)
         if row is None:
@@ -207,6 +217,42 @@ class SurvivalTable:
         known = sorted((row.weight, bucket) for bucket, row in self._rows.items() if bucket != newest)
         for _, bucket in known[: max(1, self._buckets_max // 8)]:
             self._others.add(self._rows.pop(bucket))
+
+
+class DeathRates:
+    """Deaths per object and day, by bucket and range of ages. Within a range of ages the rate is even."""
+
+    __slots__ = ("_of_bucket", "_of_others")
+
+    def __init__(self, of_bucket: Mapping[str, Sequence[float]], of_others: Sequence[float]) -> None:
+        self._of_bucket = of_bucket
+        self._of_others = of_others
+
+    def survival(self, bucket: str, age_days: float) -> float:
+        """The share of the bucket's objects that reach this age."""
+        summed = 0.0
+        for begin, rate, width in zip(AGE_EDGES_DAYS, self._rates(bucket), (*_WIDTHS[:-1], inf), strict=True):
+            if age_days <= begin:
+                break
+            summed += rate * min(width, age_days - begin)
+        return exp(-summed)
+
+    def remaining_days(self, bucket: str, age_days: float, share: float) -> float:
+        """How long until only this share of the bucket's objects that have reached this age is left. With a share drawn
+        at random from 0 to 1 it is the rest of one object's life."""
+        left = -log(max(share, _SHARE_MIN))
+        age = max(0.0, age_days)
+        for i in range(age_range(age), AGE_RANGES):
+            rate = max(self._rates(bucket)[i], _HAZARD_MIN)
+            until = inf if i == AGE_RANGES - 1 else AGE_EDGES_DAYS[i + 1]
+            if left <= rate * (until - age):
+                return age + left / rate - max(0.0, age_days)
+            left -= rate * (until - age)
+            age = until
+        raise AssertionError("the last range of ages has no end")
+
+    def _rates(self, bucket: str) -> Sequence[float]:
+        return self._of_bucket.get(bucket, self._of_others)
 
 
 class Lifetimes:

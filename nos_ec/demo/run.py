@@ -32,6 +32,7 @@ from nos_ec.core.packing.plan import Candidate, MergeList
 from nos_ec.core.ratios import ratio, rounded
 from nos_ec.demo.losses import shards_lost
 from nos_ec.demo.packing import pack_in_processes
+from nos_ec.demo.s3 import BUCKET, Access, create_key, require_client, s3_gateway, s3_settings
 from nos_ec.demo.space import allocated_bytes
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.store import DELETE_BATCH_OBJECTS, Store
@@ -61,7 +62,8 @@ class DemoOptions:
     """source: folder to read; the first path component below it is the bucket. limit_*: limits on what is stored.
     delete_share: share of the objects deleted before GC. sample_objects: objects read while shards are lost. root:
     folder of the embedded parts and of the store's configuration. keep: keep the store afterwards. consumers: processes
-    that pack at the same time; 1 is this process itself."""
+    that pack at the same time; 1 is this process itself. s3: store and read through an S3 gateway as well, all in one
+    bucket."""
 
     source: Path
     limit_bytes: int
@@ -72,6 +74,7 @@ class DemoOptions:
     root: Path
     keep: bool
     consumers: int
+    s3: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,26 +129,37 @@ class Demo:
         self._raw_before = 0
         self._settings = _demo_settings(settings)
         self.report = Report(source=str(options.source))
+        self.access: Access | None = None
+        """The access key of the S3 gateway, if there is one."""
 
     def run(self) -> Report:
         """Run all steps. Raises InvalidInput for an unusable source, and NoSpace before anything is written."""
+        if self._options.s3:
+            require_client()
         with self._step("scan"):
             files = self._scan()
         self._check_space(sum(file.size for file in files))
         options = self._options
         try:
             with scratch_store(self._settings, options.root, "demo", keep=options.keep) as settings:
+                if options.s3:
+                    settings = s3_settings(settings, options.root)
                 self._settings = settings
                 write_settings(settings, self.config_file)
                 with open_system(settings) as system:
                     self._raw_before = self._raw_bytes(system)
-                    with self._step("put"), open_system(settings) as gateway:
-                        self._put(gateway.store(), files)
+                    with self._step("put"):
+                        self._put(files)
                     self._run(system, files)
         finally:
             if not options.keep:
                 shutil.rmtree(options.root, ignore_errors=True)
         return self.report
+
+    @property
+    def s3_port(self) -> int:
+        """On which the gateway of a kept store listens."""
+        return self._settings.s3.port
 
     @property
     def config_file(self) -> Path:
@@ -160,6 +174,9 @@ class Demo:
         self._measure_packing(system, [rows[file.key] for file in files])
         with self._step("read all"):
             self._read_all(system, store, files)
+        if self.access is not None:
+            with self._step("read by S3"):
+                self._read_by_s3(self.access, files)
         with self._step("delete"):
             survivors = self._delete(store, files)
         with self._step("gc"):
@@ -173,7 +190,7 @@ class Demo:
     def _scan(self) -> list[SourceFile]:
         files: list[SourceFile] = []
         for path in _regular_files(self._options.source):
-            file = _source_file(self._options.source, path)
+            file = _source_file(self._options.source, path, BUCKET if self._options.s3 else None)
             if file is None:
                 self.report.skipped_files += 1
             else:
@@ -210,17 +227,36 @@ class Demo:
         if free < needed:
             raise NoSpace(f"{root} has {free} bytes free, {needed} needed: lower --limit-bytes or give another --root")
 
-    def _put(self, store: Store, files: Sequence[SourceFile]) -> None:
-        done = 0
+    def _put(self, files: Sequence[SourceFile]) -> None:
+        def on_file(size: int) -> None:
+            self.report.objects += 1
+            self.report.bytes += size
+            self._tick("put", self.report.objects, len(files))
 
-        def on_file(_size: int) -> None:
-            nonlocal done
-            done += 1
-            self._tick("put", done, len(files))
+        pairs = [(file.key, file.path) for file in files]
+        if self._options.s3:
+            self.access = create_key(self.config_file)
+            with s3_gateway(self.config_file, self.access) as objects:
+                objects.put_all(pairs, on_file)
+        else:
+            with open_system(self._settings) as gateway:
+                load_tree(gateway.store(), pairs, on_file)
 
-        loaded = load_tree(store, [(file.key, file.path) for file in files], on_file)
-        self.report.objects = loaded.objects
-        self.report.bytes = loaded.bytes
+    def _read_by_s3(self, access: Access, files: Sequence[SourceFile]) -> None:
+        paths, reads = {file.key: file for file in files}, 0
+
+        def on_file(key: ObjectKey, problem: str | None) -> None:
+            nonlocal reads
+            file = paths[key]
+            reads += 1
+            self.report.verify.reads += 1
+            self.report.verify.bytes += file.size
+            self._count(file, problem)
+            self._tick("read by S3", reads, len(files))
+
+        with s3_gateway(self.config_file, access) as objects:
+            objects.compare_all([(file.key, file.path) for file in files], on_file)
+        self.report.figures["s3"] = {"puts": self.report.objects, "gets": reads}
 
     def _pack(self, system: System) -> None:
         with producer_service(system) as producer:
@@ -410,16 +446,21 @@ def _regular_files(source: Path) -> Iterator[Path]:
             yield Path(folder, name)
 
 
-def _source_file(source: Path, path: Path) -> SourceFile | None:
-    """Return the file as an object, or None if it is not a regular file, is unreadable or has no valid name."""
+def _source_file(source: Path, path: Path, bucket: str | None) -> SourceFile | None:
+    """Return the file as an object, or None if it is not a regular file, is unreadable or has no valid name.
+
+    bucket: of all files; None makes one of each folder."""
     try:
         if path.is_symlink() or not path.is_file() or not os.access(path, os.R_OK):
             return None
         parts = path.relative_to(source).parts
-        bucket, name = (
-            (parts[0], "/".join(parts[1:])) if len(parts) > 1 else (source.resolve().name or "root", parts[0])
-        )
-        return SourceFile(ObjectKey(bucket, name), path, path.stat().st_size)
+        if bucket is not None:
+            key = ObjectKey(bucket, "/".join(parts))
+        elif len(parts) > 1:
+            key = ObjectKey(parts[0], "/".join(parts[1:]))
+        else:
+            key = ObjectKey(source.resolve().name or "root", parts[0])
+        return SourceFile(key, path, path.stat().st_size)
     except (OSError, InvalidInput):
         return None
 

@@ -7,19 +7,26 @@ from dataclasses import asdict
 from typing import Any
 
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ratios import rounded
+from nos_ec.core.ratios import ratio, rounded
+from nos_ec.engine.header_survey import HeadersFound
 from nos_ec.engine.usage import Usage
 from nos_ec.ports.metadata import Totals
 
 
-def cost_data(totals: Totals, geometry: Geometry, used: Mapping[str, Usage | None]) -> dict[str, Any]:
-    """raw_bytes_per_live_byte: of blocks; null without live bytes. parts: they add up to it; those of dead bytes and
-    overhead count their own coding chunks. break_even_space_amplification: where three replicas would take as much.
-    usage: by span, null while nothing earlier is known."""
-    cost = totals.raw_cost(geometry)
+def cost_data(
+    totals: Totals, geometry: Geometry, used: Mapping[str, Usage | None], headers: HeadersFound | None
+) -> dict[str, Any]:
+    """raw_bytes_per_live_byte: of blocks; null without live bytes. parts: they add up to it; all but live count their
+    own coding chunks. undivided: headers and padding, before the first survey of headers. headers_surveyed_ms: when it
+    was; null before. landing_bytes_per_live_byte: one landing copy of what waits, of which the landing store may keep
+    several; null without live bytes. break_even_space_amplification: where three replicas would take as much. usage: by
+    span, null while nothing earlier is known."""
+    cost = totals.raw_cost(geometry, None if headers is None else headers.share)
     return {
         "raw_bytes_per_live_byte": None if cost is None else rounded(cost.total),
         "parts": None if cost is None else {part: rounded(value) for part, value in cost.parts.items()},
+        "headers_surveyed_ms": None if headers is None else headers.at_ms,
+        "landing_bytes_per_live_byte": rounded(ratio(totals.waiting_bytes, totals.live_bytes)),
         "break_even_space_amplification": None if cost is None else rounded(cost.break_even),
         "usage": {span: None if one is None else _usage(one) for span, one in used.items()},
     }

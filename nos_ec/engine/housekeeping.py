@@ -1,5 +1,5 @@
 """Regular work that a daemon does besides its own job: recovery, then the reaper, then the trimmer of the landing log,
-and from time to time a survey of how long objects live.
+and from time to time surveys of how long objects live, and of what headers take.
 
 The reaper may have a backlog of hours, so the others run again between its batches. Recovery and reaper do not wait for
 each other to succeed.
@@ -15,6 +15,7 @@ import structlog
 
 from nos_ec.core.errors import NosError
 from nos_ec.engine.copy_forward import CopyForward, ForwardResult
+from nos_ec.engine.header_survey import HeaderSurvey
 from nos_ec.engine.parking import Parking
 from nos_ec.engine.reaper import Reaper, ReapResult
 from nos_ec.engine.recovery import Recovery, RecoveryResult
@@ -67,14 +68,16 @@ class Housekeeping:
         trimmer: Trimmer | None = None,
         forward: CopyForward | None = None,
         survey: Survey | None = None,
+        headers: HeaderSurvey | None = None,
     ) -> None:
         """trimmer: gives back segments of the landing log. forward: writes its stragglers again. None without a log.
-        survey: None with a single stream."""
+        survey: None with a single stream. headers: None for no survey of headers."""
         self._recovery = recovery
         self._reaper = reaper
         self._trimmer = trimmer
         self._forward = forward
         self._survey = survey
+        self._headers = headers
         self._clock = clock
         self._wait_ms = wait_ms
         self.done = HousekeepingResult()
@@ -131,6 +134,8 @@ class Housekeeping:
         if self._survey is not None:
             beat(0)
             self._survey.run_once()
+        if self._headers is not None:
+            self._headers.run_once(beat)
         if failure is not None:
             raise failure
         return total

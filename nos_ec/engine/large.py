@@ -2,7 +2,8 @@
 
 The group of such a block spans all of its stripes: one 4 KiB header for up to 32 MiB, and the block describes
 itself like any other (invariant 7). If the store does not accept it, its bytes are written to another block, a limited
-number of times (engine/stripe_writer.py says why).
+number of times (engine/stripe_writer.py says why). The bytes behind the last whole stripe are the tail, an object of
+its own (core.tails), which is stored when the blocks are, before the row of the object.
 
 9  one block is in memory while an object is written (engine/large_block.py), and one window while it is read
 """
@@ -10,8 +11,9 @@ number of times (engine/stripe_writer.py says why).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 
 import google_crc32c
 import structlog
@@ -33,6 +35,8 @@ from nos_ec.core.header import header_length, name_record_size, names_size_max
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockKind, ObjectEvent, advance_object
+from nos_ec.core.tails import tail_key, tail_place
+from nos_ec.core.versions import Versioning
 from nos_ec.engine.group_bytes import GroupPlace
 from nos_ec.engine.large_block import LargeBlock, windows
 from nos_ec.engine.large_lease import LargeLease, Loan
@@ -44,10 +48,24 @@ from nos_ec.engine.stripe_writer import APPEND_TRIES, another_place_may_do
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow, PartOf, Segment, UploadState
+from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow, PartOf, Segment, TailOf, UploadState
 from nos_ec.ports.placement import Placement
 
+_MS = 1000
+"""A millisecond, in the unit of versions."""
+_TURN = 389
+"""Has no factor in common with it."""
+
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TailPuts:
+    """put: stores a tail durably, under its key, as the tail of a block. Raises NoSpace, Transient, and Conflict when
+    the block is not OPEN any more. size_max: bytes of the largest object that it can store."""
+
+    put: Callable[[ObjectKey, bytes, TailOf], object]
+    size_max: int
 
 
 class LargeObjects:
@@ -70,6 +88,7 @@ class LargeObjects:
         self._lease = lease
         self._reserve_bytes = reserve_bytes
         self._trail = trail
+        self._turns = count()
 
     def put(
         self,
@@ -79,11 +98,13 @@ class LargeObjects:
         attributes: bytes = b"",
         condition: Condition | None = None,
         step: PartOf | None = None,
+        tails: TailPuts | None = None,
+        versioning: Versioning | None = None,
     ) -> ObjectRow:
-        """Store `head` followed by all of `rest`. Durable on return.
+        """Store `head` followed by all of `rest`. Durable on return. tails: without it, no tail is cut.
 
-        Raises NoSpace, Transient, LeaseLost. The blocks written so far are then left to recovery, which deletes
-        them, and the old version stays current.
+        Raises NoSpace, Transient, LeaseLost. The blocks written so far are then left to recovery, and GC deletes
+        them, with the tail, and the old version stays current.
 
         Also raises PreconditionFailed, or NotFound, when the `condition` does not hold: before anything is written,
         or in the end, when a version was stored or deleted meanwhile. The blocks are then sealed as dead. So they
@@ -92,12 +113,20 @@ class LargeObjects:
         if condition is not None and (refusal := self._refusal(key, condition)) is not None:
             raise refusal
         with self._lease.lent() as loan:
-            version = self._metadata.next_version(key, self._clock.now_ms())
+            version = self._metadata.next_version(key, self._clock.now_ms(), of_all=versioning is not None)
+            if versioning is Versioning.ENABLED:
+                version += next(self._turns) * _TURN % _MS  # of PUTs that begin in one millisecond, each is a version
             made: list[BlockId] = []
             try:
-                new = self._write(key, version, head, rest, attributes, loan, made)
-                new = replace(new, condition=condition, step=step)
+                size_max = 0 if tails is None else tails.size_max
+                new, tail = self._write(key, version, head, rest, attributes, loan, made, size_max)
+                new = replace(new, condition=condition, step=step, versioning=versioning)
                 kill_point("large.written")
+                if tails is not None and tail:
+                    last = new.segments[-1].extent.block_id
+                    tails.put(tail_key(last), tail, TailOf(last))
+                    del tail
+                    kill_point("large.tail_landed")
                 recorded = self._metadata.record_large(new, loan.lease, self._clock.now_ms())
             except NosError as error:
                 for block_id in made:
@@ -116,6 +145,8 @@ class LargeObjects:
                 f"object {key} was changed by another client while it was being stored; nothing was changed", key=key
             )
         row = self._recorded(new)
+        if versioning is Versioning.ENABLED and (not recorded or row.version != version):
+            raise Transient(f"{key}: another request stored a version of the same number; send it again", key=key)
         if step is not None and not recorded:
             self._require_open(step, key)
             if row.md5 != new.md5:
@@ -140,21 +171,33 @@ class LargeObjects:
         """The row just recorded, or that of a PUT that came after it. If a DELETE did, the row as it was, with an id
         that no object has: the PUT took effect all the same, and the later outcome stands."""
         try:
-            return self._metadata.get(new.key)
+            row = self._metadata.get(new.key)
+            if row.version == new.version or new.versioning is None:
+                return row
         except NotFound:
-            return ObjectRow(
-                object_id=0,
-                key=new.key,
-                version=new.version,
-                state=advance_object(None, ObjectEvent.STORE),
-                size=new.size,
-                crc32c=new.crc32c,
-                md5=new.md5,
-                landing_id=None,
-                extent=None,
-                created_ms=self._clock.now_ms(),
-                attributes=new.attributes,
-            )
+            pass
+        if new.versioning is None:
+            return self._as_recorded(new)
+        try:
+            number = new.version if new.versioning is Versioning.ENABLED else None
+            return self._metadata.version(new.key, number).row or self._as_recorded(new)
+        except NotFound:
+            return self._as_recorded(new)
+
+    def _as_recorded(self, new: NewLargeObject) -> ObjectRow:
+        return ObjectRow(
+            object_id=0,
+            key=new.key,
+            version=new.version,
+            state=advance_object(None, ObjectEvent.STORE),
+            size=new.size,
+            crc32c=new.crc32c,
+            md5=new.md5,
+            landing_id=None,
+            extent=None,
+            created_ms=self._clock.now_ms(),
+            attributes=new.attributes,
+        )
 
     def _write(
         self,
@@ -165,9 +208,10 @@ class LargeObjects:
         attributes: bytes,
         loan: Loan,
         made: list[BlockId],
-    ) -> NewLargeObject:
-        """Write all segments. Adds the id of each block to `made` when it is allocated, so that `made` is right after a
-        failure too."""
+        tail_max: int,
+    ) -> tuple[NewLargeObject, bytes]:
+        """Write all segments. Returns the tail, of at most `tail_max` bytes, as well. Adds the id of each block to
+        `made` when it is allocated, so that `made` is right after a failure too."""
         md5 = hashlib.md5(usedforsecurity=False)
         crc32c = 0
         size = 0
@@ -175,6 +219,7 @@ class LargeObjects:
         block_stripes: list[int] = []
         front = self._front(key, attributes)
         stream = ReadAhead(head, rest)
+        tail = b""
         last = False
         while not last:
             block = LargeBlock(self._blocks.geometry, key, version, size, front)
@@ -183,11 +228,14 @@ class LargeObjects:
             crc32c = joined(crc32c, block.crc32c, block.length)
             size += block.length
             last = stream.at_end()
+            if last:
+                tail = block.cut_tail(tail_max)
             # The size of a stream is known only at its end, so the last segment carries it and the others have 0.
             about = (size, attributes) if last else (0, b"")
             segments.append(self._write_block(block, about, loan, made))
             block_stripes.append(block.stripes)
-        return NewLargeObject(key, version, size, crc32c, md5.digest(), segments, block_stripes, attributes)
+        new = NewLargeObject(key, version, size, crc32c, md5.digest(), segments, block_stripes, attributes)
+        return replace(new, tail_bytes=len(tail)), tail
 
     def _front(self, key: ObjectKey, attributes: bytes) -> int:
         """Bytes of header and name. Those of the last segment, which nobody knows to be the last before it is read."""
@@ -233,22 +281,34 @@ class LargeObjects:
         kill_point("large.appended")
         self._blocks.seal(block_id)
 
-    def read(self, row: ObjectRow, offset: int, length: int) -> Iterator[bytes]:
+    def read(
+        self, row: ObjectRow, offset: int, length: int, read_tail: Callable[[ObjectKey, int, int, int], Iterator[bytes]]
+    ) -> Iterator[bytes]:
         """Bytes [offset, offset + length) of a large object, in windows of at most WINDOW_BYTES. The last window of a
-        segment that is read as a whole is returned only if the CRC of the segment is right.
+        segment that is read as a whole is returned only if the CRC of the segment is right. read_tail: reads the object
+        with this key, which must have so many bytes, from an offset on, so many.
 
         Raises NotFound when that version is gone before the first byte is read, Corrupt, Transient.
         """
-        return self._read_segments(row, self._segments(row), offset, offset + length)
+        segments, end = self._segments(row), offset + length
+        yield from self._read_segments(row, segments, offset, end)
+        place = _tail_place(row, segments)
+        if place is None:
+            return
+        key, size = place
+        first = max(offset, row.size - size)
+        if first < end:
+            yield from read_tail(key, size, first - (row.size - size), end - first)
 
     def segment_start(self, row: ObjectRow, offset: int) -> int:
-        """Where the segment begins that has the byte at `offset`. Raises NotFound when the version is gone."""
+        """Where the segment begins, or the tail, that has the byte at `offset`. Raises NotFound when the version is
+        gone."""
         start = end = 0
         for segment in self._segments(row):
             start, end = end, end + segment.extent.length
             if offset < end:
-                break
-        return start
+                return start
+        return end if offset < row.size else start
 
     def _segments(self, row: ObjectRow) -> list[Segment]:
         segments = self._metadata.segments(row.object_id, row.version)
@@ -277,3 +337,8 @@ class LargeObjects:
                     raise Corrupt(f"{what}: CRC32C is {crc32c:08x} instead of {segment.crc32c:08x}", key=key)
             yield data
             del data  # not held while the next window is read
+
+
+def _tail_place(row: ObjectRow, segments: Sequence[Segment]) -> tuple[ObjectKey, int] | None:
+    """The key of the tail, and its bytes; None without one."""
+    return tail_place(row.size, [(segment.extent.block_id, segment.extent.length) for segment in segments])

@@ -13,6 +13,7 @@ import google_crc32c
 
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.tails import tail_length
 from nos_ec.engine.group_bytes import GroupItem, GroupPlace, header_and_names
 from nos_ec.engine.streams import ByteStream
 
@@ -51,6 +52,22 @@ class LargeBlock:
             self.crc32c = google_crc32c.extend(self.crc32c, window)
             yield window
         self._bytes += bytes(self.stripes * self._geometry.stripe_size - len(self._bytes))
+
+    def cut_tail(self, size_max: int) -> bytes:
+        """Take the bytes behind the last whole stripe out of the block, once it is filled, and return them; none where
+        no tail is to be cut (core.tails), or where it would have more than `size_max` bytes."""
+        count = tail_length(self.front, self.length, self._geometry.stripe_size)
+        if not 0 < count <= size_max:
+            return b""
+        end = self.front + self.length - count
+        tail = bytes(self._bytes[end : end + count])
+        del self._bytes[end:]
+        self.length -= count
+        self.crc32c = 0
+        for start in range(self.front, end, WINDOW_BYTES):
+            window = bytes(self._bytes[start : min(end, start + WINDOW_BYTES)])
+            self.crc32c = google_crc32c.extend(self.crc32c, window)
+        return tail
 
     def group(self, place: GroupPlace, object_size: int, attributes: bytes) -> bytearray:
         """The whole block, once it is filled, as the group that is written to `place`. The next call changes it."""

@@ -10,16 +10,18 @@ from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.versions import Versioning
 from nos_ec.engine.lander import LandedBatch, Lander, NewCopy
 from nos_ec.engine.location_cache import LocationCache
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, UploadStep
+from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, TailOf, UploadStep
 
 
 @dataclass(frozen=True, slots=True)
 class NewPut:
     """A small object to store. due_ms: when the producer should publish it. attributes: see core.attributes. condition:
-    what must hold of the version that it would overwrite. step: what it is to a multipart upload."""
+    what must hold of the version that it would overwrite. step: what it is to a multipart upload, or to a large
+    object. versioning: that of the bucket."""
 
     key: ObjectKey
     data: bytes
@@ -28,7 +30,8 @@ class NewPut:
     due_ms: int
     attributes: bytes = b""
     condition: Condition | None = None
-    step: UploadStep | None = None
+    step: UploadStep | TailOf | None = None
+    versioning: Versioning | None = None
 
 
 class PutBatches:
@@ -106,7 +109,8 @@ class PutBatches:
 
 def _new_object(put: NewPut, place: LandingId | None) -> NewObject:
     size = len(put.data)
-    return NewObject(put.key, size, put.crc32c, put.md5, place, put.due_ms, put.attributes, put.condition, put.step)
+    told = (put.attributes, put.condition, put.step, put.versioning)
+    return NewObject(put.key, size, put.crc32c, put.md5, place, put.due_ms, *told)
 
 
 def _each(error: Transient, count: int) -> list[NosError]:

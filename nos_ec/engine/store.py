@@ -17,14 +17,16 @@ from typing import Protocol
 import google_crc32c
 
 from nos_ec.core.conditions import Condition
-from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound, Transient
+from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NosError, NotFound, Transient
 from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey, in_log
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
 from nos_ec.core.parts import Composition, Manifest, is_parts_bucket, refuse_reserved, with_stores_attributes
+from nos_ec.core.tails import hidden_prefix
+from nos_ec.core.versions import Versioning, as_null_version, as_version
 from nos_ec.engine.composed import Manifests, manifest_in, read_parts, row_of_part
-from nos_ec.engine.large import LargeObjects
+from nos_ec.engine.large import LargeObjects, TailPuts
 from nos_ec.engine.location_cache import LocationCache
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.put_batches import NewPut
@@ -34,10 +36,26 @@ from nos_ec.engine.streams import ByteStream, read_up_to
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import Completes, EntryPage, LandingQueue, ObjectRow, Objects, UploadStep
+from nos_ec.ports.metadata import (
+    AddMarker,
+    Completes,
+    DeleteVersion,
+    EntryPage,
+    LandingQueue,
+    ObjectRow,
+    Objects,
+    TailOf,
+    UploadStep,
+    VersionEntry,
+    VersionPage,
+    Versions,
+)
 
 DELETE_BATCH_OBJECTS = 1000
 """Objects deleted by one transaction: many objects for one sync, but no transaction that others wait long for."""
+
+VERSION_BATCH = 100
+"""Versions deleted, and markers made, by one transaction: each takes several statements."""
 
 _TO_THE_END = 2**63 - 1
 """A length beyond the end of any object."""
@@ -58,7 +76,7 @@ class PutOptions:
     trash_ms: int = 0
 
 
-class StoreMetadata(Objects, LandingQueue, Protocol):
+class StoreMetadata(Objects, Versions, LandingQueue, Protocol):
     """The parts of the metadata that the store uses."""
 
 
@@ -94,9 +112,15 @@ class Store:
 
     # --- writing ----------------------------------------------------------------------------------
     def put(
-        self, key: ObjectKey, stream: ByteStream, attributes: bytes = b"", condition: Condition | None = None
+        self,
+        key: ObjectKey,
+        stream: ByteStream,
+        attributes: bytes = b"",
+        condition: Condition | None = None,
+        versioning: Versioning | None = None,
     ) -> ObjectRow:
-        """Store an object; durable on return. Overwrites. Holds at most one block in memory. attributes: see
+        """Store an object; durable on return. Overwrites, unless the `versioning` of its bucket keeps what was current
+        (see `Versions` of the metadata). Holds at most one block in memory. attributes: see
         core.attributes. condition: what must hold of the version that it would overwrite, judged in the transaction
         that records it.
 
@@ -106,7 +130,7 @@ class Store:
         """
         _refuse_reserved(key)
         refuse_reserved(attributes)
-        return self.put_step(key, stream, attributes, condition, None)
+        return self.put_step(key, stream, attributes, condition, None, versioning)
 
     def put_step(
         self,
@@ -115,10 +139,13 @@ class Store:
         attributes: bytes,
         condition: Condition | None,
         step: UploadStep | None,
+        versioning: Versioning | None = None,
     ) -> ObjectRow:
         """Like `put`, for objects of a multipart upload, which may have reserved keys and attributes. Also raises
         NoSuchUpload, or Conflict (see `Completes`)."""
         self._puts.wait_for_room()
+        if versioning is not None:
+            attributes = (as_version if versioning is Versioning.ENABLED else as_null_version)(attributes)
         packed_size_max = self._options.packed_size_max - (ATTRIBUTES_ROOM if attributes else 0)
         head = read_up_to(stream, packed_size_max + 1)
         if len(head) > packed_size_max:
@@ -127,10 +154,11 @@ class Store:
                     raise InvalidInput(
                         f"{key} has too many parts for the stripes of this store; use larger ones", key=key
                     )
-                return self._large.put(key, head, stream, attributes, condition, step)
+                tails = TailPuts(self._put_tail, self._options.packed_size_max)
+                return self._large.put(key, head, stream, attributes, condition, step, tails, versioning)
             finally:
                 self._locations.forget([key])
-        return self._puts.put(self._new_put(key, head, attributes, condition, step))
+        return self._puts.put(self._new_put(key, head, attributes, condition, step, versioning))
 
     def put_many(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> list[ObjectRow]:
         """Store several small objects without attributes as one batch, for bulk loads: all of them or none.
@@ -158,8 +186,8 @@ class Store:
         raise Transient(f"{key}: changed {READ_TRIES} times while its attributes were being set; try again", key=key)
 
     def set_attributes_of(self, row: ObjectRow, attributes: bytes) -> bool:
-        """Like `set_attributes`, for exactly this version. Returns False, and changes nothing, if it is not the current
-        one any more. Raises InvalidInput, Transient."""
+        """Like `set_attributes`, for exactly this version, current or not. Returns False, and changes nothing, if it is
+        not there any more. Raises InvalidInput, Transient."""
         try:
             return self._metadata.set_attributes(row, with_stores_attributes(attributes, row.attributes))
         finally:
@@ -196,7 +224,40 @@ class Store:
             kill_point("delete.done")
         return rows
 
+    def delete_versions(self, deletions: Sequence[DeleteVersion | AddMarker]) -> list[VersionEntry | NosError | None]:
+        """Delete in buckets with versions, durably, VERSION_BATCH with one transaction. The answers are those of
+        `Versions.delete_versions`; Transient for what a failed transaction left. Versions go into the trash if there is
+        one. Raises InvalidInput."""
+        for one in deletions:
+            _refuse_reserved(one.key)
+        answers: list[VersionEntry | NosError | None] = []
+        for first in range(0, len(deletions), VERSION_BATCH):
+            batch = deletions[first : first + VERSION_BATCH]
+            now_ms = self._clock.now_ms()
+            try:
+                answers += self._metadata.delete_versions(batch, now_ms, self._until_ms(now_ms, permanently=False))
+            except Transient as error:
+                answers += [error] * len(batch)
+            finally:
+                self._locations.forget([one.key for one in batch])
+            kill_point("delete.done")
+        return answers
+
     # --- reading ----------------------------------------------------------------------------------
+    def version(self, key: ObjectKey, version: int | None) -> VersionEntry:
+        """A version, or a delete marker; None: the null version. Raises NotFound, Transient."""
+        return self._metadata.version(key, version)
+
+    def latest_marker(self, key: ObjectKey) -> VersionEntry | None:
+        """The delete marker of a key without a current version. Raises Transient."""
+        return self._metadata.latest_marker(key)
+
+    def list_versions(
+        self, bucket: str, prefix: str, delimiter: str, after: tuple[str, int | None], limit: int, budget_ms: int
+    ) -> VersionPage:
+        """Like `list_entries`, of all versions and delete markers, after a name and a version of it."""
+        return self._metadata.list_versions(bucket, prefix, delimiter, after, limit, budget_ms)
+
     def head(self, key: ObjectKey) -> ObjectRow:
         """The row of the current version, always from the metadata. Raises NotFound."""
         return self._metadata.get(key)
@@ -308,11 +369,15 @@ class Store:
         data: bytes,
         attributes: bytes = b"",
         condition: Condition | None = None,
-        step: UploadStep | None = None,
+        step: UploadStep | TailOf | None = None,
+        versioning: Versioning | None = None,
     ) -> NewPut:
         md5 = hashlib.md5(data, usedforsecurity=False).digest()
         due_ms = self._clock.now_ms() + self._options.min_age_ms
-        return NewPut(key, data, google_crc32c.value(data), md5, due_ms, attributes, condition, step)
+        return NewPut(key, data, google_crc32c.value(data), md5, due_ms, attributes, condition, step, versioning)
+
+    def _put_tail(self, key: ObjectKey, data: bytes, step: TailOf) -> ObjectRow:
+        return self._puts.put(self._new_put(key, data, step=step))
 
     def _read(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, Iterator[bytes]]:
         """The bytes of a range, of the version of `row`, or of the current one if that is gone."""
@@ -327,7 +392,7 @@ class Store:
             try:
                 return row, self._composed(row, composition, offset, length)
             except NotFound as error:
-                seen, row = row, self._locations.look_up(row.key, self._metadata.get)
+                seen, row = row, self._look_again(row)
                 if (row.object_id, row.version) == (seen.object_id, seen.version):
                     raise Corrupt(str(error), key=row.key) from error
         raise _changed_too_often(row.key)
@@ -380,7 +445,7 @@ class Store:
             try:
                 return row, self._segments(row, offset, length)
             except (Corrupt, NotFound) as error:
-                seen, row = row, self._locations.look_up(row.key, self._metadata.get)
+                seen, row = row, self._look_again(row)
                 if row != seen:
                     continue
                 copy = None if row.extent is None else self._second_copies.read(row)
@@ -401,9 +466,19 @@ class Store:
             data = self._read_small(row, offset, length)
             return iter([data] if data else [])
         rest = row.size - offset
-        segments = self._large.read(row, offset, max(0, rest if length is None else min(length, rest)))
+        count = max(0, rest if length is None else min(length, rest))
+        segments = self._large.read(row, offset, count, self._read_tail)
         first = deque(islice(segments, 1))
         return self._continued(row, first, segments) if first else iter([])
+
+    def _read_tail(self, key: ObjectKey, size: int, first: int, count: int) -> Iterator[bytes]:
+        """Bytes of the tail of a large object, which must have `size` bytes. A tail never gets another version. Raises
+        NotFound, Corrupt, Transient."""
+        tail = self._locations.find(key, self._metadata.get)
+        if tail.size != size:
+            raise Corrupt(f"{key}: a tail of {tail.size} bytes instead of {size}", key=key)
+        _, windows = self._read_own(tail, first, None if (first, count) == (0, size) else count)
+        return windows
 
     def _continued(self, row: ObjectRow, first: deque[bytes], rest: Iterator[bytes]) -> Iterator[bytes]:
         """first: the first window, which is not held after it has been taken."""
@@ -417,9 +492,22 @@ class Store:
                 raise Corrupt(f"{row.key} v{row.version}: a segment of it is missing: {error}", key=row.key) from error
             raise _gone(row) from error
 
-    def _is_current(self, row: ObjectRow) -> bool:
+    def _look_again(self, row: ObjectRow) -> ObjectRow:
+        """The row of this version as it is now, or else that of the current one. Raises NotFound."""
         try:
             current = self._locations.look_up(row.key, self._metadata.get)
+        except NotFound:
+            found = self._metadata.same_version(row)
+            if found is None:
+                raise
+            return found
+        if (current.object_id, current.version) == (row.object_id, row.version):
+            return current
+        return self._metadata.same_version(row) or current
+
+    def _is_current(self, row: ObjectRow) -> bool:
+        try:
+            current = self._look_again(row)
         except NotFound:
             return False
         return (current.object_id, current.version) == (row.object_id, row.version)
@@ -453,13 +541,15 @@ def _without(pieces: Iterator[bytes], count: int) -> Iterator[bytes]:
 
 
 def _refuse_reserved(key: ObjectKey) -> None:
-    if key.bucket == RESERVED_BUCKET or is_parts_bucket(key.bucket):
+    if key.bucket == RESERVED_BUCKET or hidden_prefix(key.bucket) is not None:
         raise InvalidInput(f"{key}: the bucket {key.bucket} is the store's own; use another name", key=key)
 
 
 def _refuse_parts(key: ObjectKey) -> None:
     if is_parts_bucket(key.bucket):
         raise InvalidInput(f"{key} is a part of an upload; abort the upload, or delete its object", key=key)
+    if hidden_prefix(key.bucket) is not None:
+        raise InvalidInput(f"{key} is the tail of a large object; delete that object", key=key)
 
 
 def _checked(row: ObjectRow, data: bytes) -> bytes:

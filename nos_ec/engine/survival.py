@@ -31,6 +31,7 @@ from nos_ec.core.lifetimes import (
     is_sampled,
     stream_of,
 )
+from nos_ec.engine.known_expiry import KnownExpiry
 from nos_ec.engine.packable import Packable
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata import ObjectRow, Survival, SurvivalRow
@@ -147,8 +148,9 @@ class ExpectedLifetimes:
 class StreamSorting:
     """Tells where an object belongs in the packing order. Belongs to one thread."""
 
-    def __init__(self, lifetimes: ExpectedLifetimes, cuts_days: Sequence[float]) -> None:
+    def __init__(self, lifetimes: ExpectedLifetimes, cuts_days: Sequence[float], expiry: KnownExpiry) -> None:
         self._lifetimes = lifetimes
+        self._expiry = expiry
         self._cuts_days = cuts_days
         self._known: Lifetimes | None = None
         self._streams: dict[tuple[str, int], int] = {}
@@ -161,8 +163,11 @@ class StreamSorting:
 
     def _stream(self, packable: Packable, born_ms: int, now_ms: int) -> int:
         lifetimes, bucket = self._lifetimes.at(now_ms), packable.key.bucket
-        if packable.expires_ms is not None:
-            return stream_of(lifetimes, self._cuts_days, bucket, 0, (packable.expires_ms - now_ms) / DAY_MS)
+        expires_ms = packable.expires_ms
+        if expires_ms is None:
+            expires_ms = self._expiry.expires_ms(packable, now_ms)
+        if expires_ms is not None:
+            return stream_of(lifetimes, self._cuts_days, bucket, 0, (expires_ms - now_ms) / DAY_MS)
         if lifetimes is not self._known or len(self._streams) > SURVIVAL_ROWS_MAX:
             self._known = lifetimes
             self._streams.clear()

@@ -31,6 +31,7 @@ from nos_ec.core.parts import (
     parts_prefix,
     require_room,
 )
+from nos_ec.core.versions import Versioning
 from nos_ec.engine.store import Store
 from nos_ec.engine.streams import ByteStream
 from nos_ec.ports.clock import Clock
@@ -114,6 +115,7 @@ class MultipartUploads:
         upload: UploadRow,
         choose: Callable[[Sequence[StoredPart]], tuple[Sequence[StoredPart], Mapping[str, str]]],
         condition: Condition | None = None,
+        versioning: Versioning | None = None,
     ) -> ObjectRow:
         """Make one object of the parts, durably. choose: given all parts, returns those that the object is to have, at
         least one, in ascending order of their numbers, and its attributes; what it raises is raised. It is asked again
@@ -130,7 +132,9 @@ class MultipartUploads:
             step = Completes(current.upload_id, current.revision)
             told = composed(attributes, composition)
             try:
-                made = self._store.put_step(current.key, BytesIO(encode_manifest(manifest)), told, condition, step)
+                made = self._store.put_step(
+                    current.key, BytesIO(encode_manifest(manifest)), told, condition, step, versioning
+                )
             except Conflict:
                 continue
             kill_point("upload.completed")

@@ -13,6 +13,9 @@ attribute_changes  changes of what an object has beside its bytes
 failures           failures of the store, as S3 has them
 post_forms         uploads by forms of browsers
 form_body          the body of such a form
+lifecycle, lifecycle_xml  when objects expire: configurations of buckets, headers of objects
+policies           bucket policies, and what they add to the rights of accounts
+proxies            what proxies in front of the gateway say of clients
 cors               cross-origin requests
 body               the body of a request, decoded and checked
 preconditions      conditions and ranges

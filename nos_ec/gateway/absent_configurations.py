@@ -20,11 +20,8 @@ _NOT_FOUND = {
     "GetBucketEncryption": "ServerSideEncryptionConfigurationNotFoundError",
     "GetBucketIntelligentTieringConfiguration": "NoSuchConfiguration",
     "GetBucketInventoryConfiguration": "NoSuchConfiguration",
-    "GetBucketLifecycleConfiguration": "NoSuchLifecycleConfiguration",
     "GetBucketMetricsConfiguration": "NoSuchConfiguration",
     "GetBucketOwnershipControls": "OwnershipControlsNotFoundError",
-    "GetBucketPolicy": "NoSuchBucketPolicy",
-    "GetBucketPolicyStatus": "NoSuchBucketPolicy",
     "GetBucketReplication": "ReplicationConfigurationNotFoundError",
     "GetBucketWebsite": "NoSuchWebsiteConfiguration",
     "GetObjectLegalHold": "InvalidRequest",
@@ -45,9 +42,7 @@ _EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 }
 _NOTHING_TO_DELETE = (
     "DeleteBucketEncryption",
-    "DeleteBucketLifecycle",
     "DeleteBucketOwnershipControls",
-    "DeleteBucketPolicy",
     "DeleteBucketReplication",
     "DeleteBucketWebsite",
     "DeletePublicAccessBlock",

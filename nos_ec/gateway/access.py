@@ -11,18 +11,26 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Generic, TypeVar
 
+import structlog
+
+from nos_ec.core.errors import NosError
+from nos_ec.core.expiry import DAY_MS, BucketRules, decode_rules
+from nos_ec.core.versions import Versioning
 from nos_ec.gateway.accounts import AccountsMetadata
 from nos_ec.gateway.acls import bucket_rights
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, DocumentKind, KeyState, Rights
 from nos_ec.s3.errors import S3Error
+from nos_ec.s3.policy import Policy, deny_everything, policy_of
 
 REMEMBERED_MAX = 10_000
 """Access keys, and buckets, that are remembered."""
 DOCUMENTS_MAX = 500
 """Documents that are remembered, each of at most 32 KiB."""
 _T = TypeVar("_T")
+
+_log = structlog.get_logger(__name__)
 
 EVERYTHING = Rights.READ | Rights.WRITE | Rights.LIST | Rights.OWNER | Rights.READ_ACL | Rights.WRITE_ACL
 
@@ -37,11 +45,19 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class BucketAccess:
-    """A bucket, and what accounts may do in it that do not own it. acl: as gateway.acls stores it."""
+    """A bucket, and what accounts may do in it that do not own it. acl: as gateway.acls stores it. policy: None for
+    none; gateway.policies says what it does. versioning: None if it never had versions."""
 
     row: BucketRow
     grants: Mapping[str, Rights]
     acl: str
+    policy: Policy | None = None
+    versioning: Versioning | None = None
+
+    def require_owner(self, expected: str | None) -> None:
+        """Raises AccessDenied if a request expects another owner; None expects nothing."""
+        if expected is not None and expected != self.row.owner:
+            raise S3Error("AccessDenied", "The bucket has another owner than was expected.")
 
     def rights_of(self, account: str | None) -> Rights:
         """What an account may do, or anybody for None."""
@@ -55,12 +71,17 @@ class BucketAccess:
 class Access:
     """Looks up access keys and buckets. Safe to call from several threads."""
 
-    def __init__(self, metadata: AccountsMetadata, masters: MasterKeys, clock: Clock, remember_ms: int) -> None:
+    def __init__(
+        self, metadata: AccountsMetadata, masters: MasterKeys, clock: Clock, remember_ms: int, day_ms: int = DAY_MS
+    ) -> None:
+        """day_ms: the length of a day of lifecycle rules."""
         self._metadata = metadata
         self._masters = masters
         self._accounts: _Remembered[Account | None] = _Remembered(clock, remember_ms)
         self._buckets: _Remembered[BucketAccess] = _Remembered(clock, remember_ms)
         self._documents: _Remembered[bytes | None] = _Remembered(clock, remember_ms, DOCUMENTS_MAX)
+        self._rules: _Remembered[BucketRules | None] = _Remembered(clock, remember_ms, DOCUMENTS_MAX)
+        self._day_ms = day_ms
 
     def account(self, access_key: str) -> Account | None:
         """Whose key it is; None if there is no active key of this name. Raises Transient, ConfigError, Corrupt."""
@@ -74,9 +95,19 @@ class Access:
         """A document of a bucket; None if it has none. Raises Transient."""
         return self._documents.find(_key_of(name, kind), lambda _: self._metadata.bucket_document(name, kind))
 
+    def rules(self, name: str) -> BucketRules | None:
+        """The lifecycle rules of a bucket; None if it has none. Also if they cannot be read: only headers need them,
+        and what was stored must not be answered as a failure."""
+        try:
+            return self._rules.find(name, self._look_up_rules)
+        except NosError as error:
+            _log.warning("lifecycle rules not read", bucket=name, error=str(error))
+            return None
+
     def forget_bucket(self, name: str) -> None:
         """To be called when this process has changed it."""
         self._buckets.forget(name)
+        self._rules.forget(name)
         for kind in DocumentKind:
             self._documents.forget(_key_of(name, kind))
 
@@ -86,11 +117,26 @@ class Access:
             return None
         return Account(key.account, self._masters.open(access_key, key.secret))
 
+    def _look_up_rules(self, name: str) -> BucketRules | None:
+        body = self._metadata.bucket_document(name, DocumentKind.LIFECYCLE)
+        return None if body is None else BucketRules(decode_rules(body), self._day_ms)
+
     def _look_up_bucket(self, name: str) -> BucketAccess:
         row = None if name.startswith(".") else self._metadata.bucket(name)  # those are the store's own
         if row is None:
             raise S3Error("NoSuchBucket", "The specified bucket does not exist.", BucketName=name)
-        return BucketAccess(row, self._metadata.grants(name), self._acl_of(row))
+        said = self._metadata.bucket_document(name, DocumentKind.VERSIONING)
+        versioning = None if said is None else Versioning(said.decode())
+        return BucketAccess(row, self._metadata.grants(name), self._acl_of(row), self._policy_of(name), versioning)
+
+    def _policy_of(self, name: str) -> Policy | None:
+        """A policy that cannot be read denies everything, until the owner replaces it."""
+        body = self._metadata.bucket_document(name, DocumentKind.POLICY)
+        try:
+            return None if body is None else policy_of(body, name)
+        except S3Error as error:
+            _log.error("bucket policy not read; it denies everything", bucket=name, error=str(error))
+            return deny_everything()
 
     def _acl_of(self, row: BucketRow) -> str:
         if row.acl is not CannedAcl.GRANTS:

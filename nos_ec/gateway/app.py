@@ -13,12 +13,13 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nos_ec.gateway.access_log import log_access
 from nos_ec.gateway.body import Source
 from nos_ec.gateway.failures import translated
+from nos_ec.gateway.proxies import TrustedProxies
 from nos_ec.gateway.record import CLIENT_CLOSED, Record
 from nos_ec.gateway.reply import Reply
 from nos_ec.gateway.service import Service
@@ -69,11 +70,13 @@ class Connection(Protocol):
 @dataclass(frozen=True, slots=True)
 class AppOptions:
     """body_wait_s: how long a client may send nothing of a body. requests_max: requests that are served at a time; more
-    are told to slow down. logs_access: whether each request gets a line in the log."""
+    are told to slow down. logs_access: whether each request gets a line in the log. proxies: those that may say who a
+    client is."""
 
     body_wait_s: float
     requests_max: int
     logs_access: bool
+    proxies: TrustedProxies = field(default_factory=lambda: TrustedProxies([]))
 
 
 class App:
@@ -107,14 +110,20 @@ class App:
         connection: Connection = scope["connection"]
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        record = Record(self._new_id(), scope["method"], (scope["client"] or ("",))[0])
+        proxies, sent, peer = self._options.proxies, scope["headers"], (scope["client"] or ("",))[0]
+        record = Record(self._new_id(), scope["method"], proxies.remote(peer, sent))
         body = _Body(receive, loop, self._options.body_wait_s)
         request = Request(scope["method"], b"/", b"", [])
         is_refused = connection.is_crowded or self._tally.under_way >= self._options.requests_max
         self._tally.under_way += not is_refused
         try:
             try:
-                request = Request(scope["method"], scope["raw_path"], scope["query_string"], scope["headers"])
+                target = scope["raw_path"], scope["query_string"]
+                scheme = proxies.scheme(peer, sent, scope["scheme"])
+                request = Request(scope["method"], *target, sent, scheme)
+                headers = proxies.headers(peer, sent)
+                if headers is not sent:
+                    request = replace(request, headers=headers)
                 record.agent = b" ".join(request.header_values.get(b"user-agent", [])).decode("latin-1")
                 if is_refused:
                     raise S3Error("SlowDown", "Please reduce your request rate.")

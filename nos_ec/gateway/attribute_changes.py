@@ -27,14 +27,15 @@ class AttributeChanges:
 
     def replace(
         self, read: Callable[[], tuple[ObjectRow, Mapping[str, str]]], names: tuple[str, ...], value: Mapping[str, str]
-    ) -> None:
-        """Replace the attributes of these names with `value`. read: returns the current version and its attributes.
-        Raises what it raises, MetadataTooLarge, and Transient if the object changed at each of READ_TRIES tries."""
+    ) -> ObjectRow:
+        """Replace the attributes of these names with `value`. read: returns a version and its attributes. Returns that
+        version. Raises what it raises, MetadataTooLarge, and Transient if the object changed at each of READ_TRIES
+        tries."""
         for tries in range(READ_TRIES):
             row, attributes = read()
             kept = {name: text for name, text in attributes.items() if name not in names}
             if self._store.set_attributes_of(row, encoded(kept | dict(value))):
-                return
+                return row
             if tries < READ_TRIES - 1:
                 wait_ms = self._random() * min(WAIT_MS_FIRST << tries, WAIT_MS_MAX)
                 self._clock.wait(Event(), max(1, round(wait_ms)))

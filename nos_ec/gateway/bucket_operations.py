@@ -17,9 +17,11 @@ from nos_ec.s3 import answers, documents
 from nos_ec.s3.documents import DOCUMENT_SIZE_MAX
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.names import check_new_bucket
+from nos_ec.s3.request import Request
 
 BUCKETS_MAX = 10_000
 BUCKET_TAGS_MAX = 50
+_OWNERSHIPS = ("BucketOwnerEnforced", "BucketOwnerPreferred", "ObjectWriter")
 
 
 class BucketOperations:
@@ -38,7 +40,14 @@ class BucketOperations:
         """Those that the account owns."""
         account = call.require_account()
         prefix = call.request.parameter("prefix")
-        limit = call.number("max-buckets", BUCKETS_MAX, BUCKETS_MAX) or BUCKETS_MAX
+        limit = call.number("max-buckets", BUCKETS_MAX, BUCKETS_MAX + 1)
+        if not 1 <= limit <= BUCKETS_MAX:
+            raise S3Error(
+                "InvalidArgument",
+                f"Argument max-buckets must be an integer between 1 and {BUCKETS_MAX}.",
+                ArgumentName="max-buckets",
+                ArgumentValue=call.request.parameter("max-buckets") or "",
+            )
         after = call.request.parameter("continuation-token") or ""
         found: list[BucketRow] = []
         more = True
@@ -49,7 +58,9 @@ class BucketOperations:
             after = page[-1].name if page else after
         token = found[limit - 1].name if len(found) > limit else None
         listed = [(row.name, row.created_ms) for row in found[:limit]]
-        return xml(answers.list_buckets(owner_named(account), listed, prefix=prefix, next_token=token))
+        return xml(
+            answers.list_buckets(owner_named(account), listed, region=self._region, prefix=prefix, next_token=token)
+        )
 
     def create_bucket(self, call: Call) -> Reply:
         """Of the account that asks."""
@@ -60,7 +71,8 @@ class BucketOperations:
             raise S3Error("NotImplemented", "Object lock is not supported.")
         acl = acls.of_headers(call.request) or "private"
         kind = acls.kind_of_bucket_acl(acl)
-        documents.create_bucket(document(call) if call.request.header("content-length") not in (None, "0") else b"")
+        _check_ownership(call.request, acl)
+        documents.create_bucket(document(call) if call.has_body else b"")
         if self._metadata.bucket(call.bucket) is None:
             self._uploads.abort_all(call.bucket)  # such as were begun, or left, when another bucket had this name
         first = CannedAcl.PRIVATE if kind is CannedAcl.GRANTS else kind
@@ -101,9 +113,22 @@ class BucketOperations:
         return xml(answers.location(self._region))
 
     def get_versioning(self, call: Call) -> Reply:
-        """No bucket has versions."""
+        """Nothing for a bucket that never had versions."""
         call.require(Rights.LIST)
-        return xml(answers.versioning(None))
+        said = self._metadata.bucket_document(call.bucket, DocumentKind.VERSIONING)
+        return xml(answers.versioning(None if said is None else said.decode()))
+
+    def put_versioning(self, call: Call) -> Reply:
+        """Enabled or Suspended. A bucket that had versions once never goes back to none."""
+        call.require(Rights.OWNER)
+        status = documents.versioning(document(call))
+        kind, now_ms = DocumentKind.VERSIONING, self._clock.now_ms()
+        try:
+            if not self._metadata.set_bucket_document(call.bucket, kind, status.encode(), now_ms):
+                raise no_bucket(call.bucket)
+        finally:
+            self._access.forget_bucket(call.bucket)
+        return empty()
 
     def get_acl(self, call: Call) -> Reply:
         """As grants."""
@@ -118,19 +143,10 @@ class BucketOperations:
         return empty()
 
     def _set_acl(self, bucket: str, acl: str) -> None:
-        """After the first of two steps, the ACL is the old one, or grants nothing."""
-        kind, now_ms = acls.kind_of_bucket_acl(acl), self._clock.now_ms()
-        body = acl.encode() if kind is CannedAcl.GRANTS else None
-
-        def set_document() -> bool:
-            return self._metadata.set_bucket_document(bucket, DocumentKind.ACL, body, now_ms)
-
-        def set_kind() -> bool:
-            return self._metadata.set_bucket_acl(bucket, kind, now_ms)
-
-        first, second = (set_kind, set_document) if body is None else (set_document, set_kind)
+        kind = acls.kind_of_bucket_acl(acl)
+        grants = acl.encode() if kind is CannedAcl.GRANTS else None
         try:
-            if not (first() and second()):
+            if not self._metadata.set_bucket_acl(bucket, kind, self._clock.now_ms(), grants):
                 raise no_bucket(bucket)
         finally:
             self._access.forget_bucket(bucket)
@@ -162,6 +178,24 @@ class BucketOperations:
             raise no_bucket(call.bucket)
 
 
+def _check_ownership(request: Request, acl: str) -> None:
+    """Raises InvalidArgument, InvalidBucketAclWithObjectOwnership. What it says is not kept: the owner of a bucket owns
+    its objects, whatever it is."""
+    ownership = request.header("x-amz-object-ownership")
+    if ownership is not None and ownership not in _OWNERSHIPS:
+        raise S3Error(
+            "InvalidArgument",
+            f"Invalid x-amz-object-ownership header: {ownership}",
+            ArgumentName="x-amz-object-ownership",
+            ArgumentValue=ownership,
+        )
+    if ownership == "BucketOwnerEnforced" and acls.opens(acl):
+        raise S3Error(
+            "InvalidBucketAclWithObjectOwnership",
+            "Bucket cannot have ACLs set with ObjectOwnership's BucketOwnerEnforced setting",
+        )
+
+
 def document(call: Call, *, of_object: bool = False) -> bytes:
     """The body, checked. of_object: as of `checksums.expected_of`. Raises S3Error."""
     body = CheckedBody(call.request, call.signed, call.source, of_object=of_object)
@@ -173,10 +207,14 @@ def document(call: Call, *, of_object: bool = False) -> bytes:
 def acl_of(call: Call) -> str:
     """The ACL that a request sets, by its headers or its document, as gateway.acls stores it. Raises S3Error."""
     refuse_unsupported(call.request)
-    of_headers = acls.of_headers(call.request)
+    of_headers, body = acls.of_headers(call.request), document(call) if call.has_body else b""
     if of_headers is not None:
+        if body:
+            raise S3Error("UnexpectedContent", "This request sets an ACL by headers, so it cannot have a body.")
         return of_headers
-    owner, grants = documents.access_control(document(call))
+    if not body:
+        raise S3Error("MissingSecurityHeader", "Your request sets an ACL, but has neither a header nor a body for it.")
+    owner, grants = documents.access_control(body)
     if owner.id != call.owner.id:
         raise S3Error("AccessDenied", "The owner of a bucket or object cannot be changed.")
     return acls.stored(grants, call.owner)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.parts import PARTS_MAX
+from nos_ec.core.versions import Versioning
 from nos_ec.gateway.access import BucketAccess
 from nos_ec.gateway.body import Source
 from nos_ec.ports.metadata import Rights
@@ -18,7 +20,8 @@ from nos_ec.s3.signing import Payload, Signed
 @dataclass(slots=True)
 class Call:
     """operation: by the name of the S3 API reference. account: None for an anonymous request. bucket, key: empty if the
-    request names none. access: of the bucket, None for an operation on none, or on one that need not exist."""
+    request names none. access: of the bucket, None for an operation on none, or on one that need not exist. allowed:
+    rights that the policy of the bucket adds for this operation."""
 
     request: Request
     operation: str
@@ -28,6 +31,7 @@ class Call:
     signed: Signed | None
     source: Source
     access: BucketAccess | None
+    allowed: Rights = Rights.NONE
 
     @property
     def payload(self) -> Payload:
@@ -37,7 +41,7 @@ class Call:
     @property
     def rights(self) -> Rights:
         """What the account may do in the bucket."""
-        return Rights.NONE if self.access is None else self.access.rights_of(self.account)
+        return Rights.NONE if self.access is None else self.access.rights_of(self.account) | self.allowed
 
     @property
     def owner(self) -> Owner:
@@ -46,9 +50,22 @@ class Call:
         return owner_named(self.access.row.owner)
 
     @property
+    def versioning(self) -> Versioning | None:
+        """That of the bucket."""
+        return None if self.access is None else self.access.versioning
+
+    @property
     def object_key(self) -> ObjectKey:
         """Raises S3Error for a key that the store cannot have."""
         return object_key(self.bucket, self.key)
+
+    @property
+    def has_body(self) -> bool:
+        """Whether a body comes, which may still be an empty one."""
+        return (
+            self.request.header("content-length") not in (None, "0")
+            or b"transfer-encoding" in self.request.header_values
+        )
 
     def require(self, rights: Rights) -> None:
         """Raises AccessDenied unless the account has all of them."""
@@ -81,13 +98,17 @@ class Call:
             )
         return min(int(text), most)
 
-    def refuse_versions(self) -> None:
-        """Raises InvalidArgument for a version id that no object of an unversioned bucket has."""
-        version = self.request.parameter("versionId")
-        if version not in (None, "null"):
+    def part_number(self) -> int:
+        """The query parameter `partNumber`. Raises InvalidArgument."""
+        number = self.number("partNumber", 0, PARTS_MAX + 1)
+        if not 1 <= number <= PARTS_MAX:
             raise S3Error(
-                "InvalidArgument", "Invalid version id specified", ArgumentName="versionId", ArgumentValue=version or ""
+                "InvalidArgument",
+                f"Part number must be an integer between 1 and {PARTS_MAX}, inclusive",
+                ArgumentName="partNumber",
+                ArgumentValue=self.request.parameter("partNumber") or "",
             )
+        return number
 
 
 def object_key(bucket: str, key: str) -> ObjectKey:

@@ -9,9 +9,9 @@ from nos_ec.gateway.call import Call
 from nos_ec.gateway.reply import Reply, empty, xml
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import DocumentKind, Rights
-from nos_ec.s3.cors import CorsRule, cors_rules
+from nos_ec.s3.cors import METHODS, CorsRule, cors_rules
 from nos_ec.s3.errors import S3Error
-from nos_ec.s3.request import Request
+from nos_ec.s3.request import Request, is_header_name
 
 
 class Cors:
@@ -59,8 +59,13 @@ class Cors:
             raise S3Error("BadRequest", "Insufficient information. Origin request header needed.")
         if not method:
             raise S3Error("BadRequest", "Invalid Access-Control-Request-Method: null")
+        if method not in METHODS:
+            raise S3Error("BadRequest", f"Invalid Access-Control-Request-Method: {method}")
         self._access.bucket(bucket)
         headers = _names(request.header("access-control-request-headers"))
+        for name in headers:
+            if not is_header_name(name):
+                raise S3Error("BadRequest", f"Access-Control-Request-Headers contains the invalid name {name!r}.")
         rules = self._rules(bucket)
         rule = _first(rules, origin, method, headers)
         if rule is None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import base64
 from binascii import Error as BadBase64
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
 
+from nos_ec.core.errors import NotFound
 from nos_ec.engine.store import Store
-from nos_ec.gateway.call import Call
+from nos_ec.gateway.call import Call, object_key
 from nos_ec.gateway.object_headers import STORAGE_CLASS, attributes_of, checksum_of, etag_of
 from nos_ec.gateway.reply import Reply, xml
-from nos_ec.ports.metadata import EntryPage, ObjectRow, Rights
+from nos_ec.gateway.versions import id_of, number_of
+from nos_ec.ports.metadata import EntryPage, ObjectRow, Rights, VersionEntry, VersionPage
 from nos_ec.s3 import answers
 from nos_ec.s3.answers import Listed, Page
 from nos_ec.s3.errors import S3Error
@@ -44,44 +50,90 @@ class Listings:
         )
 
     def list_object_versions(self, call: Call) -> Reply:
-        """Of an unversioned bucket: each object is its only version."""
+        """All versions and delete markers. In a bucket that never had versions, each object is its only one, `null`."""
         key_marker = call.request.parameter("key-marker") or ""
         version_marker = call.request.parameter("version-id-marker") or ""
         if version_marker and not key_marker:
             raise _bad("version-id-marker", "A version-id marker cannot be specified without a key marker.")
-        page, entries = self._page(call, key_marker)
+        asked = self._asked(call)
+        found = VersionPage([], None)
+        if asked.limit:
+            after = self._after(call, key_marker, version_marker)
+            found = self._store.list_versions(
+                call.bucket, asked.prefix, asked.delimiter, after, asked.limit, PAGE_MS_MAX
+            )
+        versions = [entry for entry in found.entries if isinstance(entry, VersionEntry)]
+        folders = [entry for entry in found.entries if isinstance(entry, str)]
+        last = versions[-1] if found.next_after is not None and not isinstance(found.entries[-1], str) else None
         return xml(
             answers.list_object_versions(
-                page,
+                asked.page([_listed_version(entry) for entry in versions], folders, found.next_after is not None),
                 key_marker=key_marker,
                 version_marker=version_marker,
-                next_key_marker=entries.next_after,
-                next_version_marker=None if entries.next_after is None else "null",
+                next_key_marker=None if found.next_after is None else found.next_after[0],
+                next_version_marker=None if last is None else id_of(last),
                 owner=call.owner,
             )
         )
 
-    def _page(self, call: Call, after: str) -> tuple[Page, EntryPage]:
+    def _after(self, call: Call, key_marker: str, version_marker: str) -> tuple[str, int | None]:
+        """Where a listing of versions begins. The null version has a number, too."""
+        if not version_marker:
+            return key_marker, None
+        number = number_of(version_marker)
+        if number is None:
+            with suppress(NotFound):
+                number = self._store.version(object_key(call.bucket, key_marker), None).version
+        return key_marker, number
+
+    def _asked(self, call: Call) -> _Asked:
         call.require(Rights.LIST)
         prefix, delimiter = call.request.parameter("prefix") or "", call.request.parameter("delimiter") or ""
         encoding = call.request.parameter("encoding-type")
         if encoding not in (None, "url"):
             raise _bad("encoding-type", "Invalid Encoding Method specified in Request")
         limit = call.number("max-keys", KEYS_MAX, KEYS_MAX)
+        return _Asked(call.bucket, prefix, delimiter, limit, encoding == "url")
+
+    def _page(self, call: Call, after: str) -> tuple[Page, EntryPage]:
+        asked = self._asked(call)
         entries = EntryPage([], None)
-        if limit:
-            entries = self._store.list_entries(call.bucket, prefix, delimiter, after, limit, PAGE_MS_MAX)
-        page = Page(
-            bucket=call.bucket,
-            prefix=prefix,
-            delimiter=delimiter,
-            max_keys=limit,
-            truncated=entries.next_after is not None,
-            objects=[_listed(row) for row in entries.rows],
-            folders=entries.folders,
-            encode=encoding == "url",
+        if asked.limit:
+            entries = self._store.list_entries(
+                call.bucket, asked.prefix, asked.delimiter, after, asked.limit, PAGE_MS_MAX
+            )
+        found = [_listed(row) for row in entries.rows]
+        return asked.page(found, entries.folders, entries.next_after is not None), entries
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What all listings of objects are asked for. encodes: names as of `encoding-type=url`."""
+
+    bucket: str
+    prefix: str
+    delimiter: str
+    limit: int
+    encodes: bool
+
+    def page(self, objects: Sequence[Listed], folders: Sequence[str], is_truncated: bool) -> Page:
+        return Page(
+            bucket=self.bucket,
+            prefix=self.prefix,
+            delimiter=self.delimiter,
+            max_keys=self.limit,
+            truncated=is_truncated,
+            objects=objects,
+            folders=folders,
+            encode=self.encodes,
         )
-        return page, entries
+
+
+def _listed_version(entry: VersionEntry) -> Listed:
+    told: dict[str, Any] = {"version_id": id_of(entry), "latest": entry.is_latest}
+    if entry.row is None:
+        return Listed(entry.key.name, entry.created_ms, "", 0, delete_marker=True, **told)
+    return replace(_listed(entry.row), **told)
 
 
 def _listed(row: ObjectRow) -> Listed:

@@ -15,10 +15,12 @@ from nos_ec.core.folders import folder_of
 from nos_ec.core.parts import PARTS_MAX, UploadId, users_attributes
 from nos_ec.engine.store import Store
 from nos_ec.engine.uploads import MultipartUploads, StoredPart
+from nos_ec.gateway.access import Access
 from nos_ec.gateway.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.bucket_operations import document
 from nos_ec.gateway.call import Call, owner_named
 from nos_ec.gateway.failures import no_such_upload
+from nos_ec.gateway.lifecycle import abort_headers
 from nos_ec.gateway.object_headers import (
     CHECKSUM,
     STORAGE_CLASS,
@@ -34,6 +36,7 @@ from nos_ec.gateway.object_operations import ObjectOperations, attributes_of_cal
 from nos_ec.gateway.preconditions import write_condition
 from nos_ec.gateway.reply import Reply, empty, xml
 from nos_ec.gateway.stored_body import CopiedBody, store_body
+from nos_ec.gateway.versions import source_headers, version_headers
 from nos_ec.ports.metadata import ObjectRow, Rights, UploadRow, UploadState
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import Algorithm, ChecksumType
@@ -54,10 +57,11 @@ _LAST_CHARACTER = "\U0010ffff"
 class MultipartOperations:
     """Safe to call from several threads."""
 
-    def __init__(self, store: Store, uploads: MultipartUploads, objects: ObjectOperations) -> None:
+    def __init__(self, store: Store, uploads: MultipartUploads, objects: ObjectOperations, access: Access) -> None:
         self._store = store
         self._uploads = uploads
         self._objects = objects
+        self._access = access
 
     def create_upload(self, call: Call) -> Reply:
         """Headers and tags are those of the object to be."""
@@ -77,6 +81,7 @@ class MultipartOperations:
             raise S3Error("InvalidRequest", "x-amz-checksum-type needs x-amz-checksum-algorithm.")
         encoded(attributes | {CHECKSUM: "x" * _CHECKSUM_LENGTH_MAX})  # that of the object must fit as well
         row = self._uploads.create(call.object_key, call.account or "", encoded(attributes))
+        headers |= abort_headers(self._access.rules(call.bucket), row)
         return xml(answers.upload_created(call.bucket, call.key, row.upload_id.hex()), headers)
 
     # --- parts ------------------------------------------------------------------------------------
@@ -84,7 +89,7 @@ class MultipartOperations:
         """Durable when it is answered. In place of an earlier one of that number."""
         call.require(Rights.WRITE)
         refuse_unsupported(call.request)
-        upload, number = self._open(call), _part_number(call)
+        number, upload = call.part_number(), self._open(call)
         algorithm, _ = _checksum_of_upload(upload)
         body = CheckedBody(call.request, call.signed, call.source, computed=algorithm)
         if algorithm is not None and body.algorithm is not algorithm:
@@ -102,15 +107,15 @@ class MultipartOperations:
         call.require(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
-        upload, number = self._open(call), _part_number(call)
-        row, _ = self._objects.source_of_copy(call)
+        number, upload = call.part_number(), self._open(call)
+        row, _, versioning = self._objects.source_of_copy(call)
         first, length = _range_to_copy(request.header("x-amz-copy-source-range"), row.users_size)
         algorithm, _ = _checksum_of_upload(upload)
         body = CopiedBody(self._store.open_version(row, first, length), length, algorithm)
         made, attributes = self._store_part(upload, number, body, {})
         assert body.computed is not None
         answer = answers.copied(body.computed.md5.hex(), made.created_ms, checksum_of(attributes), part=True)
-        return xml(answer)
+        return xml(answer, source_headers(versioning, row))
 
     def _store_part(
         self, upload: UploadRow, number: int, body: CheckedBody | CopiedBody, given: dict[str, str]
@@ -144,7 +149,7 @@ class MultipartOperations:
             max_parts=limit,
             truncated=len(parts) > limit,
         )
-        return xml(answer)
+        return xml(answer, abort_headers(self._access.rules(call.bucket), upload))
 
     # --- the end of uploads -----------------------------------------------------------------------
     def complete_upload(self, call: Call) -> Reply:
@@ -156,9 +161,10 @@ class MultipartOperations:
         is_done = upload.state is UploadState.COMPLETED
         row = self._completed(upload) if is_done else self._complete(call, upload, wanted)
         attributes = _attributes(row)
-        location = f"http://{call.request.header('host') or ''}/{call.bucket}/{quote(call.key, safe='/')}"
+        location = f"{call.request.base}/{call.bucket}/{quote(call.key, safe='/')}"
         answer = answers.upload_completed(location, call.bucket, call.key, etag_of(row), checksum_of(attributes))
-        return xml(answer)
+        headers = self._objects.expiry_headers(row, attributes) | version_headers(call.versioning, row)
+        return xml(answer, headers)
 
     def _completed(self, upload: UploadRow) -> ObjectRow:
         try:
@@ -189,7 +195,7 @@ class MultipartOperations:
             return parts, given | made
 
         try:
-            return self._uploads.complete(upload, choose, write_condition(request))
+            return self._uploads.complete(upload, choose, write_condition(request), call.versioning)
         except NotFound as error:
             if request.header("if-match") is not None and not self._is_there(call):
                 raise S3Error("NoSuchKey", "The specified key does not exist.", Key=call.key) from None
@@ -209,6 +215,8 @@ class MultipartOperations:
     def abort_upload(self, call: Call) -> Reply:
         """Its parts are deleted later."""
         call.require(Rights.WRITE)
+        if call.request.header("x-amz-if-match-initiated-time") is not None:
+            raise S3Error("NotImplemented", "The header x-amz-if-match-initiated-time is not supported.")
         self._uploads.abort(_upload_id(call), call.object_key)
         return empty(status=204)
 
@@ -291,18 +299,6 @@ def _upload_id(call: Call) -> UploadId:
     if not re.fullmatch("[0-9a-f]{32}", text):
         raise no_such_upload()
     return UploadId(bytes.fromhex(text))
-
-
-def _part_number(call: Call) -> int:
-    number = call.number("partNumber", 0, PARTS_MAX + 1)
-    if not 1 <= number <= PARTS_MAX:
-        raise S3Error(
-            "InvalidArgument",
-            f"Part number must be an integer between 1 and {PARTS_MAX}, inclusive",
-            ArgumentName="partNumber",
-            ArgumentValue=call.request.parameter("partNumber") or "",
-        )
-    return number
 
 
 def _attributes(row: UploadRow | ObjectRow) -> dict[str, str]:
@@ -399,6 +395,8 @@ def _compare_checksum(call: Call, algorithm: Algorithm | None, checksum: str | N
         told = call.request.header(known.header)
         if told is None:
             continue
+        if checksums.decoded(re.sub(r"-[0-9]{1,5}$", "", told), known.size) is None:
+            raise S3Error("InvalidRequest", f"Value for {known.header} header is invalid.")
         if known is not algorithm or checksum is None or told not in (checksum, checksum.partition("-")[0]):
             raise S3Error("BadDigest", f"The {known.value} you specified did not match the calculated checksum.")
 
@@ -406,6 +404,10 @@ def _compare_checksum(call: Call, algorithm: Algorithm | None, checksum: str | N
 def _after(key_marker: str, id_marker: str) -> tuple[str, UploadId] | None:
     if not key_marker:
         return None
-    if not re.fullmatch("[0-9a-f]{32}", id_marker):
+    if not id_marker:
         return key_marker, _LAST_ID
+    if not re.fullmatch("[0-9a-f]{32}", id_marker):
+        raise S3Error(
+            "InvalidArgument", "Invalid uploadId marker", ArgumentName="upload-id-marker", ArgumentValue=id_marker
+        )
     return key_marker, UploadId(bytes.fromhex(id_marker))

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import InvalidInput
+from nos_ec.core.expiry import TAGS_ATTRIBUTE
 from nos_ec.core.parts import users_attributes
 from nos_ec.gateway.acls import of_headers
 from nos_ec.ports.metadata import ObjectRow
@@ -25,7 +26,7 @@ META = "x-amz-meta-"
 META_BYTES_MAX = 2048
 KEPT = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
 ENCODING = "content-encoding"
-TAGS, ACL, CHECKSUM, STORAGE_CLASS = "s3:tags", "s3:acl", "s3:checksum", "s3:storage-class"
+TAGS, ACL, CHECKSUM, STORAGE_CLASS = TAGS_ATTRIBUTE, "s3:acl", "s3:checksum", "s3:storage-class"
 LATIN_1 = "s3:latin-1"
 """The names of headers that did not come as UTF-8, separated by commas. Clients get the bytes that they have sent."""
 DEFAULT_TYPE = "binary/octet-stream"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import Conflict, NosError, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import PARTS_MAX
+from nos_ec.core.versions import Versioning
 from nos_ec.engine.store import READ_TRIES, Store
 from nos_ec.engine.uploads import MultipartUploads
 from nos_ec.gateway.access import Access
@@ -17,6 +20,7 @@ from nos_ec.gateway.bucket_operations import acl_of, document
 from nos_ec.gateway.call import Call, denied, object_key
 from nos_ec.gateway.failures import translated
 from nos_ec.gateway.form_body import FormBody
+from nos_ec.gateway.lifecycle import expiry_headers
 from nos_ec.gateway.object_headers import (
     ACL,
     CHECKSUM,
@@ -35,10 +39,21 @@ from nos_ec.gateway.object_headers import (
     tags_of,
     told_checksum,
 )
-from nos_ec.gateway.preconditions import check_read, etag_condition, range_of, write_condition
+from nos_ec.gateway.policies import rights_on
+from nos_ec.gateway.preconditions import check_read, delete_condition, range_of, write_condition
 from nos_ec.gateway.reply import Reply, empty, xml
 from nos_ec.gateway.stored_body import CopiedBody, store_body
-from nos_ec.ports.metadata import ObjectRow, Rights
+from nos_ec.gateway.versions import (
+    asked_version,
+    hidden_by,
+    id_of,
+    is_marker,
+    no_such_version,
+    number_of,
+    source_headers,
+    version_headers,
+)
+from nos_ec.ports.metadata import AddMarker, DeleteVersion, ObjectRow, Rights
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import ChecksumType
 from nos_ec.s3.chunked import content_encoding_of
@@ -56,7 +71,7 @@ _OVERRIDABLE = (
     "content-encoding",
 )
 """Headers of the answer that a signed request may set."""
-_OF_304 = ("etag", "last-modified", "cache-control", "expires")
+_OF_304 = ("etag", "last-modified", "cache-control", "expires", "x-amz-version-id")
 """What an answer without a body says of an object that has not changed (RFC 9110, section 15.4.5)."""
 
 
@@ -95,6 +110,7 @@ class ObjectOperations:
         """The answer without its bytes, and where these begin in the object."""
         request = call.request
         headers = headers_of(row, attributes, with_checksum=request.header("x-amz-checksum-mode") == "ENABLED")
+        headers |= self.expiry_headers(row, attributes) | version_headers(call.versioning, row)
         for name in _OVERRIDABLE:
             value = request.parameter(f"response-{name}")
             if value is not None:
@@ -128,7 +144,7 @@ class ObjectOperations:
         """(first byte, length) of the part that `partNumber` asks for; None without it."""
         if not call.request.parameter("partNumber"):
             return None
-        number = call.number("partNumber", 1, PARTS_MAX + 1)
+        number = call.part_number()
         manifest = self._store.manifest(row)
         if manifest is None and number == 1:
             return 0, row.size
@@ -139,30 +155,58 @@ class ObjectOperations:
         raise S3Error("InvalidPart", "The requested partnumber is not satisfiable", PartNumber=str(number))
 
     def _readable(self, call: Call, key: ObjectKey) -> tuple[ObjectRow, dict[str, str]]:
-        """The current version. Who may not list the bucket does not learn whether there is one."""
-        call.refuse_versions()
-        return self.read_in(call, key, call.rights)
+        """The version that is asked for, or the current one. Who may not list the bucket does not learn whether there
+        is one."""
+        if call.request.parameter("partNumber"):
+            call.part_number()
+        return self._asked(call, Rights.READ, key)
+
+    def _asked(self, call: Call, needs: Rights, key: ObjectKey | None = None) -> tuple[ObjectRow, dict[str, str]]:
+        return self.read_in(call, key or call.object_key, call.rights, needs, asked_version(call), call.versioning)
 
     def read_in(
-        self, call: Call, key: ObjectKey, rights: Rights, needs: Rights = Rights.READ
+        self,
+        call: Call,
+        key: ObjectKey,
+        rights: Rights,
+        needs: Rights,
+        version: str | None,
+        versioning: Versioning | None,
     ) -> tuple[ObjectRow, dict[str, str]]:
-        """The current version. Raises AccessDenied unless `rights` or the ACL of the object have what it needs."""
-        try:
-            row = self._store.head(key)
-        except NotFound:
-            if not rights & (Rights.LIST | Rights.READ):
-                raise denied() from None
-            raise S3Error("NoSuchKey", "The specified key does not exist.", Key=key.name) from None
+        """The version of this id, or the current one. versioning: of the bucket that it is in. Raises AccessDenied
+        unless `rights` or the ACL of the object have what it needs."""
+        row = self._find(key, rights, version, versioning)
         attributes = attributes_of(row)
         if needs not in rights and needs not in object_rights(attributes.get(ACL, "private"), call.account):
             raise denied()
         return row, attributes
 
+    def _find(self, key: ObjectKey, rights: Rights, version: str | None, versioning: Versioning | None) -> ObjectRow:
+        may_know = bool(rights & (Rights.LIST | Rights.READ))
+        try:
+            if version is None:
+                return self._store.head(key)
+            entry = self._store.version(key, number_of(version))
+        except NotFound:
+            if not may_know:
+                raise denied() from None
+            if version is not None:
+                raise no_such_version(key.name, version) from None
+            marker = None if versioning is None else self._store.latest_marker(key)
+            if marker is not None:
+                raise hidden_by(marker) from None
+            raise S3Error("NoSuchKey", "The specified key does not exist.", Key=key.name) from None
+        if entry.row is None:
+            raise is_marker(entry) if may_know else denied()
+        return entry.row
+
     def get_attributes(self, call: Call) -> Reply:
         """Of those that the header names."""
-        header = call.request.header("x-amz-object-attributes")
-        words = {word.strip() for word in (header or "").split(",")} - {""}
-        if not words or not words <= set(ATTRIBUTE_WORDS):
+        sent = call.request.header_values.get(b"x-amz-object-attributes", [])  # some clients send one header for each
+        words = {word.strip() for word in b",".join(sent).decode("latin-1").split(",")} - {""}
+        if not words:
+            raise S3Error("InvalidRequest", "The x-amz-object-attributes header is missing, or names no attribute.")
+        if not words <= set(ATTRIBUTE_WORDS):
             raise S3Error(
                 "InvalidArgument", "Invalid attribute name specified.", ArgumentName="x-amz-object-attributes"
             )
@@ -177,7 +221,7 @@ class ObjectOperations:
             size=row.users_size if "ObjectSize" in words else None,
             **parts,
         )
-        return xml(body, {"last-modified": http_date(row.created_ms)})
+        return xml(body, {"last-modified": http_date(row.created_ms), **version_headers(call.versioning, row)})
 
     def _parts(self, call: Call, row: ObjectRow, attributes: dict[str, str]) -> dict[str, Any]:
         """What GetObjectAttributes tells of the parts of an object; nothing of one that is not composed."""
@@ -217,45 +261,63 @@ class ObjectOperations:
         condition = write_condition(call.request)
         attributes = attributes_of_call(call) | told_checksum(call.request)
         try:
-            _, attributes = store_body(
+            row, attributes = store_body(
                 body,
                 attributes,
                 self._store.packed_size_max,
-                lambda stream, told: self._store.put(call.object_key, stream, told, condition),
+                lambda stream, told: self._store.put(call.object_key, stream, told, condition, call.versioning),
                 self._store.set_attributes_of,
             )
         except NotFound:
             raise S3Error("NoSuchKey", "The specified key does not exist.", Key=call.key) from None
         assert body.computed is not None
         etag = body.computed.md5.hex()
-        return etag, {"etag": f'"{etag}"', **checksum_headers(attributes)}
+        headers = self.expiry_headers(row, attributes) | version_headers(call.versioning, row)
+        return etag, {"etag": f'"{etag}"', **checksum_headers(attributes), **headers}
+
+    def expiry_headers(self, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
+        """The header that says when the object expires, if a rule of its bucket says so."""
+        return expiry_headers(self._access.rules(row.key.bucket), row, attributes)
 
     def _require_bucket(self, call: Call) -> None:
         """Once a body has come: a bucket that was deleted meanwhile must not come back with the object in it."""
         self._access.bucket(call.bucket)
 
-    def source_of_copy(self, call: Call) -> tuple[ObjectRow, dict[str, str]]:
-        """The object that `x-amz-copy-source` names, and its attributes. Raises S3Error, also if it is not as the
-        request says."""
+    def source_of_copy(self, call: Call) -> tuple[ObjectRow, dict[str, str], Versioning | None]:
+        """The version that `x-amz-copy-source` names, its attributes, and the versioning of its bucket. Raises S3Error,
+        also if it is not as the request says."""
         bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
-        if version not in (None, "null"):
-            raise S3Error("InvalidArgument", "Invalid version id specified", ArgumentName="versionId")
-        rights = self._access.bucket(bucket).rights_of(call.account)
-        row, attributes = self.read_in(call, object_key(bucket, name), rights)
+        access = self._access.bucket(bucket)
+        access.require_owner(call.request.header("x-amz-source-expected-bucket-owner"))
+        key = object_key(bucket, name)
+        rights = rights_on(access, "GetObject", name, call.account, has_version=version is not None)
+        try:
+            row, attributes = self.read_in(call, key, rights, Rights.READ, version, access.versioning)
+        except S3Error as error:
+            if error.code == "MethodNotAllowed":
+                raise S3Error(
+                    "InvalidRequest",
+                    "The source of a copy request may not specifically refer to a delete marker by version id.",
+                ) from None
+            error.headers.clear()  # they would be about the target
+            raise
         check_read(call.request, row, "x-amz-copy-source-")
-        return row, attributes
+        return row, attributes, access.versioning
 
     def copy_object(self, call: Call) -> Reply:
         """Reads the source, and writes it again."""
         call.require(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
-        row, old = self.source_of_copy(call)
+        wanted = request.header("x-amz-checksum-algorithm")
+        algorithm = None if wanted is None else checksums.algorithm_named(wanted)
+        row, old, of_source = self.source_of_copy(call)
         if row.users_size > OBJECT_BYTES_MAX:
             raise S3Error("InvalidRequest", "The specified copy source is larger than the maximum of a copy.")
         given = attributes_of_call(call)
         keeps, keeps_tags = _directive(request, "metadata"), _directive(request, "tagging")
-        if row.key == call.object_key and keeps and STORAGE_CLASS not in given and of_headers(request) is None:
+        is_same = row.key == call.object_key and not row.is_noncurrent
+        if is_same and keeps and STORAGE_CLASS not in given and of_headers(request) is None:
             raise S3Error(
                 "InvalidRequest",
                 "This copy request is illegal because it is trying to copy an object to itself without changing the"
@@ -270,8 +332,7 @@ class ObjectOperations:
         attributes |= {name: given[name] for name in of_request if name in given}
         tags = (old if keeps_tags else given).get(TAGS)
         attributes |= {} if tags is None else {TAGS: tags}
-        known, wanted = checksum_of(old), request.header("x-amz-checksum-algorithm")
-        algorithm = None if wanted is None else checksums.algorithm_named(wanted)
+        known = checksum_of(old)
         of_bytes = known is not None and known.kind == ChecksumType.FULL_OBJECT.value
         if known is not None and of_bytes and (algorithm is None or known.algorithm == algorithm.value):
             attributes[CHECKSUM], algorithm = old[CHECKSUM], None
@@ -281,49 +342,61 @@ class ObjectOperations:
             body,
             attributes,
             self._store.packed_size_max,
-            lambda stream, told: self._store.put(call.object_key, stream, told, condition),
+            lambda stream, told: self._store.put(call.object_key, stream, told, condition, call.versioning),
             self._store.set_attributes_of,
         )
-        return xml(answers.copied(etag_of(made), made.created_ms, checksum_of(attributes)))
+        headers = version_headers(call.versioning, made) | source_headers(of_source, row)
+        headers |= self.expiry_headers(made, attributes)
+        return xml(answers.copied(etag_of(made), made.created_ms, checksum_of(attributes)), headers)
 
     def delete_object(self, call: Call) -> Reply:
-        """One that is not there is no error, unless its ETag must match."""
+        """One that is not there is no error, unless it must be as a condition says. Without a version id, a bucket with
+        versions gets a delete marker."""
         call.require(Rights.WRITE)
-        call.refuse_versions()
-        for name in ("x-amz-if-match-last-modified-time", "x-amz-if-match-size"):
-            if call.request.header(name) is not None:
-                raise S3Error("NotImplemented", f"The header {name} is not supported.")
-        match = call.request.header("if-match")
-        self._delete(call.object_key, match)
-        return empty(status=204)
+        header, version = call.request.header, asked_version(call)
+        condition = delete_condition(
+            header("if-match"), header("x-amz-if-match-last-modified-time"), header("x-amz-if-match-size")
+        )
+        if version is None and call.versioning is None:
+            self._delete(call.object_key, condition)
+            return empty(status=204)
+        (answer,) = self._store.delete_versions([_deletion(call.object_key, version, call.versioning, condition)])
+        if isinstance(answer, NosError):
+            raise _undeleted(answer, call.key)
+        headers = {} if version is None else {"x-amz-version-id": version}
+        if answer is not None and answer.row is None:
+            headers = {"x-amz-delete-marker": "true", "x-amz-version-id": id_of(answer)}
+        return empty(headers, 204)
 
-    def _delete(self, key: ObjectKey, etag: str | None) -> None:
-        condition = None if etag is None else etag_condition(etag)
+    def _delete(self, key: ObjectKey, condition: Condition | None) -> None:
         try:
             self._store.delete(key, condition=condition)
-        except NotFound:
-            if etag is not None:
-                raise S3Error("NoSuchKey", "The specified key does not exist.", Key=key.name) from None
+        except NotFound as error:
+            if condition is not None:
+                raise _undeleted(error, key.name) from None
 
     def delete_objects(self, call: Call) -> Reply:
-        """Up to 1,000, in one transaction, except those with conditions."""
-        call.require(Rights.WRITE)
+        """Up to 1,000: plain ones in one transaction, versions in some."""
+        assert call.access is not None
+        if call.access.policy is None:
+            call.require(Rights.WRITE)
         listed, quiet = documents.delete_objects(document(call))
         errors: list[tuple[str, str | None, S3Error]] = []
         plain: list[ObjectKey] = []
-        done = []
-        for one in listed:
+        versions: dict[int, DeleteVersion | AddMarker] = {}
+        done: list[answers.Deleted] = []
+        for number, one in enumerate(listed):
             try:
-                if one.version_id not in (None, "null"):
-                    raise S3Error("InvalidArgument", "Invalid version id specified")
-                if one.modified is not None or one.size is not None:
-                    raise S3Error("NotImplemented", "Only ETag is supported as a condition.")
-                key = object_key(call.bucket, one.key)
-                if one.etag is None:
+                self._require_delete(call, one)
+                key, condition = object_key(call.bucket, one.key), delete_condition(one.etag, one.modified, one.size)
+                if one.version_id is not None or call.versioning is not None:
+                    versions[number] = _deletion(key, one.version_id, call.versioning, condition)
+                    continue
+                if condition is None:
                     plain.append(key)
                 else:
-                    self._delete(key, one.etag)
-                done.append((one.key, one.version_id))
+                    self._delete(key, condition)
+                done.append(answers.Deleted(one.key))
             except (S3Error, NosError) as error:
                 errors.append((one.key, one.version_id, translated(error, bucket=call.bucket, key=one.key)))
         try:
@@ -331,45 +404,73 @@ class ObjectOperations:
         except NosError as error:
             failure = translated(error, bucket=call.bucket)
             undone = {key.name for key in plain}
-            errors += [(name, version, failure) for name, version in done if name in undone]
-            done = [(name, version) for name, version in done if name not in undone]
+            errors += [(one.key, None, failure) for one in done if one.key in undone]
+            done = [one for one in done if one.key not in undone]
+        for number, answer in zip(versions, self._store.delete_versions(list(versions.values())), strict=True):
+            key_name, version = listed[number].key, listed[number].version_id
+            if isinstance(answer, NosError):
+                refusal = translated(_undeleted(answer, key_name), bucket=call.bucket, key=key_name)
+                errors.append((key_name, version, refusal))
+            else:
+                marker = None if answer is None or answer.row is not None else id_of(answer)
+                done.append(answers.Deleted(key_name, version, marker))
         return xml(answers.deleted(done, errors, quiet=quiet))
+
+    def _require_delete(self, call: Call, one: documents.ToDelete) -> None:
+        """Raises AccessDenied. A policy says for each key whether it may be deleted."""
+        assert call.access is not None
+        has_version = one.version_id is not None
+        if Rights.WRITE not in rights_on(call.access, "DeleteObject", one.key, call.account, has_version=has_version):
+            raise denied()
 
     # --- what can be changed later ----------------------------------------------------------------
     def get_tagging(self, call: Call) -> Reply:
         """None is no error. An ACL that lets others read an object does not show its tags."""
         call.require(Rights.READ)
-        _, attributes = self._readable(call, call.object_key)
-        return xml(answers.tagging(tags_of(attributes)))
+        row, attributes = self._readable(call, call.object_key)
+        return xml(answers.tagging(tags_of(attributes)), version_headers(call.versioning, row))
 
     def put_tagging(self, call: Call) -> Reply:
         """In place of all tags that it had."""
         call.require(Rights.WRITE)
         tags = documents.tagging(document(call))
-        self._change(call, TAGS, tags_attribute(tags))
-        return empty()
+        return empty(self._change(call, TAGS, tags_attribute(tags)))
 
     def delete_tagging(self, call: Call) -> Reply:
         """All tags."""
         call.require(Rights.WRITE)
-        self._change(call, TAGS, {})
-        return empty(status=204)
+        return empty(self._change(call, TAGS, {}), 204)
 
     def get_acl(self, call: Call) -> Reply:
         """As grants."""
-        call.refuse_versions()
-        _, attributes = self.read_in(call, call.object_key, call.rights, Rights.READ_ACL)
-        return xml(answers.access_control(call.owner, grants_of(attributes.get(ACL, "private"), call.owner)))
+        row, attributes = self._asked(call, Rights.READ_ACL)
+        body = answers.access_control(call.owner, grants_of(attributes.get(ACL, "private"), call.owner))
+        return xml(body, version_headers(call.versioning, row))
 
     def put_acl(self, call: Call) -> Reply:
         """A canned one, or grants."""
-        self.read_in(call, call.object_key, call.rights, Rights.WRITE_ACL)
-        self._change(call, ACL, acl_attribute(acl_of(call)), Rights.WRITE_ACL)
-        return empty()
+        self._asked(call, Rights.WRITE_ACL)
+        return empty(self._change(call, ACL, acl_attribute(acl_of(call)), Rights.WRITE_ACL))
 
-    def _change(self, call: Call, name: str, value: dict[str, str], needs: Rights = Rights.WRITE) -> None:
-        call.refuse_versions()
-        self._changes.replace(lambda: self.read_in(call, call.object_key, call.rights, needs), (name,), value)
+    def _change(self, call: Call, name: str, value: dict[str, str], needs: Rights = Rights.WRITE) -> dict[str, str]:
+        """Returns the headers to answer with."""
+        row = self._changes.replace(lambda: self._asked(call, needs), (name,), value)
+        return version_headers(call.versioning, row)
+
+
+def _deletion(
+    key: ObjectKey, version: str | None, versioning: Versioning | None, condition: Condition | None
+) -> DeleteVersion | AddMarker:
+    """What a DELETE asks for. Raises InvalidArgument."""
+    if version is not None:
+        return DeleteVersion(key, number_of(version), condition)
+    assert versioning is not None
+    return AddMarker(key, versioning, condition)
+
+
+def _undeleted(error: NosError, key: str) -> Exception:
+    """Why a DELETE has not taken effect."""
+    return S3Error("NoSuchKey", "The specified key does not exist.", Key=key) if isinstance(error, NotFound) else error
 
 
 def _alone(checksum: answers.Checksum | None) -> answers.Checksum | None:

@@ -15,6 +15,7 @@ from nos_ec.gateway.body import Source
 from nos_ec.gateway.call import Call
 from nos_ec.gateway.form_body import FormBody
 from nos_ec.gateway.object_operations import ObjectOperations
+from nos_ec.gateway.policies import allowed_rights
 from nos_ec.gateway.reply import Reply, empty
 from nos_ec.ports.clock import Clock
 from nos_ec.s3 import answers, documents
@@ -55,10 +56,11 @@ class PostForms:
         fields = {**body.fields, "key": key}
         account, sizes = self._sender(fields, bucket)
         meant = Request("PUT", request.raw_path, b"", _headers(fields))
-        call = Call(meant, "PostObject", bucket, key, account, None, source, access)
+        allowed = allowed_rights(access, "PostObject", meant, key, account)
+        call = Call(meant, "PostObject", bucket, key, account, None, source, access, allowed)
         body.expect(expected_of(meant), sizes)
         etag, headers = self._objects.store(call, body)
-        location = f"{request.raw_path.decode('latin-1').rstrip('/')}/{quote(key)}"
+        location = f"{request.base}{request.raw_path.decode('latin-1').rstrip('/')}/{quote(key)}"
         return _answer(fields, bucket, etag, {**headers, "location": location})
 
     def _require_bucket(self, bucket: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import datetime
 
 from nos_ec.core.conditions import ABSENT, PRESENT, Condition
 from nos_ec.gateway.object_headers import etag_of, parsed_date
@@ -71,6 +72,34 @@ def etag_condition(etag: str) -> Condition:
     if match is None:
         return Condition(_OF_NO_OBJECT)
     return Condition(bytes.fromhex(match[1]), None if match[2] is None else int(match[2]))
+
+
+def delete_condition(etag: str | None, modified: str | None, size: str | None) -> Condition | None:
+    """The condition of a DELETE: an ETag, when the object was stored, and its size, each as sent; None for none.
+    Raises InvalidArgument, NotImplemented."""
+    if etag is None and modified is None and size is None:
+        return None
+    condition = PRESENT if etag is None else etag_condition(etag)
+    if modified is not None:
+        condition = replace(condition, modified_s=_time_of(modified))
+    if size is not None:
+        if not size.isascii() or not size.isdigit() or len(size) > 18:
+            raise S3Error("InvalidArgument", "The size must be a number.", ArgumentName="size", ArgumentValue=size)
+        condition = replace(condition, size=int(size))
+    return condition
+
+
+def _time_of(text: str) -> int:
+    """Seconds since 1970 of a date, as in headers or as in ISO 8601. Raises InvalidArgument."""
+    seconds = parsed_date(text)
+    if seconds is None:
+        try:
+            seconds = int(datetime.fromisoformat(text.strip()).timestamp())
+        except (ValueError, OverflowError):
+            raise S3Error(
+                "InvalidArgument", "The last modified time is no date.", ArgumentName="last-modified-time"
+            ) from None
+    return seconds
 
 
 def range_of(request: Request, size: int) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ CLIENT_CLOSED = "ClientClosed"
 class Record:
     """Filled while the request is served. operation: by the name of the S3 API reference. code: of the error, empty if
     there is none. status: what the request counts as: 500 if it failed when its answer had begun. received, sent: bytes
-    of the bodies."""
+    of the bodies. remote: the address of the client, as far as trusted proxies say it."""
 
     request_id: str
     method: str

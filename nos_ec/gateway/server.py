@@ -17,10 +17,13 @@ from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.certificate import Certificate
 from nos_ec.gateway.cors import Cors
 from nos_ec.gateway.http_protocol import IDLE_WAIT_S, GatewayProtocol
+from nos_ec.gateway.lifecycle import LifecycleOperations
 from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.multipart_operations import MultipartOperations
 from nos_ec.gateway.object_operations import ObjectOperations
+from nos_ec.gateway.policies import PolicyOperations
 from nos_ec.gateway.post_forms import PostForms
+from nos_ec.gateway.proxies import TrustedProxies
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.gateway.service import Service
 from nos_ec.gateway.tally import Tally
@@ -38,15 +41,17 @@ def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> S
     """The gateway of an open store, without its server."""
     store, metadata, clock = system.store(), system.metadata, system.clock
     uploads = multipart_uploads(system, store)
-    access = Access(metadata, masters, clock, settings.access_cache_ms)
+    access = Access(metadata, masters, clock, settings.access_cache_ms, settings.lifecycle_day_ms)
     objects = ObjectOperations(store, uploads, access, AttributeChanges(store, clock, Random().random))
     return Service(
         access,
         BucketOperations(metadata, uploads, access, clock, settings.region),
         Listings(store),
         objects,
-        MultipartOperations(store, uploads, objects),
+        MultipartOperations(store, uploads, objects, access),
         Cors(metadata, access, clock),
+        LifecycleOperations(metadata, access, clock),
+        PolicyOperations(metadata, access, clock),
         PostForms(access, objects, clock),
         clock,
         settings.domain_names,
@@ -77,7 +82,8 @@ class GatewayServer(WebServer):
         async def notify() -> None:
             beat(BEAT_MS)
 
-        options = AppOptions(settings.body_wait_ms / 1000, settings.requests_max, settings.access_log)
+        proxies = TrustedProxies(settings.trusted_networks)
+        options = AppOptions(settings.body_wait_ms / 1000, settings.requests_max, settings.access_log, proxies)
         self.tally = Tally()
         self.certificate = certificate
         self._executor = ThreadPoolExecutor(settings.threads, "s3")

@@ -17,13 +17,16 @@ from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.call import Call
 from nos_ec.gateway.cors import Cors
 from nos_ec.gateway.failures import translated
+from nos_ec.gateway.lifecycle import LifecycleOperations
 from nos_ec.gateway.listings import Listings
 from nos_ec.gateway.multipart_operations import MultipartOperations
 from nos_ec.gateway.object_operations import ObjectOperations
+from nos_ec.gateway.policies import PolicyOperations, allowed_rights
 from nos_ec.gateway.post_forms import PostForms
 from nos_ec.gateway.record import Record
 from nos_ec.gateway.reply import Reply
 from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import Rights
 from nos_ec.s3.answers import error_answer
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.hoisted import with_hoisted
@@ -48,6 +51,8 @@ class Service:
         objects: ObjectOperations,
         multipart: MultipartOperations,
         cors: Cors,
+        lifecycle: LifecycleOperations,
+        policies: PolicyOperations,
         forms: PostForms,
         clock: Clock,
         domains: Collection[str],
@@ -64,6 +69,7 @@ class Service:
             "DeleteBucket": buckets.delete_bucket,
             "GetBucketLocation": buckets.get_location,
             "GetBucketVersioning": buckets.get_versioning,
+            "PutBucketVersioning": buckets.put_versioning,
             "GetBucketAcl": buckets.get_acl,
             "PutBucketAcl": buckets.put_acl,
             "GetBucketTagging": buckets.get_tagging,
@@ -72,6 +78,13 @@ class Service:
             "GetBucketCors": cors.get_configuration,
             "PutBucketCors": cors.put_configuration,
             "DeleteBucketCors": cors.delete_configuration,
+            "GetBucketPolicy": policies.get_policy,
+            "GetBucketPolicyStatus": policies.get_status,
+            "PutBucketPolicy": policies.put_policy,
+            "DeleteBucketPolicy": policies.delete_policy,
+            "GetBucketLifecycleConfiguration": lifecycle.get_configuration,
+            "PutBucketLifecycleConfiguration": lifecycle.put_configuration,
+            "DeleteBucketLifecycle": lifecycle.delete_configuration,
             "ListObjects": listings.list_objects,
             "ListObjectsV2": listings.list_objects_v2,
             "ListObjectVersions": listings.list_object_versions,
@@ -136,10 +149,10 @@ class Service:
             # Another gateway may just have deleted it, and clients ask for that.
             self._access.forget_bucket(bucket or "")
         access = None if operation in _WITHOUT_BUCKET else self._access.bucket(bucket or "")
-        expected = request.header("x-amz-expected-bucket-owner")
-        if access is not None and expected not in (None, access.row.owner):
-            raise S3Error("AccessDenied", "The bucket has another owner than was expected.")
-        return run(Call(request, operation, bucket or "", key or "", account, signed, source, access))
+        if access is not None:
+            access.require_owner(request.header("x-amz-expected-bucket-owner"))
+        allowed = Rights.NONE if access is None else allowed_rights(access, operation, request, key or "", account)
+        return run(Call(request, operation, bucket or "", key or "", account, signed, source, access, allowed))
 
     def _sender(self, request: Request) -> tuple[str | None, Signed | None]:
         """The account that has signed the request, and what it has signed; None for an anonymous one."""
@@ -167,7 +180,7 @@ def _finished(request: Request, reply: Reply, record: Record) -> Reply:
 
 def _refusal(request: Request, error: S3Error, record: Record) -> Reply:
     record.code = error.code
-    headers = {"content-type": "application/xml"}
+    headers = {"content-type": "application/xml", **error.headers}
     if error.code == "InvalidRange":
         headers["content-range"] = f"bytes */{error.fields.get('ActualObjectSize', '*')}"
     if error.code in ("ServiceUnavailable", "SlowDown"):

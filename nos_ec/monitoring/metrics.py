@@ -1,14 +1,13 @@
 """Every metric, declared once: its name, its meaning, and what an operator should do about it. Those of processes that
-PUT and GET are in library_metrics.py; shard_, scrub_, trash_, space_ and s3_metrics.py have those of their parts.
+PUT and GET are in library_metrics.py, those of further parts in the modules beside it.
 
-docs/METRICS.md is generated from this module by `reference`. Names end in their unit; counters end in `_total` (which
-Prometheus's text format adds). Several processes export the figures of the whole store with the same value: take their
-`max`, never their `sum`.
+`reference` makes docs/METRICS.md of it. Names end in their unit; Prometheus's text format adds `_total` to counters.
 """
 
 from __future__ import annotations
 
 from nos_ec.monitoring.library_metrics import LIBRARY, LIBRARY_METRICS
+from nos_ec.monitoring.lifecycle_metrics import LIFECYCLE_METRICS
 from nos_ec.monitoring.metric import API, CONSUMER, GC, PRODUCER, S3, STORE, Declarations, Metric
 from nos_ec.monitoring.s3_metrics import S3_METRICS
 from nos_ec.monitoring.scrub_metrics import SCRUB_METRICS
@@ -572,6 +571,7 @@ METRICS: list[Metric] = [
     *SHARD_METRICS,
     *SCRUB_METRICS,
     *TRASH_METRICS,
+    *LIFECYCLE_METRICS,
     *S3_METRICS,
     *LIBRARY_METRICS,
 ]

@@ -12,8 +12,10 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import time_of
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.placement import GroupState
+from nos_ec.core.ratios import ratio
 from nos_ec.core.raw_cost import RAW_PARTS
 from nos_ec.engine.dump.stored import newest_dump_ms
+from nos_ec.engine.header_survey import HeadersFound
 from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.landing_log import LandingLog
 from nos_ec.engine.leases import HeldLease
@@ -48,6 +50,8 @@ class StoreFigures:
     """By the name of the span (`engine/usage.py`)."""
     behind: str | None = None
     """Why the last run of GC did not do all that its policy asks for; None if it did."""
+    headers: HeadersFound | None = None
+    """What the last survey of headers found; None before."""
 
 
 def store_samples(figures: StoreFigures, now_ms: int) -> Iterator[Sample]:
@@ -80,7 +84,9 @@ def store_samples(figures: StoreFigures, now_ms: int) -> Iterator[Sample]:
 
 
 def _cost_samples(figures: StoreFigures) -> Iterator[Sample]:
-    cost = figures.totals.raw_cost(figures.geometry)
+    totals, headers = figures.totals, figures.headers
+    cost = totals.raw_cost(figures.geometry, None if headers is None else headers.share)
+    yield Sample(of_space.STORE_LANDING_PER_LIVE_BYTE, ratio(totals.waiting_bytes, totals.live_bytes) or 0.0)
     for part in RAW_PARTS:
         yield Sample(of_space.STORE_RAW_BYTES_PER_LIVE_BYTE, 0.0 if cost is None else cost.parts[part], (part,))
     for span, used in figures.usage.items():

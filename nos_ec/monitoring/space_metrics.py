@@ -36,9 +36,16 @@ STREAM_BYTES = _counter(
 STORE_RAW_BYTES_PER_LIVE_BYTE = _gauge(
     "store_raw_bytes_per_live_byte",
     STORE,
-    "Bytes on all shards per live byte in blocks, by part; their sum is the whole. overhead: headers, names, padding.",
+    "Bytes on all shards per live byte in blocks, by part; their sum is the whole. headers: with names. undivided:"
+    " headers and padding, before headers were first surveyed.",
     "Above 3, three replicas would be cheaper. If dead_sealed stays high, docs/OPERATIONS.md says what to do.",
     "part",
+)
+STORE_LANDING_PER_LIVE_BYTE = _gauge(
+    "store_landing_bytes_per_live_byte",
+    STORE,
+    "Bytes that wait to be packed, one landing copy of each, per live byte in blocks; 0 while nothing lives.",
+    "Multiply by the copies that the landing store keeps. If it grows, packing is behind, or put.min_age_ms is long.",
 )
 STORE_WRITE_AMPLIFICATION = _gauge(
     "store_write_amplification",

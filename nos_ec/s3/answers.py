@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import quote, unquote_plus
 
 from nos_ec.s3.errors import S3Error
@@ -226,13 +227,21 @@ def list_object_versions(
     )
 
 
-def deleted(
-    keys: Iterable[tuple[str, str | None]], errors: Iterable[tuple[str, str | None, S3Error]], *, quiet: bool
-) -> bytes:
-    """DeleteObjects. keys: (key, version id as asked) of what is deleted; errors: the same, and why not."""
+class Deleted(NamedTuple):
+    """version_id: as asked. marker_id: of the delete marker that was made or removed."""
+
+    key: str
+    version_id: str | None = None
+    marker_id: str | None = None
+
+
+def deleted(keys: Iterable[Deleted], errors: Iterable[tuple[str, str | None, S3Error]], *, quiet: bool) -> bytes:
+    """DeleteObjects. keys: what is deleted; errors: (key, version id as asked), and why not."""
     done = [
-        f"<Deleted>{_element('Key', key)}{_optional('VersionId', version_id)}</Deleted>"
-        for key, version_id in ([] if quiet else keys)
+        f"<Deleted>{_element('Key', one.key)}{_optional('VersionId', one.version_id)}"
+        f"{'' if one.marker_id is None else '<DeleteMarker>true</DeleteMarker>'}"
+        f"{_optional('DeleteMarkerVersionId', one.marker_id)}</Deleted>"
+        for one in ([] if quiet else keys)
     ]
     failed = [
         f"<Error>{_element('Key', key)}{_optional('VersionId', version_id)}{_element('Code', error.code)}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from nos_ec.s3.documents import Element, malformed, parse
 from nos_ec.s3.errors import S3Error
+from nos_ec.s3.request import is_header_name
 
 RULES_MAX = 100
 METHODS = frozenset(["GET", "PUT", "POST", "DELETE", "HEAD"])
@@ -85,6 +86,9 @@ def _rule(element: Element) -> CorsRule:
     for pattern in [*origins, *headers]:
         if pattern.count("*") > 1:
             raise S3Error("InvalidRequest", f"{pattern!r} can not have more than one wildcard.")
+    for name in [*headers, *exposed]:
+        if not is_header_name(name.lower()):
+            raise S3Error("InvalidRequest", f"{name!r} in a CORS rule contains characters that no header has.")
     if any("*" in name for name in exposed):
         raise S3Error("InvalidRequest", "An ExposeHeader has no wildcard.")
     age = found.get("MaxAgeSeconds", [None])[0]

@@ -196,7 +196,7 @@ def complete_upload(body: bytes) -> list[CompletedPart]:
                 raise S3Error("NotImplemented", f"{child.name} is not supported.")
         fields = _fields(part, "PartNumber", "ETag", *names)
         number = fields.get("PartNumber", "").strip()
-        if not re.fullmatch("[0-9]{1,5}", number) or "ETag" not in fields:
+        if not re.fullmatch("-?[0-9]{1,10}", number) or "ETag" not in fields:
             raise malformed("A Part needs a PartNumber and an ETag.")
         if not 1 <= int(number) <= PARTS_MAX:
             raise S3Error("InvalidArgument", f"Part number must be 1 to {PARTS_MAX}.", ArgumentName="PartNumber")
@@ -237,9 +237,13 @@ def tagging_header(text: str) -> dict[str, str]:
     try:
         pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=100)
     except ValueError:
+        pairs = None
+    if pairs is None or len(dict(pairs)) != len(pairs):
         raise S3Error(
-            "InvalidArgument", "x-amz-tagging must be tags as of a query.", ArgumentName="x-amz-tagging"
-        ) from None
+            "InvalidArgument",
+            "The header x-amz-tagging must be tags as of a query, encoded as UTF-8, without a tag name twice.",
+            ArgumentName="x-amz-tagging",
+        )
     return _tags(pairs, OBJECT_TAGS_MAX)
 
 
@@ -255,6 +259,26 @@ def _tags(pairs: list[tuple[str, str]], tags_max: int) -> dict[str, str]:
         if len(value) > TAG_VALUE_LENGTH_MAX:
             raise S3Error("InvalidTag", f"The value of a tag has at most {TAG_VALUE_LENGTH_MAX} characters.")
     return tags
+
+
+def versioning(body: bytes) -> str:
+    """PutBucketVersioning: Enabled or Suspended. Raises MalformedXML, IllegalVersioningConfigurationException, or
+    NotImplemented for MFA delete."""
+    fields = _fields(parse(body, "VersioningConfiguration"), "Status", "MfaDelete")
+    mfa = fields.get("MfaDelete", "Disabled").strip()
+    if mfa == "Enabled":
+        raise S3Error("NotImplemented", "MFA delete is not supported; leave MfaDelete out, or set it to Disabled.")
+    if mfa != "Disabled":
+        raise malformed("MfaDelete is Enabled or Disabled.")
+    status = fields.get("Status")
+    if status is None:
+        raise S3Error(
+            "IllegalVersioningConfigurationException",
+            "The versioning configuration specified in the request is invalid: it has no Status.",
+        )
+    if status.strip() not in ("Enabled", "Suspended"):
+        raise malformed("Status is Enabled or Suspended.")
+    return status.strip()
 
 
 def create_bucket(body: bytes) -> str | None:

@@ -19,10 +19,12 @@ STATUS_OF = {
     "EntityTooLarge": 400,
     "EntityTooSmall": 400,
     "IllegalLocationConstraintException": 400,
+    "IllegalVersioningConfigurationException": 400,
     "IncompleteBody": 400,
     "InternalError": 500,
     "InvalidAccessKeyId": 403,
     "InvalidArgument": 400,
+    "InvalidBucketAclWithObjectOwnership": 400,
     "InvalidBucketName": 400,
     "InvalidChunkSizeError": 403,
     "InvalidDigest": 400,
@@ -39,6 +41,7 @@ STATUS_OF = {
     "KeyTooLongError": 400,
     "MalformedACLError": 400,
     "MalformedPOSTRequest": 400,
+    "MalformedPolicy": 400,
     "MalformedTrailerError": 400,
     "MalformedXML": 400,
     "MaxMessageLengthExceeded": 400,
@@ -46,6 +49,7 @@ STATUS_OF = {
     "MetadataTooLarge": 400,
     "MethodNotAllowed": 405,
     "MissingContentLength": 411,
+    "MissingSecurityHeader": 400,
     "MissingRequestBodyError": 400,
     "NoSuchBucket": 404,
     "NoSuchBucketPolicy": 404,
@@ -71,13 +75,15 @@ STATUS_OF = {
     "SignatureDoesNotMatch": 403,
     "SlowDown": 503,
     "TooManyBuckets": 400,
+    "UnexpectedContent": 400,
     "XAmzContentChecksumMismatch": 400,
     "XAmzContentSHA256Mismatch": 400,
 }
 
 
 class S3Error(Exception):
-    """What a request is refused with. fields: further elements of the answer, by the name that S3 gives them."""
+    """What a request is refused with. fields: further elements of the answer, by the name that S3 gives them.
+    `headers`: further headers of it."""
 
     def __init__(self, code: str, message: str, **fields: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -85,3 +91,4 @@ class S3Error(Exception):
         self.message = message
         self.status = STATUS_OF[code]
         self.fields = fields
+        self.headers: dict[str, str] = {}

@@ -9,6 +9,7 @@ AWS SDK for JavaScript presign.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from nos_ec.s3.checksums import Algorithm, in_base64, running
 from nos_ec.s3.errors import S3Error
@@ -57,4 +58,4 @@ def with_hoisted(request: Request) -> Request:
     added = [(name.encode(), value.encode()) for name, value in found.items() if name not in headers]
     if not added:
         return request
-    return Request(request.method, request.raw_path, request.raw_query, [*request.headers, *added])
+    return replace(request, headers=[*request.headers, *added])

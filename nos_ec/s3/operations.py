@@ -26,6 +26,7 @@ SERVED = frozenset(
         "DeleteBucket",
         "GetBucketLocation",
         "GetBucketVersioning",
+        "PutBucketVersioning",
         "GetBucketAcl",
         "PutBucketAcl",
         "GetBucketAccelerateConfiguration",
@@ -54,6 +55,8 @@ SERVED = frozenset(
         "PutBucketCors",
         "DeleteBucketEncryption",
         "DeleteBucketLifecycle",
+        "PutBucketLifecycleConfiguration",
+        "PutBucketPolicy",
         "DeleteBucketOwnershipControls",
         "DeleteBucketPolicy",
         "DeleteBucketReplication",
@@ -298,11 +301,11 @@ def _name_of(request: Request, place: _Place) -> str:
         raise S3Error("InvalidArgument", f"Conflicting query parameters: {', '.join(sorted(asked))}.")
     if asked:
         request.parameter(asked[0])
-        name = _with_subresource(request, method, asked[0], subresources[asked[0]])
+        name = _with_subresource(request, place, asked[0])
     else:
         found = _PLAIN.get((method, place))
         if found is None:
-            raise _not_allowed(method)
+            raise _not_allowed(method, place)
         name = found
     if name == "ListBuckets" and "max-directory-buckets" in request.query:
         return "ListDirectoryBuckets"
@@ -310,8 +313,16 @@ def _name_of(request: Request, place: _Place) -> str:
         if kind != "2":
             raise S3Error("InvalidArgument", "list-type must be 2.", ArgumentName="list-type", ArgumentValue=kind)
         return "ListObjectsV2"
-    if name in ("PutObject", "UploadPart") and request.header("x-amz-copy-source") is not None:
+    source = request.header("x-amz-copy-source")
+    if name in ("PutObject", "UploadPart") and source is not None:
         return {"PutObject": "CopyObject", "UploadPart": "UploadPartCopy"}[name]
+    if source is not None:
+        raise S3Error(
+            "InvalidArgument",
+            "You can only specify a copy source header for copy requests.",
+            ArgumentName="x-amz-copy-source",
+            ArgumentValue=source,
+        )
     if name == "PutObject":
         if "partNumber" in request.query:
             raise S3Error("InvalidArgument", "partNumber needs an uploadId.", ArgumentName="uploadId")
@@ -320,10 +331,11 @@ def _name_of(request: Request, place: _Place) -> str:
     return name
 
 
-def _with_subresource(request: Request, method: str, subresource: str, methods: dict[str, str]) -> str:
-    name = methods.get(method)
+def _with_subresource(request: Request, place: _Place, subresource: str) -> str:
+    method = request.method
+    name = _SUBRESOURCES[place][subresource].get(method)
     if name is None:
-        raise _not_allowed(method)
+        raise _not_allowed(method, place)
     if name == "UploadPart" and "partNumber" not in request.query:
         raise S3Error("InvalidArgument", "This operation needs a partNumber.", ArgumentName="partNumber")
     if method == "GET" and "id" not in request.query and subresource in _LISTED:
@@ -342,5 +354,10 @@ _LISTED = {
 """What a GET without an `id` lists."""
 
 
-def _not_allowed(method: str) -> S3Error:
-    return S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.", Method=method)
+def _not_allowed(method: str, place: _Place) -> S3Error:
+    return S3Error(
+        "MethodNotAllowed",
+        "The specified method is not allowed against this resource.",
+        Method=method,
+        ResourceType="OBJECT" if place is _Place.KEY else place.name,
+    )

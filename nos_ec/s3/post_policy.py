@@ -115,7 +115,9 @@ def check_policy(policy: str, fields: Mapping[str, str], bucket: str, now_ms: in
         name = str(first)[1:].lower()
         named.add(name)
         value, wanted = found.get(name, ""), str(second)
-        if not (value == wanted if kind == "eq" else value.startswith(wanted)):
+        # A Content-Type with commas is a list, each value of which must begin so ("POST policy" of the API reference).
+        values = [part.strip() for part in value.split(",")] if name == "content-type" else [value]
+        if not (value == wanted if kind == "eq" else all(one.startswith(wanted) for one in values)):
             raise _denied(f"Policy Condition failed: {json.dumps(condition)}")
     for name in found:
         if name not in named and name not in _NEED_NO_CONDITION and not name.startswith(_FREE):

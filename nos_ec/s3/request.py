@@ -19,7 +19,7 @@ _TOKEN = re.compile(r"[0-9a-z!#$%&'*+.^_`|~-]+")
 class Request:
     """raw_path and raw_query: the two sides of the first `?` of the request's target. headers: (name in lower case,
     value), in the order sent, repeated ones repeated; as an ASGI server gives them. Read what may be sent once by
-    `header` and `parameter`, which refuse repeats.
+    `header` and `parameter`, which refuse repeats. scheme: `http` or `https`, by which it has come.
 
     Raises InvalidURI for a target that no client of S3 needs: each of its parameters is decoded before anyone knows
     who has sent it."""
@@ -28,12 +28,19 @@ class Request:
     raw_path: bytes
     raw_query: bytes
     headers: Sequence[tuple[bytes, bytes]]
+    scheme: str = "http"
+    """`http` or `https`, as the client has asked."""
 
     def __post_init__(self) -> None:
         if len(self.raw_path) + len(self.raw_query) > TARGET_SIZE_MAX:
             raise S3Error("InvalidURI", f"The path and query have more than {TARGET_SIZE_MAX} bytes.")
         if self.raw_query.count(b"&") >= PARAMETERS_MAX:
             raise S3Error("InvalidURI", f"The query has more than {PARAMETERS_MAX} parameters.")
+
+    @property
+    def base(self) -> str:
+        """Scheme and host of the server, as the client has named it."""
+        return f"{self.scheme}://{self.header('host') or ''}"
 
     @cached_property
     def header_values(self) -> dict[bytes, list[bytes]]:
@@ -80,10 +87,15 @@ class Request:
         return values[0]
 
 
+def is_header_name(name: str) -> bool:
+    """Whether a header may have this name, in lower case (RFC 9110, section 5.6.2)."""
+    return _TOKEN.fullmatch(name) is not None
+
+
 def require_header_name(name: str) -> None:
     """Raises InvalidArgument unless a header may have this name (RFC 9110, section 5.6.2), in lower case. For names
     that did not come as those of headers: the object would have a header that no answer can tell."""
-    if not _TOKEN.fullmatch(name):
+    if not is_header_name(name):
         raise S3Error("InvalidArgument", f"{name!r} cannot be the name of a header.", ArgumentName=name)
 
 

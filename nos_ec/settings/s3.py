@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from pydantic import Field, SecretStr
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, SecretStr
 
 from nos_ec.settings.section import DAY, HOUR, MINUTE, SECOND, Section
 from nos_ec.settings.values import Count, Flag, NonEmptyPath
+
+
+def _networks(value: object) -> object:
+    if isinstance(value, str):
+        for network in _networks_of(value):
+            if not network.prefixlen:
+                raise ValueError(f"{network} has every address, so that every client could name itself as it likes")
+    return value
+
+
+def _networks_of(text: str) -> list[IPv4Network | IPv6Network]:
+    return [ip_network(name) for part in text.split(",") if (name := part.strip())]
 
 
 class S3Settings(Section):
@@ -44,6 +59,13 @@ class S3Settings(Section):
         max_length=4000,
         description="Domains of the gateway: the host BUCKET.DOMAIN names a bucket. Path style always works.",
     )
+    trusted_proxies: Annotated[str, BeforeValidator(_networks)] = Field(
+        default="",
+        title="addresses and networks, separated by commas",
+        max_length=4000,
+        description="Proxies in front of the gateway, such as 10.0.0.7 or 10.1.0.0/16. Their headers X-Forwarded-For,"
+        " X-Forwarded-Host and X-Forwarded-Proto are believed; those of anybody else are ignored.",
+    )
     processes: Count = Field(
         default=1,
         ge=1,
@@ -56,7 +78,7 @@ class S3Settings(Section):
         ge=1,
         le=1000,
         description="Requests that a process serves at a time, and as many again whose bodies have more than 256 KiB."
-        " With several processes a few are best.",
+        " GETs alone take less CPU with a few; PUTs take less with many, which are gathered (S3.md).",
     )
     requests_max: Count = Field(
         default=400,
@@ -90,6 +112,12 @@ class S3Settings(Section):
         le=3650,
         description="Age in days at which GC aborts a multipart upload that nobody has completed. 0: never.",
     )
+    lifecycle_day_s: Count = Field(
+        default=86_400,
+        ge=1,
+        le=86_400,
+        description="Length of a day of lifecycle rules in seconds. Only for tests: objects expire early with less.",
+    )
     master_key: SecretStr | None = Field(
         default=None,
         title="a string of 64 hexadecimal digits",
@@ -107,6 +135,16 @@ class S3Settings(Section):
     def abort_uploads_ms(self) -> int:
         """abort_uploads_days in milliseconds."""
         return self.abort_uploads_days * DAY
+
+    @property
+    def lifecycle_day_ms(self) -> int:
+        """lifecycle_day_s in milliseconds."""
+        return self.lifecycle_day_s * SECOND
+
+    @property
+    def trusted_networks(self) -> list[IPv4Network | IPv6Network]:
+        """The proxies that are believed."""
+        return _networks_of(self.trusted_proxies)
 
     @property
     def domain_names(self) -> list[str]:

@@ -12,6 +12,7 @@ from nos_ec.core.findings import FindingKind
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.slots import LEASE_PREFIX
+from nos_ec.core.tails import is_tail
 from nos_ec.engine.check.blocks import ReadShare
 from nos_ec.engine.check.checker import Checked, Checker
 from nos_ec.ports.block_store import BlockStore
@@ -50,21 +51,27 @@ def counted_totals(metadata: Metadata) -> Totals:
     objects: Counter[ObjectState] = Counter()
     sizes: Counter[ObjectState] = Counter()
     trashed = []
+    tails = []
     deleted = json.loads(metadata.note("deleted bytes") or "[0, 0]")
     for row in all_objects(metadata):
         objects[row.state] += 1
-        sizes[row.state] += row.size
+        # The tail of a large object has a row of its own.
+        parts = metadata.segments_of([row.object_id]).values() if row.state is ObjectState.LARGE else ()
+        own = sum(part.extent.length for of_row in parts for version, part in of_row if version == row.version)
+        sizes[row.state] += own if row.state is ObjectState.LARGE else row.size
         if row.trash_until_ms is not None:
             trashed.append(row.size)
+        elif row.state is ObjectState.PACKED and is_tail(row.key):
+            tails.append(row.size)
     return Totals(
         blocks=dict(Counter((block.kind, block.state) for block in blocks)),
         stripes=sum(block.stripes for block in blocks),
         live_bytes=sizes[ObjectState.PACKED] + sizes[ObjectState.LARGE],
         dead_bytes=sum(block.dead_bytes for block in blocks),
         overhead_bytes=sum(block.overhead_bytes for block in blocks),
-        packed_objects=sum(block.live_objects for block in blocks if block.kind is not BlockKind.LARGE),
+        packed_objects=sum(block.live_objects for block in blocks if block.kind is not BlockKind.LARGE) - len(tails),
         large_objects=objects[ObjectState.LARGE],
-        large_bytes=sum(block.live_bytes for block in blocks if block.kind is BlockKind.LARGE),
+        large_bytes=sum(block.live_bytes for block in blocks if block.kind is BlockKind.LARGE) + sum(tails),
         landed_objects=objects[ObjectState.LANDED],
         landed_bytes=sizes[ObjectState.LANDED],
         queued_objects=objects[ObjectState.QUEUED],

@@ -159,6 +159,20 @@ class BucketContract:
             assert metadata.set_bucket_acl("bucket", acl, 5)
             assert metadata.bucket("bucket") == BucketRow("bucket", ROOT_ACCOUNT, 5, acl)
 
+    def test_an_acl_and_its_grants_are_set_at_once(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        assert not metadata.set_bucket_acl("bucket", CannedAcl.GRANTS, 5, b"one")
+        metadata.create_bucket("bucket", "ann", PUBLIC, 5)
+        for acl, grants in ((CannedAcl.GRANTS, b"one"), (CannedAcl.GRANTS, b"two"), (PUBLIC, None)):
+            assert metadata.set_bucket_acl("bucket", acl, 6, grants)
+            assert metadata.bucket("bucket") == BucketRow("bucket", "ann", 5, acl)
+            assert metadata.bucket_document("bucket", DocumentKind.ACL) == grants
+        metadata.set_bucket_acl("bucket", CannedAcl.GRANTS, 7, b"three")
+        with pytest.raises(InvalidInput, match="possible at most"):
+            metadata.set_bucket_acl("bucket", PUBLIC, 8, bytes(DOCUMENT_BYTES_MAX + 1))
+        assert metadata.bucket("bucket") == BucketRow("bucket", "ann", 5, CannedAcl.GRANTS)
+        assert metadata.bucket_document("bucket", DocumentKind.ACL) == b"three"
+
     def test_documents_of_a_bucket(self, bench: MetadataBench) -> None:
         metadata = bench.metadata
         assert not metadata.set_bucket_document("bucket", DocumentKind.TAGS, b"x", 5)
@@ -170,6 +184,24 @@ class BucketContract:
             metadata.set_bucket_document("bucket", DocumentKind.TAGS, bytes(DOCUMENT_BYTES_MAX + 1), 5)
         assert metadata.set_bucket_document("bucket", DocumentKind.TAGS, None, 5)
         assert metadata.bucket_document("bucket", DocumentKind.TAGS) is None
+
+    def test_documents_of_a_kind(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        names = ["a", "b", "é", "\U0001f600", "\uffee", "z"]
+        for name in names:
+            metadata.create_bucket(name, "ann", PRIVATE, 5)
+            metadata.set_bucket_document(name, DocumentKind.TAGS, b"tags", 5)
+            if name != "b":
+                metadata.set_bucket_document(name, DocumentKind.LIFECYCLE, name.encode(), 5)
+        metadata.delete_bucket("z", 6)
+        wanted = [(name, name.encode()) for name in sorted({*names} - {"b", "z"}, key=str.encode)]
+        for limit in (1, 2, 3, 100):
+            found, after = [], ""
+            while page := metadata.documents_of(DocumentKind.LIFECYCLE, after, limit):
+                assert len(page) <= limit
+                found += page
+                after = page[-1][0]
+            assert found == wanted
 
     def test_grants_of_a_bucket(self, bench: MetadataBench) -> None:
         metadata = bench.metadata

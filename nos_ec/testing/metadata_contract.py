@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import ConfigError, Conflict, InvalidInput, LeaseLost, NosError, NotFound, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import Extent, LandingId, ObjectKey
@@ -48,8 +49,10 @@ from nos_ec.testing.metadata_repair_contract import RepairContract
 from nos_ec.testing.metadata_scrubbing_contract import ScrubbingContract
 from nos_ec.testing.metadata_segment_contract import LandingSegmentContract
 from nos_ec.testing.metadata_survival_contract import SurvivalContract
+from nos_ec.testing.metadata_tail_contract import TailContract
 from nos_ec.testing.metadata_trash_contract import TrashContract
 from nos_ec.testing.metadata_upload_contract import UploadContract
+from nos_ec.testing.metadata_version_contract import VersionContract
 
 SIZE = GEOMETRY.stripe_size
 
@@ -376,6 +379,27 @@ class LookUpContract:
         bench.check_counters()
         assert bench.metadata.delete_many(keys, bench.now_ms) == [], "again, as after a Transient"
         assert bench.metadata.delete_many([], bench.now_ms) == []
+
+    @pytest.mark.invariant(6)
+    def test_only_versions_that_have_not_changed_are_deleted(self, bench: MetadataBench) -> None:
+        names = ["landed", "overwritten", "changed", "gone", "again"]
+        rows = [*map(bench.put, names), bench.packed("p")]
+        new = bench.put("overwritten")
+        assert bench.metadata.set_attributes(rows[2], b"")
+        changed = replace(rows[2], attributes=encode_attributes({"a": "b"}))
+        assert bench.metadata.set_attributes(rows[2], changed.attributes)
+        bench.delete("gone")
+        bench.delete("again")
+        again = bench.put("again")
+        gone = bench.metadata.delete_unchanged(rows, bench.now_ms)
+        assert sorted(row.key.name for row in gone) == ["landed", "p"]
+        assert bench.metadata.list_objects("bucket", "", "", 99) == [again, changed, new]
+        assert bench.metadata.delete_unchanged(rows, bench.now_ms) == []
+        assert bench.metadata.delete_unchanged([], bench.now_ms) == []
+        until_ms = bench.now_ms + 1000
+        assert bench.metadata.delete_unchanged([changed], bench.now_ms, until_ms) == [changed]
+        assert [row.object_id for row in bench.metadata.trash_page(None, 9).rows] == [changed.object_id]
+        bench.check_counters()
 
     @pytest.mark.invariant(6)
     def test_a_thousand_objects_of_many_blocks_go_at_once(self, bench: MetadataBench) -> None:
@@ -947,6 +971,8 @@ class MetadataContract(
     BucketContract,
     AccessKeyContract,
     UploadContract,
+    TailContract,
+    VersionContract,
     ProducerContract,
     LeaseContract,
     CommitContract,

@@ -17,10 +17,12 @@ import pytest
 from nos_ec.core.conditions import ABSENT, Condition
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound, PreconditionFailed, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import BlockState, ObjectState
+from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, ObjectRow, Rights, StoredTotals
+from nos_ec.testing import metadata_version_contract as versions
 from nos_ec.testing.metadata_bench import MetadataBench
 from nos_ec.testing.metadata_contract import MetadataSuite
+from nos_ec.testing.metadata_tail_contract import tail_of
 
 ROUNDS = 12
 WRITERS = 64
@@ -226,6 +228,24 @@ class MetadataRaces(MetadataSuite):
                 assert (block.stripes, bench.get(f"n{i}").state) == (1, ObjectState.PACKED)
         bench.check_counters()
 
+    @pytest.mark.invariant(4)
+    def test_fence_against_a_tail(self, bench: MetadataBench) -> None:
+        """A tail is there before its block is fenced, or never: so GC, which condemns the block later, finds it."""
+        for _ in range(ROUNDS):
+            lease = bench.lease()
+            block_id = bench.block(lease, BlockKind.LARGE)
+            tail = tail_of(bench, block_id)
+            answer, fenced = race(
+                partial(bench.metadata.record_puts, [tail], bench.now_ms),
+                partial(bench.metadata.fence_lease, lease, lease.expires_ms),
+            )
+            assert fenced is True
+            assert bench.metadata.block(block_id).state is BlockState.FENCED
+            assert isinstance(answer[0], ObjectRow | Conflict)
+            found = bench.metadata.rows_of([tail.key])
+            assert found == ({tail.key: answer[0]} if isinstance(answer[0], ObjectRow) else {})
+        bench.check_counters()
+
     @pytest.mark.invariant(2)
     def test_doom_against_record_puts(self, bench: MetadataBench) -> None:
         for i in range(ROUNDS):
@@ -359,3 +379,48 @@ class MetadataRaces(MetadataSuite):
         outcomes = race(*(partial(work, seed) for seed in range(4)))
         assert outcomes == [None] * 4
         bench.check_counters()
+
+    def test_writers_of_one_key_make_as_many_versions(self, bench: MetadataBench) -> None:
+        made = race(*(partial(versions.put, bench, versions.ENABLED) for _ in range(WRITERS)))
+        found = [number for number, _, _ in versions.numbers(bench.metadata)]
+        assert sorted(row.version for row in made) == sorted(found)
+        assert len(set(found)) == WRITERS
+        assert bench.get("k").version == found[0] == max(found)
+        bench.check_counters()
+
+    def test_puts_and_markers_of_one_key(self, bench: MetadataBench) -> None:
+        for i in range(ROUNDS):
+            name = f"n{i}"
+            calls = [partial(versions.put, bench, versions.ENABLED, name) for _ in range(4)]
+            made = race(*calls, *(partial(versions.mark, bench, versions.ENABLED, name) for _ in range(4)))
+            found = versions.numbers(bench.metadata, name)
+            assert sorted(one.version for one in made) == sorted(number for number, _, _ in found)
+            assert found == sorted(found, reverse=True), "as numbered, whichever came first"
+            (latest,) = (one for one in found if one[2])
+            assert latest == found[0]
+            names = bench.metadata.list_names("bucket", name, "", 9)
+            assert names.count(name) == (0 if latest[1] else 1), "a marker hides the object"
+        bench.check_counters()
+
+    def test_what_is_current_is_removed_beside_a_put(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        for i in range(ROUNDS):
+            name = f"n{i}"
+            rows = [versions.put(bench, versions.ENABLED, name) for _ in range(3)]
+            last = versions.mark(bench, versions.ENABLED, name).version if i % 2 else rows[2].version
+            calls = [partial(versions.remove, bench, one, name) for one in (last, rows[1].version)]
+            *_, new = race(*calls, partial(versions.put, bench, versions.ENABLED, name))
+            found = versions.numbers(metadata, name)
+            left = {rows[0].version, new.version} | ({rows[2].version} if i % 2 else set())
+            assert {number for number, _, _ in found} == left
+            assert bench.get(name).version == new.version
+            assert found[0] == (new.version, False, True)
+        bench.check_counters()
+
+    def test_markers_are_removed_at_once(self, bench: MetadataBench) -> None:
+        for i in range(ROUNDS):
+            name = f"n{i}"
+            row = versions.put(bench, versions.ENABLED, name)
+            markers = [versions.mark(bench, versions.ENABLED, name).version for _ in range(2)]
+            race(*(partial(versions.remove, bench, one, name) for one in markers))
+            assert bench.get(name) == row

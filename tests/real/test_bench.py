@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,9 @@ from sqlalchemy import create_engine, text
 
 from nos_ec.cli.app import run
 from tests.rig.ceph_cluster import CephCluster
-from tests.rig.dev_servers import SCRIPTS
+from tests.rig.dev_servers import MISSING, SCRIPTS, ServerFailed, ServerMissing
+
+from .conftest import or_skip
 
 pytestmark = pytest.mark.real
 
@@ -104,11 +109,23 @@ def test_bench_read(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert found["p50_over_bare"] == pytest.approx(found["ours_ms"]["p50"] / found["bare_ms"]["p50"])
 
 
+def install_radosgw(programs: str) -> None:
+    """Raises ServerMissing, with the reason, where it cannot be installed."""
+    done = subprocess.run(
+        [*shlex.split(programs), "radosgw", "--version"], capture_output=True, text=True, timeout=1000
+    )
+    if done.returncode == MISSING:
+        raise ServerMissing(done.stderr.strip())
+    if done.returncode:
+        raise ServerFailed(done.stderr.strip())
+
+
 def test_bench_s3(stack_config: Path, ceph: CephCluster, capfd: pytest.CaptureFixture[str]) -> None:
     """Beside radosgw, whose pool and objects are removed, too."""
     if not ceph.owned():
         pytest.skip("the programs of another cluster are not known")
     programs = f"env NOS_EC_DEV_DIR={ceph.folder.parent} {SCRIPTS / 'ceph.sh'} run"
+    or_skip(partial(install_radosgw, programs))
     few = ["--objects", "16", "--small-objects", "1001", "--reads", "20", "--pages", "2", "--sample", "10"]
     callers = ["--put-callers", "4", "--get-callers", "2", "--rounds", "1"]
     found = figures(stack_config, capfd, "s3", "--radosgw", "--ceph-programs", programs, *few, *callers)

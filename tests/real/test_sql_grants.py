@@ -27,13 +27,25 @@ from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.api.readings import Readings
 from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
+from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import ConfigError
+from nos_ec.core.expiry import ExpiryRule, encode_rules
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, log_of, new_segment_id, record_id
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.lifetimes import OTHERS, Counts
 from nos_ec.core.slots import member_lease
+from nos_ec.core.versions import Versioning
 from nos_ec.engine.log_lease import take_log_lease
-from nos_ec.ports.metadata import CannedAcl, DocumentKind, LandedMove, Lease, NewObject, StoredTotals
+from nos_ec.ports.metadata import (
+    AddMarker,
+    CannedAcl,
+    DeleteVersion,
+    DocumentKind,
+    LandedMove,
+    Lease,
+    NewObject,
+    StoredTotals,
+)
 from nos_ec.ports.metadata import Rights as BucketRights
 from nos_ec.settings import without_settings
 from nos_ec.testing.audit import problems
@@ -152,6 +164,18 @@ def upload_parts(front: System) -> None:
     uploads.abort_all("bucket")
 
 
+def keep_versions(front: System) -> None:
+    """What a gateway does in a bucket with versions."""
+    for versioning in (Versioning.ENABLED, Versioning.ENABLED, Versioning.SUSPENDED):
+        front.store().put(key("versioned"), BytesIO(b"v"), versioning=versioning)
+    version = front.metadata.noncurrent_after(None, 1)[0][1]
+    deletions: list[AddMarker | DeleteVersion] = [
+        AddMarker(key("versioned"), Versioning.SUSPENDED),
+        DeleteVersion(key("versioned"), version),
+    ]
+    assert None not in front.store().delete_versions(deletions)
+
+
 def open_segment(system: System) -> tuple[Lease, SegmentId]:
     now_ms = system.clock.now_ms()
     held, log = take_log_lease(system.metadata, system.clock, 60_000, None)
@@ -229,12 +253,27 @@ def collect(front: System, system: System) -> None:
     composed(front, "thrown-composed")
     now_ms = front.clock.now_ms()
     front.metadata.delete_many([key("thrown-late"), key("thrown-composed")], now_ms, now_ms)
+    expire(front, system)
     first = gc_service(system).run_once()
     second = gc_service(system).run_once()
     assert first.objects_moved > 0
     assert first.blocks_deleted + second.blocks_deleted > 0
     rows = system.metadata.list_blocks(None, 1)
     system.metadata.cool_down_block(rows[0].block_id, system.clock.now_ms(), failed=True)
+
+
+def expire(front: System, system: System) -> None:
+    """What GC does with objects that a lifecycle rule deletes, with and without a trash."""
+    metadata, now_ms = system.metadata, system.clock.now_ms()
+    body = encode_rules([ExpiryRule("r", prefix="expired", days=1)])
+    assert front.metadata.create_bucket("ruled", "ann", CannedAcl.PRIVATE, now_ms)
+    assert front.metadata.set_bucket_document("ruled", DocumentKind.LIFECYCLE, body, now_ms)
+    for until_ms in (None, now_ms):
+        put(front, "expired-small")
+        put(front, "expired-large", LARGE)
+        composed(front, "expired-composed")
+        rows = metadata.list_objects("bucket", "expired", "", 9)
+        assert len(metadata.delete_unchanged(rows, now_ms, until_ms)) == 3
 
 
 def learn(front: System, system: System) -> None:
@@ -274,6 +313,7 @@ def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: 
     fill(systems["front"])
     keep_buckets(systems["front"])
     upload_parts(systems["front"])
+    keep_versions(systems["front"])
     publish(systems["producer"])
     pack(systems["consumer"])
     publish(systems["producer"])
@@ -358,7 +398,8 @@ def refusals(systems: dict[str, System]) -> Iterator[tuple[str, Any]]:
         yield role, lambda metadata=metadata: metadata.mark_published([metadata.get(key("many-2"))], now_ms)
     yield "producer", lambda: leave_block(systems["producer"], "producer")
     yield "consumer", lambda: systems["consumer"].store().delete(key("small-39"))
-    yield "gc", lambda: systems["gc"].metadata.delete(key("small-39"), now_ms, now_ms)  # it may only remove rows
+    collector, said = systems["gc"].metadata, encode_attributes({"a": "b"})
+    yield "gc", lambda: collector.set_attributes(collector.get(key("small-39")), said)  # it may only move and remove
 
 
 def test_a_refusal_is_an_error_of_the_configuration(systems: dict[str, System]) -> None:

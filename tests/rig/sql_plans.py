@@ -8,22 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, event, insert
 
 from nos_ec.adapters.sql.metadata import SqlMetadata
+from nos_ec.adapters.sql.rows import noncurrent_mark
+from nos_ec.adapters.sql.schema import OBJECTS as OBJECT_ROWS
+from nos_ec.adapters.sql.schema import VERSIONS as VERSION_ROWS
 from nos_ec.core.ids import ObjectKey, record_ids_between
+from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.lifetimes import Counts
 from nos_ec.core.messages import NamedVersion
 from nos_ec.core.slots import ALL_SLOTS, bucket_slot
-from nos_ec.ports.metadata import ROOT_ACCOUNT, LandedMove, Metadata, ObjectRow, TrashMark
+from nos_ec.core.versions import VERSION_MAX, Versioning, as_version
+from nos_ec.ports.metadata import ROOT_ACCOUNT, AddMarker, DeleteVersion, LandedMove, Metadata, ObjectRow, TrashMark
 from nos_ec.testing.metadata_bench import MetadataBench, pack_request
 from nos_ec.testing.metadata_segment_contract import SegmentBench, copy_of
+from nos_ec.testing.metadata_tail_contract import tail_of
 
-HOT_TABLES = {"objects", "waiting", "segments", "blocks", "landing_deletions"}
+HOT_TABLES = {"versions", "objects", "waiting", "segments", "blocks", "landing_deletions"}
 OBJECTS = 3000
+NONCURRENT = 10_000
 BLOCKS = 60
 LARGE = 150
 ELSEWHERE = "elsewhere"
@@ -78,6 +86,27 @@ def covered(connection: Connection, statement: str, parameters: Any) -> bool:
     if connection.dialect.name == "sqlite":
         return "USING COVERING INDEX" in row["detail"]
     return row["key"] == "objects_by_trash_key" and "Using index" in row["Extra"].split("; ")
+
+
+def _add_noncurrent(metadata: SqlMetadata, key: ObjectKey, count: int) -> None:
+    """Noncurrent versions 1 to `count` of a key, empty ones."""
+    first, named = 10**9, {"bucket": key.bucket, "name": key.name}
+    made = {"size": 0, "crc32c": 0, "md5": bytes(16), "state": ObjectState.EMPTY, "created_ms": 1}
+    rows = [
+        {**named, **made, "object_id": one, "version": one - first, "trashed": noncurrent_mark(one)}
+        for one in range(first + 1, first + count + 1)
+    ]
+    ranks = [
+        {**named, "age_rank": VERSION_MAX - one, "object_id": first + one, "is_null": 0} for one in range(1, count + 1)
+    ]
+
+    def write(connection: Connection) -> None:
+        for begin in range(0, count, 1000):
+            some = slice(begin, begin + 1000)
+            connection.execute(insert(OBJECT_ROWS), [{**row, "attributes": as_version(b"")} for row in rows[some]])
+            connection.execute(insert(VERSION_ROWS), [{**rank, "created_ms": 1} for rank in ranks[some]])
+
+    metadata._transactions.write(write)
 
 
 class SqlPlans:
@@ -147,13 +176,14 @@ class SqlPlans:
         with caught(metadata) as statements:
             assert metadata.totals().landed_objects == 50
         of_objects = [one for one in statements if "objects" in one[0].partition("FROM ")[2]]
-        assert len(of_objects) == 1, "the trash, by its index"
+        assert len(of_objects) == 2, "the trash and the tails, by their index"
         with metadata._engine.connect() as connection:
-            assert scans(connection, *of_objects[0]) == []
-            if connection.dialect.name != "sqlite":
-                before = _rows_read(connection)
-                connection.exec_driver_sql(*of_objects[0]).all()
-                assert _rows_read(connection) - before <= 10
+            for one in of_objects:
+                assert scans(connection, *one) == []
+                if connection.dialect.name != "sqlite":
+                    before = _rows_read(connection)
+                    connection.exec_driver_sql(*one).all()
+                    assert _rows_read(connection) - before <= 10
         assert sum("FROM waiting" in one[0] for one in statements) == 1
 
     @pytest.mark.parametrize(
@@ -275,6 +305,56 @@ class SqlPlans:
                         before = _rows_read(connection)
                         connection.exec_driver_sql(*one).all()
                         assert _rows_read(connection) - before <= 100, (name, one)
+
+    def test_noncurrent_versions_cost_no_look_up_and_no_listing(
+        self, metadata: SqlMetadata, bench: MetadataBench
+    ) -> None:
+        """Nor does a page of versions cost more when a key has more of them."""
+        _populate(bench)
+        last = bench.put("n0050").key
+        _add_noncurrent(metadata, last, NONCURRENT)
+        _analyze(metadata._engine)
+        put_one = partial(bench.put, "n0051")
+        asked: dict[str, Callable[[], object]] = {
+            "list_names": lambda: metadata.list_names("bucket", "", "", 50),
+            "list_entries": lambda: metadata.list_entries("bucket", "n00", "/", "", 50, 10**9),
+            "get": lambda: metadata.get(last),
+            "put": put_one,
+            "trash_page": lambda: metadata.trash_page(None, 20),
+            "expired_trash": lambda: metadata.expired_trash(bench.now_ms + 5, 20),
+            "version": lambda: metadata.version(last, NONCURRENT // 2),
+            "latest_marker": lambda: metadata.latest_marker(last),
+            "list_versions": lambda: metadata.list_versions("bucket", "", "", ("n0050", 500), 20, 10**9),
+            "list_versions of folders": lambda: metadata.list_versions("bucket", "n0", "5", ("", None), 10, 10**9),
+            "noncurrent_after": lambda: metadata.noncurrent_after((last, 600), 20),
+            "delete_bucket": lambda: metadata.delete_bucket("no bucket", bench.now_ms),
+        }
+        for name, call in asked.items():
+            with caught(metadata) as statements:
+                call()
+            with metadata._engine.connect() as connection:
+                for one in statements:
+                    if connection.dialect.name == "sqlite":
+                        assert scans(connection, *one) == [], (name, one)
+                    elif one[0].startswith("SELECT"):
+                        before = _rows_read(connection)
+                        connection.exec_driver_sql(*one).all()
+                        assert _rows_read(connection) - before <= 300, (name, one)
+        mark = AddMarker(last, Versioning.SUSPENDED)
+        with caught(metadata) as statements:
+            metadata.delete_versions([mark, DeleteVersion(last, None)], bench.now_ms)
+        with metadata._engine.connect() as connection:
+            found = [(one, line) for one in statements if "INSERT" not in one[0] for line in scans(connection, *one)]
+        assert found == [], found
+
+    def test_a_put_without_versions_takes_as_many_statements_as_ever(
+        self, metadata: SqlMetadata, bench: MetadataBench
+    ) -> None:
+        """No statement of it is about versions."""
+        for call in (partial(bench.put, "n"), partial(bench.put, "n"), partial(bench.delete, "n")):
+            with caught(metadata) as statements:
+                call()
+            assert [one for one, _ in statements if "versions" in one] == []
 
     def test_a_scan_is_noticed(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         bench.put("n")
@@ -412,6 +492,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "purge_trash": lambda: metadata.purge_trash(metadata.expired_trash(bench.now_ms + 5, 20), bench.now_ms),
         "list_entries": lambda: metadata.list_entries("bucket", "n01", "5", "n0100", 50, 10**9),
         "list_buckets": lambda: metadata.list_buckets("", 50),
+        "record a tail": lambda: metadata.record_puts([tail_of(bench, bench.block(lease))], bench.now_ms),
         "segments": lambda: metadata.segments(large.object_id, large.version),
         "due_objects": lambda: metadata.due_objects(bench.now_ms, 100, ALL_SLOTS),
         "due_objects of one slot": lambda: metadata.due_objects(bench.now_ms, 100, {5}),

@@ -71,11 +71,11 @@ class Gateway:
 
 
 @contextmanager
-def serving(system: System) -> Iterator[Gateway]:
+def serving(system: System, settings: S3Settings = SETTINGS) -> Iterator[Gateway]:
     """A gateway of this store."""
     ids = itertools.count(1)
-    service, listener = make_service(system, MASTERS, SETTINGS), listening_for_gateways(SETTINGS)
-    with GatewayServer(service, SETTINGS, lambda: f"{next(ids):016X}", listener) as server:
+    service, listener = make_service(system, MASTERS, settings), listening_for_gateways(settings)
+    with GatewayServer(service, settings, lambda: f"{next(ids):016X}", listener) as server:
         yield Gateway(system, server.url)
 
 

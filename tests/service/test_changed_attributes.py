@@ -14,6 +14,7 @@ from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.ids import ObjectKey, new_segment_id, record_id
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
+from nos_ec.engine.dump.lost import Lost
 from nos_ec.engine.dump.placer import Placer
 from nos_ec.engine.dump.told import ToldRecord
 from nos_ec.testing.audit import all_objects
@@ -195,7 +196,8 @@ def test_two_copies_of_one_put_are_one_version(system: System) -> None:
         ToldRecord(ObjectKey("b", "n"), record_id(segment, 4096 * n, bytes(4)), 5, data, value(data), attributes)
         for n, attributes in enumerate((OLD, NEW), start=1)
     ]
-    placer = Placer(system.metadata, system.blocks, 9, 1, keep_replaced=True)
+    lost = Lost(system.metadata, system.blocks, system.landing, system.medium, system.clock)
+    placer = Placer(lost, 9, 1, keep_replaced=True)
     assert placer.place_landed(told, {segment}) == []
     assert [(row.landing_id, row.attributes) for row in all_objects(system.metadata)] == [(told[1].landing_id, NEW)]
     assert system.metadata.trash_page(None, 99).rows == []

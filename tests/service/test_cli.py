@@ -6,7 +6,9 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.demo.losses import _shards_to_lose
+from nos_ec.demo.s3 import Access, s3_gateway
 from nos_ec.engine import store_totals
 from nos_ec.engine.store import Store
 from nos_ec.ports.metadata import Totals
@@ -430,6 +433,39 @@ def test_demo(cli: Cli, tmp_path: Path, bench: Bench) -> None:
     assert not root.exists()
     assert "not empty" in cli("demo", "--source", str(source), "--root", str(source), exits=2)["message"]
     assert "not a folder" in cli("demo", "--source", str(tmp_path / "none"), exits=2)["message"]
+
+
+def test_demo_through_s3(tmp_path: Path, bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    """By botocore, and afterwards with the environment that the demo tells."""
+    source, root = tmp_path / "source", tmp_path / "demo"
+    for index in range(60):
+        path = source / f"Folder {index % 3}" / f"f{index} ä"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bench.data(bench.rng.randint(0, 2 * CHUNK)))
+    (source / "top").write_bytes(bench.data(6 * STRIPE))
+    arguments = ["demo", "--source", str(source), "--root", str(root), "--s3", "--keep", "--json"]
+    assert run(["--config", str(bench.config), *arguments, "--delete-share", "0.5"]) == 0
+    said = capfd.readouterr()
+    report = json.loads(said.out)
+    assert report["s3"] == {"puts": 61, "gets": 61}
+    assert (report["verify"]["mismatches"], report["verify"]["changed"]) == (0, 0)
+    assert report["verify"]["reads"] > 2 * 61
+    assert stat.S_IMODE((root / "s3-master-key").stat().st_mode) == 0o600
+    told = dict(re.findall(r"export (\w+)=(\S+)", said.err))
+    assert told["AWS_ENDPOINT_URL"] == "http://127.0.0.1:9488"
+    access = Access(told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"])
+    with s3_gateway(root / "nos-ec.toml", access) as objects:
+        listed = objects._client.list_objects_v2(Bucket="demo")["Contents"]
+    assert 0 < len(listed) == 61 - report["deleted_objects"]
+
+
+def test_a_demo_through_s3_says_how_to_get_its_client(
+    tmp_path: Path, bench: Bench, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nos_ec.demo.s3.find_spec", lambda _: None)
+    refused = cli("demo", "--source", str(tmp_path), "--root", str(tmp_path / "d"), "--s3", exits=3)
+    assert "-m pip install 'botocore>=1.43'" in refused["message"]
+    assert not (tmp_path / "d").exists()
 
 
 @pytest.mark.parametrize(("k", "m", "coding"), [(4, 2, 0), (8, 3, 0), (2, 3, 1), (1, 2, 1)])

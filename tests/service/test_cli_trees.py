@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from nos_ec.cli.app import run
 from nos_ec.cli.local_files import TargetFolder
 from nos_ec.cli.tally import NAMED_MAX
+from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.ids import ObjectKey
@@ -265,6 +267,30 @@ def test_a_tree_comes_back(cli: Cli, tree: Path, tmp_path: Path, bench: Bench, s
     assert (again["objects"], again["unchanged"]) == (2, 2), "one of another MD5, one missing"
     assert (copy / "b/d").stat().st_ino == before
     assert _files(copy) == files
+
+
+def test_files_of_objects_in_parts_are_not_written_again(
+    cli: Cli, tmp_path: Path, bench: Bench, system: System
+) -> None:
+    uploads, sizes = multipart_uploads(system), (3 * CHUNK, 700, 1)
+    upload = uploads.create(ObjectKey("b", "dir/parts"), "ann", b"")
+    bodies = [bench.data(size) for size in sizes]
+    for number, body in zip((2, 5, 9), bodies, strict=True):
+        uploads.put_part(upload, number, BytesIO(body), b"")
+    uploads.complete(upload, lambda stored: (stored, {}))
+    file = tmp_path / "out/dir/parts"
+    assert cli("get", "-r", "b", str(tmp_path / "out"))["objects"] == 1
+    assert file.read_bytes() == b"".join(bodies)
+    before = file.stat().st_ino
+    again = cli("get", "-r", "b", str(tmp_path / "out"), "--skip-existing")
+    assert (again["objects"], again["unchanged"]) == (0, 1)
+    assert file.stat().st_ino == before
+    for at in (0, 3 * CHUNK + 5, -1):
+        data = bytearray(b"".join(bodies))
+        data[at] ^= 1
+        file.write_bytes(data)
+        assert cli("get", "-r", "b", str(tmp_path / "out"), "--skip-existing")["objects"] == 1
+        assert file.read_bytes() == b"".join(bodies)
 
 
 def test_names_that_cannot_be_files(cli: Cli, tmp_path: Path, bench: Bench, system: System) -> None:

@@ -31,9 +31,11 @@ from .foreign import publish_named
 from .gathered_puts import data_of
 from .test_check import check, rewrite
 from .test_landing_log_kills import LANDING_LOG_POINTS
+from .test_lifecycle_walk import LIFECYCLE_POINTS
 from .test_rebuild_kills import DUMP_FILE_POINTS, DUMP_POINTS, METADATA_REBUILD_POINTS
 from .test_trash import TRASH_POINTS
 from .test_upload_kills import UPLOAD_POINTS
+from .test_version_kills import VERSION_POINTS
 
 pytestmark = [pytest.mark.timed, pytest.mark.invariant(1)]
 
@@ -107,8 +109,13 @@ LARGE_POINTS = [
     "large.appended",
     "large.appended:2",
     "large.written",
+    "put.landed",
+    "metadata.record_puts.before_commit",
+    "put.recorded",
+    "large.tail_landed",
     "large.recorded",
 ]
+"""Of an object of three blocks and a tail."""
 AILING_LARGE_POINTS = ["large.allocated:2", "large.allocated:3", "large.appended:2", "large.written", "large.recorded"]
 GC_POINTS = [
     "writer.allocated",
@@ -133,7 +140,7 @@ GC_POINTS = [
     "gc.run_noted:2",
 ]
 GC_CONTROL_POINTS = ["gc.control_changed"]
-GC_EMPTY_POINTS = ["gc.empty_condemned", "gc.empty_condemned:2"]
+GC_EMPTY_POINTS = ["gc.empty_condemned", "gc.empty_condemned:2", "gc.tail_deleted"]
 GC_SHORT_POINTS = ["gc.grace_cut", "gc.block_deleted:2", "gc.block_forgotten"]
 """While the grace period of condemned blocks is cut short for lack of space."""
 GC_QUARANTINE_POINTS = ["gc.quarantine_ended", "audit.recorded", "gc.block_deleted"]
@@ -734,6 +741,8 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             METADATA_REBUILD_POINTS,
             TRASH_POINTS,
             UPLOAD_POINTS,
+            VERSION_POINTS,
+            LIFECYCLE_POINTS,
         )
         for point in points
     }

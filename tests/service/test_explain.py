@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from math import log
 from typing import NoReturn, cast
 
@@ -14,14 +15,17 @@ from nos_consumer.assemble import consumer_service
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.adapters.sql.schema import WAITING
 from nos_ec.composition.explaining import object_explainer
+from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import LandingId, ObjectKey, in_log
 from nos_ec.core.lifecycle import ObjectState, SegmentState
 from nos_ec.core.lifetimes import AGE_RANGES, Counts
 from nos_ec.core.messages import partition_for
+from nos_ec.core.parts import part_key, parts_bucket
 from nos_ec.core.republish import Republishing
 from nos_ec.core.slots import bucket_slot
+from nos_ec.engine.explain.object_facts import ItsParts
 from nos_ec.engine.explain.object_reasons import ObjectReason as Why
 from nos_ec.engine.explain.objects import ObjectExplanation
 from nos_ec.ports.landing_store import LandingStore
@@ -71,6 +75,34 @@ def test_how_long_an_object_is_expected_to_live(bench: Bench, system: System) ->
     assert re.search(r"half of such objects are dead in 1[34]\.?\d* days; stream 1", shown)
     large = bench.put(system, "large", bench.data(9 * STRIPE))
     assert (explained(system, large).half_life_days, explained(system, large).stream) == (None, None)
+
+
+# --- parts ----------------------------------------------------------------------------------------
+def test_an_object_in_parts(bench: Bench) -> None:
+    key, sizes = ObjectKey("b", "composed"), (9 * STRIPE, 5000, 300)
+    with bench.open() as system:
+        uploads = multipart_uploads(system)
+        assert explained(system, put(bench, system)).its_parts is None
+        upload = uploads.create(key, "ann", b"")
+        for number in (1, 2):
+            uploads.put_part(upload, number, BytesIO(bench.data(sizes[number - 1])), b"")
+        bench.pack(system)
+    with bench.open() as system:
+        uploads = multipart_uploads(system)
+        uploads.put_part(upload, 3, BytesIO(bench.data(sizes[2])), b"")
+        uploads.complete(upload, lambda stored: (stored, {}))
+        found = explained(system, key)
+        assert (found.size, found.state) == (sum(sizes), ObjectState.LANDED)
+        third = f"{parts_bucket('b')}/{upload.upload_id.hex()}/00003"
+        assert found.its_parts == ItsParts(parts=3, there=3, landed=1, queued=0, packed=1, large=1, waiting=third)
+        shown = " ".join(bench.run("explain", str(key)).stdout.decode().split())
+        assert "3, objects of their own: 1 packed, 1 large, 1 landed; `nos-ec explain" in shown
+        assert "landed (" in bench.run("explain", third).stdout.decode()
+        bench.pack(system)
+        system.metadata.delete(part_key("b", upload.upload_id, 2), system.clock.now_ms())
+        left = explained(system, key).its_parts
+        assert left == ItsParts(parts=3, there=2, landed=0, queued=0, packed=1, large=1, waiting=None)
+        assert "at least 1 of them gone" in " ".join(bench.run("explain", str(key)).stdout.decode().split())
 
 
 # --- waiting to be published ----------------------------------------------------------------------
@@ -421,8 +453,13 @@ def test_large_empty_and_absent_objects(bench: Bench, system: System) -> None:
     assert (found.reason, found.landing_copy, found.publishing, found.places) == (Why.EMPTY, None, None, [])
     found = explained(system, bench.put(system, "large", bench.data(20 * STRIPE)))
     assert (found.reason, found.landing_copy, found.publishing) == (Why.LARGE, None, None)
-    assert sum(one.length for one in found.places) == 20 * STRIPE
     assert f"{len(found.places)} blocks of its own" in found.why
+    assert "it is landed" in found.why
+    bench.pack(system)
+    found = explained(system, ObjectKey("b", "large"))
+    assert sum(one.length for one in found.places) == 20 * STRIPE
+    assert f"{len(found.places) - 1} blocks of its own" in found.why
+    assert "it is packed" in found.why
     bench.delete(system, ObjectKey("b", "large"))
     for name in ("large", "never"):
         with pytest.raises(NotFound, match=f"object b/{name} does not exist: .* or it was deleted") as refusal:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from nos_ec.core.errors import Transient
 from nos_ec.gateway.acls import grants_of, stored
 from nos_ec.ports.metadata import CannedAcl, Rights
 from nos_ec.s3.answers import ALL_USERS, AUTHENTICATED_USERS, Grant, Owner
@@ -161,8 +162,34 @@ def test_an_account_that_was_granted_all_copies(gateway: Gateway, ann: Any) -> N
     assert ann.get_object(Bucket="photos", Key="copy")["Body"].read() == b"foo"
 
 
+def test_an_acl_with_grants_is_set_in_one_write(gateway: Gateway, ann: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So whenever the gateway dies, the bucket has the old ACL or the new one."""
+    metadata = gateway.system.metadata
+    set_acl = metadata.set_bucket_acl
+    ann.put_bucket_acl(Bucket="photos", AccessControlPolicy=policy(grant("READ", "bob")))
+
+    def fails(*_: Any) -> bool:
+        raise Transient("the database is away")
+
+    def fails_behind(*arguments: Any) -> bool:
+        set_acl(*arguments)
+        raise Transient("the answer was lost")
+
+    bob, cid = gateway.client("bob"), gateway.client("cid")
+    new = {"Bucket": "photos", "AccessControlPolicy": policy(grant("WRITE", "cid"))}
+    monkeypatch.setattr(metadata, "set_bucket_document", fails)
+    monkeypatch.setattr(metadata, "set_bucket_acl", fails)
+    refused("ServiceUnavailable", 503, ann.put_bucket_acl, **new)
+    assert ann.get_bucket_acl(Bucket="photos")["Grants"] == [grant("READ", "bob")]
+    assert may(bob.list_objects_v2, Bucket="photos")
+    monkeypatch.setattr(metadata, "set_bucket_acl", fails_behind)
+    refused("ServiceUnavailable", 503, ann.put_bucket_acl, **new)
+    assert ann.get_bucket_acl(Bucket="photos")["Grants"] == [grant("WRITE", "cid")]
+    assert not may(bob.list_objects_v2, Bucket="photos")
+    assert may(cid.put_object, **NAMED, Body=b"x")
+
+
 def test_a_bucket_whose_grants_are_lost_is_private(gateway: Gateway, ann: Any) -> None:
-    """As between the two steps of setting them."""
     gateway.system.metadata.set_bucket_acl("photos", CannedAcl.GRANTS, 5)
     refused("AccessDenied", 403, gateway.client("bob").list_objects_v2, Bucket="photos")
     assert ann.get_bucket_acl(Bucket="photos")["Grants"] == [grant("FULL_CONTROL", "ann")]

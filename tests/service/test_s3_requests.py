@@ -46,7 +46,7 @@ def status_of(call: Any, **arguments: Any) -> tuple[int, str]:
         ({"Date": "Mon, 07 Jul 2014 00:00:00 GMT"}, (200, "")),
         ({"x_amz_acl": "public-ready"}, (400, "InvalidArgument")),
         ({"x_amz_storage_class": "COLD"}, (400, "InvalidStorageClass")),
-        ({"x_amz_tagging": "a=1&a=2"}, (400, "InvalidTag")),
+        ({"x_amz_tagging": "a=1&a=2"}, (400, "InvalidArgument")),
     ],
 )
 def test_headers_of_a_put(ann: Any, headers: dict[str, str], answer: tuple[int, str]) -> None:

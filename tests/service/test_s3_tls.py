@@ -131,6 +131,11 @@ def test_a_client_stores_and_reads_over_https(bench: Bench, secure: Secure) -> N
         client.put_object(Bucket="photos", Key="k", Body=BytesIO(data))
         assert client.get_object(Bucket="photos", Key="k")["Body"].read() == data
     assert set(sent) == {b"STREAMING-UNSIGNED-PAYLOAD-TRAILER"}
+    upload = client.create_multipart_upload(Bucket="photos", Key="k")["UploadId"]
+    of_part = {"Bucket": "photos", "Key": "k", "UploadId": upload}
+    parts = [{"PartNumber": 1, "ETag": client.upload_part(**of_part, PartNumber=1, Body=b"x")["ETag"]}]
+    done = client.complete_multipart_upload(**of_part, MultipartUpload={"Parts": parts})
+    assert done["Location"] == f"https://localhost:{secure.port}/photos/k"
     listed = client.list_objects_v2(Bucket="photos")
     assert [row["Key"] for row in listed["Contents"]] == ["k"]
 

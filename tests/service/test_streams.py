@@ -8,13 +8,16 @@ import pytest
 
 from nos_ec.composition import packing
 from nos_ec.composition.wiring import System
+from nos_ec.core.expiry import DAY_MS, ExpiryRule, encode_rules
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.lifetimes import AGE_RANGES, OTHERS, Counts, is_sampled
 from nos_ec.core.packing import streams
 from nos_ec.core.packing.streams import StreamOptions
+from nos_ec.ports.metadata import CannedAcl, DocumentKind
 from nos_ec.testing.audit import all_blocks
 from nos_gc.assemble import gc_service
+from tests.rig.at_rest import LaterClock
 
 from .conftest import Bench
 
@@ -74,6 +77,35 @@ def test_consumers_and_gc_pack_streams_apart(bench: Bench, learned: System) -> N
     assert all(row.state is not BlockState.OPEN for row in all_blocks(learned.metadata)), "no block is left open"
     bench.assert_readable(learned)
     bench.assert_balanced(learned)
+
+
+@pytest.mark.usefixtures("small_streams")
+@pytest.mark.parametrize("ruled", [True, False])
+def test_blocks_of_what_expires_die_whole(bench: Bench, ruled: bool) -> None:
+    """With a rule, GC copies nothing. Without it, what dies and what stays share blocks, and GC copies what stays."""
+    bench.config.write_text(bench.config.read_text().replace("[gc]\n", "[gc]\nhole_ratio_min = 0.1\n"))
+    with bench.open() as system:
+        expire(bench, system, ruled)
+
+
+def expire(bench: Bench, system: System, ruled: bool) -> None:
+    if ruled:
+        system.metadata.create_bucket("soon", "root", CannedAcl.PRIVATE, 1)
+        body = encode_rules([ExpiryRule("r", days=1)])
+        system.metadata.set_bucket_document("soon", DocumentKind.LIFECYCLE, body, 1)
+    keys = put(bench, system, 400)
+    bench.pack(system)
+    found = set(map(frozenset, buckets_by_block(system, BlockKind.FRESH).values()))
+    assert (frozenset({"soon", "late"}) in found) is not ruled
+    system.clock = LaterClock(2 * DAY_MS)
+    if not ruled:
+        system.store().delete_many([key for key in keys if key.bucket == "soon"])
+    for key in [key for key in keys if key.bucket == "soon"]:
+        del bench.acknowledged[key]
+    result = gc_service(system).run_once()
+    assert result.objects_moved == 0 if ruled else result.objects_moved > 20
+    bench.assert_readable(system)
+    bench.assert_balanced(system)
 
 
 def test_a_small_store_packs_everything_together(bench: Bench, learned: System) -> None:

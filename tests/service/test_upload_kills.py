@@ -282,6 +282,30 @@ def test_uploads_are_checked(bench: Bench) -> None:
         assert set(kinds(system)) == {FindingKind.COMPOSITION_WRONG, FindingKind.PART_WITHOUT_UPLOAD}
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_part_that_was_left_out_masks_no_lost_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    """Such as stays behind when the gateway dies right behind the completion."""
+    with bench.open() as system:
+        metadata, uploads = system.metadata, multipart_uploads(system)
+        upload = uploads.create(KEY, "ann", b"")
+        for number, size in enumerate((500, 100, 700), 1):
+            uploads.put_part(upload, number, BytesIO(bench.data(size)), b"")
+        with monkeypatch.context() as patched:
+            patched.setattr(metadata, "delete_many", lambda *_: [])
+            uploads.complete(upload, lambda stored: (stored[:2], {}))
+        if packed:
+            bench.pack(system)
+        names = metadata.list_objects(parts_bucket("photos"), upload.upload_id.hex(), "", 9)
+        assert len(names) == 3
+        assert kinds(system) == []
+        metadata.delete(names[1].key, system.clock.now_ms())
+        (found,) = check(system)
+        assert found.kind is FindingKind.COMPOSITION_WRONG
+        assert "1 of 2 parts are not there, or are others: the first is part 2" in str(found.evidence["error"])
+
+
 def upload_of(system: System, key: ObjectKey) -> UploadId:
     composition = system.metadata.get(key).composition
     assert composition is not None

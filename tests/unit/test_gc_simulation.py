@@ -159,6 +159,15 @@ def test_what_dies_in_the_landing_store_is_never_packed() -> None:
     assert result.write_amplification == pytest.approx((fresh + result.copied_bytes) / result.user_bytes)
 
 
+@pytest.mark.parametrize("min_age_days", [0, 0.5, 2, 8])
+def test_the_landing_store_holds_what_arrives_in_the_delay(min_age_days: float) -> None:
+    workload = gc_workload("A", 1)
+    result = simulate_gc(workload, GcOptions(min_age_days=min_age_days, days=200, blocks=400, block_bytes=32))
+    reach_blocks = exp(-min_age_days / workload.mean_days)
+    assert result.landing_ratio == pytest.approx(min_age_days / workload.mean_days / reach_blocks, rel=0.15, abs=5e-4)
+    assert result.never_packed == pytest.approx(1 - reach_blocks, rel=0.25, abs=5e-4)
+
+
 def test_a_window_and_hints_help_where_objects_expire() -> None:
     def written(**options: Any) -> float:
         return simulate_gc(

@@ -107,7 +107,7 @@ class Server:
             found, quiet = documents.delete_objects(body)
             for row in found:
                 self.objects.pop((bucket, row.key), None)
-            return answers.deleted([(row.key, row.version_id) for row in found], [], quiet=quiet)
+            return answers.deleted([answers.Deleted(row.key, row.version_id) for row in found], [], quiet=quiet)
         assert operation == "ListObjectsV2"
         rows = [Listed(name, 0, "e", len(data)) for (_, name), data in sorted(self.objects.items())]
         encode = request.parameter("encoding-type") == "url"

@@ -191,10 +191,12 @@ def test_list_buckets() -> None:
 
 def test_deleted() -> None:
     failed = [("k3", "v", S3Error("AccessDenied", "No."))]
-    parsed = read("DeleteObjects", answers.deleted([("k<1", None), ("k2", "null")], failed, quiet=False))
+    parsed = read(
+        "DeleteObjects", answers.deleted([answers.Deleted("k<1"), answers.Deleted("k2", "null")], failed, quiet=False)
+    )
     assert parsed["Deleted"] == [{"Key": "k<1"}, {"Key": "k2", "VersionId": "null"}]
     assert parsed["Errors"] == [{"Key": "k3", "VersionId": "v", "Code": "AccessDenied", "Message": "No."}]
-    assert read("DeleteObjects", answers.deleted([("k", None)], [], quiet=True)) == {}
+    assert read("DeleteObjects", answers.deleted([answers.Deleted("k")], [], quiet=True)) == {}
 
 
 def test_copied() -> None:
@@ -424,9 +426,9 @@ def test_ten_thousand_parts() -> None:
 def test_bad_tags_are_refused(tags: list[tuple[str, str]], code: str) -> None:
     pairs = "".join(f"<Tag><Key>{key}</Key><Value>{value}</Value></Tag>" for key, value in tags)
     assert code_of(documents.tagging, f"<Tagging><TagSet>{pairs}</TagSet></Tagging>") == code
-    assert (
-        code_of(lambda body: documents.tagging_header(body.decode()), "&".join("=".join(pair) for pair in tags)) == code
-    )
+    header = "&".join("=".join(pair) for pair in tags)
+    in_header = "InvalidArgument" if len(dict(tags)) < len(tags) else code
+    assert code_of(lambda body: documents.tagging_header(body.decode()), header) == in_header
 
 
 def test_the_tagging_header() -> None:

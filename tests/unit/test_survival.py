@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -12,10 +13,13 @@ import pytest
 
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import NosError, Transient
+from nos_ec.core.expiry import TAGS_ATTRIBUTE, ExpiryRule, encode_rules
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.lifetimes import BUCKETS_MAX, OTHERS, STREAM_CUTS_DAYS, UNKNOWN, Counts, is_sampled
-from nos_ec.engine import survival
+from nos_ec.engine import known_expiry, survival
+from nos_ec.engine.known_expiry import KnownExpiry
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.survival import (
     COUNT_WAIT_MS,
@@ -29,7 +33,7 @@ from nos_ec.engine.survival import (
     Survey,
     lifetimes_of,
 )
-from nos_ec.ports.metadata import LivingObject, Metadata, SurvivalRow
+from nos_ec.ports.metadata import DocumentKind, LivingObject, Metadata, SurvivalRow
 from nos_ec.ports.metadata.survival import SURVIVAL_ROWS_MAX
 from nos_ec.testing.clock import FakeClock
 from nos_ec.testing.metadata_bench import MetadataBench
@@ -200,8 +204,15 @@ class Table:
 
     def __init__(self, rows: list[SurvivalRow]) -> None:
         self.rows = rows
+        self.documents: dict[str, bytes] = {}
         self.failure: NosError | None = None
         self.reads = 0
+
+    def documents_of(self, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
+        assert kind is DocumentKind.LIFECYCLE
+        if self.failure is not None:
+            raise self.failure
+        return [one for one in sorted(self.documents.items()) if one[0] > after][:limit]
 
     def survival(self) -> list[SurvivalRow]:
         self.reads += 1
@@ -217,7 +228,8 @@ def packable(bucket: str, name: str, born_ms: int, expires_ms: int | None = None
 def test_the_table_decides_the_stream_and_a_known_expiry_beats_it() -> None:
     now_ms = FakeClock().now_ms()
     table = Table([history("short", 2, now_ms), history("long", 3000, now_ms)])
-    sorting = StreamSorting(ExpectedLifetimes(cast(Metadata, table)), CUTS)
+    known = KnownExpiry(cast(Metadata, table), DAY_MS)
+    sorting = StreamSorting(ExpectedLifetimes(cast(Metadata, table)), CUTS, known)
     assert sorting(packable("short", "x/y/z", now_ms - 5), now_ms) == (0, "short", "x/y", now_ms - 5)
     assert sorting(packable("long", "z", now_ms), now_ms) == (3, "long", "", now_ms)
     assert sorting(packable("long", "z", now_ms, now_ms + 7 * DAY_MS), now_ms)[0] == 0
@@ -225,6 +237,41 @@ def test_the_table_decides_the_stream_and_a_known_expiry_beats_it() -> None:
     assert sorting(packable("short", "z", now_ms, now_ms - DAY_MS), now_ms)[0] == 0, "it should be gone already"
     assert sorting(packable("short", "z", now_ms + DAY_MS), now_ms)[0] == 0, "born in the future, by another clock"
     assert table.reads == 1
+
+
+def test_rules_of_a_bucket_say_when_its_objects_expire() -> None:
+    now_ms = FakeClock().now_ms()
+    table = Table([history("long", 3000, now_ms), history("short", 2, now_ms)])
+    table.documents = {
+        "bad": b"damaged",
+        "long": encode_rules([ExpiryRule("r", prefix="logs/", days=3), ExpiryRule("t", tags=(("a", "b"),), days=30)]),
+        "short": encode_rules([ExpiryRule("r", days=3000)]),
+    }
+    known = KnownExpiry(cast(Metadata, table), DAY_MS)
+    sorting = StreamSorting(ExpectedLifetimes(cast(Metadata, table)), CUTS, known)
+    for bucket, name, stream in (("long", "logs/a", 0), ("long", "a", 3), ("short", "a", 3)):
+        assert sorting(packable(bucket, name, now_ms), now_ms)[0] == stream, bucket
+    assert known.expires_ms(packable("bad", "a", now_ms), now_ms) is None
+    tagged = replace(packable("long", "a", now_ms), attributes=encode_attributes({TAGS_ATTRIBUTE: "a=b"}))
+    assert sorting(tagged, now_ms)[0] == 1
+    old = packable("short", "a", now_ms - 2995 * DAY_MS)
+    assert sorting(old, now_ms)[0] == 0, "it expires soon"
+    table.documents = {}
+    table.failure = Transient("away")
+    later_ms = now_ms + known_expiry.REFRESH_MS
+    assert sorting(old, later_ms)[0] == 0, "by the rules known before"
+    table.failure = None
+    assert sorting(packable("short", "a", later_ms), later_ms + known_expiry.REFRESH_MS)[0] == 0, "there is no rule now"
+
+
+def test_rules_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ms = FakeClock().now_ms()
+    table = Table([])
+    table.documents = {f"b{n}": encode_rules([ExpiryRule("r", days=1), ExpiryRule("s", days=2)]) for n in range(50)}
+    monkeypatch.setattr(known_expiry, "RULES_KNOWN_MAX", 60)
+    known = KnownExpiry(cast(Metadata, table), DAY_MS)
+    told = [known.expires_ms(packable(bucket, "a", now_ms), now_ms) for bucket in sorted(table.documents)]
+    assert [one is not None for one in told] == [True] * 30 + [False] * 20
 
 
 def test_the_table_is_read_every_few_minutes_and_may_be_away() -> None:

@@ -62,6 +62,13 @@ def test_the_parts_of_a_raw_byte_add_up_and_the_break_even_is_where_they_come_to
     assert cost is not None
     assert cost.total == pytest.approx(sum(cost.parts.values()))
     assert cost.total == pytest.approx(11 / 8 * (100 + 30 + 10 + 5 + 8) / 100)
+    divided = raw_cost(StoredParts(100, 30, 10, 5, 8, 0.25), geometry)
+    assert divided is not None
+    assert divided.total == pytest.approx(sum(divided.parts.values()))
+    assert (divided.total, divided.break_even) == (cost.total, cost.break_even)
+    assert divided.undivided == 0
+    assert divided.headers + divided.padding == pytest.approx(cost.undivided)
+    assert divided.headers == pytest.approx(11 / 8 * 2 / 100)
     dead = round((cost.break_even - 1) * 100)
     at = raw_cost(StoredParts(100, dead, 0, 0, 8), geometry)
     assert at is not None

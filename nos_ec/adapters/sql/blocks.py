@@ -319,7 +319,7 @@ def placed_in(connection: Connection, block_id: BlockId) -> list[Placed]:
             Extent(block_id, offset, length),
             crc32c,
             attributes,
-            place_of(trashed)[0] if trashed else None,
+            place_of(trashed)[0] or None if trashed else None,
         )
         for object_id, bucket, name, version, offset, length, crc32c, attributes, trashed in connection.execute(
             PLACED, {"block_id": block_id}

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from nos_ec.adapters.sql import objects
+from nos_ec.adapters.sql import objects, versions
 from nos_ec.adapters.sql.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.rows import LIVE, by_index, delete_listed
 from nos_ec.adapters.sql.schema import BUCKET_DOCUMENTS, BUCKET_GRANTS, BUCKETS, OBJECTS, utf8
@@ -86,7 +86,7 @@ def remove(connection: Connection, name: str, now_ms: int) -> bool:
     """See `Buckets.delete_bucket`."""
     row, deleted = _locked(connection, name)
     if _holds_object(connection, name):
-        raise Conflict(f"bucket {name} still holds objects; delete them first")
+        raise Conflict(f"bucket {name} still holds objects, or versions of them; delete them first")
     if row is None or deleted:
         return False
     for table in (BUCKET_DOCUMENTS, BUCKET_GRANTS):
@@ -133,9 +133,9 @@ def _own_page(connection: Connection, owner: str, after: str, limit: int) -> tup
     return sorted((row for row in found if not end or utf8(row.name) <= utf8(end)), key=lambda row: utf8(row.name)), end
 
 
-def set_acl(connection: Connection, name: str, acl: CannedAcl, now_ms: int) -> bool:
+def set_acl(connection: Connection, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None) -> bool:
     """See `Buckets.set_bucket_acl`."""
-    if not _ensure_row(connection, name, now_ms):
+    if not set_document(connection, name, DocumentKind.ACL, grants, now_ms):
         return False
     connection.execute(update(BUCKETS).where(_B.bucket == name).values(acl=acl))
     return True
@@ -145,6 +145,12 @@ def document(connection: Connection, name: str, kind: DocumentKind) -> bytes | N
     """See `Buckets.bucket_document`."""
     body: bytes | None = connection.execute(select(_D.body).where(_D.bucket == name, _D.kind == kind)).scalar()
     return body
+
+
+def documents_of(connection: Connection, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
+    """See `Buckets.documents_of`."""
+    found = select(_D.bucket, _D.body).where(_D.bucket > after, _D.kind == kind).order_by(_D.bucket).limit(limit)
+    return [(name, body) for name, body in connection.execute(found)]
 
 
 def set_document(connection: Connection, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
@@ -253,7 +259,10 @@ def _row_of(row: Any) -> tuple[BucketRow | None, bool]:
 
 
 def _holds_object(connection: Connection, name: str) -> bool:
-    return connection.execute(HOLDS_OBJECT, {"bucket": name}).first() is not None
+    """Also one that is noncurrent, or a delete marker."""
+    if connection.execute(HOLDS_OBJECT, {"bucket": name}).first() is not None:
+        return True
+    return versions.holds_version(connection, name)
 
 
 def _named(names: Iterable[str]) -> dict[str, str]:

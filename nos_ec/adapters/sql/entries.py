@@ -27,7 +27,7 @@ _O = OBJECTS.c
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class Start:
     """Where a walk begins: at the first name that is greater than `name`, or at `name` itself."""
 
     name: bytes
@@ -45,7 +45,7 @@ def list_entries(
 ) -> EntryPage:
     """See `Metadata.list_entries`. is_late: whether the time for the page is over."""
     found: list[ObjectRow | str] = []
-    start, end = _start(prefix, delimiter, after), prefix_end(utf8(prefix))
+    start, end = start_of(prefix, delimiter, after), prefix_end(utf8(prefix))
     rows_max = FIRST_ROWS
     while len(found) <= limit:  # one more than is returned, to tell whether there are more
         asked = min(rows_max, limit + 1 - len(found))
@@ -59,29 +59,30 @@ def list_entries(
                 found.append(folder)
         if len(rows) < asked:
             break
-        start = _Start(utf8(rows[-1].key.name), itself=False) if folder is None else _behind(folder)
+        start = Start(utf8(rows[-1].key.name), itself=False) if folder is None else behind(folder)
         rows_max = rows_max * GROWTH if folder is None else FIRST_ROWS
         if len(found) <= limit and is_late():
             return EntryPage(found, next_after=_name(found[-1]))
     return EntryPage(found[:limit], next_after=_name(found[limit - 1]) if len(found) > limit else None)
 
 
-def _start(prefix: str, delimiter: str, after: str) -> _Start:
+def start_of(prefix: str, delimiter: str, after: str) -> Start:
+    """Where a listing begins behind the name, or the folder, `after`."""
     folder = folder_of(after, prefix, delimiter)
     if folder is not None:
-        return _behind(folder)
+        return behind(folder)
     least, past = utf8(prefix), utf8(after)
-    return _Start(least, itself=True) if least > past else _Start(past, itself=False)
+    return Start(least, itself=True) if least > past else Start(past, itself=False)
 
 
-def _behind(folder: str) -> _Start:
+def behind(folder: str) -> Start:
     """Behind all names of a folder. No byte of UTF-8 is 0xFF, so there always is a least string behind them."""
     end = prefix_end(utf8(folder))
     assert end is not None
-    return _Start(end, itself=True)
+    return Start(end, itself=True)
 
 
-def _rows(connection: Connection, bucket: str, start: _Start, end: bytes | None, limit: int) -> list[ObjectRow]:
+def _rows(connection: Connection, bucket: str, start: Start, end: bytes | None, limit: int) -> list[ObjectRow]:
     least = bindparam("least", start.name, type_=LargeBinary)
     found = (
         by_index(select(*OBJECT_COLUMNS), OBJECTS, "objects_by_trash_key")

@@ -2,8 +2,8 @@
 
 What each transaction does is in the modules named after their subjects: objects, entries, puts, trash, buckets,
 access_keys, uploads, commits, blocks, leases, landing, landing_segments, inspection, repairs, explanations, scrubbing,
-notes, rebuilding, store_info, survival, totals. This module and upkeep.py only say which function a method runs, and
-whether it writes.
+notes, rebuilding, store_info, survival, totals, versions. This module and upkeep.py only say which function a
+method runs, and whether it writes.
 
 Each part of the port has a class in one of them, to be read beside its protocol. `SqlMetadata` inherits them all,
 because the parts share one `Transactions` (connections and retries) and one geometry, and because users that need
@@ -28,6 +28,7 @@ from nos_ec.adapters.sql import (
     survival,
     totals,
     trash,
+    versions,
 )
 from nos_ec.adapters.sql.look_up import FAILURES
 from nos_ec.adapters.sql.migrate import open_checked
@@ -42,6 +43,7 @@ from nos_ec.adapters.sql.upkeep import (
     SqlRepairs,
     SqlScrubbing,
     SqlUploads,
+    SqlVersions,
 )
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError, NotFound
@@ -98,17 +100,17 @@ class _SqlObjects(SqlPart):
         if not objects:
             return []
         try:
-            return self._write(puts.record_puts, objects, now_ms, together=together)
+            return self._write_again(puts.record_puts, objects, now_ms, together=together)
         except puts.RecordedBefore:
-            return self._write(puts.record_puts, objects, now_ms, together=together, again=True)
+            return self._write_again(puts.record_puts, objects, now_ms, together=together, again=True)
 
-    def next_version(self, key: ObjectKey, now_ms: int) -> int:
+    def next_version(self, key: ObjectKey, now_ms: int, *, of_all: bool = False) -> int:
         """See the port."""
-        return self._read(objects.version_for, key, now_ms)
+        return self._read(versions.number_for if of_all else objects.version_for, key, now_ms)
 
     def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool:
         """See the port."""
-        return self._write(puts.record_large, self._bound(), new, lease, now_ms)
+        return self._write_again(puts.record_large, self._bound(), new, lease, now_ms)
 
     def set_attributes(self, row: ObjectRow, attributes: bytes) -> bool:
         """See the port."""
@@ -134,6 +136,10 @@ class _SqlObjects(SqlPart):
     def delete_many(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
         """See the port."""
         return self._write(objects.remove_listed, keys, now_ms, until_ms) if keys else []
+
+    def delete_unchanged(self, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
+        """See the port."""
+        return self._write(objects.remove_unchanged, rows, now_ms, until_ms) if rows else []
 
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
         """See the port."""
@@ -477,6 +483,7 @@ class _SqlSurvival(SqlPart):
 class SqlMetadata(
     _SqlObjects,
     _SqlTrash,
+    SqlVersions,
     SqlBuckets,
     SqlAccessKeys,
     SqlUploads,

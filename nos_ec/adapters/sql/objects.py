@@ -21,10 +21,11 @@ from sqlalchemy import (
     update,
 )
 
-from nos_ec.adapters.sql import trash
+from nos_ec.adapters.sql import retired, trash
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
 from nos_ec.adapters.sql.rows import (
+    FIRST_MARK,
     LIVE,
     OBJECT_COLUMNS,
     OBJECT_IDS,
@@ -53,7 +54,7 @@ from nos_ec.core.ids import (
 )
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object, object_sources
 from nos_ec.core.messages import NamedVersion, PackRequest
-from nos_ec.core.parts import PARTS_BUCKET, is_parts_bucket
+from nos_ec.core.tails import hidden_prefix
 from nos_ec.ports.metadata import ObjectRow, Segment
 
 _O, _S, _W = OBJECTS.c, SEGMENTS.c, WAITING.c
@@ -70,6 +71,8 @@ LOCK_IDS = looked_up(
 )
 LOCK_CURRENT = LOCK_IDS.where(_O.trashed == LIVE)
 """Follows VERSIONS_BY_KEYS. A row may have been put into the trash between the two."""
+LOCK_KEPT = LOCK_IDS.where(_O.trashed < FIRST_MARK)
+"""Current and noncurrent versions."""
 
 _PUBLISHED = advance_object(ObjectState.LANDED, ObjectEvent.PUBLISH)
 MARK_PUBLISHED = (
@@ -159,8 +162,10 @@ COMPLETE = looked_up(
     "objects_by_trash_key",
     then=WAITING,
 )
-_BEHIND_PARTS = utf8(PARTS_BUCKET) + b"\xff"
-"""Behind the buckets of parts: UTF-8 has no such byte."""
+LOOKS_MAX = 200
+"""Looks for the current version of a key: each further one means that another writer has stored one meanwhile."""
+_BEHIND = b"\xff"
+"""Behind a prefix, it is behind all names that begin with it: UTF-8 has no such byte."""
 NEXT_BUCKET = select(func.min(_O.bucket)).where(
     _O.trashed == LIVE, _O.bucket > bindparam("after_bucket", type_=_O.bucket.type)
 )
@@ -189,11 +194,18 @@ def lock_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[Objec
     The rows are locked in order of object id, as in commits, and not in order of key: a transaction that locks many
     rows in another order would be ended as a deadlock again and again. A key that is created meanwhile is not included.
     """
-    found = sorted((row[0], row[1]) for row in connection.execute(VERSIONS_BY_KEYS, key_rows(keys)))
-    if not found:
-        return {}
-    rows = [object_row(row) for row in connection.execute(LOCK_CURRENT, OBJECT_IDS.dump(found))]
-    return {row.key: row for row in rows}
+    wanted = set(keys)
+    locked: dict[ObjectKey, ObjectRow] = {}
+    for _ in range(LOOKS_MAX):
+        found = sorted((row[0], row[1]) for row in connection.execute(VERSIONS_BY_KEYS, key_rows(wanted)))
+        if not found:
+            return locked
+        rows = [object_row(row) for row in connection.execute(LOCK_CURRENT, OBJECT_IDS.dump(found))]
+        locked |= {row.key: row for row in rows}
+        if len(rows) == len(found):
+            break
+        wanted -= locked.keys()
+    return locked
 
 
 def version_for(connection: Connection, key: ObjectKey, now_ms: int) -> int:
@@ -217,7 +229,7 @@ def segments(connection: Connection, object_id: int, version: int) -> list[Segme
 
 def set_attributes(connection: Connection, row: ObjectRow, attributes: bytes) -> bool:
     """See `Metadata.set_attributes`."""
-    found = connection.execute(LOCK_CURRENT, OBJECT_IDS.dump([(row.object_id, row.version)])).first()
+    found = connection.execute(LOCK_KEPT, OBJECT_IDS.dump([(row.object_id, row.version)])).first()
     current = None if found is None else object_row(found)
     if current is None or current.version != row.version or current.attributes not in (row.attributes, attributes):
         return False
@@ -233,8 +245,11 @@ def remove(
     row = lock(connection, key)
     if row is None:
         raise NotFound(f"object {key} does not exist", key=key)
-    if condition is not None and (refusal := condition.refusal(key, row.tag)) is not None:
+    if condition is not None and (refusal := condition.refusal(key, row.tag, row.facts)) is not None:
         raise refusal
+    if row.is_of_versions:
+        retired.hide(connection, [row], now_ms, until_ms)
+        return row
     if until_ms is not None:
         trash.put_into(connection, [row], now_ms, until_ms)
         return row
@@ -249,11 +264,28 @@ def remove_listed(
     """See `Metadata.delete_many`."""
     found = lock_listed(connection, set(keys))
     rows = [found[key] for key in dict.fromkeys(keys) if key in found]
-    if rows and until_ms is not None:
-        trash.put_into(connection, rows, now_ms, until_ms)
-    elif rows:
-        trash.remove_rows(connection, rows, now_ms)
+    _remove_locked(connection, rows, now_ms, until_ms)
     return rows
+
+
+def remove_unchanged(
+    connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None
+) -> list[ObjectRow]:
+    """See `Metadata.delete_unchanged`."""
+    wanted = {row.key: (row.object_id, row.version, row.attributes) for row in rows}
+    found = lock_listed(connection, set(wanted))
+    left = [row for key, row in found.items() if wanted[key] == (row.object_id, row.version, row.attributes)]
+    _remove_locked(connection, left, now_ms, until_ms)
+    return left
+
+
+def _remove_locked(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None) -> None:
+    of_versions = [row for row in rows if row.is_of_versions]
+    if of_versions:
+        retired.hide(connection, of_versions, now_ms, until_ms)
+    plain = [row for row in rows if not row.is_of_versions] if of_versions else rows
+    if plain:
+        retired.discard(connection, plain, now_ms, until_ms)
 
 
 def list_objects(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
@@ -286,11 +318,10 @@ def list_buckets(connection: Connection, after: str, limit: int) -> list[str]:
 
 
 def _next_bucket(connection: Connection, after: bytes) -> str | None:
-    """Passes over the buckets of parts."""
+    """Passes over hidden buckets."""
     bucket: str | None = connection.execute(NEXT_BUCKET, {"after_bucket": after}).scalar()
-    if bucket is None or not is_parts_bucket(bucket):
-        return bucket
-    return _next_bucket(connection, _BEHIND_PARTS)
+    hidden = None if bucket is None else hidden_prefix(bucket)
+    return bucket if hidden is None else _next_bucket(connection, utf8(hidden) + _BEHIND)
 
 
 def oldest_landing_id(connection: Connection) -> LandingId | None:

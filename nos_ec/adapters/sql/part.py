@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import ParamSpec, TypeVar
+
 from sqlalchemy import Connection, Engine
 
 from nos_ec.adapters.sql import store_info
 from nos_ec.adapters.sql.look_up import LookUps
-from nos_ec.adapters.sql.transactions import Transactions
-from nos_ec.core.errors import ConfigError
+from nos_ec.adapters.sql.transactions import Transactions, Work
+from nos_ec.adapters.sql.versions import Overtaken
+from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.geometry import Geometry
+
+OVERTAKEN_TRIES = 20
+"""Each further one means that another transaction was committed meanwhile."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class SqlPart:
@@ -24,6 +33,16 @@ class SqlPart:
         self._read = self._transactions.read
         self._write = self._transactions.write
         self._geometry: Geometry | None = None
+
+    def _write_again(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Like `_write`, for work that others may overtake."""
+        for tries_left in reversed(range(OVERTAKEN_TRIES)):
+            try:
+                return self._write(work, *args, **kwargs)
+            except Overtaken:
+                if not tries_left:
+                    raise Transient("metadata: others changed the same object again and again; try again") from None
+        raise AssertionError("unreachable")
 
     def _bound(self) -> Geometry:
         """The store's geometry. The counters of blocks need the size of a stripe."""

@@ -15,24 +15,46 @@ the same way, because an earlier call may have recorded it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import TypeVar
 
 from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, select, update
 from sqlalchemy.exc import IntegrityError
 
-from nos_ec.adapters.sql import blocks, landing_segments, leases, objects, uploads, waiting
+from nos_ec.adapters.sql import (
+    blocks,
+    landing_segments,
+    leases,
+    objects,
+    retired,
+    tails,
+    uploads,
+    versions,
+    waiting,
+)
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
-from nos_ec.adapters.sql.rows import IDS, by_index, by_keys, delete_listed, id_rows, key_rows, require_all
+from nos_ec.adapters.sql.rows import (
+    IDS,
+    by_index,
+    by_keys,
+    delete_listed,
+    id_rows,
+    key_rows,
+    noncurrent_mark,
+    require_all,
+)
 from nos_ec.adapters.sql.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, SEGMENTS, WAITING
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
-from nos_ec.core.errors import NosError, Transient
+from nos_ec.core.errors import InvalidInput, NosError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, segment_of
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
-from nos_ec.ports.metadata import Lease, NewLargeObject, NewObject, ObjectRow
+from nos_ec.core.versions import Versioning, as_null_version
+from nos_ec.ports.metadata import Lease, NewLargeObject, NewObject, ObjectRow, TailOf
 
 _O, _D, _W = OBJECTS.c, LANDING_DELETIONS.c, WAITING.c
 _LANDED, _LARGE, _EMPTY = (
@@ -197,10 +219,11 @@ def _record_turn(
     refused |= _take_steps(connection, [one for one in new if one.key not in answered | refused], now_ms)
     _require_not_recorded(connection, [one.landing_id for one in new if one.key in refused], in_time)
     answered |= refused
-    fresh = [one for one in new if one.key not in answered]
-    release(connection, [current[one.key] for one in fresh if one.key in current], now_ms)
-    rows = _overwrite(connection, [one for one in fresh if one.key in current], current, now_ms)
-    rows |= _insert(connection, [one for one in fresh if one.key not in current], now_ms)
+    fresh = [_beside_others(one, current.get(one.key)) for one in new if one.key not in answered]
+    over, beside = _divided(fresh, current)
+    release(connection, [current[one.key] for one in over], now_ms)
+    rows = _overwrite(connection, over, current, now_ms)
+    rows |= _insert_beside(connection, beside, current, now_ms)
     _claim(connection, [one.landing_id for one in fresh if one.landing_id is not None])
     _require_first(connection, [one.landing_id for one in fresh if one.landing_id is not None], in_time)
     try:
@@ -210,6 +233,46 @@ def _record_turn(
             raise RecordedBefore from error
         raise Transient("metadata: PUTs were recorded by another call meanwhile; try again") from error
     return {**rows, **answered}
+
+
+_NewT = TypeVar("_NewT", NewObject, NewLargeObject)
+
+
+def _beside_others(new: _NewT, current: ObjectRow | None) -> _NewT:
+    """With the attribute of a null version, if its PUT does not know that its key has versions. If there is no room for
+    it, a later DELETE that does not know it either may show an older version."""
+    if new.versioning is None and current is not None and current.is_of_versions:
+        with suppress(InvalidInput):
+            return replace(new, attributes=as_null_version(new.attributes))
+    return new
+
+
+def _divided(
+    new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]
+) -> tuple[list[NewObject], list[NewObject]]:
+    """Those that take over the row of what they overwrite, and those that get a row of their own."""
+    over: list[NewObject] = []
+    beside: list[NewObject] = []
+    for one in new:
+        row = current.get(one.key)
+        (beside if row is None or retired.stays(row, one.versioning) else over).append(one)
+    return over, beside
+
+
+def _insert_beside(
+    connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow], now_ms: int
+) -> dict[ObjectKey, ObjectRow]:
+    """Add rows for these objects. What was current of their keys, and is locked, becomes noncurrent."""
+    gone = [current[one.key] for one in new if one.key in current]
+    retired.retire(connection, gone)
+    unlocked = [one.key for one in new if one.versioning is not None and one.key not in current]
+    newest = retired.newest_versions(connection, unlocked) | {row.key: row.version for row in gone}
+    enabled = Versioning.ENABLED
+    replacing = [one.key for one in new if one.versioning is not enabled and (one.versioning or one.key in current)]
+    retired.remove_nulls(connection, replacing, now_ms)
+    rows = _insert(connection, new, newest, now_ms)
+    versions.raise_if_newer(connection, {key: rows[key].version for key in unlocked})
+    return rows
 
 
 def _refused(new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]) -> dict[ObjectKey, NosError]:
@@ -225,8 +288,10 @@ def _refused(new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]) -
 
 
 def _take_steps(connection: Connection, new: Sequence[NewObject], now_ms: int) -> dict[ObjectKey, NosError]:
-    """Take the steps of uploads. Returns why some objects are not to be recorded."""
-    return uploads.take_steps(connection, [(one.key, one.step) for one in new if one.step is not None], now_ms)
+    """Take the steps of uploads, and look at the blocks of tails. Returns why some objects are not to be recorded."""
+    steps = [(one.key, one.step) for one in new if one.step is not None and not isinstance(one.step, TailOf)]
+    refused = uploads.take_steps(connection, steps, now_ms)
+    return refused | tails.refused(connection, [(one.key, one.step) for one in new if isinstance(one.step, TailOf)])
 
 
 def _require_not_recorded(connection: Connection, landing_ids: Sequence[LandingId | None], in_time: _InTime) -> None:
@@ -303,18 +368,20 @@ def _overwrite(
     return {row.key: row for row in rows}
 
 
-def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> dict[ObjectKey, ObjectRow]:
-    """Add rows for these objects, whose keys have none. Returns the rows."""
+def _insert(
+    connection: Connection, new: Sequence[NewObject], newest: Mapping[ObjectKey, int], now_ms: int
+) -> dict[ObjectKey, ObjectRow]:
+    """Add rows for these objects, whose keys have no current ones. newest: other versions of them. Returns the rows."""
     if not new:
         return {}
-    version = objects.next_version(None, now_ms)
+    numbers = {one.key: objects.next_version(newest.get(one.key), now_ms) for one in new}
     attributed = any(one.attributes for one in new)
     # One multi-row INSERT of literal rows, in key order: INSERT ... SELECT would hold MySQL's auto-increment lock.
     listed = [
         {
             "bucket": one.key.bucket,
             "name": one.key.name,
-            "version": version,
+            "version": numbers[one.key],
             "size": one.size,
             "crc32c": one.crc32c,
             "md5": one.md5,
@@ -332,7 +399,7 @@ def _insert(connection: Connection, new: Sequence[NewObject], now_ms: int) -> di
         made = connection.execute(IDS_BY_KEYS, key_rows(one.key for one in new)).all()
     require_all(len(made), len(new), "objects")
     ids = {(bucket, name): object_id for object_id, bucket, name in made}
-    return {one.key: _landed(one, ids[one.key.bucket, one.key.name], version, now_ms) for one in new}
+    return {one.key: _landed(one, ids[one.key.bucket, one.key.name], numbers[one.key], now_ms) for one in new}
 
 
 def _claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
@@ -368,19 +435,43 @@ def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject
     current = objects.lock(connection, new.key)
     if current is not None and _is_recorded(connection, current, new):
         return True
+    beside = versions.of_number(connection, new.key, new.version) if new.versioning is not None else None
+    if beside is not None and _is_recorded(connection, beside, new):
+        return True
     leases.require(connection, lease)
-    wins = (current is None or current.version < new.version) and not _refused_large(new, current)
+    newest = _newest(connection, new, current)
+    is_below = new.versioning is Versioning.ENABLED and newest > new.version and new.condition is None
+    wins = is_below or newest < new.version or (current is None and new.versioning is not Versioning.ENABLED)
+    wins = wins and beside is None and not _refused_large(new, current)
     if wins and new.step is not None:
         wins = not uploads.take_steps(connection, [(new.key, new.step)], now_ms)
     if not blocks.seal_large(connection, geometry, new, lease, now_ms, live=wins):
         return False
     if not wins:
         return False
-    if current is not None:
+    new = _beside_others(new, current)
+    stays = current is not None and retired.stays(current, new.versioning)
+    if current is not None and stays and not is_below:
+        retired.retire(connection, [current])
+    elif current is not None and not stays:
         release(connection, [current], now_ms)
-    object_id = _put_large_row(connection, current, new, now_ms)
+    if new.versioning is Versioning.SUSPENDED or (stays and new.versioning is None):
+        retired.remove_nulls(connection, [new.key], now_ms)
+    over = None if stays or is_below else current
+    object_id = _put_large_row(connection, over, new, now_ms, is_below=is_below)
     connection.execute(insert(SEGMENTS), _segment_rows(object_id, new))
+    if is_below:
+        retired.retire_large(connection, new, object_id, now_ms)
+    elif current is None and new.versioning is Versioning.ENABLED:
+        versions.raise_if_newer(connection, {new.key: new.version})
     return True
+
+
+def _newest(connection: Connection, new: NewLargeObject, current: ObjectRow | None) -> int:
+    """The newest version of its key, or 0; a marker counts only for a bucket with versions."""
+    if current is not None:
+        return current.version
+    return 0 if new.versioning is None else retired.newest_versions(connection, [new.key]).get(new.key, 0)
 
 
 def _refused_large(new: NewLargeObject, current: ObjectRow | None) -> bool:
@@ -392,8 +483,8 @@ def _refused_large(new: NewLargeObject, current: ObjectRow | None) -> bool:
 def _check_large(new: NewLargeObject, geometry: Geometry) -> None:
     if not new.segments or len(new.segments) != len(new.block_stripes):
         raise ValueError(f"object {new.key}: {len(new.segments)} segments and {len(new.block_stripes)} blocks")
-    if sum(segment.extent.length for segment in new.segments) != new.size:
-        raise ValueError(f"object {new.key}: its segments do not sum to its {new.size} bytes")
+    if sum(segment.extent.length for segment in new.segments) + new.tail_bytes != new.size or new.tail_bytes < 0:
+        raise ValueError(f"object {new.key}: its segments and its tail do not sum to its {new.size} bytes")
     for segment, stripes in zip(new.segments, new.block_stripes, strict=True):
         if segment.extent.offset + segment.extent.length > stripes * geometry.stripe_size:
             raise ValueError(f"object {new.key}: a segment is longer than its block of {stripes} stripes")
@@ -405,8 +496,11 @@ def _is_recorded(connection: Connection, current: ObjectRow, new: NewLargeObject
     return objects.segments(connection, current.object_id, current.version) == list(new.segments)
 
 
-def _put_large_row(connection: Connection, current: ObjectRow | None, new: NewLargeObject, now_ms: int) -> int:
-    values = {
+def _put_large_row(
+    connection: Connection, current: ObjectRow | None, new: NewLargeObject, now_ms: int, *, is_below: bool
+) -> int:
+    """is_below: it is never current. Its mark is then unique among those of its key, and not yet the one to stay."""
+    values: dict[str, object] = {
         "version": new.version,
         "size": new.size,
         "crc32c": new.crc32c,
@@ -421,7 +515,9 @@ def _put_large_row(connection: Connection, current: ObjectRow | None, new: NewLa
     if current is not None:
         connection.execute(update(OBJECTS).where(_O.object_id == current.object_id).values(values))
         return current.object_id
-    key = {"bucket": new.key.bucket, "name": new.key.name}
+    key: dict[str, object] = {"bucket": new.key.bucket, "name": new.key.name}
+    if is_below:
+        key["trashed"] = noncurrent_mark(new.version)
     made = connection.execute(insert(OBJECTS).values(key | values)).inserted_primary_key
     assert made is not None
     return int(made[0])

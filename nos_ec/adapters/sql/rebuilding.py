@@ -8,6 +8,7 @@ latest time and the version, with which the index of keys finds them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Column, Connection, Table, and_, delete, exists, func, insert, select, update
@@ -39,6 +40,7 @@ from nos_ec.adapters.sql.schema import (
     SEGMENTS,
     STORE_INFO,
     TRASHED_BYTES,
+    VERSIONS,
     WAITING,
     utf8,
 )
@@ -68,6 +70,7 @@ _MARKS = JsonRows("settled", object_id=0, mark=TRASHED_BYTES)
 _SETTLE = (
     UpdateListed(OBJECTS).where(_O.object_id == _MARKS["object_id"], _O.trashed != LIVE).values(trashed=_MARKS["mark"])
 )
+_SET_ASIDE = UpdateListed(OBJECTS).where(_O.object_id == _MARKS["object_id"]).values(trashed=_MARKS["mark"])
 _LANDED = looked_up(select(_W.landing_id).join_from(IDS.table, WAITING, _W.landing_id == IDS["id"]), WAITING)
 
 
@@ -79,7 +82,7 @@ def state(connection: Connection) -> str | None:
 
 def begin(connection: Connection, begun: str) -> None:
     """See `Rebuilding.begin_rebuild`."""
-    for table in (OBJECTS, BLOCKS, WAITING, LANDING_DELETIONS, LANDING_SEGMENTS, BUCKETS, ACCESS_KEYS):
+    for table in (OBJECTS, BLOCKS, WAITING, LANDING_DELETIONS, LANDING_SEGMENTS, BUCKETS, ACCESS_KEYS, VERSIONS):
         if connection.execute(select(exists().select_from(table))).scalar():
             raise Conflict(
                 f"the database has rows in {table.name}, and no rebuild has begun in it: give an empty database"
@@ -95,12 +98,22 @@ def _write_state(connection: Connection, now: str) -> None:
 def load(connection: Connection, objects: Sequence[Rebuilt], deletions: Sequence[QueueEntry], now: str) -> None:
     """See `Rebuilding.load`."""
     current: dict[ObjectKey, Rebuilt] = {}
-    for one in objects:
-        known = current.get(one.row.key)
-        if one.row.trash_until_ms is None and (known is None or known.row.version <= one.row.version):
-            current[one.row.key] = one
-    _delete(connection, list(rows_of(connection, current.keys()).values()))
     named = {_named(one.row): one for one in objects if one.row.trash_until_ms is not None}
+    for one in objects:
+        if one.row.trash_until_ms is not None:
+            continue
+        known = current.get(one.row.key)
+        if known is None or known.row.version <= one.row.version:
+            current[one.row.key] = one
+        older = known if known is None or known.row.version <= one.row.version else one
+        if older is not None and _are_versions(older.row, current[one.row.key].row):
+            named[_named(older.row)] = replace(older, row=replace(older.row, trash_until_ms=0))
+    before = rows_of(connection, current.keys())
+    kept = [row for key, row in before.items() if _are_versions(row, current[key].row)]
+    if kept:
+        connection.execute(_SET_ASIDE, _MARKS.dump(sorted((row.object_id, _unsettled(row.version)) for row in kept)))
+    kept_ids = {row.object_id for row in kept}
+    _delete(connection, [row for row in before.values() if row.object_id not in kept_ids])
     _delete(connection, list(trash_of(connection, named.keys()).values()))
     objects = [*current.values(), *named.values()]
     _insert(connection, objects, 0)
@@ -108,6 +121,11 @@ def load(connection: Connection, objects: Sequence[Rebuilt], deletions: Sequence
     landed = _landed(connection, deletions)
     _queue(connection, [entry for entry in deletions if entry.landing_id not in landed])
     _write_state(connection, now)
+
+
+def _are_versions(older: ObjectRow, newer: ObjectRow) -> bool:
+    """Whether both are versions of a key, of which the older one stays."""
+    return older.object_id != newer.object_id and (older.is_of_versions or newer.is_of_versions)
 
 
 def rows_of(connection: Connection, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:

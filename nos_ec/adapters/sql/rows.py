@@ -71,6 +71,9 @@ BLOCK_COLUMNS: list[Column[Any]] = [
 LIVE = b""
 """What `trashed` of a current version is."""
 
+FIRST_MARK = b"\0\0\0\0\0\1"
+"""Before all marks of the trash, and behind those of current and noncurrent versions."""
+
 UNTIL_BYTES = 6
 _ID_BYTES = 8
 _MS_BYTES = TRASHED_BYTES - UNTIL_BYTES - _ID_BYTES
@@ -129,10 +132,12 @@ def object_row(row: Sequence[Any], due_ms: int | None = None) -> ObjectRow:
 
 
 def marked_row(row: Sequence[Any]) -> ObjectRow:
-    """The ObjectRow of a row selected as TRASH_COLUMNS, with its times in the trash."""
+    """The ObjectRow of a row selected as TRASH_COLUMNS, with its times in the trash, or marked as noncurrent."""
     found, mark = object_row(row[:-1]), row[-1]
     if not mark:
         return found
+    if mark < FIRST_MARK:
+        return replace(found, is_noncurrent=True)
     until_ms, trashed_ms = int.from_bytes(mark[:UNTIL_BYTES]), int.from_bytes(mark[-_MS_BYTES:])
     return replace(found, trash_until_ms=until_ms, trashed_ms=trashed_ms)
 
@@ -140,6 +145,11 @@ def marked_row(row: Sequence[Any]) -> ObjectRow:
 def trash_mark(until_ms: int, object_id: int, trashed_ms: int) -> bytes:
     """What `trashed` of a row in the trash is (trash.py)."""
     return trash_place(until_ms, object_id) + max(trashed_ms, 0).to_bytes(_MS_BYTES)
+
+
+def noncurrent_mark(object_id: int) -> bytes:
+    """What `trashed` of a noncurrent version is: until 0, which no mark of the trash has."""
+    return bytes(UNTIL_BYTES) + object_id.to_bytes(_ID_BYTES)
 
 
 def trash_place(until_ms: int, object_id: int) -> bytes:

@@ -249,7 +249,8 @@ OBJECTS = _table(
 """Current versions, and deleted ones in the trash. An overwrite keeps the row and its object_id; an object_id is never
 used twice.
 
-trashed: empty for a current version; otherwise until when the trash keeps it, its object_id, and when it was deleted
+trashed: empty for a current version; for a noncurrent one six zeros and its object_id
+(retired.py, docs/adr/0034); otherwise until when the trash keeps it, its object_id, and when it was deleted
 (trash.py, docs/adr/0028). So keys are unique among current versions, and the trash lies in the index in the order of
 its times.
 """
@@ -416,6 +417,22 @@ UPLOADS = _table(
     Index("uploads_by_time", "state", "since_ms", "upload_id"),
 )
 """Multipart uploads, from their beginning until their last part is deleted (docs/adr/0032). The parts are objects."""
+
+VERSIONS = _table(
+    "versions",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    Column("name", Utf8(NAME_BYTES_MAX), primary_key=True),
+    Column("age_rank", BigInteger, primary_key=True, autoincrement=False),
+    _bigint("object_id", nullable=True),
+    Column("is_null", SmallInteger, nullable=False),
+    _bigint("created_ms"),
+    Index("versions_by_null", "is_null", "bucket", "name", sqlite_where=text("is_null = 1")),
+)
+"""Noncurrent versions, and delete markers, the newest of each key first (docs/adr/0034).
+
+age_rank: VERSION_MAX less the version. object_id: the row of the version; NULL for a delete marker. is_null: 1 for the
+null version of the key.
+"""
 
 SURVIVAL = _table(
     "survival",

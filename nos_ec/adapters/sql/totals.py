@@ -11,14 +11,15 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, cast, delete, func, insert, select, update
+from sqlalchemy import BigInteger, Connection, LargeBinary, cast, delete, func, insert, literal, select, update
 
 from nos_ec.adapters.sql import leases
 from nos_ec.adapters.sql.notes import deleted_bytes
-from nos_ec.adapters.sql.rows import LIVE, by_index
-from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, STORED_TOTALS, WAITING
+from nos_ec.adapters.sql.rows import FIRST_MARK, LIVE, by_index
+from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, STORED_TOTALS, WAITING, utf8
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.slots import LEASE_PREFIX
+from nos_ec.core.tails import TAILS_BUCKET
 from nos_ec.ports.metadata import StoredTotals, Totals
 
 _B, _O, _T, _W = BLOCKS.c, OBJECTS.c, STORED_TOTALS.c, WAITING.c
@@ -32,15 +33,16 @@ def totals(connection: Connection) -> Totals:
     landed, deleted = _landed_sums(connection), deleted_bytes(connection)
     written = {kind: sum(row.live_bytes + row.dead_bytes for row in blocks if row.kind is kind) for kind in BlockKind}
     trash_objects, trash_bytes = connection.execute(_TRASH_SUMS).one()
+    tails, tail_bytes = connection.execute(_PACKED_TAILS).one()
     return Totals(
         blocks={(row.kind, row.state): row.blocks for row in blocks},
         stripes=sum(row.stripes for row in blocks),
         live_bytes=sum(row.live_bytes for row in blocks),
         dead_bytes=sum(row.dead_bytes for row in blocks),
         overhead_bytes=sum(row.overhead_bytes for row in blocks),
-        packed_objects=sum(row.live_objects for row in blocks if row.kind is not BlockKind.LARGE),
+        packed_objects=sum(row.live_objects for row in blocks if row.kind is not BlockKind.LARGE) - tails,
         large_objects=connection.execute(_LARGE_OBJECTS).scalar_one(),
-        large_bytes=sum(row.live_bytes for row in blocks if row.kind is BlockKind.LARGE),
+        large_bytes=sum(row.live_bytes for row in blocks if row.kind is BlockKind.LARGE) + (tail_bytes or 0),
         landed_objects=landed[ObjectState.LANDED].objects,
         landed_bytes=landed[ObjectState.LANDED].bytes,
         queued_objects=landed[ObjectState.QUEUED].objects,
@@ -87,8 +89,15 @@ _BLOCK_SUMS = select(
 ).group_by(_B.kind, _B.state)
 # Reads as many rows as large objects have blocks, which is no more work than the sums over blocks.
 _LARGE_OBJECTS = select(func.count()).where(SEGMENTS.c.part == 0)
+# Reads a row for each large object that has a tail.
+_PACKED_TAILS = by_index(select(func.count(), _sum(_O.size, "bytes")), OBJECTS, "objects_by_trash_key").where(
+    _O.trashed == LIVE,
+    _O.bucket >= literal(utf8(TAILS_BUCKET), LargeBinary),
+    _O.bucket < literal(utf8(TAILS_BUCKET) + b"\xff", LargeBinary),
+    _O.state == ObjectState.PACKED,
+)
 _TRASH_SUMS = by_index(select(func.count(), _sum(_O.size, "bytes")), OBJECTS, "objects_by_trash_key").where(
-    _O.trashed > LIVE
+    _O.trashed >= FIRST_MARK
 )
 _LANDED_SUMS = select(_W.state, func.count(), _sum(_W.size, "bytes")).group_by(_W.state)
 

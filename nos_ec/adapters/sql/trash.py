@@ -1,8 +1,8 @@
 """The trash: rows of deleted versions, marked in the column `trashed` (docs/adr/0028).
 
 A mark is until_ms (6 bytes), object_id (8 bytes) and the time of the deletion (6 bytes), all big-endian: so the index
-objects_by_trash_key has the trash in the order of its times, behind all current versions, whose marks are empty. The
-rows of one statement are locked in order of object id, as in commits.
+objects_by_trash_key has the trash in the order of its times, behind all current versions, whose marks are empty, and
+noncurrent ones, whose until_ms is 0. The rows of one statement are locked in order of object id, as in commits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Select, bindparam, func, select
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
 from nos_ec.adapters.sql.rows import (
+    FIRST_MARK,
     LIVE,
     OBJECT_IDS,
     TRASH_COLUMNS,
@@ -38,8 +39,7 @@ _O = OBJECTS.c
 _INDEX = "objects_by_trash_key"
 _END = b"\xff" * TRASHED_BYTES
 """Behind all marks."""
-_LEAST = b"\0"
-"""Before all marks, and behind the empty one."""
+_LEAST = FIRST_MARK
 _MARKS = JsonRows("marks", object_id=0, mark=TRASHED_BYTES)
 
 PUT_INTO = UpdateListed(OBJECTS).where(_O.object_id == _MARKS["object_id"]).values(trashed=_MARKS["mark"])

@@ -1,9 +1,10 @@
 """The parts of the port that gateways and operators' commands use, method by method, each one transaction: buckets,
-access keys, uploads, inspection, repairs, explanations, scrubbing, rebuilding. metadata.py has the others.
+access keys, uploads, versions, inspection, repairs, explanations, scrubbing, rebuilding. metadata.py has the others.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 
 from nos_ec.adapters.sql import (
@@ -16,21 +17,26 @@ from nos_ec.adapters.sql import (
     repairs,
     scrubbing,
     uploads,
+    versions,
 )
 from nos_ec.adapters.sql.part import SqlPart
+from nos_ec.core.errors import NosError
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
 from nos_ec.core.parts import UploadId
 from nos_ec.core.reclaim import BlockAccount
 from nos_ec.ports.metadata import (
     AccessKey,
+    AddMarker,
     BlockFacts,
     BlockRow,
     BucketRecord,
     BucketRow,
     CannedAcl,
+    DeleteVersion,
     DocumentKind,
     KeyState,
+    MarkerRow,
     ObjectFacts,
     ObjectRow,
     QueueEntry,
@@ -40,6 +46,8 @@ from nos_ec.ports.metadata import (
     Segment,
     SegmentRow,
     UploadRow,
+    VersionEntry,
+    VersionPage,
     WaitingRow,
 )
 
@@ -63,9 +71,9 @@ class SqlBuckets(SqlPart):
         """See the port."""
         return self._read(buckets.owned, owner, after, limit)
 
-    def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int) -> bool:
+    def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None = None) -> bool:
         """See the port."""
-        return self._write(buckets.set_acl, name, acl, now_ms)
+        return self._write(buckets.set_acl, name, acl, now_ms, grants)
 
     def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
         """See the port."""
@@ -74,6 +82,10 @@ class SqlBuckets(SqlPart):
     def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
         """See the port."""
         return self._write(buckets.set_document, name, kind, body, now_ms)
+
+    def documents_of(self, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
+        """See the port."""
+        return self._read(buckets.documents_of, kind, after, limit)
 
     def grant(self, name: str, account: str, rights: Rights, now_ms: int) -> bool:
         """See the port."""
@@ -164,6 +176,65 @@ class SqlUploads(SqlPart):
         """See the port."""
         if rows:
             self._write(uploads.restore, rows)
+
+
+class SqlVersions(SqlPart):
+    """`Versions` of the port."""
+
+    def version(self, key: ObjectKey, version: int | None) -> VersionEntry:
+        """See the port."""
+        return self._read(versions.find, key, version)
+
+    def latest_marker(self, key: ObjectKey) -> VersionEntry | None:
+        """See the port."""
+        return self._read(versions.latest_marker, key)
+
+    def same_version(self, row: ObjectRow) -> ObjectRow | None:
+        """See the port."""
+        return self._read(versions.same, row)
+
+    def list_versions(
+        self, bucket: str, prefix: str, delimiter: str, after: tuple[str, int | None], limit: int, budget_ms: int
+    ) -> VersionPage:
+        """See the port."""
+        end_s = time.monotonic() + budget_ms / 1000
+        return self._read(
+            versions.list_versions, bucket, prefix, delimiter, after, limit, lambda: time.monotonic() >= end_s
+        )
+
+    def delete_versions(
+        self, deletions: Sequence[DeleteVersion | AddMarker], now_ms: int, until_ms: int | None = None
+    ) -> list[VersionEntry | NosError | None]:
+        """See the port."""
+        return self._write_again(versions.delete_all, deletions, now_ms, until_ms) if deletions else []
+
+    def markers_after(self, after: tuple[ObjectKey, int] | None, limit: int) -> list[MarkerRow]:
+        """See the port."""
+        return self._read(versions.markers, after, limit)
+
+    def restore_markers(self, rows: Sequence[MarkerRow]) -> None:
+        """See the port."""
+        if rows:
+            self._write(versions.restore_markers, rows)
+
+    def settle_versions(self, rows: Sequence[ObjectRow]) -> None:
+        """See the port."""
+        if rows:
+            self._write(versions.settle, rows)
+
+    def order_versions(self, keys: Sequence[ObjectKey]) -> None:
+        """See the port."""
+        self._write_again(versions.order, keys)
+
+    def listed_as_noncurrent(self, rows: Sequence[ObjectRow]) -> frozenset[int]:
+        """See the port."""
+        return self._read(versions.listed, rows) if rows else frozenset()
+
+    def noncurrent_after(
+        self, after: tuple[ObjectKey, int] | None, limit: int
+    ) -> list[tuple[ObjectKey, int, int | None]]:
+        """See the port."""
+        return self._read(versions.page, after, limit)
 
 
 class SqlInspection(SqlPart):

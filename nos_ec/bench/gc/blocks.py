@@ -117,34 +117,64 @@ class Blocks:
             self._fill_stream(living, now, half_life / log(2), u_min, rng)
 
     def _fill_stream(self, oldest_first: list[int], now: float, mean: float, u_min: float, rng: random.Random) -> None:
-        capacity = self._options.block_bytes
-        blocks = max(1, round(len(oldest_first) * amplification_at(u_min) / capacity))
+        capacity, size = self._options.block_bytes, self._objects.size
+        shared: list[int] = []
+        for number in oldest_first:
+            if self._is_large(size[number]):
+                self._first_block([number], size[number], now)
+            else:
+                shared.append(number)
+        live = sum(size[number] for number in shared)
+        blocks = max(1, round(live * amplification_at(u_min) / capacity))
         eligible: list[int] = []
         begun = 0
         for n in range(blocks):
             share = u_min ** (1 - (n + 0.5) / blocks)
             age = -log(share) * mean
-            while begun < len(oldest_first) and now - self._objects.born[oldest_first[begun]] >= age:
-                eligible.append(oldest_first[begun])
+            while begun < len(shared) and now - self._objects.born[shared[begun]] >= age:
+                eligible.append(shared[begun])
                 begun += 1
-            taken = [_take(eligible, rng) for _ in range(min(round(share * capacity), len(eligible)))]
+            taken = self._take(eligible, round(share * capacity), rng)
             if taken:
                 self._first_block(taken, capacity, now - age)
-        left = eligible + oldest_first[begun:]
-        for first in range(0, len(left), capacity):
-            some = left[first : first + capacity]
-            self._first_block(some, len(some), now)
+        left = eligible + shared[begun:]
+        while left:
+            some = self._head(left, capacity)
+            del left[: len(some)]
+            self._first_block(some, 0, now)
+
+    def _take(self, numbers: list[int], room: int, rng: random.Random) -> list[int]:
+        """Remove some of the numbers at random: until as many bytes are taken as there is room for, or none is left."""
+        taken: list[int] = []
+        while numbers and room > 0:
+            taken.append(_take(numbers, rng))
+            room -= self._objects.size[taken[-1]]
+        return taken
+
+    def _head(self, numbers: list[int], room: int) -> list[int]:
+        """The first of the numbers, at least one, for which there is room."""
+        count = 0
+        while count < len(numbers) and (not count or self._objects.size[numbers[count]] <= room):
+            room -= self._objects.size[numbers[count]]
+            count += 1
+        return numbers[:count]
 
     def _first_block(self, members: list[int], filled: int, sealed_at: float) -> None:
+        """filled: at least so many bytes are in it, dead ones included."""
         block = self._new()
         self._members[block] += members
+        live = 0
         for number in members:
             self._block_of[number] = block
-        self._live[block] = len(members)
-        self._filled[block] = filled
-        self._live_bytes += len(members)
-        self._stored_bytes += filled
+            live += self._objects.size[number]
+        self._live[block] = live
+        self._filled[block] = max(filled, live)
+        self._live_bytes += live
+        self._stored_bytes += self._filled[block]
         self._sealed_at[block] = sealed_at
+
+    def _is_large(self, size: int) -> bool:
+        return self._options.large_bytes is not None and size > self._options.large_bytes
 
     def _to_pack(self, number: int, now: float, lifetimes: Lifetimes) -> ToPack[int]:
         objects = self._objects
@@ -166,6 +196,9 @@ class Blocks:
 
     def _append(self, opened: list[int], stream: int, number: int, now: float) -> int:
         size, capacity = self._objects.size[number], self._options.block_bytes
+        if self._is_large(size):
+            self._first_block([number], size, now)
+            return size
         block = opened[stream]
         if block != _NOWHERE and self._filled[block] + size > capacity:
             self._seal(block, now)

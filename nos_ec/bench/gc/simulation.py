@@ -26,9 +26,14 @@ from nos_ec.core.gc_policy import Behind, GcPolicy, SpaceTarget, Threshold
 from nos_ec.core.lifetimes import STREAM_CUTS_DAYS, STREAMS
 
 PERIODS = 10
+BLOCKS_MIN = 10
 _CYCLE_BLOCKS = 8
 """Blocks of arrivals between the cycles of a policy without a target, for which each cycle looks at all blocks."""
 _START_AMPLIFICATION = 1.5
+_TICKS_PER_MIN_AGE = 16
+"""Time goes on in ticks. Objects leave the landing store at the next one, so ticks must be short beside the delay."""
+_MIN_AGE_DAYS_MIN = 0.02
+"""A shorter delay is taken for this one, half an hour: ticks have a least length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +41,18 @@ class GcOptions:
     """How the simulated store is run.
 
     blocks: live bytes / block size, in equilibrium (in a growing store, when measuring begins). block_bytes: the size
-    of a block; objects of a workload count 1. min_age_days: how long objects stay in the landing store before they are
-    packed. sort_window_blocks: how many blocks of arrivals are packed in order; 0 packs them as they arrive.
-    sort_survivors: whether those of a cycle are. hints: whether expiry is known from lifecycle rules. days: None for
-    those of the workload.
+    of a block; objects of a workload count 1, those of events their bytes. large_bytes: larger objects have a block of
+    their own, which GC does not rewrite; None: all share blocks. min_age_days: how long objects stay in the landing
+    store before they are packed. sort_window_blocks: how many blocks of arrivals are packed in order; 0 packs them as
+    they arrive. sort_survivors: whether those of a cycle are. hints: whether expiry is known from lifecycle rules.
+    days: None for those of the workload.
     """
 
     policy: GcPolicy = field(default_factory=SpaceTarget)
     streams: int = STREAMS
     blocks: int = 2000
     block_bytes: int = 128
+    large_bytes: int | None = None
     min_age_days: float = 0.0
     sort_window_blocks: int = 0
     sort_survivors: bool = True
@@ -56,8 +63,10 @@ class GcOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.streams <= len(STREAM_CUTS_DAYS):
             raise InvalidInput(f"{self.streams} streams; give 1 to {len(STREAM_CUTS_DAYS)}")
-        if self.blocks < 10 or self.block_bytes < 1 or self.min_age_days < 0 or self.sort_window_blocks < 0:
-            raise InvalidInput("give at least 10 blocks, with room for 1 object, and no negative delay or window")
+        if self.blocks < BLOCKS_MIN or self.block_bytes < 1 or self.min_age_days < 0 or self.sort_window_blocks < 0:
+            raise InvalidInput(
+                f"give at least {BLOCKS_MIN} blocks, with room for 1 object, and no negative delay or window"
+            )
         if self.days is not None and self.days <= 0:
             raise InvalidInput(f"{self.days} days are too few")
 
@@ -75,11 +84,13 @@ class Period:
 @dataclass(frozen=True, slots=True)
 class GcResult:
     """The figures of one run; see the module. cycles: those that chose victims; behind: how many of them did not reach
-    the target, by reason. never_packed: share of the user bytes that died in the landing store."""
+    the target, by reason. never_packed: share of the user bytes that died in the landing store. landing_ratio: bytes in
+    the landing store per live byte in blocks; the mean, one copy of each, with what has died there since it landed."""
 
     space_amplification: float
     write_amplification: float
     never_packed: float
+    landing_ratio: float
     live_blocks: float
     blocks_stored: int
     user_bytes: int
@@ -99,6 +110,7 @@ class _Sums:
     copied: int = 0
     amplification: float = 0.0
     live: int = 0
+    landed: int = 0
     looks: int = 0
 
     def since(self, other: _Sums) -> _Sums:
@@ -108,6 +120,7 @@ class _Sums:
             self.copied - other.copied,
             self.amplification - other.amplification,
             self.live - other.live,
+            self.landed - other.landed,
             self.looks - other.looks,
         )
 
@@ -140,18 +153,21 @@ class _Run:
         self._options = options
         self._objects = Objects()
         self._dead = bytearray()
-        self._rate = options.blocks * options.block_bytes / workload.mean_days
+        self._rate = workload.bytes_per_day or options.blocks * options.block_bytes / workload.mean_days
         days = options.days or workload.days
         self._start = workload.history_days
         self._end = workload.history_days + days
         self._measured_days = workload.measured_days * days / workload.days
         self._measured_from = self._end - self._measured_days
         self._tick_days = options.block_bytes / self._rate_at(self._end)
+        if options.min_age_days:
+            self._tick_days = min(self._tick_days, max(options.min_age_days, _MIN_AGE_DAYS_MIN) / _TICKS_PER_MIN_AGE)
         self._ticks = ceil(self._end / self._tick_days)
         self._deaths: list[list[int]] = [[] for _ in range(self._ticks)]
         self._landed: list[int] = []
+        self._landed_bytes = 0
         self._blocks = Blocks(self._objects, self._dead, options)
-        self._lifetimes = Watch(self._objects, self._dead)
+        self._lifetimes = Watch(self._objects, self._dead, workload.survival())
         self._sums = _Sums()
         self._periods: list[Period] = []
         self._looks = 0
@@ -166,15 +182,12 @@ class _Run:
         period_days = (self._end - self._start) / PERIODS
         at_period, at_measured = self._sums.copy(), self._sums.copy()
         looked_at = 0
-        arrivals = 0.0
         for tick in range(self._ticks):
             begins = tick * self._tick_days
             ends = begins + self._tick_days
             if begins >= self._start > begins - self._tick_days:
                 self._fill_first_blocks(begins)
-            arrivals += self._rate_at(begins) * self._tick_days
-            self._arrive(tick, int(arrivals), begins)
-            arrivals -= int(arrivals)
+            self._arrive(tick, begins)
             self._die(tick)
             if begins >= self._start and self._sums.user - looked_at >= self._options.block_bytes:
                 looked_at = self._sums.user
@@ -192,17 +205,16 @@ class _Run:
         growth = self._workload.growth
         return self._rate * exp(growth * (day - self._measured_from)) if growth else self._rate
 
-    def _arrive(self, tick: int, count: int, begins: float) -> None:
+    def _arrive(self, tick: int, begins: float) -> None:
         """Let objects arrive, and pack what has landed long enough ago."""
-        objects, draw = self._objects, self._workload.draw
+        objects = self._objects
         first = len(objects)
-        for number in range(count):
-            born = begins + self._tick_days * (number + 0.5) / count
-            objects.add(born, draw(born))
+        self._workload.arrive(objects, begins, self._tick_days, self._rate_at(begins))
         self._born(first, tick)
         if begins < self._start:
             return
         self._landed.extend(range(first, len(objects)))
+        self._landed_bytes += sum(objects.size[first:])
         self._pack_landed(begins)
 
     def _pack_landed(self, now: float) -> None:
@@ -219,7 +231,9 @@ class _Run:
         leaving = landed[:old]
         del landed[:old]
         size = self._objects.size
-        self._sums.user += sum(size[number] for number in leaving)
+        left = sum(size[number] for number in leaving)
+        self._landed_bytes -= left
+        self._sums.user += left
         living = [number for number in leaving if not self._dead[number]]
         self._sums.packed += self._blocks.pack(living, now, self._lifetimes.now, fresh=True, ordered=window > 0)
 
@@ -250,6 +264,7 @@ class _Run:
         if blocks.stored.live_bytes:
             self._sums.amplification += blocks.stored.space_amplification
             self._sums.live += blocks.stored.live_bytes
+            self._sums.landed += self._landed_bytes
             self._sums.looks += 1
 
     def _cycle(self, now: float) -> None:
@@ -281,6 +296,7 @@ class _Run:
             space_amplification=sums.space_amplification,
             write_amplification=sums.write_amplification,
             never_packed=1 - sums.packed / sums.user if sums.user else 0.0,
+            landing_ratio=sums.landed / sums.live if sums.live else 0.0,
             live_blocks=self._live_blocks(sums),
             blocks_stored=len(self._blocks),
             user_bytes=sums.user,

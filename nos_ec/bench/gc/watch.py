@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 
 from nos_ec.bench.gc.workloads import Objects
-from nos_ec.core.lifetimes import UNKNOWN, SurvivalTable, is_sampled
+from nos_ec.core.lifetimes import SurvivalTable, is_sampled
 
 SURVEY_DAYS = 20.0
 """How often watched objects are counted, and the expected lifetimes are computed again."""
@@ -16,12 +16,12 @@ class Watch:
     """The survival table, and the objects that it watches. Deaths are counted at the next survey, together with the
     exposure of those that live: counted at once, they would make a bucket look short-lived until then."""
 
-    def __init__(self, objects: Objects, dead: bytearray) -> None:
-        self.now = UNKNOWN
+    def __init__(self, objects: Objects, dead: bytearray, table: SurvivalTable) -> None:
+        self.now = table.lifetimes()
         """What is expected at present."""
         self._objects = objects
         self._dead = dead
-        self._table = SurvivalTable()
+        self._table = table
         self._watched: list[int] = []
         self._last = 0.0
 

@@ -26,6 +26,7 @@ from math import ceil, exp, floor, log, sqrt
 from typing import NamedTuple, Protocol
 
 from nos_ec.core.errors import InvalidInput
+from nos_ec.core.lifetimes import SurvivalTable
 
 
 class Objects:
@@ -77,10 +78,11 @@ class Law(NamedTuple):
 class Workload(Protocol):
     """Where objects come from. What it draws depends on its seed alone.
 
-    mean_days: live objects / arrivals per day, in equilibrium. history_days: how long the survival table watches the
-    equilibrium before the first object is packed; 0 for a store that begins empty. days: after that. measured_days: the
-    last part of them, over which figures are measured. growth: of arrivals, per day; for E, exponential. laws: what
-    the bound is computed from; empty if there is none.
+    bytes_per_day: what arrives; None for what a store of the size needs that is simulated. mean_days: live objects /
+    arrivals per day, in equilibrium. history_days: how long the survival table watches the equilibrium before the first
+    object is packed; 0 for a store that begins empty. days: after that. measured_days: the last part of them, over
+    which figures are measured. growth: of arrivals, per day; for E, exponential. laws: what the bound is computed from;
+    empty if there is none.
     """
 
     mean_days: float
@@ -88,18 +90,57 @@ class Workload(Protocol):
     days: float
     measured_days: float
     growth: float
+    bytes_per_day: float | None
 
     def begin(self, objects: Objects, count: int) -> None:
         """Name the buckets, and add the objects that live at time 0."""
 
-    def draw(self, born: float) -> Life:
-        """The next object, born at that time. Times never go back."""
+    def arrive(self, objects: Objects, begins: float, days: float, bytes_per_day: float) -> None:
+        """Add the objects that arrive in these days, in order. Called for one span after the other."""
+
+    def survival(self) -> SurvivalTable:
+        """What the survival table knows before anything arrives."""
 
     def laws(self) -> list[Law]:
         """The survival by bucket."""
 
 
-class _Alike:
+class Drawn(Protocol):
+    """Objects of size 1 arrive at an even rate, and each is drawn when it does. Nothing is known of them before."""
+
+    mean_days: float
+    history_days: float
+    days: float
+    measured_days: float
+    growth: float
+    bytes_per_day: float | None = None
+    carried: float = 0.0
+    """The part of an object that was left over."""
+
+    def begin(self, objects: Objects, count: int) -> None:
+        """See `Workload`."""
+
+    def draw(self, born: float) -> Life:
+        """The next object, born at that time. Times never go back."""
+
+    def laws(self) -> list[Law]:
+        """See `Workload`."""
+
+    def arrive(self, objects: Objects, begins: float, days: float, bytes_per_day: float) -> None:
+        """See `Workload`."""
+        self.carried += bytes_per_day * days
+        count = int(self.carried)
+        self.carried -= count
+        for number in range(count):
+            born = begins + days * (number + 0.5) / count
+            objects.add(born, self.draw(born))
+
+    def survival(self) -> SurvivalTable:
+        """See `Workload`."""
+        return SurvivalTable()
+
+
+class _Alike(Drawn):
     """A."""
 
     mean_days = 100.0
@@ -124,7 +165,7 @@ class _Alike:
         return [Law(1.0, lambda age: exp(-age / self.mean_days))]
 
 
-class _Falling:
+class _Falling(Drawn):
     """C. A Weibull of shape 1/2 and scale s is s e^2, e exponential. Seen in equilibrium (where an object that lives
     twice as long is seen twice as often) e follows a Gamma of shape 3, and the age is uniform in the lifetime."""
 
@@ -158,7 +199,7 @@ _BUCKETS_OF_CLASS = 20
 _PURITY = 0.9
 
 
-class _Buckets:
+class _Buckets(Drawn):
     """B."""
 
     history_days = 360.0
@@ -231,7 +272,7 @@ _TENANT_MEAN_DAYS = 400.0
 _OF_TENANT_MEAN_DAYS = 1000.0
 
 
-class _Bulk:
+class _Bulk(Drawn):
     """D. Buckets: four that expire, one of datasets (a prefix each), and one for each tenant."""
 
     mean_days = 163.0
@@ -293,7 +334,7 @@ class _BulkMixed(_Bulk):
     mixed = True
 
 
-_KINDS: dict[str, Callable[[random.Random], Workload]] = {
+_KINDS: dict[str, Callable[[random.Random], Drawn]] = {
     "A": _Alike,
     "B": _Buckets,
     "C": _Falling,
@@ -304,7 +345,7 @@ _KINDS: dict[str, Callable[[random.Random], Workload]] = {
 GC_WORKLOADS = tuple(_KINDS)
 
 
-def gc_workload(name: str, seed: int) -> Workload:
+def gc_workload(name: str, seed: int) -> Drawn:
     """The workload of that name. Raises InvalidInput for an unknown name."""
     if name not in _KINDS:
         raise InvalidInput(f"unknown workload {name!r}; choose one of: {', '.join(GC_WORKLOADS)}")

@@ -20,6 +20,7 @@ from nos_ec.engine.check.log import LogCheck
 from nos_ec.engine.check.objects import ObjectCheck
 from nos_ec.engine.check.second_look import WAIT_MS, SecondLook
 from nos_ec.engine.check.short_blocks import ShortBlocks
+from nos_ec.engine.check.uploads import manifest_of
 from nos_ec.engine.header_scan import names_in
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
@@ -207,7 +208,9 @@ class Checker:
 
     # --- the rest -------------------------------------------------------------------------------------
     def _of_objects(self) -> Iterator[Finding]:
-        check = ObjectCheck(self._checked.metadata, self._second, self._doubt_row)
+        checked = self._checked
+        read = partial(manifest_of, blocks=checked.blocks, landing=checked.landing)
+        check = ObjectCheck(checked.metadata, self._second, self._doubt_row, read)
         yield from check.findings()
         self.figures.objects = check.objects
 

@@ -1,16 +1,17 @@
-"""Checks rows of objects: their columns, the segments of large ones, whether their keys lead to them, and whether they
-are entered among what waits. What lies in a block is compared with its headers there (blocks.py)."""
+"""Checks rows of objects: their columns, the segments and tails of large ones, whether their keys lead to them, and
+whether they are entered among what waits. What lies in a block is compared with its headers there (blocks.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from nos_ec.core.crc32c import joined
 from nos_ec.core.findings import Finding, FindingKind
-from nos_ec.core.ids import BlockId
+from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
-from nos_ec.engine.check import uploads
+from nos_ec.core.tails import block_of_tail, is_tail, tail_place
+from nos_ec.engine.check import uploads, versions
 from nos_ec.engine.check.blocks import TRIES
 from nos_ec.engine.check.second_look import SecondLook
 from nos_ec.ports.metadata import Metadata, ObjectRow, Segment
@@ -20,10 +21,17 @@ PAGE_ROWS = 1000
 
 class ObjectCheck:
     """Looks at all rows of objects, in the order of their ids. unknown: is given blocks without a row that objects
-    name."""
+    name. read: see `uploads.manifest_of`."""
 
-    def __init__(self, metadata: Metadata, second: SecondLook, unknown: Callable[[BlockId], Iterable[Finding]]) -> None:
+    def __init__(
+        self,
+        metadata: Metadata,
+        second: SecondLook,
+        unknown: Callable[[BlockId], Iterable[Finding]],
+        read: uploads.ReadManifest,
+    ) -> None:
         self._metadata = metadata
+        self._read = read
         self._second = second
         self._unknown = unknown
         self.objects = 0
@@ -33,7 +41,7 @@ class ObjectCheck:
         after = 0
         while page := self._metadata.objects_after(after, PAGE_ROWS):
             after = page[-1].object_id
-            self.objects += len(page)
+            self.objects += sum(not is_tail(row.key) for row in page)
             parts = self._parts(page)
             doubtful = self._look(page, parts)
             for object_id in sorted({row.object_id for row, found in doubtful if found}):
@@ -45,6 +53,7 @@ class ObjectCheck:
             after = owners[-1]
             for object_id in self._stray(owners):
                 yield from self._second.doubt(partial(self._strays, object_id))
+        yield from versions.without_object(self._metadata, self._second)
         yield from self._second.settle()
         for upload in uploads.uploads_without_object(self._metadata):
             yield Finding(
@@ -77,22 +86,44 @@ class ObjectCheck:
         self, page: Sequence[ObjectRow], parts: dict[int, list[tuple[int, Segment]]]
     ) -> Iterator[tuple[ObjectRow, list[Finding]]]:
         waiting = self._metadata.waiting_with([row.landing_id for row in page if row.landing_id is not None])
-        by_key = self._metadata.rows_of([row.key for row in page if row.trash_until_ms is None])
+        by_key = self._metadata.rows_of([row.key for row in page if _is_current(row)])
+        noncurrent = self._metadata.listed_as_noncurrent([row for row in page if row.is_noncurrent])
         known = uploads.uploads_of(page, self._metadata)
+        tails = self._tails(page, parts)
+        stray = self._stray_tails(page)
         for row in page:
             found = [_finding(FindingKind.ROW_INVALID, row, error=error) for error in _contradictions(row)]
             if row.state is ObjectState.LARGE:
-                found += [_finding(FindingKind.PARTS_WRONG, row, error=error) for error in _gaps(row, _own(row, parts))]
+                gaps = _gaps(row, _own(row, parts), tails)
+                found += [_finding(FindingKind.PARTS_WRONG, row, error=error) for error in gaps]
+            if row.key in stray:
+                found.append(_finding(FindingKind.TAIL_WITHOUT_BLOCK, row))
             if row.landing_id is not None and row.landing_id not in waiting:
                 found.append(_finding(FindingKind.NOT_WAITING, row, landing=row.landing_id.hex()))
-            if row.trash_until_ms is None and _id_of(by_key.get(row.key)) != row.object_id:
+            if row.is_noncurrent and row.object_id not in noncurrent:
+                found.append(_finding(FindingKind.KEY_NOT_FOUND, row, found="noncurrent, and not listed as such"))
+            if _is_current(row) and _id_of(by_key.get(row.key)) != row.object_id:
                 found.append(_finding(FindingKind.KEY_NOT_FOUND, row, found=_id_of(by_key.get(row.key))))
-            wrong = uploads.composition_wrong(row, known, self._metadata)
+            wrong = uploads.composition_wrong(row, known, self._metadata, self._read)
             if wrong is not None:
                 found.append(_finding(FindingKind.COMPOSITION_WRONG, row, error=wrong))
             if uploads.is_stray_part(row, known):
                 found.append(_finding(FindingKind.PART_WITHOUT_UPLOAD, row))
             yield row, found
+
+    def _tails(
+        self, page: Sequence[ObjectRow], parts: dict[int, list[tuple[int, Segment]]]
+    ) -> dict[ObjectKey, ObjectRow]:
+        """The rows of the tails of the large objects of a page."""
+        places = [_tail_place(row, _own(row, parts)) for row in page if row.state is ObjectState.LARGE]
+        keys = [place[0] for place in places if place is not None]
+        return self._metadata.rows_of(keys) if keys else {}
+
+    def _stray_tails(self, page: Sequence[ObjectRow]) -> Collection[ObjectKey]:
+        """The tails of a page whose block has no row: nothing would ever delete them."""
+        tails = {row.key: block_of_tail(row.key) for row in page if is_tail(row.key)}
+        known = self._metadata.blocks_known({block_id for block_id in tails.values() if block_id is not None})
+        return {key for key, block_id in tails.items() if block_id not in known}
 
     def _without_row(
         self, page: Sequence[ObjectRow], parts: dict[int, list[tuple[int, Segment]]]
@@ -128,6 +159,10 @@ class ObjectCheck:
             )
 
 
+def _is_current(row: ObjectRow) -> bool:
+    return row.trash_until_ms is None and not row.is_noncurrent
+
+
 def _id_of(row: ObjectRow | None) -> int | None:
     return None if row is None else row.object_id
 
@@ -157,13 +192,23 @@ def _contradictions(row: ObjectRow) -> Iterable[str]:
         yield f"size {row.size}, version {row.version}"
 
 
-def _gaps(row: ObjectRow, parts: Sequence[Segment]) -> Iterable[str]:
+def _tail_place(row: ObjectRow, parts: Sequence[Segment]) -> tuple[ObjectKey, int] | None:
+    return tail_place(row.size, [(part.extent.block_id, part.extent.length) for part in parts])
+
+
+def _gaps(row: ObjectRow, parts: Sequence[Segment], tails: Mapping[ObjectKey, ObjectRow]) -> Iterable[str]:
     size = sum(part.extent.length for part in parts)
+    place = _tail_place(row, parts)
+    tail = None if place is None else tails.get(place[0])
+    what = f"{len(parts)} segments" if tail is None else f"{len(parts)} segments and a tail"
+    size += 0 if tail is None else tail.size
     if size != row.size or any(part.extent.length < 0 for part in parts):
-        yield f"{len(parts)} segments of {size} bytes in all"
+        yield f"{what} of {size} bytes in all"
         return
     crc32c = 0
     for part in parts:
         crc32c = joined(crc32c, part.crc32c, part.extent.length)
+    if tail is not None:
+        crc32c = joined(crc32c, tail.crc32c, tail.size)
     if crc32c != row.crc32c:
-        yield f"the CRC32Cs of {len(parts)} segments make {crc32c} in their order"
+        yield f"the CRC32Cs of {what} make {crc32c} in their order"

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from nos_ec.core.errors import Corrupt
-from nos_ec.core.parts import Composition, UploadId, is_parts_bucket, parts_bucket, parts_prefix, upload_of_part
+from nos_ec.core.crc32c import joined
+from nos_ec.core.errors import Corrupt, NotFound
+from nos_ec.core.parts import (
+    Composition,
+    Manifest,
+    ManifestPart,
+    UploadId,
+    is_parts_bucket,
+    part_number,
+    parts_bucket,
+    parts_prefix,
+    upload_of_part,
+)
+from nos_ec.engine.check.versions import noncurrent_of
+from nos_ec.engine.composed import manifest_in
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import Metadata, ObjectRow, TrashMark, UploadRow, UploadState
 
 PAGE_PARTS = 1000
+ReadManifest = Callable[[ObjectRow], Manifest | None]
+"""As `manifest_of`."""
 
 
 def uploads_of(page: Sequence[ObjectRow], metadata: Metadata) -> dict[UploadId, UploadRow]:
@@ -17,8 +34,11 @@ def uploads_of(page: Sequence[ObjectRow], metadata: Metadata) -> dict[UploadId, 
     return metadata.uploads_with(ids) if ids else {}
 
 
-def composition_wrong(row: ObjectRow, uploads: Mapping[UploadId, UploadRow], metadata: Metadata) -> str | None:
-    """What is wrong with the parts of a composed object; None for nothing, and for one that is not composed."""
+def composition_wrong(
+    row: ObjectRow, uploads: Mapping[UploadId, UploadRow], metadata: Metadata, read: ReadManifest
+) -> str | None:
+    """What is wrong with the parts of a composed object; None for nothing, and for one that is not composed. Its
+    manifest is read only if the parts that are there are not just those that its attributes tell."""
     try:
         composition = row.composition
     except Corrupt as error:
@@ -29,10 +49,34 @@ def composition_wrong(row: ObjectRow, uploads: Mapping[UploadId, UploadRow], met
     if upload is None or upload.state is not UploadState.COMPLETED:
         state = "has no row" if upload is None else f"is {upload.state.value}"
         return f"its upload {composition.upload_id.hex()} {state}"
-    count, size = _there(row, composition, metadata)
+    there = _there(row, composition, metadata)
+    count, size = len(there), sum(part.size for part in there)
     if count < composition.parts or size < composition.size:
         return f"{count} parts of {size} bytes are there, of {composition.parts} parts of {composition.size} bytes"
-    return None
+    if (count, size, _joined(there)) == (composition.parts, composition.size, composition.crc32c):
+        return None
+    # Parts that were left out are there for a while, and must not be taken for one that is lost.
+    manifest = read(row)
+    lost = [] if manifest is None else sorted(set(manifest.parts) - set(there), key=lambda part: part.number)
+    if not lost:
+        return None
+    return f"{len(lost)} of {composition.parts} parts are not there, or are others: the first is part {lost[0].number}"
+
+
+def manifest_of(row: ObjectRow, blocks: BlockStore, landing: LandingStore) -> Manifest | None:
+    """The manifest of a composed object, read from where its row says. None if it is not there, or damaged, which other
+    findings tell, and for one that has blocks of its own. Raises Transient."""
+    composition = row.composition
+    try:
+        if row.extent is not None:
+            data = blocks.read(row.extent.block_id, row.extent.offset, row.extent.length)
+        elif row.landing_id is not None:
+            data = landing.read_range(row.landing_id, 0, row.size)
+        else:
+            return None
+        return None if composition is None else manifest_in(data, row, composition)
+    except (Corrupt, NotFound):
+        return None
 
 
 def is_stray_part(row: ObjectRow, uploads: Mapping[UploadId, UploadRow]) -> bool:
@@ -41,14 +85,15 @@ def is_stray_part(row: ObjectRow, uploads: Mapping[UploadId, UploadRow]) -> bool
 
 
 def uploads_without_object(metadata: Metadata) -> Iterator[UploadRow]:
-    """COMPLETED uploads that neither a current object nor one in the trash is composed of. Looks through the trash once
-    for each page of such as are of no current object."""
+    """COMPLETED uploads that no version of an object, nor one in the trash, is composed of. Looks through the trash
+    once for each page of such as are of no current object."""
     after: UploadId | None = None
     while page := metadata.uploads_after(after, PAGE_PARTS):
         after = page[-1].upload_id
         left = {row.upload_id: row for row in page if row.state is UploadState.COMPLETED}
         current = metadata.rows_of([row.key for row in left.values()]) if left else {}
         _drop(left, current.values())
+        _drop_noncurrent(left, metadata)
         before: TrashMark | None = None
         while left:
             trashed = metadata.trash_page(before, PAGE_PARTS)
@@ -60,6 +105,14 @@ def uploads_without_object(metadata: Metadata) -> Iterator[UploadRow]:
         yield from (row for row in still.values() if row == left[row.upload_id])
 
 
+def _drop_noncurrent(left: dict[UploadId, UploadRow], metadata: Metadata) -> None:
+    for key in {row.key for row in left.values()}:
+        for rows in noncurrent_of(key, metadata):
+            _drop(left, rows)
+            if all(row.key != key for row in left.values()):
+                break
+
+
 def _drop(uploads: dict[UploadId, UploadRow], rows: Iterable[ObjectRow]) -> None:
     """Take out those that these objects are composed of."""
     for row in rows:
@@ -68,15 +121,21 @@ def _drop(uploads: dict[UploadId, UploadRow], rows: Iterable[ObjectRow]) -> None
             uploads.pop(upload_id, None)
 
 
-def _there(row: ObjectRow, composition: Composition, metadata: Metadata) -> tuple[int, int]:
-    """Parts of an upload that are there, and their bytes. Parts that were left out may be among them for a moment."""
-    count = size = 0
+def _there(row: ObjectRow, composition: Composition, metadata: Metadata) -> list[ManifestPart]:
+    """Parts of an upload that are there, in the order of their numbers. Those that were left out may be among them."""
+    found: list[ManifestPart] = []
     after, prefix = "", parts_prefix(composition.upload_id)
     while page := metadata.list_objects(parts_bucket(row.key.bucket), prefix, after, PAGE_PARTS):
         after = page[-1].key.name
-        count += len(page)
-        size += sum(part.size for part in page)
-    return count, size
+        found += [ManifestPart(part_number(part.key), part.size, part.crc32c) for part in page]
+    return found
+
+
+def _joined(parts: Iterable[ManifestPart]) -> int:
+    crc32c = 0
+    for part in parts:
+        crc32c = joined(crc32c, part.crc32c, part.size)
+    return crc32c
 
 
 def _upload_of(row: ObjectRow) -> UploadId | None:

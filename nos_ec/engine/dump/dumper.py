@@ -7,6 +7,8 @@ order of the tables:
     first stripes of an open one) is therefore known to the rows of objects that are read later: they have it, or it was
     dead by then.
   - Landing segments come before objects as well, for the same reason: nothing is recorded in a SEALED one.
+  - Delete markers come after objects: a version that was read as noncurrent, and has no newer one, has its marker then,
+    unless it became current meanwhile.
   - The deletion queue comes after objects. An entry of an OPEN landing segment is never forgotten, so a record of such
     a segment that is neither an object's nor queued was recorded after the dump had begun. A segment may be sealed, and
     its entries forgotten, before the dump gets there. So the queue comes at the beginning as well.
@@ -21,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from nos_ec.core.dump_format import DumpPage
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.lifecycle import ObjectState
-from nos_ec.engine.dump import bucket_rows, rows, upload_rows
+from nos_ec.engine.dump import bucket_rows, rows, upload_rows, version_rows
 from nos_ec.engine.segment_pages import segment_pages
 from nos_ec.ports.metadata import Metadata, ObjectRow, QueueEntry, Rebuilt, Segment
 
@@ -56,6 +58,7 @@ def dump_pages(metadata: Metadata, tick: Tick = lambda _: None) -> Iterator[Dump
         after = page[-1].object_id
         done += len(page)
         tick(done)
+    yield from version_rows.marker_pages(metadata)
     for queued in _queued_pages(metadata):
         yield rows.deletions_page(queued)
 

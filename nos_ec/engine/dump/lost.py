@@ -9,10 +9,14 @@ from itertools import islice
 from typing import TypeVar
 
 from nos_ec.core.dump_format import DumpHead, DumpPage, Read, read_dump
+from nos_ec.core.errors import Corrupt, NotFound
+from nos_ec.core.ids import LandingId, in_log
+from nos_ec.engine.log_reader import LogReader
+from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import Metadata
+from nos_ec.ports.metadata import Metadata, ObjectRow
 from nos_ec.ports.segment_medium import SegmentMedium
 
 PAGE_ROWS = 1000
@@ -47,6 +51,23 @@ class Lost:
     landing: LandingStore
     medium: SegmentMedium | None
     clock: Clock
+
+    def read_copy(self, copy: LandingId) -> bytes:
+        """A landing copy, of landing store or landing log. Raises NotFound, Corrupt,
+        Transient."""
+        if not in_log(copy):
+            return self.landing.read(copy)
+        if self.medium is None:
+            raise NotFound(f"landing copy {copy.hex()} is in the landing log, and there is none")
+        return LogReader(self.medium).read(copy)
+
+    def is_intact(self, copy: LandingId, row: ObjectRow) -> bool:
+        """Whether a landing copy has the bytes of this row. Raises Transient."""
+        try:
+            crc_checked(self.read_copy(copy), row.size, row.crc32c, row.key, f"landing copy of {row.key}")
+        except (Corrupt, NotFound):
+            return False
+        return True
 
 
 def batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:

@@ -14,10 +14,11 @@ from nos_ec.core.crc32c import joined
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
-from nos_ec.engine.dump.told import ToldEntry, ToldRecord, whole_parts
+from nos_ec.core.versions import is_of_versions
+from nos_ec.engine.dump.lost import Lost
+from nos_ec.engine.dump.told import ToldEntry, ToldRecord, size_told, tail_told, whole_parts
 from nos_ec.engine.packable import crc_checked
-from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.metadata import Metadata, ObjectRow, QueueEntry, Rebuilt, Segment
+from nos_ec.ports.metadata import ObjectRow, QueueEntry, Rebuilt, Segment
 
 UNREADABLE_NAMED_MAX = 1000
 """Objects that cannot be read and are named; all are counted."""
@@ -46,14 +47,13 @@ class Placer:
 
     Nothing tells the order of two versions of a key but their numbers, which clocks have made, and an older version may
     have been undeleted. So the greater one becomes current. keep_replaced: the others go into the trash, as far as they
-    can be read; otherwise they are dead.
+    can be read; otherwise they are dead. Versions that have ids always stay, and so does what they have replaced.
     """
 
-    def __init__(
-        self, metadata: Metadata, blocks: BlockStore, now_ms: int, new_ids: int, *, keep_replaced: bool
-    ) -> None:
-        self._metadata = metadata
-        self._blocks = blocks
+    def __init__(self, lost: Lost, now_ms: int, new_ids: int, *, keep_replaced: bool) -> None:
+        self._lost = lost
+        self._metadata = metadata = lost.metadata
+        self._blocks = lost.blocks
         self._now_ms = now_ms
         self._keep_replaced = keep_replaced
         self._next_id = max(new_ids, metadata.last_object_id() + 1)
@@ -86,30 +86,43 @@ class Placer:
             if row is not None and own is not None and _is_same(row, own) and row.extent != own.extent:
                 moved.append(_moved(row, own))
             others = sorted(told.values(), key=lambda entry: entry.version)
+            newest = b"" if row is None else row.attributes
             if others and (row is None or row.version < others[-1].version):
                 current.append(others.pop())
+                newest = current[-1].attributes
             # What has the version of a row in the trash, but other bytes, has no place there.
-            replaced += [one for one in others if (one.key, one.version) not in trashed]
+            replaced += [
+                one for one in others if (one.key, one.version) not in trashed and self._keeps(one.attributes, newest)
+            ]
         self.figures.moved += len(moved)
         adopted: list[Rebuilt] = []
         for entry, data in self._read(current):
             adopted += self._in_place_of(found.get(entry.key), self._packed(entry, data))
             self.figures.adopted += 1
-        for entry, data in self._read(replaced if self._keep_replaced else (), name=False):
+        for entry, data in self._read(replaced, name=False):
             adopted.append(Rebuilt(_trashed(self._packed(entry, data))))
         self._metadata.place(moved + adopted, self._now_ms)
 
     def place_large(self, key: ObjectKey, version: int, parts: Sequence[ToldEntry], known: set[BlockId]) -> bool:
-        """A large object, from its segments. known: the blocks that are there. Returns False when segments are missing:
-        the PUT did not end, or the object is half deleted. Raises Transient."""
+        """A large object, from its segments, and from the row of its tail. known: the blocks that are there. Returns
+        False when segments or the tail are missing: the PUT did not end, or the object is half deleted. Raises
+        Transient."""
         found = self._metadata.rows_of([key]).get(key)
         is_replaced = found is not None and found.version > version
         if (found is not None and found.version == version) or self._metadata.trash_of({(key, version)}):
             return True
-        if is_replaced and not self._keep_replaced:
-            return True
         whole = whole_parts(parts)
-        if whole is None or any(part.extent.block_id not in known for part in whole):
+        told = b"" if whole is None else whole[-1].attributes
+        if found is not None and is_replaced and not self._keeps(told, found.attributes):
+            return True
+        if whole is None:
+            return is_replaced
+        tail = None
+        if tail_told(whole) is not None:
+            tail = self._choose_tail(whole, parts)
+            if tail is None:
+                return is_replaced
+        if any(part.extent.block_id not in known for part in whole):
             return is_replaced
         md5 = hashlib.md5(usedforsecurity=False)
         crc32c = 0
@@ -117,6 +130,9 @@ class Placer:
             for part in whole:
                 md5.update(self._checked(part))
                 crc32c = joined(crc32c, part.crc32c, part.extent.length)
+            if tail is not None:
+                md5.update(self._bytes_of(tail))
+                crc32c = joined(crc32c, tail.crc32c, tail.size)
         except (Corrupt, NotFound) as error:
             if not is_replaced:
                 self._cannot_read(whole[0], error)
@@ -126,7 +142,7 @@ class Placer:
             object_id=self._new_id(),
             key=key,
             version=version,
-            size=sum(part.extent.length for part in whole),
+            size=size_told(whole),
             crc32c=crc32c,
             md5=md5.digest(),
             state=_LARGE,
@@ -143,17 +159,45 @@ class Placer:
             self._metadata.place(self._in_place_of(found, row, segments), self._now_ms)
         return True
 
+    def _choose_tail(self, whole: list[ToldEntry], parts: Sequence[ToldEntry]) -> ObjectRow | None:
+        """The row of the tail; None without one. The last segment may have been written to several blocks, of which
+        only one has the tail: that becomes the last one of `whole`."""
+        for last in (
+            one for one in parts if one.part == whole[-1].part and one.extent.length == whole[-1].extent.length
+        ):
+            place = tail_told([*whole[:-1], last])
+            tail = None if place is None else self._metadata.rows_of([place[0]]).get(place[0])
+            if place is not None and tail is not None and tail.size == place[1]:
+                whole[-1] = last
+                return tail
+        return None
+
+    def _bytes_of(self, row: ObjectRow) -> bytes:
+        """Those of a small object. Raises NotFound, Corrupt, Transient."""
+        if row.extent is not None:
+            data = self._blocks.read(row.extent.block_id, row.extent.offset, row.extent.length)
+        elif row.landing_id is not None:
+            data = self._lost.read_copy(row.landing_id)
+        else:
+            raise Corrupt(f"{row.key} v{row.version}: its row has no location", key=row.key)
+        self.figures.data_bytes += len(data)
+        return crc_checked(data, row.size, row.crc32c, row.key, f"{row.key} v{row.version}")
+
     def _in_place_of(
         self, found: ObjectRow | None, row: ObjectRow, segments: Sequence[Segment] = ()
     ) -> Sequence[Rebuilt]:
         """The row, which makes the one that was found there the current version no more."""
         if found is None:
             return [Rebuilt(row, segments)]
-        if not self._keep_replaced:
+        if not self._keeps(found.attributes, row.attributes):
             return [Rebuilt(replace(row, object_id=found.object_id), segments, found)]
         parts = self._metadata.segments_of([found.object_id]).get(found.object_id, [])
         own = [segment for version, segment in parts if version == found.version]
         return [Rebuilt(_trashed(found), own, found), Rebuilt(row, segments)]
+
+    def _keeps(self, older: bytes, newer: bytes) -> bool:
+        """Whether a version with the attributes `older` is kept that one with `newer` has replaced."""
+        return self._keep_replaced or is_of_versions(older) or is_of_versions(newer)
 
     def _packed(self, entry: ToldEntry, data: bytes) -> ObjectRow:
         return ObjectRow(
@@ -247,7 +291,7 @@ class Placer:
             row = found.get(record.key)
             if row is not None and _is_of(record, row):
                 of_rows.append((record, row))
-            elif self._keep_replaced and in_log(record.landing_id):
+            elif self._stays(record, row, newest[record.key]):
                 kept.append(_trashed(self._landed(record, None)))
         replaced = {(one.row.key, one.row.version) for one in adopted if one.row.trash_until_ms is not None}
         adopted += [Rebuilt(row) for row in self._numbered(kept, replaced)]
@@ -262,6 +306,13 @@ class Placer:
         self.figures.moved += len(moved)
         self._metadata.place(adopted + moved, self._now_ms)
         return second
+
+    def _stays(self, record: ToldRecord, row: ObjectRow | None, newest: ToldRecord) -> bool:
+        """Whether a record is kept whose version another one has replaced: a row, or the newest record of its key."""
+        told = (record.attributes, newest.attributes, b"" if row is None else row.attributes)
+        if any(map(is_of_versions, told)):
+            return True
+        return self._keep_replaced and in_log(record.landing_id)
 
     def _numbered(self, kept: Sequence[ObjectRow], taken: set[tuple[ObjectKey, int]]) -> list[ObjectRow]:
         """These rows in the trash, which no block tells of, with versions that no other one of their key has there."""

@@ -48,7 +48,7 @@ from nos_ec.core.lifecycle import (
     advance_object,
     advance_segment,
 )
-from nos_ec.engine.dump import bucket_rows, rows, upload_rows
+from nos_ec.engine.dump import bucket_rows, rows, tail_rows, upload_rows, version_rows
 from nos_ec.engine.dump.ahead import looked_ahead
 from nos_ec.engine.dump.counters import count_blocks
 from nos_ec.engine.dump.lost import PAGE_ROWS, DumpSource, Lost, batches
@@ -61,8 +61,6 @@ from nos_ec.engine.dump.told import (
     told_by_segment,
 )
 from nos_ec.engine.landing_labels import labels_of
-from nos_ec.engine.log_reader import LogReader
-from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
 from nos_ec.ports.metadata.rebuilding import UNSETTLED_MS
 
@@ -146,6 +144,8 @@ class Rebuilder:
         self._unread_segments = 0
         self._unread: list[BlockId] = []
         """Blocks of which not everything can be read."""
+        self._read: dict[BlockId, BlockRow] = {}
+        """Blocks that are there, with their rows."""
         self.figures = RebuildFigures()
         self.unreadable: Sequence[str] = ()
 
@@ -158,7 +158,7 @@ class Rebuilder:
             self._require_log()
         kill_point("rebuild.loaded")
         keep = self._source is not None  # without a dump, all that was ever overwritten would be kept
-        placer = Placer(self._metadata, self._blocks, self._now_ms, state.new_ids, keep_replaced=keep)
+        placer = Placer(self._lost, self._now_ms, state.new_ids, keep_replaced=keep)
         self.figures.placed = placer.figures
         self.unreadable = placer.unreadable
         self._read_blocks(None if state.placed else placer)
@@ -166,6 +166,7 @@ class Rebuilder:
         self._read_segments(None if state.placed else placer, state)
         if not state.placed:
             self._adopt_copies(placer)
+            self._place_large(placer, tails=True)
         state.placed = True
         self._metadata.load((), (), _encoded(state))
         kill_point("rebuild.segments_read")
@@ -177,8 +178,12 @@ class Rebuilder:
         kill_point("rebuild.copies_claimed")
         self._set_aside_copies()
         kill_point("rebuild.copies_set_aside")
+        self._settle_tails()
+        kill_point("rebuild.tails_settled")
         self._settle_trash()
         kill_point("rebuild.trash_settled")
+        version_rows.order_all(self._metadata)
+        kill_point("rebuild.versions_ordered")
         self._settle_uploads()
         kill_point("rebuild.uploads_settled")
         stripe_size = self._blocks.geometry.stripe_size
@@ -244,6 +249,7 @@ class Rebuilder:
         ]
         bucket_rows.load_page(page, self._metadata)
         upload_rows.load_page(page, self._metadata)
+        version_rows.load_page(page, self._metadata)
         self._metadata.load(objects, claimed, _encoded(state))
         kill_point("rebuild.page_loaded")
 
@@ -253,13 +259,11 @@ class Rebuilder:
         self.figures.blocks = len(listed)
         entered: list[BlockRow] = []
         unread = self._unread_before()
-        partial: set[BlockId] = set()
-        read: dict[BlockId, BlockRow] = {}
         for done, (block_id, told) in enumerate(looked_ahead(self._told, listed), 1):
             entered.append(self._row_of(block_id, told))
             if told is not None:
                 self._there.add(block_id)
-                read[block_id] = entered[-1]
+                self._read[block_id] = entered[-1]
                 if not told.is_read:
                     unread.add(block_id)
                 if placer is not None:
@@ -269,18 +273,31 @@ class Rebuilder:
                 entered = []
             self._tick("blocks", done, len(listed))
         self._metadata.enter_blocks(entered)
+        self._set_aside_unread(unread)
         if placer is not None:
-            for (key, version), parts in self._parts.items():
-                if not placer.place_large(key, version, parts, self._there):
-                    self.figures.partial += 1
-                    partial |= {part.extent.block_id for part in parts}
-            unread |= placer.unread
-        if unread:  # what a large object lacks may lie in them
+            self._place_large(placer, tails=False)
+
+    def _place_large(self, placer: Placer, *, tails: bool) -> None:
+        """tails: those large objects that have tails, once the landing copies are known; otherwise the others."""
+        partial: set[BlockId] = set()
+        for (key, version), parts in self._parts.items():
+            if tail_rows.has_tail(parts) is not tails:
+                continue
+            if not placer.place_large(key, version, parts, self._there):
+                self.figures.partial += 1
+                partial |= {part.extent.block_id for part in parts}
+        unread = placer.unread.union(self._unread)
+        if unread or self._unread_segments:  # what a large object lacks may lie in them
             unread |= partial
-        self._unread = [block_id for block_id in unread if block_id in read]
+        self._set_aside_unread(unread)
+
+    def _set_aside_unread(self, unread: set[BlockId]) -> None:
+        """Put all of them into quarantine that are not there yet."""
+        added = sorted(unread.difference(self._unread).intersection(self._read))
+        self._unread += added
         self.figures.unread_blocks = len(self._unread)
-        for some in batches(self._unread, PAGE_ROWS):
-            self._metadata.enter_blocks([replace(read[block_id], writer=QUARANTINE) for block_id in some])
+        for some in batches(added, PAGE_ROWS):
+            self._metadata.enter_blocks([replace(self._read[block_id], writer=QUARANTINE) for block_id in some])
 
     def _unread_before(self) -> set[BlockId]:
         """The blocks that an earlier run could not read as a whole."""
@@ -427,22 +444,12 @@ class Rebuilder:
                 row = found.get(object_id)
                 if row is None or row.version != entry.version or object_id in returned:
                     continue
-                if row.extent and row.extent.block_id not in self._there and self._is_intact(entry.landing_id, row):
+                is_gone = row.extent is not None and row.extent.block_id not in self._there
+                if is_gone and self._lost.is_intact(entry.landing_id, row):
                     landed = replace(row, state=_LANDED, landing_id=entry.landing_id, extent=None)
                     returned[object_id] = Rebuilt(landed, instead_of=row)
             self._metadata.place(list(returned.values()), self._now_ms)
             self.figures.returned += len(returned)
-
-    def _is_intact(self, copy: LandingId, row: ObjectRow) -> bool:
-        medium, landing = self._lost.medium, self._lost.landing
-        if in_log(copy) and medium is None:
-            return False
-        try:
-            data = LogReader(medium).read(copy) if medium is not None and in_log(copy) else landing.read(copy)
-            crc_checked(data, row.size, row.crc32c, row.key, f"landing copy of {row.key}")
-        except (Corrupt, NotFound):
-            return False
-        return True
 
     # --- what is gone ---------------------------------------------------------------------------------
     def _remove_gone(self) -> None:
@@ -526,17 +533,30 @@ class Rebuilder:
     # --- the trash ------------------------------------------------------------------------------------
     def _settle_trash(self) -> None:
         """Give what is in the trash its times, once nothing is looked for there any more: first what was in it when the
-        dump was made, then what later versions have replaced."""
-        if self._source is None:
-            return
+        dump was made, then what later versions have replaced. Versions that stay become noncurrent."""
         until_ms = self._now_ms + TRASHED_MS_MIN
-        for page in self._source.pages():
+        for page in () if self._source is None else self._source.pages():
             if page.table == rows.OBJECTS:
                 self._metadata.settle_trash(list(rows.trashed_of(page, until_ms)))
+                self._metadata.settle_versions(list(rows.noncurrent_of(page)))
         while replaced := self._unsettled():
+            stay = version_rows.noncurrent_among(replaced, self._metadata)
+            self._metadata.settle_versions(stay)
+            ids = {row.object_id for row in stay}
+            rest = [row for row in replaced if row.object_id not in ids]
             self._metadata.settle_trash(
-                [replace(row, trash_until_ms=until_ms, trashed_ms=self._now_ms) for row in replaced]
+                [replace(row, trash_until_ms=until_ms, trashed_ms=self._now_ms) for row in rest]
             )
+
+    # --- tails ----------------------------------------------------------------------------------------
+    def _settle_tails(self) -> None:
+        """Remove the tails whose block is not there: the large object was deleted, and collected. Remove large objects
+        whose tail is nowhere, unless not everything could be read: then it may lie there, and `check` names them."""
+        unread = self.figures.unread_blocks or self.figures.nameless or self._unread_segments
+        for page in self._all_objects():
+            self._metadata.remove(tail_rows.stray_tails(page, self._there))
+            if not unread:
+                self._remove(tail_rows.without_tail(page, self._metadata))
 
     # --- uploads --------------------------------------------------------------------------------------
     def _settle_uploads(self) -> None:

@@ -122,6 +122,7 @@ def objects_page(rows: Sequence[Rebuilt]) -> DumpPage:
             "attributes": [row.attributes or None for row in objects],
             "trash_until_ms": [row.trash_until_ms for row in objects],
             "trashed_ms": [row.trashed_ms for row in objects],
+            "is_noncurrent": [int(row.is_noncurrent) for row in objects],
             "parts": [
                 [(p.extent.block_id, p.extent.offset, p.extent.length, p.crc32c) for p in one.parts] or None
                 for one in rows
@@ -131,8 +132,8 @@ def objects_page(rows: Sequence[Rebuilt]) -> DumpPage:
 
 
 def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
-    """The rows of such a page. An object that was queued is LANDED again, since its event may be lost. Raises
-    Corrupt."""
+    """The rows of such a page. Noncurrent versions are as rows in the trash without times. An object that was queued is
+    LANDED again, since its event may be lost. Raises Corrupt."""
     columns = page.tuples(
         object_id=...,
         bucket=...,
@@ -150,9 +151,10 @@ def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
         parts=None,
         trash_until_ms=None,
         trashed_ms=None,
+        is_noncurrent=0,
     )
     for object_id, bucket, name, version, size, crc32c, md5, said, landing_id, block_id, offset, made, *more in columns:
-        attributes, parts, trash_until_ms, trashed_ms = more
+        attributes, parts, trash_until_ms, trashed_ms, is_noncurrent = more
         state = word(ObjectState, said)
         try:
             key = ObjectKey(bucket, name)
@@ -170,8 +172,9 @@ def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
             extent=None if block_id is None else Extent(BlockId(block_id), offset, size),
             created_ms=made,
             attributes=attributes or b"",
-            trash_until_ms=trash_until_ms,
+            trash_until_ms=0 if is_noncurrent else trash_until_ms,
             trashed_ms=trashed_ms,
+            is_noncurrent=bool(is_noncurrent),
         )
         yield Rebuilt(row, [Segment(Extent(BlockId(part[0]), part[1], part[2]), part[3]) for part in parts or ()])
 
@@ -179,8 +182,13 @@ def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
 def trashed_of(page: DumpPage, least_ms: int) -> Iterator[ObjectRow]:
     """The rows of a page that are in the trash; none for less long than until `least_ms`. Raises Corrupt."""
     for one in objects_of(page):
-        if one.row.trash_until_ms is not None:
+        if one.row.trash_until_ms is not None and not one.row.is_noncurrent:
             yield replace(one.row, trash_until_ms=max(one.row.trash_until_ms, least_ms))
+
+
+def noncurrent_of(page: DumpPage) -> Iterator[ObjectRow]:
+    """The noncurrent versions of a page. Raises Corrupt."""
+    return (one.row for one in objects_of(page) if one.row.is_noncurrent)
 
 
 def deletions_page(rows: Sequence[QueueEntry]) -> DumpPage:

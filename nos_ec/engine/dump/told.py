@@ -13,6 +13,7 @@ from nos_ec.core.header import GroupHeader, NameRecord
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, SegmentId
 from nos_ec.core.landing_format import TYPE_PUT, FoundRecord, scan
 from nos_ec.core.landing_format import decode_names as decode_record_names
+from nos_ec.core.tails import tail_place
 from nos_ec.engine.header_scan import read_names, scan_headers
 from nos_ec.engine.landing_labels import labels_of
 from nos_ec.engine.packable import crc_checked
@@ -130,22 +131,36 @@ def told_by_copies(landing: LandingStore, copies: Sequence[LandingId]) -> Iterat
 
 
 def whole_parts(parts: Sequence[ToldEntry]) -> list[ToldEntry] | None:
-    """The segments of a large object in order, one for each place; None if some are missing."""
+    """The segments of a large object in order, one for each place; None if some are missing. They sum to less than the
+    size that the last one tells if a tail follows (core.tails)."""
     by_offset: dict[int, ToldEntry] = {}
-    size = 0
+    end = 0
     for part in parts:
         assert part.part is not None
         offset, object_size = part.part
         by_offset[offset] = part
-        size = max(size, object_size)
+        if object_size:
+            end = max(end, offset + part.extent.length)
     at = 0
     whole = []
-    while at < size:
+    while at < end:
         if at not in by_offset:
             return None
         whole.append(by_offset[at])
         at += by_offset[at].extent.length
-    return whole if whole and at == size else None
+    return whole if whole and at == end else None
+
+
+def size_told(whole: Sequence[ToldEntry]) -> int:
+    """Bytes of a large object, tail included, as its last segment tells."""
+    last = whole[-1].part
+    assert last is not None
+    return last[1]
+
+
+def tail_told(whole: Sequence[ToldEntry]) -> tuple[ObjectKey, int] | None:
+    """The key and the bytes of the tail of a large object with these segments, in order; None without one."""
+    return tail_place(size_told(whole), [(part.extent.block_id, part.extent.length) for part in whole])
 
 
 def _names(blocks: BlockStore, header: GroupHeader) -> list[NameRecord] | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nos_ec.core.ids import RESERVED_BUCKET, BlockId, in_log
+from nos_ec.core.tails import is_tail
 from nos_ec.engine.check.quarantine import HeldKind, held
 from nos_ec.engine.dump import rows
 from nos_ec.engine.dump.lost import PAGE_ROWS, DumpSource, Lost, batches
@@ -52,6 +53,8 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
         for one in dumped:
             row = found.get(one.row.key)
             own = now.get(one.row.object_id)
+            if is_tail(one.row.key):
+                continue  # its object tells of it
             if own is not None and own.trash_until_ms is not None and own.key.bucket != RESERVED_BUCKET:
                 yield Uncertain("replaced", str(own.key), own.version, own.size)
             if one.row.key.bucket == RESERVED_BUCKET or (row is not None and row.object_id != one.row.object_id):
@@ -63,7 +66,7 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
         after = max(one.row.object_id for one in page_of_dump) // NEW_IDS * NEW_IDS + NEW_IDS - 1
     while page := metadata.objects_after(after, PAGE_ROWS):
         for row in page:
-            if row.key.bucket != RESERVED_BUCKET:
+            if row.key.bucket != RESERVED_BUCKET and not is_tail(row.key):
                 what = "since" if row.trash_until_ms is None else "replaced"
                 yield Uncertain(what, str(row.key), row.version, row.size)
         after = page[-1].object_id

@@ -94,3 +94,18 @@ class ItsBlock:
     state: BlockState
     writer: str
     created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ItsParts:
+    """The parts of a composed object, which are objects of their own: how many it has, how many of its upload are
+    there, and how many of these are in each state. Parts that its upload left out are among them for a while. waiting:
+    the first that is not packed, to be explained by itself; None when there is none."""
+
+    parts: int
+    there: int
+    landed: int
+    queued: int
+    packed: int
+    large: int
+    waiting: str | None

@@ -60,7 +60,7 @@ class ObjectReason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class ObjectEvidence:
     """row: with its due time. is_passed: the group has passed the event (core.republish). no_space: why nothing can be
-    packed. places: of a large object."""
+    packed. places: of a large object, without its tail. tail: the row of that; None without one."""
 
     row: ObjectRow
     now_ms: int
@@ -70,6 +70,7 @@ class ObjectEvidence:
     is_passed: bool
     no_space: str | None
     places: int
+    tail: ObjectRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +94,23 @@ def judge_object(e: ObjectEvidence) -> Verdict:
         return Verdict(
             ObjectReason.LARGE,
             f"It is too big to share a stripe group, so its PUT wrote it straight to {blocks}. It was never a landing"
-            " copy.",
+            f" copy.{_of_tail(e.tail)}",
             "It stays there until it is deleted or overwritten. GC never moves a large object.",
         )
     if e.publishing is None:
         return _packed(e)
     return _unpackable(e, e.publishing) or (
         _to_publish(e, e.publishing) if e.publishing.published_ms is None else _published(e, e.publishing)
+    )
+
+
+def _of_tail(tail: ObjectRow | None) -> str:
+    if tail is None:
+        return ""
+    where = "packed" if tail.extent is not None else tail.state.value
+    return (
+        f" Its last {tail.size} bytes, which fill no stripe, are an object of their own, {tail.key}: it is {where}, and"
+        " GC deletes it with the last of these blocks."
     )
 
 

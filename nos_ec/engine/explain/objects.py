@@ -1,11 +1,13 @@
 """Why an object is where it is: what rows, leases, the message log and its landing copy say.
 
 Only reads. A question that has no answer now, such as one to a message log that is away, is named in `unknown`, and the
-other facts are given all the same. The number of statements and requests is fixed.
+other facts are given all the same. The number of statements and requests is fixed, but for the parts of a composed
+object, which take one for each PAGE_PARTS.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -16,10 +18,12 @@ from nos_ec.core.ids import LandingId, ObjectKey, in_log, segment_of
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.lifetimes import stream_of
 from nos_ec.core.messages import partition_for
+from nos_ec.core.parts import parts_bucket, parts_prefix
 from nos_ec.core.republish import Republishing, passed_ms
 from nos_ec.core.slots import LEASE_PREFIX, bucket_slot, is_member_lease, member_of, slot_lease
-from nos_ec.engine.explain.object_facts import Copy, Holder, ItsBlock, ObjectOptions, PlaceInBlock, Publishing
+from nos_ec.engine.explain.object_facts import Copy, Holder, ItsBlock, ItsParts, ObjectOptions, PlaceInBlock, Publishing
 from nos_ec.engine.explain.object_reasons import ObjectEvidence, ObjectReason, judge_object
+from nos_ec.engine.large_places import own_extents, tail_of, with_tail
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.room import require_room
 from nos_ec.engine.second_copy import copy_ranges
@@ -32,6 +36,7 @@ from nos_ec.ports.metadata import BlockRow, Metadata, ObjectRow, QueueEntry
 
 PLACES_MAX = 1000
 """Most places of a large object that are listed."""
+PAGE_PARTS = 1000
 _LOOKS_MAX = 3
 """How often an object is looked at that moves while it is looked at."""
 
@@ -46,6 +51,8 @@ class ObjectExplanation:
     half_life_days: after how many days half of the objects of this bucket and age are expected to be dead; very high
     while little is known. stream: the one that the object belongs to now, before streams are folded. Both are None of
     objects that share no blocks, and with a single stream.
+
+    its_parts: of an object that is composed of parts. All else is about its own bytes then, which are the list of them.
     """
 
     bucket: str
@@ -67,6 +74,7 @@ class ObjectExplanation:
     block: ItsBlock | None
     half_life_days: float | None
     stream: int | None
+    its_parts: ItsParts | None
     unknown: list[str]
     explained_ms: int
 
@@ -109,7 +117,9 @@ class ObjectExplainer:
                 break
         asked = _Asked()
         publishing = self._publishing(row, asked) if row.state.in_landing else None
-        places, left_out = self._places(row)
+        own = own_extents(self._metadata, row)
+        tail = tail_of(self._metadata, row, own)
+        extents = with_tail(own, tail)
         now_ms = self._clock.now_ms()
         evidence = ObjectEvidence(
             row=row,
@@ -119,7 +129,8 @@ class ObjectExplainer:
             publishing=publishing,
             is_passed=self._is_passed(publishing),
             no_space=asked.no_space,
-            places=len(places) + left_out,
+            places=len(own),
+            tail=tail,
         )
         verdict = judge_object(evidence)
         half_life_days, stream = self._lifetime(row, now_ms)
@@ -138,11 +149,12 @@ class ObjectExplainer:
             next_ms=verdict.next_ms,
             publishing=publishing,
             landing_copy=copy,
-            places=places,
-            places_left_out=left_out,
+            places=[PlaceInBlock(one.block_id.hex(), one.offset, one.length) for one in extents[:PLACES_MAX]],
+            places_left_out=max(0, len(extents) - PLACES_MAX),
             block=None if block is None else _its_block(block),
             half_life_days=half_life_days,
             stream=stream,
+            its_parts=self._its_parts(row),
             unknown=asked.unknown,
             explained_ms=now_ms,
         )
@@ -155,6 +167,27 @@ class ObjectExplainer:
         age_days = (now_ms - row.created_ms) / DAY_MS
         half_life_days = round(lifetimes.half_life_days(bucket, age_days), 2)
         return half_life_days, stream_of(lifetimes, cuts_days, bucket, age_days)
+
+    def _its_parts(self, row: ObjectRow) -> ItsParts | None:
+        composition = row.composition
+        if composition is None:
+            return None
+        counts: Counter[ObjectState] = Counter()
+        waiting = None
+        after, prefix = "", parts_prefix(composition.upload_id)
+        while page := self._metadata.list_objects(parts_bucket(row.key.bucket), prefix, after, PAGE_PARTS):
+            after = page[-1].key.name
+            counts.update(part.state for part in page)
+            waiting = waiting or next((str(part.key) for part in page if part.state.in_landing), None)
+        return ItsParts(
+            parts=composition.parts,
+            there=counts.total(),
+            landed=counts[ObjectState.LANDED],
+            queued=counts[ObjectState.QUEUED],
+            packed=counts[ObjectState.PACKED],
+            large=counts[ObjectState.LARGE],
+            waiting=waiting,
+        )
 
     def _look(self, key: ObjectKey) -> tuple[ObjectRow, BlockRow | None]:
         try:
@@ -291,17 +324,6 @@ class ObjectExplainer:
             asked.no_space = str(error)
         except Transient as error:
             asked.unknown.append(f"whether there is room to pack: {error}")
-
-    # --- blocks -----------------------------------------------------------------------------------
-    def _places(self, row: ObjectRow) -> tuple[list[PlaceInBlock], int]:
-        if row.extent is not None:
-            extents = [row.extent]
-        elif row.state is ObjectState.LARGE:
-            extents = [segment.extent for segment in self._metadata.segments(row.object_id, row.version)]
-        else:
-            return [], 0
-        listed = [PlaceInBlock(one.block_id.hex(), one.offset, one.length) for one in extents[:PLACES_MAX]]
-        return listed, max(0, len(extents) - PLACES_MAX)
 
 
 def _its_block(row: BlockRow) -> ItsBlock:

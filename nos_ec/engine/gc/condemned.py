@@ -1,6 +1,7 @@
 """Condemning empty blocks, and deleting condemned ones after their grace period.
 
- 4  a block is deleted only when no row points into it, and not before its grace period is over
+ 4  a block is deleted only when no row points into it, and not before its grace period is over; the tail of a large
+    object (core.tails) is deleted just before the block that it is named after
 10  a run resumes where the last one was stopped: it deletes the blocks that the last one condemned
 """
 
@@ -13,6 +14,7 @@ import structlog
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.tails import tail_key
 from nos_ec.engine.audit_entries import block_deleted
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.ports.metadata import QUARANTINE, BlockRow
@@ -117,13 +119,15 @@ class CondemnedBlocks:
         return deleted
 
     def _delete(self, block: BlockRow, why: str) -> bool:
-        """Record it, delete the data, then the row, so that no data is orphaned. A failure does not stop the other
-        deletions. A block that was released from quarantine since it was found stays."""
+        """Record it, delete the tail, the data, then the row, so that nothing is orphaned. A failure does not stop the
+        other deletions. A block that was released from quarantine since it was found stays."""
         if block.writer == QUARANTINE:
             if not self._metadata.end_quarantine(block.block_id, block.delete_after_ms or 0):
                 return False
             kill_point("gc.quarantine_ended")
         self._trail.record([block_deleted(block, why)])
+        if self._metadata.delete_many([tail_key(block.block_id)], self._clock.now_ms()):
+            kill_point("gc.tail_deleted")
         try:
             self._blocks.delete(block.block_id)
         except Transient as error:

@@ -49,13 +49,29 @@ from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandedMove, LandingSegments, SegmentRow
 from nos_ec.ports.metadata.leases import Lease, Leases
 from nos_ec.ports.metadata.notes import NOTE_CHARS_MAX, Notes
-from nos_ec.ports.metadata.objects import EntryPage, NewLargeObject, NewObject, ObjectRow, Objects, Segment
+from nos_ec.ports.metadata.objects import (
+    EntryPage,
+    NewLargeObject,
+    NewObject,
+    ObjectRow,
+    Objects,
+    Segment,
+    TailOf,
+)
 from nos_ec.ports.metadata.rebuilding import Rebuilding, Rebuilt
 from nos_ec.ports.metadata.repairs import QUARANTINE, QUARANTINE_ENDED, Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
 from nos_ec.ports.metadata.survival import LivingObject, Survival, SurvivalRow
 from nos_ec.ports.metadata.trash import Trash, TrashMark, TrashPage
 from nos_ec.ports.metadata.uploads import Completes, PartOf, UploadRow, Uploads, UploadState, UploadStep
+from nos_ec.ports.metadata.versions import (
+    AddMarker,
+    DeleteVersion,
+    MarkerRow,
+    VersionEntry,
+    VersionPage,
+    Versions,
+)
 from nos_ec.ports.metadata.whole_store import Metadata, StoredTotals, Totals
 
 __all__ = [
@@ -65,6 +81,7 @@ __all__ = [
     "ROOT_ACCOUNT",
     "AccessKey",
     "AccessKeys",
+    "AddMarker",
     "BlockFacts",
     "BlockRow",
     "Blocks",
@@ -73,6 +90,7 @@ __all__ = [
     "Buckets",
     "CannedAcl",
     "Completes",
+    "DeleteVersion",
     "DocumentKind",
     "EntryPage",
     "Explanations",
@@ -86,6 +104,7 @@ __all__ = [
     "Lease",
     "Leases",
     "LivingObject",
+    "MarkerRow",
     "Metadata",
     "Move",
     "NewLargeObject",
@@ -110,6 +129,7 @@ __all__ = [
     "StoredTotals",
     "Survival",
     "SurvivalRow",
+    "TailOf",
     "Totals",
     "Trash",
     "TrashMark",
@@ -118,6 +138,9 @@ __all__ = [
     "UploadState",
     "UploadStep",
     "Uploads",
+    "VersionEntry",
+    "VersionPage",
+    "Versions",
     "WaitReason",
     "WaitingBlocks",
     "WaitingRow",

@@ -33,12 +33,15 @@ class CannedAcl(StrEnum):
 
 
 class DocumentKind(StrEnum):
-    """What a bucket may have besides its row: TAGS and CORS as they were sent, ACL as the gateway writes
-    it."""
+    """What a bucket may have besides its row: TAGS, CORS and POLICY as they were sent, ACL as the gateway writes it,
+    LIFECYCLE as `core.expiry` does, VERSIONING a word of `core.versions.Versioning`."""
 
     TAGS = "tags"
     ACL = "acl"
     CORS = "cors"
+    LIFECYCLE = "lifecycle"
+    POLICY = "policy"
+    VERSIONING = "versioning"
 
 
 class KeyState(StrEnum):
@@ -116,8 +119,10 @@ class Buckets(Protocol):
         no row."""
         ...
 
-    def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int) -> bool:
-        """Returns False if there is no such bucket."""
+    def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None = None) -> bool:
+        """Set the ACL and its document at once, so that a bucket never has the grants of one ACL and the kind of
+        another. grants: the document of kind ACL; None removes it. Returns False if there is no such bucket. Raises
+        InvalidInput for more than DOCUMENT_BYTES_MAX bytes."""
         ...
 
     def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
@@ -127,6 +132,11 @@ class Buckets(Protocol):
     def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
         """None removes it. Returns False if there is no such bucket. Raises InvalidInput for a body of more than
         DOCUMENT_BYTES_MAX bytes."""
+        ...
+
+    def documents_of(self, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
+        """One page of the documents of this kind, with the names of their buckets, by UTF-8 byte order of these. Passes
+        over the documents of other kinds: costs a step for each."""
         ...
 
     def grant(self, name: str, account: str, rights: Rights, now_ms: int) -> bool:

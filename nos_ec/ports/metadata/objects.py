@@ -8,23 +8,26 @@ from typing import Protocol
 
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError
-from nos_ec.core.ids import Extent, LandingId, ObjectKey
+from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.core.parts import Composition, composition_of
+from nos_ec.core.versions import Versioning, has_version_id, is_of_versions
 from nos_ec.ports.metadata.leases import Lease
 from nos_ec.ports.metadata.uploads import UploadStep
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectRow:
-    """The current version of one object. `landing_id` is set when state.in_landing, `extent` when PACKED.
+    """A version of one object, the current one unless it says otherwise.
+
+    `landing_id` is set when state.in_landing, `extent` when PACKED.
 
     `due_ms`: when the producer should publish it; set only in the rows that `due_objects` and `object_facts` return.
     `attributes`: see core.attributes; they belong to the version, and only `set_attributes` changes them.
     `trash_until_ms`: until when the trash keeps it, if it is a deleted version in the trash; set only in rows that
     methods of `Trash`, `objects_after`, `objects_with` and `object_facts` return. `trashed_ms`: when it was deleted,
-    likewise.
+    likewise. `is_noncurrent`: a version beside the current one (see `Versions`), likewise.
     """
 
     object_id: int
@@ -41,6 +44,22 @@ class ObjectRow:
     attributes: bytes = b""
     trash_until_ms: int | None = field(default=None, compare=False)
     trashed_ms: int | None = field(default=None, compare=False)
+    is_noncurrent: bool = field(default=False, compare=False)
+
+    @property
+    def has_version_id(self) -> bool:
+        """Whether the version has an id of its own (core.versions). Raises Corrupt."""
+        return has_version_id(self.attributes)
+
+    @property
+    def is_of_versions(self) -> bool:
+        """Whether its key may have noncurrent versions (core.versions). Raises Corrupt."""
+        return is_of_versions(self.attributes)
+
+    @property
+    def facts(self) -> tuple[int, int]:
+        """When it was stored, in seconds, and its bytes that users see: what conditions of a DELETE may ask for."""
+        return self.created_ms // 1000, self.users_size
 
     @property
     def composition(self) -> Composition | None:
@@ -72,6 +91,14 @@ class ObjectRow:
 
 
 @dataclass(frozen=True, slots=True)
+class TailOf:
+    """The object to be recorded is the tail of a large object whose last block this is. The block must be OPEN: so no
+    tail is recorded after its block was collected."""
+
+    block_id: BlockId
+
+
+@dataclass(frozen=True, slots=True)
 class NewObject:
     """An object to record: one whose bytes have landed, or an empty one (landing_id None, size 0)."""
 
@@ -84,7 +111,8 @@ class NewObject:
     """When the producer should publish it (creation time plus min_age)."""
     attributes: bytes = b""
     condition: Condition | None = None
-    step: UploadStep | None = None
+    step: UploadStep | TailOf | None = None
+    versioning: Versioning | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +127,8 @@ class Segment:
 class NewLargeObject:
     """A large object whose blocks have been written and acknowledged.
 
-    `block_stripes` gives the stripes of each block, in part order (one segment per block).
+    `block_stripes` gives the stripes of each block, in part order (one segment per block). `tail_bytes`: of the tail,
+    which was recorded before as an object of its own (core.tails); `size` counts them.
     """
 
     key: ObjectKey
@@ -112,6 +141,8 @@ class NewLargeObject:
     attributes: bytes = b""
     condition: Condition | None = None
     step: UploadStep | None = None
+    tail_bytes: int = 0
+    versioning: Versioning | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,34 +176,38 @@ class Objects(Protocol):
         Removes their landing ids from the deletion queue. The version is max(previous version + 1,
         now_ms * 1000). An overwritten landing copy is queued for deletion with `now_ms` as its time; an
         overwritten extent becomes dead bytes. Objects of one key are recorded in their order. The condition of each is
-        judged on the row that it would overwrite, locked, so after those before it.
+        judged on the row that it would overwrite, locked, so after those before it. With versioning, or when what is
+        current has a version id, that may become noncurrent instead (see `Versions`).
 
         Returns for each object its row, or why it alone was not recorded: a Transient when its landing id has been
         doomed meanwhile (the PUT took longer than its reservation), or is a record of a segment of the landing log that
         is not OPEN; PreconditionFailed or NotFound when its condition does not hold; NoSuchUpload or Conflict when its
-        step of an upload cannot be taken. In the last two cases its landing copy stays reserved. together: record all
+        step of an upload cannot be taken, Conflict when the block of a tail is not OPEN. In the last three cases its
+        landing copy stays reserved. together: record all
         of them or none; raises the first such error. May be called again with the same objects after any error: those
         that an earlier call recorded are not recorded twice, and their conditions are not judged again. An empty object
         has nothing by which it is recognised, so its condition is.
         """
         ...
 
-    def next_version(self, key: ObjectKey, now_ms: int) -> int:
-        """A version for a large PUT that starts now: max(current version + 1, now_ms * 1000)."""
+    def next_version(self, key: ObjectKey, now_ms: int, *, of_all: bool = False) -> int:
+        """A version for a large PUT that starts now: max(current version + 1, now_ms * 1000). of_all: without a current
+        one, the newest noncurrent version or marker counts."""
         ...
 
     def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool:
         """Make a large object the current version of its key, seal its blocks, release what it overwrites.
 
         Returns False when a version that is at least as new has been recorded meanwhile: the two PUTs were
-        concurrent, this one counts as the first, and its blocks are sealed as dead. So it is when its condition does
+        concurrent, this one counts as the first, and its blocks are sealed as dead. With ENABLED it becomes a
+        noncurrent version then, and True is returned. False also when its condition does
         not hold, or its step of an upload cannot be taken. Raises LeaseLost.
         """
         ...
 
     def set_attributes(self, row: ObjectRow, attributes: bytes) -> bool:
         """Replace the attributes of a version, which stays the same version. Returns False, and changes nothing, when
-        it is not the current one any more (it was overwritten, deleted, or is in the trash), or when its attributes are
+        it is not there any more (it was overwritten, deleted, or is in the trash), or when its attributes are
         neither those of `row` nor `attributes`: somebody else has changed them."""
         ...
 
@@ -191,7 +226,8 @@ class Objects(Protocol):
         """Remove the object and release its bytes as `record_puts` does. Raises NotFound, which carries the key, and
         PreconditionFailed when its `condition` does not hold.
 
-        until_ms: put it into the trash instead, which keeps it until then (see `Trash`). Nothing is released.
+        until_ms: put it into the trash instead, which keeps it until then (see `Trash`). Nothing is released. A version
+        that has an id becomes noncurrent instead, below a delete marker (see `Versions`).
         """
         ...
 
@@ -201,6 +237,11 @@ class Objects(Protocol):
         Returns the rows that existed, in the order of `keys`. A key without an object is no error, and a key that
         is listed twice counts once. Called again after a Transient, it returns only the rows that still existed.
         """
+        ...
+
+    def delete_unchanged(self, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
+        """Remove those of these versions that are still current and have the same attributes, as `delete_many` does.
+        Returns them. An object that was overwritten or changed meanwhile stays."""
         ...
 
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:

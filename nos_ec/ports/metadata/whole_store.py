@@ -25,6 +25,7 @@ from nos_ec.ports.metadata.scrubbing import Scrubbing
 from nos_ec.ports.metadata.survival import Survival
 from nos_ec.ports.metadata.trash import Trash
 from nos_ec.ports.metadata.uploads import Uploads
+from nos_ec.ports.metadata.versions import Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,13 @@ class Totals:
     dead_bytes: int
     overhead_bytes: int
     packed_objects: int
-    """Objects that share stripes with others. Large objects have blocks of their own and are not counted here."""
+    """Objects that share stripes with others. Large objects have blocks of their own and are not counted here, nor are
+    their tails."""
     large_objects: int
     large_bytes: int
-    """Part of live_bytes."""
+    """Part of live_bytes, with the tails that are packed."""
     landed_objects: int
+    """With the tails of large objects: they wait like small objects."""
     landed_bytes: int
     queued_objects: int
     queued_bytes: int
@@ -80,8 +83,9 @@ class Totals:
         """Stored / live bytes, without condemned blocks, as GC counts; None without live bytes."""
         return ratio(self.live_bytes + self.dead_bytes - self.condemned_dead_bytes, self.live_bytes)
 
-    def raw_cost(self, geometry: Geometry) -> RawCost | None:
-        """What a live byte in blocks costs on the disks, part by part; None without live bytes."""
+    def raw_cost(self, geometry: Geometry, header_share: float | None = None) -> RawCost | None:
+        """What a live byte in blocks costs on the disks, part by part; None without live bytes. header_share: see
+        `StoredParts`."""
         sealed_dead_bytes = self.dead_bytes - self.open_dead_bytes - self.condemned_dead_bytes
         parts = StoredParts(
             self.live_bytes,
@@ -89,8 +93,14 @@ class Totals:
             self.open_dead_bytes,
             self.condemned_dead_bytes,
             self.overhead_bytes,
+            header_share,
         )
         return raw_cost(parts, geometry)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the objects that wait to be packed: one landing copy of each."""
+        return self.landed_bytes + self.queued_bytes
 
     def dead_ratio(self, geometry: Geometry) -> float | None:
         """The share of all stripes that dead bytes take. With utilisation and overhead_ratio it adds up to 1."""
@@ -125,6 +135,7 @@ class StoredTotals:
 class Metadata(
     Objects,
     Trash,
+    Versions,
     Buckets,
     AccessKeys,
     Uploads,

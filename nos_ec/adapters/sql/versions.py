@@ -1,0 +1,479 @@
+"""Noncurrent versions and delete markers (docs/adr/0034).
+
+What is done to one key is done one after the other, although a key without a current version has no row to lock:
+
+  - Whoever finds a current version locks its row, and whoever waits for it looks again.
+  - Two that make a row current at the same time are a duplicate in the index of keys: one of them is run again.
+  - Whoever adds a version or a marker without having found a current one looks afterwards, by a locking read, whether
+    another one has come meanwhile that is at least as new: `raise_if_newer`, and `add_marker`. Each is in the table
+    before it looks, so at least one of two finds the other, or both wait, and one is ended as a deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Select,
+    SmallInteger,
+    and_,
+    bindparam,
+    literal,
+    or_,
+    select,
+    union_all,
+    update,
+)
+
+from nos_ec.adapters.sql import objects
+from nos_ec.adapters.sql.entries import Start, behind, start_of
+from nos_ec.adapters.sql.json_rows import JsonRows, looked_up
+from nos_ec.adapters.sql.retired import (
+    COLUMNS,
+    IS_NULL,
+    LOCK_NEWEST,
+    NEWEST,
+    OF_KEY,
+    OF_RANK,
+    REMOVE,
+    add_markers,
+    discard,
+    lock_rows,
+    named,
+    newest_versions,
+    rank_of,
+    remove,
+    remove_nulls,
+    retire,
+    stays,
+)
+from nos_ec.adapters.sql.rows import (
+    FIRST_MARK,
+    LIVE,
+    TRASH_COLUMNS,
+    by_index,
+    by_primary,
+    marked_row,
+    prefix_end,
+    require_all,
+)
+from nos_ec.adapters.sql.schema import OBJECTS, VERSIONS, utf8
+from nos_ec.core.conditions import Condition
+from nos_ec.core.errors import NosError, NotFound
+from nos_ec.core.folders import folder_of
+from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, ObjectKey
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.versions import VERSION_MAX, Versioning
+from nos_ec.ports.metadata import (
+    AddMarker,
+    DeleteVersion,
+    MarkerRow,
+    ObjectRow,
+    VersionEntry,
+    VersionPage,
+)
+
+_O, _V = OBJECTS.c, VERSIONS.c
+_RANKS = JsonRows("ranks", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX, age_rank=0)
+
+FIND = by_index(select(*COLUMNS), VERSIONS, "PRIMARY").where(*OF_RANK)
+FIND_NULL = (
+    by_index(select(*COLUMNS), VERSIONS, "versions_by_null").where(IS_NULL, *OF_KEY).order_by(_V.age_rank).limit(1)
+)
+LOCK_NEWER = looked_up(
+    select(_V.age_rank)
+    .join_from(
+        _RANKS.table,
+        VERSIONS,
+        and_(_V.bucket == _RANKS["bucket"], _V.name == _RANKS["name"], _V.age_rank <= _RANKS["age_rank"]),
+    )
+    .with_for_update(of=VERSIONS),
+    VERSIONS,
+)
+LISTED = looked_up(
+    select(_V.object_id).join_from(
+        _RANKS.table,
+        VERSIONS,
+        and_(_V.bucket == _RANKS["bucket"], _V.name == _RANKS["name"], _V.age_rank == _RANKS["age_rank"]),
+    ),
+    VERSIONS,
+)
+SET_BACK = by_primary(update(OBJECTS)).where(_O.object_id == bindparam("of_object", type_=BigInteger))
+ROW = by_index(select(*TRASH_COLUMNS), OBJECTS, "PRIMARY").where(
+    _O.object_id == bindparam("object_id", type_=BigInteger)
+)
+HOLDS_VERSION = (
+    by_index(select(_V.age_rank), VERSIONS, "PRIMARY")
+    .where(_V.bucket == bindparam("bucket", type_=_V.bucket.type))
+    .limit(1)
+)
+
+
+class Overtaken(Exception):
+    """Another transaction has changed the same key meanwhile: run this one again."""
+
+
+# --- with PUTs ----------------------------------------------------------------------------------------
+def number_for(connection: Connection, key: ObjectKey, now_ms: int) -> int:
+    """See `Objects.next_version`."""
+    row = objects.find(connection, key)
+    newest = connection.execute(NEWEST, named(key)).first() if row is None else None
+    previous = row.version if row is not None else None if newest is None else VERSION_MAX - newest.age_rank
+    return objects.next_version(previous, now_ms)
+
+
+def of_number(connection: Connection, key: ObjectKey, version: int) -> ObjectRow | None:
+    """The noncurrent version of this number, whatever its id; None if there is none, or it is a marker."""
+    found = connection.execute(FIND, {**named(key), "age_rank": rank_of(version)}).first()
+    if found is None or found.object_id is None:
+        return None
+    row = connection.execute(ROW, {"object_id": found.object_id}).first()
+    return None if row is None else marked_row(row)
+
+
+def raise_if_newer(connection: Connection, numbers: Mapping[ObjectKey, int]) -> None:
+    """Raises Overtaken if one of these keys, which had no current version, got a marker meanwhile that is newer than
+    the version of this number."""
+    if numbers:
+        ranks = sorted((utf8(key.bucket), utf8(key.name), rank_of(version)) for key, version in numbers.items())
+        if connection.execute(LOCK_NEWER, _RANKS.dump(ranks)).first() is not None:
+            raise Overtaken
+
+
+# --- DELETE -------------------------------------------------------------------------------------------
+def delete_all(
+    connection: Connection, deletions: Sequence[DeleteVersion | AddMarker], now_ms: int, until_ms: int | None
+) -> list[VersionEntry | NosError | None]:
+    """See `Versions.delete_versions`."""
+    answers: list[VersionEntry | NosError | None] = []
+    for one in deletions:
+        try:
+            if isinstance(one, AddMarker):
+                answers.append(add_marker(connection, one.key, one.versioning, one.condition, now_ms, until_ms))
+            else:
+                answers.append(_delete_version(connection, one, now_ms, until_ms))
+        except _Refused as refused:
+            answers.append(refused.error)
+    kill_point("metadata.delete_versions.before_commit")
+    return answers
+
+
+class _Refused(Exception):
+    def __init__(self, error: NosError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _require(key: ObjectKey, condition: Condition | None, row: ObjectRow | None) -> None:
+    if condition is not None:
+        refusal = condition.refusal(key, None if row is None else row.tag, None if row is None else row.facts)
+        if refusal is not None:
+            raise _Refused(refusal)
+
+
+def add_marker(
+    connection: Connection,
+    key: ObjectKey,
+    versioning: Versioning,
+    condition: Condition | None,
+    now_ms: int,
+    until_ms: int | None,
+) -> VersionEntry:
+    """Delete an object by a marker. Raises Overtaken."""
+    current = objects.lock(connection, key)
+    _require(key, condition, current)
+    is_null = versioning is Versioning.SUSPENDED
+    newest = newest_versions(connection, [key]).get(key, 0)
+    version = objects.next_version(max(newest, 0 if current is None else current.version), now_ms)
+    if current is not None and stays(current, versioning):
+        retire(connection, [current])
+    elif current is not None:
+        discard(connection, [current], now_ms, until_ms)
+    if is_null:
+        remove_nulls(connection, [key], now_ms)
+    marker = VersionEntry(key, version, now_ms, is_null, None, is_latest=True)
+    add_markers(connection, [marker])
+    if current is None and objects.lock(connection, key) is not None:
+        raise Overtaken
+    return marker
+
+
+def _delete_version(
+    connection: Connection, deletion: DeleteVersion, now_ms: int, until_ms: int | None
+) -> VersionEntry | None:
+    key = deletion.key
+    current = objects.lock(connection, key)
+    if current is not None and _is_asked(current, deletion.version):
+        _require(key, deletion.condition, current)
+        discard(connection, [current], now_ms, until_ms)
+        if deletion.version is None:
+            remove_nulls(connection, [key], now_ms)
+        _promote(connection, key)
+        return VersionEntry(key, current.version, current.created_ms, not current.has_version_id, current, True)
+    found = connection.execute(*_asked(key, deletion.version, lock=True)).first()
+    if found is None:
+        _require(key, deletion.condition, None)
+        return None
+    row = None
+    if found.object_id is not None:
+        row = lock_rows(connection, [found.object_id]).get(found.object_id)
+    _require(key, deletion.condition, row)
+    remove(connection, [found])
+    if row is not None:
+        discard(connection, [row], now_ms, until_ms)
+    if deletion.version is None:
+        remove_nulls(connection, [key], now_ms)
+    if current is None:
+        _promote(connection, key)
+    return _entry(found, row)
+
+
+def _is_asked(row: ObjectRow, version: int | None) -> bool:
+    return not row.has_version_id if version is None else row.has_version_id and row.version == version
+
+
+def _asked(key: ObjectKey, version: int | None, *, lock: bool = False) -> tuple[Select[Any], dict[str, Any]]:
+    query = FIND_NULL if version is None else FIND.where(_V.is_null == 0)
+    rank = {} if version is None else {"age_rank": rank_of(version)}
+    return query.with_for_update() if lock else query, {**named(key), **rank}
+
+
+def _promote(connection: Connection, key: ObjectKey) -> None:
+    """Make the newest noncurrent version current, if it is no marker."""
+    newest = connection.execute(LOCK_NEWEST, named(key)).first()
+    if newest is None or newest.object_id is None:
+        return
+    changed = connection.execute(SET_BACK.values(trashed=LIVE), {"of_object": newest.object_id}).rowcount
+    require_all(changed, 1, "objects")
+    remove(connection, [newest])
+
+
+# --- reading ------------------------------------------------------------------------------------------
+def find(connection: Connection, key: ObjectKey, version: int | None) -> VersionEntry:
+    """See `Versions.version`. Looks again at the current one, which a version may have become meanwhile."""
+    for _ in range(3):
+        current = objects.find(connection, key)
+        if current is not None and _is_asked(current, version):
+            return VersionEntry(key, current.version, current.created_ms, not current.has_version_id, current, True)
+        found = connection.execute(*_asked(key, version)).first()
+        if found is None:
+            again = objects.find(connection, key)
+            if again is None or (current is not None and again.version == current.version):
+                break
+            continue
+        if found.object_id is None:
+            return _entry(found, None, is_latest=current is None and _is_newest(connection, found))
+        row = connection.execute(ROW, {"object_id": found.object_id}).first()
+        if row is not None and row.trashed < FIRST_MARK:
+            return _entry(found, marked_row(row))
+    raise NotFound(f"object {key} has no version {'null' if version is None else version}", key=key)
+
+
+def _is_newest(connection: Connection, found: Any) -> bool:
+    newest = connection.execute(NEWEST, {"bucket": found.bucket, "name": found.name}).first()
+    return newest is not None and bool(newest.age_rank == found.age_rank)
+
+
+def latest_marker(connection: Connection, key: ObjectKey) -> VersionEntry | None:
+    """See `Versions.latest_marker`."""
+    newest = connection.execute(NEWEST, named(key)).first()
+    return None if newest is None or newest.object_id is not None else _entry(newest, None, is_latest=True)
+
+
+def same(connection: Connection, row: ObjectRow) -> ObjectRow | None:
+    """See `Versions.same_version`."""
+    found = connection.execute(ROW, {"object_id": row.object_id}).first()
+    if found is None or found.version != row.version or found.trashed >= FIRST_MARK:
+        return None
+    return marked_row(found)
+
+
+def _entry(found: Any, row: ObjectRow | None, *, is_latest: bool = False) -> VersionEntry:
+    key = ObjectKey(found.bucket, found.name)
+    return VersionEntry(key, VERSION_MAX - found.age_rank, found.created_ms, bool(found.is_null), row, is_latest)
+
+
+# --- listing ------------------------------------------------------------------------------------------
+FIRST_ROWS = 2
+GROWTH = 8
+
+
+def list_versions(
+    connection: Connection,
+    bucket: str,
+    prefix: str,
+    delimiter: str,
+    after: tuple[str, int | None],
+    limit: int,
+    is_late: Callable[[], bool],
+) -> VersionPage:
+    """See `Versions.list_versions`. Walks as `entries.list_entries` does, along both tables at once."""
+    found: list[VersionEntry | str] = []
+    name, version = after
+    start, end = start_of(prefix, delimiter, name), prefix_end(utf8(prefix))
+    rank = None
+    if version is not None and start == Start(utf8(name), itself=False):
+        rank = rank_of(version)
+    rows_max = FIRST_ROWS if delimiter else limit + 1
+    last_name = None if rank is None else name
+    while len(found) <= limit:
+        asked = min(rows_max, limit + 1 - len(found))
+        rows = _walk(connection, bucket, start, rank, end, asked)
+        folder = None
+        for row in rows:
+            folder = folder_of(row.key.name, prefix, delimiter)
+            if folder is None:
+                found.append(replace(row, is_latest=row.key.name != last_name))
+                last_name = row.key.name
+            elif not found or found[-1] != folder:
+                found.append(folder)
+        if len(rows) < asked:
+            break
+        if folder is None:
+            start, rank = Start(utf8(rows[-1].key.name), itself=False), _rank_behind(rows[-1])
+        else:
+            start, rank = behind(folder), None
+        rows_max = rows_max * GROWTH if folder is None else FIRST_ROWS
+        if len(found) <= limit and is_late():
+            return VersionPage(found, _after(found[-1]))
+    return VersionPage(found[:limit], _after(found[limit - 1]) if len(found) > limit else None)
+
+
+def _rank_behind(entry: VersionEntry) -> int:
+    """-1 behind the current version: whatever their numbers are, the others come after it."""
+    return -1 if entry.row is not None and not entry.row.is_noncurrent else rank_of(entry.version)
+
+
+def _after(entry: VersionEntry | str) -> tuple[str, int | None]:
+    return (entry, None) if isinstance(entry, str) else (entry.key.name, entry.version)
+
+
+def _walk(
+    connection: Connection, bucket: str, start: Start, rank: int | None, end: bytes | None, limit: int
+) -> list[VersionEntry]:
+    """The next entries, in order: one statement, so that nothing is between two tables meanwhile. rank: begin with
+    those of the name of `start` that are behind it."""
+    current = by_index(
+        select(
+            _O.bucket,
+            _O.name,
+            literal(-1, BigInteger).label("age_rank"),
+            _O.object_id,
+            literal(0, SmallInteger).label("is_null"),
+            _O.created_ms,
+        ),
+        OBJECTS,
+        "objects_by_trash_key",
+    ).where(_O.trashed == LIVE, _O.bucket == bucket, *_from(_O.name, start, end))
+    parts = [
+        current.order_by(_O.trashed, _O.bucket, _O.name),
+        by_index(select(*COLUMNS), VERSIONS, "PRIMARY")
+        .where(_V.bucket == bucket, *_from(_V.name, start, end))
+        .order_by(_V.bucket, _V.name, _V.age_rank),
+    ]
+    if rank is not None:
+        parts.append(
+            by_index(select(*COLUMNS), VERSIONS, "PRIMARY")
+            .where(_V.bucket == bucket, _V.name == start.name, _V.age_rank > rank)
+            .order_by(_V.bucket, _V.name, _V.age_rank)
+        )
+    walks = [part.limit(limit).subquery(f"walk_{number}") for number, part in enumerate(parts)]
+    walked = union_all(*(select(*walk.c) for walk in walks)).subquery("walked")
+    columns = [walked.c.bucket, walked.c.name, walked.c.age_rank, walked.c.is_null, walked.c.created_ms]
+    query = (
+        select(*columns, *TRASH_COLUMNS)
+        .join_from(walked, OBJECTS, _O.object_id == walked.c.object_id, isouter=True)
+        .order_by(walked.c.bucket, walked.c.name, walked.c.age_rank)
+        .limit(limit)
+    )
+    return [_walked(row) for row in connection.execute(query)]
+
+
+def _walked(found: Sequence[Any]) -> VersionEntry:
+    bucket, name, rank, is_null, created_ms = found[:5]
+    key = ObjectKey(bucket, name)
+    if found[5] is None:
+        return VersionEntry(key, VERSION_MAX - rank, created_ms, bool(is_null), None)
+    row = marked_row(found[5:])
+    return VersionEntry(key, row.version, row.created_ms, not row.has_version_id, row)
+
+
+def _from(name: Any, start: Start, end: bytes | None) -> list[Any]:
+    least = bindparam(None, start.name, type_=name.type)
+    bounds = [name >= least if start.itself else name > least]
+    return bounds if end is None else [*bounds, name < bindparam(None, end, type_=name.type)]
+
+
+# --- whole tables -------------------------------------------------------------------------------------
+def page(
+    connection: Connection, after: tuple[ObjectKey, int] | None, limit: int
+) -> list[tuple[ObjectKey, int, int | None]]:
+    """See `Versions.noncurrent_after`."""
+    rows = connection.execute(_behind(select(*COLUMNS), after).limit(limit))
+    return [(ObjectKey(row.bucket, row.name), VERSION_MAX - row.age_rank, row.object_id) for row in rows]
+
+
+def markers(connection: Connection, after: tuple[ObjectKey, int] | None, limit: int) -> list[MarkerRow]:
+    """See `Versions.markers_after`."""
+    rows = connection.execute(_behind(select(*COLUMNS), after).where(_V.object_id.is_(None)).limit(limit))
+    return [
+        MarkerRow(ObjectKey(row.bucket, row.name), VERSION_MAX - row.age_rank, row.created_ms, bool(row.is_null))
+        for row in rows
+    ]
+
+
+def _behind(query: Select[Any], after: tuple[ObjectKey, int] | None) -> Select[Any]:
+    query = by_index(query, VERSIONS, "PRIMARY").order_by(_V.bucket, _V.name, _V.age_rank)
+    if after is None:
+        return query
+    key, rank = after[0], rank_of(after[1])
+    bucket, name = (bindparam(None, utf8(text), type_=_V.name.type) for text in (key.bucket, key.name))
+    in_name = and_(_V.name == name, _V.age_rank > rank)
+    return query.where(
+        _V.bucket >= bucket, or_(_V.bucket > bucket, and_(_V.bucket == bucket, or_(_V.name > name, in_name)))
+    )
+
+
+def restore_markers(connection: Connection, rows: Sequence[MarkerRow]) -> None:
+    """See `Versions.restore_markers`."""
+    found = [{"of_bucket": row.key.bucket, "of_name": row.key.name, "of_rank": rank_of(row.version)} for row in rows]
+    connection.execute(REMOVE, found)
+    add_markers(connection, rows)
+
+
+def settle(connection: Connection, rows: Sequence[ObjectRow]) -> None:
+    """See `Versions.settle_versions`."""
+    there = lock_rows(connection, [row.object_id for row in rows])
+    kept = [row for row in there.values() if row.trash_until_ms is not None]
+    ranks = [{"of_bucket": row.key.bucket, "of_name": row.key.name, "of_rank": rank_of(row.version)} for row in kept]
+    if kept:
+        connection.execute(REMOVE, ranks)
+        retire(connection, kept)
+
+
+def order(connection: Connection, keys: Sequence[ObjectKey]) -> None:
+    """See `Versions.order_versions`."""
+    for key in keys:
+        current = objects.lock(connection, key)
+        if current is None:
+            _promote(connection, key)
+            continue
+        newest = connection.execute(LOCK_NEWEST, named(key)).first()
+        if newest is not None and VERSION_MAX - newest.age_rank > current.version:
+            retire(connection, [current])
+            _promote(connection, key)
+
+
+def listed(connection: Connection, rows: Sequence[ObjectRow]) -> frozenset[int]:
+    """See `Versions.listed_as_noncurrent`."""
+    ranks = sorted((utf8(row.key.bucket), utf8(row.key.name), rank_of(row.version)) for row in rows)
+    return frozenset(one for one in connection.execute(LISTED, _RANKS.dump(ranks)).scalars() if one is not None)
+
+
+def holds_version(connection: Connection, bucket: str) -> bool:
+    """Whether a bucket has a noncurrent version, or a marker."""
+    return connection.execute(HOLDS_VERSION, {"bucket": bucket}).first() is not None

@@ -1,0 +1,200 @@
+"""When the objects and uploads of a bucket expire: the rules of its lifecycle, and how they are stored.
+
+An object with several rules expires by the first that is due. Days are counted from its PUT and rounded up to the next
+midnight UTC, so that one walk a day finds all that has expired. Source: "Lifecycle configuration elements" of the S3
+user guide. A day has `day_ms` milliseconds, so that tests need not wait for days.
+
+Stored is JSON, compressed with zlib, because the rules of a bucket are much alike.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+from nos_ec.core.attributes import decode_attributes
+from nos_ec.core.errors import Corrupt
+
+DAY_MS = 86_400_000
+RULES_MAX = 1_000
+TAGS_ATTRIBUTE = "s3:tags"
+"""The attribute of an object that has its tags, as in a query."""
+_VERSION = 1
+_STORED_BYTES_MAX = 4 << 20
+"""Of the JSON. 1,000 rules with the longest prefixes and tags have less."""
+
+Tags = Callable[[], Mapping[str, str] | None]
+"""The tags of an object; None if they cannot be read, and then no rule that asks for tags applies."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryRule:
+    """One rule. It applies to objects whose name begins with `prefix`, that have all of `tags`, and whose size is more
+    than `size_above` and less than `size_below`, in bytes.
+
+    days, date_ms: when they expire; at most one is set. abort_days: when uploads that nobody completes are aborted.
+    form: how a client has written the conditions, so that it gets them back alike; the gateway knows the words.
+    """
+
+    rule_id: str
+    enabled: bool = True
+    prefix: str = ""
+    tags: tuple[tuple[str, str], ...] = ()
+    size_above: int | None = None
+    size_below: int | None = None
+    days: int | None = None
+    date_ms: int | None = None
+    abort_days: int | None = None
+    form: str = "filter"
+
+    @property
+    def expires_objects(self) -> bool:
+        """Whether objects expire by it."""
+        return self.enabled and (self.days is not None or self.date_ms is not None)
+
+
+class Expiry(NamedTuple):
+    """When something expires, and the id of the rule that says so."""
+
+    due_ms: int
+    rule_id: str
+
+
+class BucketRules:
+    """The enabled rules of a bucket. A look-up costs a step for each length that a prefix has, and each rule that has a
+    matching one. Any number of threads may ask."""
+
+    def __init__(self, rules: Iterable[ExpiryRule], day_ms: int = DAY_MS) -> None:
+        self._day_ms = day_ms
+        enabled = [rule for rule in rules if rule.enabled]
+        self._expiring = _Prefixes(rule for rule in enabled if rule.expires_objects)
+        self._aborting = _Prefixes(rule for rule in enabled if rule.abort_days is not None)
+
+    def expiry(self, name: str, size: int, tags: Tags, born_ms: int) -> Expiry | None:
+        """When an object expires that was PUT at `born_ms`; None for never."""
+        found = [
+            Expiry(self._due_ms(rule, born_ms), rule.rule_id)
+            for rule in self._expiring.matching(name)
+            if _applies(rule, size, tags)
+        ]
+        return min(found, default=None)
+
+    def abort(self, name: str, begun_ms: int) -> Expiry | None:
+        """When an upload is aborted that was begun at `begun_ms`; None for never."""
+        found = [
+            Expiry(_midnight(begun_ms + (rule.abort_days or 0) * self._day_ms, self._day_ms), rule.rule_id)
+            for rule in self._aborting.matching(name)
+        ]
+        return min(found, default=None)
+
+    def walked(self, now_ms: int) -> list[str]:
+        """The prefixes below which something can have expired, in the order of their UTF-8 bytes. None begins with
+        another one, so that no name is looked at twice."""
+        return _outermost(
+            prefix
+            for prefix, rules in self._expiring.rules.items()
+            if any(rule.date_ms is None or rule.date_ms <= now_ms for rule in rules)
+        )
+
+    def aborted(self) -> list[str]:
+        """The same of uploads."""
+        return _outermost(self._aborting.rules)
+
+    def _due_ms(self, rule: ExpiryRule, born_ms: int) -> int:
+        if rule.date_ms is not None:
+            return rule.date_ms
+        assert rule.days is not None
+        return _midnight(born_ms + rule.days * self._day_ms, self._day_ms)
+
+
+def tags_of(attributes: bytes) -> Mapping[str, str] | None:
+    """The tags among the attributes of an object; None if they are damaged."""
+    try:
+        return dict(parse_qsl(decode_attributes(attributes).get(TAGS_ATTRIBUTE, ""), keep_blank_values=True))
+    except (Corrupt, ValueError):
+        return None
+
+
+def encode_rules(rules: Sequence[ExpiryRule]) -> bytes:
+    """As a bucket has them."""
+    said = [{name: value for name, value in asdict(rule).items() if value is not None} for rule in rules]
+    return zlib.compress(json.dumps({"version": _VERSION, "rules": said}, separators=(",", ":")).encode(), 9)
+
+
+def decode_rules(body: bytes) -> list[ExpiryRule]:
+    """What `encode_rules` made these bytes of. Raises Corrupt for any others."""
+    try:
+        reader = zlib.decompressobj()
+        text = reader.decompress(body, _STORED_BYTES_MAX)
+        data: dict[str, Any] = json.loads(text)
+        if data["version"] != _VERSION:
+            raise Corrupt(f"lifecycle rules of version {data['version']!r}; this release knows {_VERSION}")
+        return [_rule(one) for one in data["rules"]]
+    except (zlib.error, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise Corrupt("lifecycle rules that cannot be read") from None
+
+
+_TYPES = {
+    "rule_id": str,
+    "enabled": bool,
+    "prefix": str,
+    "size_above": int,
+    "size_below": int,
+    "days": int,
+    "date_ms": int,
+    "abort_days": int,
+    "form": str,
+}
+assert {one.name for one in fields(ExpiryRule)} == {*_TYPES, "tags"}
+
+
+def _rule(data: dict[str, Any]) -> ExpiryRule:
+    tags = tuple((str(key), str(value)) for key, value in data.pop("tags", ()))
+    if any(type(value) is not _TYPES[name] for name, value in data.items()):
+        raise ValueError
+    return ExpiryRule(**data, tags=tags)
+
+
+def _midnight(time_ms: int, day_ms: int) -> int:
+    """The next one, or this one."""
+    return -(-time_ms // day_ms) * day_ms
+
+
+class _Prefixes:
+    """Rules by their prefix."""
+
+    def __init__(self, rules: Iterable[ExpiryRule]) -> None:
+        self.rules: dict[str, list[ExpiryRule]] = {}
+        for rule in rules:
+            self.rules.setdefault(rule.prefix, []).append(rule)
+        self._lengths = sorted(set(map(len, self.rules)))
+
+    def matching(self, name: str) -> Iterable[ExpiryRule]:
+        """Those with which a name begins."""
+        for length in self._lengths:
+            if length > len(name):
+                break
+            yield from self.rules.get(name[:length], ())
+
+
+def _applies(rule: ExpiryRule, size: int, tags: Tags) -> bool:
+    if rule.size_above is not None and size <= rule.size_above:
+        return False
+    if rule.size_below is not None and size >= rule.size_below:
+        return False
+    if not rule.tags:
+        return True
+    has = tags()
+    return has is not None and all(has.get(key) == value for key, value in rule.tags)
+
+
+def _outermost(prefixes: Iterable[str]) -> list[str]:
+    found: list[str] = []
+    for prefix in sorted(prefixes, key=lambda one: one.encode("utf-8", "surrogatepass")):
+        if not found or not prefix.startswith(found[-1]):
+            found.append(prefix)
+    return found

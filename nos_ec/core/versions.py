@@ -1,0 +1,46 @@
+"""Versions of objects, as S3 has them (docs/adr/0034).
+
+A version has an id of its own if it was stored while its bucket was Enabled. An attribute of the store's own says so,
+which goes wherever the version goes: so blocks tell it, too. All others are null versions; the attribute says so of
+those that were stored when their keys may have had other versions.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from nos_ec.core.attributes import decode_attributes, encode_attributes
+
+VERSION_MAX = 2**63 - 1
+_ATTRIBUTE = "nos_ec:version"
+_SAID = _ATTRIBUTE.encode()
+_OWN_ID, _NULL = "1", "null"
+
+
+class Versioning(StrEnum):
+    """What a bucket does with versions. One that never was Enabled has neither."""
+
+    ENABLED = "Enabled"
+    """What is overwritten or deleted stays, and each version has an id."""
+    SUSPENDED = "Suspended"
+    """Versions with ids stay. What is stored now replaces the null version."""
+
+
+def as_version(attributes: bytes) -> bytes:
+    """These attributes, of a version that has an id. Raises InvalidInput if they are too many."""
+    return encode_attributes({**decode_attributes(attributes), _ATTRIBUTE: _OWN_ID})
+
+
+def as_null_version(attributes: bytes) -> bytes:
+    """These attributes, of a null version of a key that may have others. Raises InvalidInput if they are too many."""
+    return encode_attributes({**decode_attributes(attributes), _ATTRIBUTE: _NULL})
+
+
+def is_of_versions(attributes: bytes) -> bool:
+    """Whether they are those of a version whose key may have others. Raises Corrupt."""
+    return _SAID in attributes and _ATTRIBUTE in decode_attributes(attributes)
+
+
+def has_version_id(attributes: bytes) -> bool:
+    """Whether the attributes are those of a version that has an id. Raises Corrupt."""
+    return _SAID in attributes and decode_attributes(attributes).get(_ATTRIBUTE) == _OWN_ID

@@ -1,0 +1,55 @@
+"""Checks that noncurrent versions that are listed have objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from nos_ec.core.findings import Finding, FindingKind
+from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.check.second_look import SecondLook
+from nos_ec.ports.metadata import Metadata, ObjectRow
+
+PAGE_ROWS = 1000
+
+_Listed = tuple[ObjectKey, int, int | None]
+
+
+def without_object(metadata: Metadata, second: SecondLook) -> Iterator[Finding]:
+    """Noncurrent versions without an object. Raises Transient."""
+    after: tuple[ObjectKey, int] | None = None
+    while page := metadata.noncurrent_after(after, PAGE_ROWS):
+        after = page[-1][0], page[-1][1]
+        for one in _wrong(page, metadata):
+            yield from second.doubt(partial(_again, one, metadata))
+
+
+def noncurrent_of(key: ObjectKey, metadata: Metadata) -> Iterator[Sequence[ObjectRow]]:
+    """The noncurrent versions of a key, page by page."""
+    after = key, 2**63 - 1
+    while page := metadata.noncurrent_after(after, PAGE_ROWS):
+        own = [one for one in page if one[0] == key]
+        if own:
+            yield list(metadata.objects_with([object_id for *_, object_id in own if object_id is not None]).values())
+        if len(own) < PAGE_ROWS:
+            return
+        after = own[-1][0], own[-1][1]
+
+
+def _wrong(page: Sequence[_Listed], metadata: Metadata) -> list[_Listed]:
+    ids = [object_id for *_, object_id in page if object_id is not None]
+    rows = metadata.objects_with(ids)
+    return [one for one in page if one[2] is not None and not _fits(one, rows.get(one[2]))]
+
+
+def _fits(listed: _Listed, row: ObjectRow | None) -> bool:
+    return row is not None and row.is_noncurrent and (row.key, row.version) == listed[:2]
+
+
+def _again(listed: _Listed, metadata: Metadata) -> Iterator[Finding]:
+    """Whether it is still listed, and still without its object."""
+    key, version, object_id = listed
+    if listed not in metadata.noncurrent_after((key, version + 1), 1):
+        return
+    if _wrong([listed], metadata):
+        yield Finding(FindingKind.VERSION_WITHOUT_OBJECT, f"version {version} of {key}", {"object_id": object_id})

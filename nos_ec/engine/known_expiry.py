@@ -1,0 +1,69 @@
+"""When objects will expire by the rules of their bucket, for the packer: what expires together is packed together, and
+then its blocks die whole (docs/adr/0035).
+
+9  rules of at most RULES_KNOWN_MAX are in memory
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from nos_ec.core.errors import Corrupt, NosError
+from nos_ec.core.expiry import BucketRules, decode_rules, tags_of
+from nos_ec.engine.packable import Packable
+from nos_ec.ports.clock import waits
+from nos_ec.ports.metadata import Buckets, DocumentKind
+
+REFRESH_MS = 300_000
+"""How old the rules may be that a packer goes by."""
+RULES_KNOWN_MAX = 20_000
+"""Some 10 MB. Objects of further buckets are packed by how long they are expected to live."""
+_PAGE = 20
+
+_log = structlog.get_logger(__name__)
+
+
+class KnownExpiry:
+    """The rules of all buckets, at most REFRESH_MS old. Belongs to one thread."""
+
+    def __init__(self, metadata: Buckets, day_ms: int) -> None:
+        self._metadata = metadata
+        self._day_ms = day_ms
+        self._next_ms = 0
+        self._rules: dict[str, BucketRules] = {}
+
+    def expires_ms(self, packable: Packable, now_ms: int) -> int | None:
+        """When an object will expire; None if no rule says so. While the metadata store does not answer, by the rules
+        that were known before."""
+        if not waits(self._next_ms, now_ms, REFRESH_MS):
+            self._next_ms = now_ms + REFRESH_MS
+            self._refresh()
+        rules = self._rules.get(packable.key.bucket)
+        if rules is None:
+            return None
+        attributes = packable.attributes
+        expiry = rules.expiry(packable.key.name, packable.size, lambda: tags_of(attributes), packable.born_ms)
+        return None if expiry is None else expiry.due_ms
+
+    def _refresh(self) -> None:
+        found: dict[str, BucketRules] = {}
+        known, after = 0, ""
+        try:
+            while page := self._metadata.documents_of(DocumentKind.LIFECYCLE, after, _PAGE):
+                for bucket, body in page:
+                    try:
+                        rules = decode_rules(body)
+                    except Corrupt as error:
+                        _log.warning("lifecycle rules not read", bucket=bucket, error=str(error))
+                        continue
+                    known += len(rules)
+                    if known > RULES_KNOWN_MAX:
+                        _log.warning("too many lifecycle rules; packing by those of some buckets", rules=known)
+                        self._rules = found
+                        return
+                    found[bucket] = BucketRules(rules, self._day_ms)
+                after = page[-1][0]
+        except NosError as error:
+            _log.warning("lifecycle rules not read; packing by those known before", error=str(error))
+            return
+        self._rules = found

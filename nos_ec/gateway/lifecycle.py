@@ -1,0 +1,89 @@
+"""The lifecycle configuration of a bucket, and the headers that say when an object expires. GC applies the rules
+(engine/lifecycle_walk.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import quote
+
+from nos_ec.core.expiry import BucketRules, Expiry, decode_rules, encode_rules
+from nos_ec.gateway.access import Access
+from nos_ec.gateway.accounts import AccountsMetadata
+from nos_ec.gateway.bucket_operations import document, no_bucket
+from nos_ec.gateway.call import Call
+from nos_ec.gateway.lifecycle_xml import rules_of, xml_of
+from nos_ec.gateway.object_headers import http_date, tags_of
+from nos_ec.gateway.reply import Reply, empty, xml
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import DocumentKind, ObjectRow, Rights, UploadRow
+from nos_ec.ports.metadata.buckets import DOCUMENT_BYTES_MAX
+from nos_ec.s3.errors import S3Error
+
+_TIME_MS_MAX = 253_402_214_400_000
+"""The end of the year 9999, after which no header can say a date."""
+
+
+class LifecycleOperations:
+    """Safe to call from several threads."""
+
+    def __init__(self, metadata: AccountsMetadata, access: Access, clock: Clock) -> None:
+        self._metadata = metadata
+        self._access = access
+        self._clock = clock
+
+    def get_configuration(self, call: Call) -> Reply:
+        """As it was put, with the ids that rules were given."""
+        call.require(Rights.OWNER)
+        body = self._metadata.bucket_document(call.bucket, DocumentKind.LIFECYCLE)
+        if body is None:
+            raise S3Error(
+                "NoSuchLifecycleConfiguration", "The lifecycle configuration does not exist", BucketName=call.bucket
+            )
+        return xml(xml_of(decode_rules(body)))
+
+    def put_configuration(self, call: Call) -> Reply:
+        """In place of the one that it had. Holds for all objects of the bucket, also for those that are there."""
+        call.require(Rights.OWNER)
+        body = encode_rules(rules_of(document(call)))
+        if len(body) > DOCUMENT_BYTES_MAX:
+            raise S3Error(
+                "InvalidRequest",
+                f"The rules have {len(body)} bytes when compressed; at most {DOCUMENT_BYTES_MAX} are possible.",
+            )
+        self._set(call.bucket, body)
+        return empty()
+
+    def delete_configuration(self, call: Call) -> Reply:
+        """None is no error."""
+        call.require(Rights.OWNER)
+        self._set(call.bucket, None)
+        return empty(status=204)
+
+    def _set(self, bucket: str, body: bytes | None) -> None:
+        try:
+            if not self._metadata.set_bucket_document(bucket, DocumentKind.LIFECYCLE, body, self._clock.now_ms()):
+                raise no_bucket(bucket)
+        finally:
+            self._access.forget_bucket(bucket)
+
+
+def expiry_headers(rules: BucketRules | None, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
+    """`x-amz-expiration`, if the object expires. attributes: those of the object."""
+    if rules is None:
+        return {}
+    expiry = rules.expiry(row.key.name, row.users_size, lambda: tags_of(attributes), row.created_ms)
+    if expiry is None:
+        return {}
+    return {"x-amz-expiration": f'expiry-date="{_date(expiry)}", rule-id="{quote(expiry.rule_id, safe="")}"'}
+
+
+def abort_headers(rules: BucketRules | None, upload: UploadRow) -> dict[str, str]:
+    """`x-amz-abort-date` and `x-amz-abort-rule-id`, if a rule aborts the upload."""
+    expiry = None if rules is None else rules.abort(upload.key.name, upload.since_ms)
+    if expiry is None:
+        return {}
+    return {"x-amz-abort-date": _date(expiry), "x-amz-abort-rule-id": quote(expiry.rule_id, safe="")}
+
+
+def _date(expiry: Expiry) -> str:
+    return http_date(min(expiry.due_ms, _TIME_MS_MAX))

@@ -1,0 +1,227 @@
+"""The XML of lifecycle configurations, from and to the rules of core/expiry.py.
+
+Sources: PutBucketLifecycleConfiguration and PutBucketLifecycle of the S3 API reference; "Lifecycle configuration
+elements" and "Lifecycle configuration constraints" of the S3 user guide. What S3 allows and the store cannot do is
+refused with 501, never dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import count
+
+from nos_ec.core.expiry import DAY_MS, RULES_MAX, ExpiryRule
+from nos_ec.s3.answers import DECLARATION, NAMESPACE, escape, time_of
+from nos_ec.s3.documents import TAG_KEY_LENGTH_MAX, TAG_VALUE_LENGTH_MAX, Element, malformed, parse
+from nos_ec.s3.errors import S3Error
+
+ID_LENGTH_MAX = 255
+PREFIX_BYTES_MAX = 1024
+NUMBER_MAX = 2**31 - 1
+SIZE_MAX = 2**50
+OF_RULE, FILTER, EMPTY, AND = "rule", "filter", "empty", "and"
+"""How the conditions are written: as the Prefix of the rule, in a Filter, in an empty one, in the And of one."""
+_UNSUPPORTED = {
+    "Transition": "Transitions are not supported: a store has one storage class.",
+    "NoncurrentVersionTransition": "Transitions are not supported: a store has one storage class.",
+    "NoncurrentVersionExpiration": "NoncurrentVersionExpiration is not supported: no bucket has versions.",
+    "ExpiredObjectDeleteMarker": "ExpiredObjectDeleteMarker is not supported: no bucket has versions.",
+}
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9:.]{5,15}(Z|[+-][0-9]{2}:?[0-9]{2})?)?")
+
+
+def rules_of(body: bytes) -> list[ExpiryRule]:
+    """The rules of a configuration. Raises MalformedXML, InvalidArgument, InvalidRequest, or NotImplemented for what
+    the store cannot do."""
+    top = parse(body, "LifecycleConfiguration")
+    elements = [child for child in top.children if child.name != "TransitionDefaultMinimumObjectSize"]
+    if top.text.strip() or not 1 <= len(elements) <= RULES_MAX:
+        raise malformed(f"A lifecycle configuration has 1 to {RULES_MAX} rules.")
+    rules = [_rule(element) for element in elements]
+    given = {rule.rule_id for rule in rules if rule.rule_id}
+    if len(given) < sum(bool(rule.rule_id) for rule in rules):
+        raise _invalid("Rule ID must be unique. Found same ID for more than one rule", "ID")
+    made = (name for number in count(1) if (name := f"rule-{number}") not in given)
+    return [rule if rule.rule_id else replace(rule, rule_id=next(made)) for rule in rules]
+
+
+def xml_of(rules: Sequence[ExpiryRule]) -> bytes:
+    """A configuration as a client gets it."""
+    inside = "".join(f"<Rule>{''.join(_elements(rule))}</Rule>" for rule in rules)
+    return f'{DECLARATION}<LifecycleConfiguration xmlns="{NAMESPACE}">{inside}</LifecycleConfiguration>'.encode()
+
+
+# --- reading --------------------------------------------------------------------------------------
+def _rule(element: Element) -> ExpiryRule:
+    if element.name != "Rule":
+        raise malformed(f"{element.name!r} in a lifecycle configuration is unknown.")
+    known = ("ID", "Status", "Filter", "Prefix", "Expiration", "AbortIncompleteMultipartUpload")
+    parts = _children(element, *known)
+    rule_id = _text(parts.get("ID"))
+    if len(rule_id) > ID_LENGTH_MAX:
+        raise _invalid(f"ID length should not exceed allowed limit of {ID_LENGTH_MAX}", "ID")
+    status = _text(parts.get("Status"))
+    if status not in ("Enabled", "Disabled"):
+        raise malformed("The Status of a rule is Enabled or Disabled.")
+    if ("Filter" in parts) == ("Prefix" in parts):
+        raise malformed("A rule has either a Filter or a Prefix.")
+    days, date_ms = _expiration(parts["Expiration"]) if "Expiration" in parts else (None, None)
+    abort_days = None
+    if "AbortIncompleteMultipartUpload" in parts:
+        abort = _children(parts["AbortIncompleteMultipartUpload"], "DaysAfterInitiation")
+        if "DaysAfterInitiation" not in abort:
+            raise malformed("AbortIncompleteMultipartUpload has DaysAfterInitiation.")
+        what = "'DaysAfterInitiation' for AbortIncompleteMultipartUpload action must be a positive integer"
+        abort_days = _number(abort["DaysAfterInitiation"], 1, NUMBER_MAX, what)
+    if days is None and date_ms is None and abort_days is None:
+        raise S3Error("InvalidRequest", "At least one action needs to be specified in a rule")
+    form, prefix, tags, above, below = _conditions(parts)
+    if abort_days is not None and (tags or above is not None or below is not None):
+        raise S3Error(
+            "InvalidRequest",
+            "AbortIncompleteMultipartUpload cannot be specified with Tags or sizes, which uploads do not have yet.",
+        )
+    return ExpiryRule(rule_id, status == "Enabled", prefix, tags, above, below, days, date_ms, abort_days, form)
+
+
+def _expiration(element: Element) -> tuple[int | None, int | None]:
+    parts = _children(element, "Days", "Date")
+    if len(parts) != 1:
+        raise malformed("An Expiration has either Days or a Date.")
+    if "Days" in parts:
+        return _number(parts["Days"], 1, NUMBER_MAX, "'Days' for Expiration action must be a positive integer"), None
+    text = _text(parts["Date"])
+    try:
+        date = datetime.fromisoformat(text) if _DATE.fullmatch(text) else None
+    except ValueError:
+        date = None
+    if date is None:
+        raise malformed("'Date' must be a date of ISO 8601.")
+    date_ms = round((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1000)
+    if date_ms % DAY_MS or date_ms < 0:
+        raise _invalid("'Date' must be at midnight GMT", "Date")
+    return None, date_ms
+
+
+_Conditions = tuple[str, str, tuple[tuple[str, str], ...], int | None, int | None]
+
+
+def _conditions(parts: dict[str, Element]) -> _Conditions:
+    """Form, prefix, tags, and the sizes between which objects are."""
+    if "Prefix" in parts:
+        return OF_RULE, _prefix(parts["Prefix"]), (), None, None
+    element, form = parts["Filter"], FILTER
+    if not element.children:
+        return EMPTY, "", (), None, None
+    if len(element.children) != 1:
+        raise malformed("A Filter has one condition, or an And.")
+    if element.children[0].name == "And":
+        element, form = element.children[0], AND
+        if not element.children:
+            raise malformed("An And has conditions.")
+    tags = [_tag(child) for child in element.children if child.name == "Tag"]
+    rest = Element(element.name, {}, [child for child in element.children if child.name != "Tag"], element.text)
+    found = _children(rest, "Prefix", "ObjectSizeGreaterThan", "ObjectSizeLessThan")
+    if len(dict(tags)) != len(tags):
+        raise S3Error("InvalidRequest", "Duplicate Tag Keys are not allowed.")
+    above, below = (_size(found.get(name)) for name in ("ObjectSizeGreaterThan", "ObjectSizeLessThan"))
+    if above is not None and below is not None and above >= below - 1:
+        raise S3Error("InvalidRequest", "No size is above ObjectSizeGreaterThan and below ObjectSizeLessThan.")
+    return form, _prefix(found.get("Prefix")), tuple(tags), above, below
+
+
+def _prefix(element: Element | None) -> str:
+    prefix = "" if element is None else _leaf(element).text
+    if len(prefix.encode()) > PREFIX_BYTES_MAX:
+        raise S3Error("InvalidRequest", f"The maximum size of a prefix is {PREFIX_BYTES_MAX}.")
+    return prefix
+
+
+def _tag(element: Element) -> tuple[str, str]:
+    found = _children(element, "Key", "Value")
+    if found.keys() != {"Key", "Value"}:
+        raise malformed("A Tag has a Key and a Value.")
+    key, value = (_leaf(found[name]).text for name in ("Key", "Value"))
+    if not 1 <= len(key) <= TAG_KEY_LENGTH_MAX or len(value) > TAG_VALUE_LENGTH_MAX:
+        raise S3Error("InvalidRequest", "The key or value of a tag is too long, or the key is empty.")
+    return key, value
+
+
+def _size(element: Element | None) -> int | None:
+    if element is None:
+        return None
+    return _number(element, 0, SIZE_MAX, f"{element.name!r} must be a number of bytes")
+
+
+def _number(element: Element, least: int, most: int, reason: str) -> int:
+    text = _text(element)
+    if not re.fullmatch("[+-]?[0-9]{1,20}", text):
+        raise malformed(f"{element.name!r} is a number.")
+    if not least <= int(text) <= most:
+        raise _invalid(reason, element.name, text)
+    return int(text)
+
+
+def _children(element: Element, *names: str) -> dict[str, Element]:
+    """The elements in another one, each at most once. Raises NotImplemented for those of _UNSUPPORTED."""
+    if element.text.strip():
+        raise malformed(f"{element.name!r} has text.")
+    found: dict[str, Element] = {}
+    for child in element.children:
+        if child.name in _UNSUPPORTED and element.name in ("Rule", "Expiration"):
+            raise S3Error("NotImplemented", _UNSUPPORTED[child.name])
+        if child.name not in names or child.name in found:
+            raise malformed(f"{child.name!r} in {element.name!r} is unknown or repeated.")
+        found[child.name] = child
+    return found
+
+
+def _leaf(element: Element) -> Element:
+    if element.children:
+        raise malformed(f"{element.name!r} has elements.")
+    return element
+
+
+def _text(element: Element | None) -> str:
+    return "" if element is None else _leaf(element).text.strip()
+
+
+def _invalid(reason: str, name: str, value: str = "") -> S3Error:
+    return S3Error("InvalidArgument", reason, ArgumentName=name, ArgumentValue=value)
+
+
+# --- writing --------------------------------------------------------------------------------------
+def _elements(rule: ExpiryRule) -> Iterator[str]:
+    yield _element("ID", rule.rule_id)
+    if rule.form == OF_RULE:
+        yield _element("Prefix", rule.prefix)
+    else:
+        inside = "" if rule.form == EMPTY else "".join(_filter(rule))
+        yield f"<Filter>{f'<And>{inside}</And>' if rule.form == AND else inside}</Filter>"
+    yield _element("Status", "Enabled" if rule.enabled else "Disabled")
+    if rule.days is not None:
+        yield f"<Expiration><Days>{rule.days}</Days></Expiration>"
+    if rule.date_ms is not None:
+        yield f"<Expiration><Date>{time_of(rule.date_ms)}</Date></Expiration>"
+    if rule.abort_days is not None:
+        days = _element("DaysAfterInitiation", str(rule.abort_days))
+        yield f"<AbortIncompleteMultipartUpload>{days}</AbortIncompleteMultipartUpload>"
+
+
+def _filter(rule: ExpiryRule) -> Iterator[str]:
+    is_alone = not rule.tags and rule.size_above is None and rule.size_below is None
+    if rule.prefix or is_alone:
+        yield _element("Prefix", rule.prefix)
+    for key, value in rule.tags:
+        yield f"<Tag>{_element('Key', key)}{_element('Value', value)}</Tag>"
+    if rule.size_above is not None:
+        yield _element("ObjectSizeGreaterThan", str(rule.size_above))
+    if rule.size_below is not None:
+        yield _element("ObjectSizeLessThan", str(rule.size_below))
+
+
+def _element(name: str, text: str) -> str:
+    return f"<{name}>{escape(text)}</{name}>"

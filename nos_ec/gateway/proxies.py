@@ -1,0 +1,85 @@
+"""What proxies in front of the gateway say of a client: its address, the host that it asked for, and whether it used
+HTTPS. It is believed only if the connection comes from an address of `s3.trusted_proxies`: anybody can send such
+headers.
+
+Sources: RFC 7239 (Forwarded HTTP Extension), sections 1 and 8; the headers X-Forwarded-For, X-Forwarded-Host and
+X-Forwarded-Proto as nginx, HAProxy and Envoy set them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+from nos_ec.s3.errors import S3Error
+
+HOPS_MAX = 50
+"""Addresses of X-Forwarded-For that are looked at, from the last one."""
+_HOST = re.compile(rb"[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
+_WITH_PORT = re.compile(r"\[(?P<v6>[^\]]+)\](:[0-9]{1,5})?|(?P<v4>[0-9.]+)(:[0-9]{1,5})?")
+
+Headers = Sequence[tuple[bytes, bytes]]
+_Address = IPv4Address | IPv6Address
+
+
+class TrustedProxies:
+    """Any number of threads may ask. peer: the address that a connection comes from, as text. headers: names in lower
+    case."""
+
+    def __init__(self, networks: Sequence[IPv4Network | IPv6Network]) -> None:
+        self._networks = networks
+
+    def trusts(self, peer: str) -> bool:
+        """Whether this is a proxy of ours."""
+        address = _address(peer) if self._networks else None
+        return address is not None and self._contains(address)
+
+    def remote(self, peer: str, headers: Headers) -> str:
+        """The address of the client: the last one of X-Forwarded-For that is no proxy of ours. What stands before it,
+        the client may have written. An entry that is no address ends the search."""
+        if not self.trusts(peer):
+            return peer
+        found = peer
+        listed = b",".join(_values(headers, b"x-forwarded-for")).decode("latin-1").split(",")
+        for text in reversed(listed[-HOPS_MAX:]):
+            address = _address(text.strip())
+            if address is None:
+                break
+            found = str(address)
+            if not self._contains(address):
+                break
+        return found
+
+    def headers(self, peer: str, headers: Headers) -> Headers:
+        """The headers with the Host that the client sent, which it has signed. Raises InvalidRequest if the proxy names
+        several hosts, or none that could be."""
+        hosts = _values(headers, b"x-forwarded-host") if self.trusts(peer) else []
+        if not hosts:
+            return headers
+        if len(hosts) > 1 or not _HOST.fullmatch(hosts[0]):
+            raise S3Error("InvalidRequest", "The proxy must send one host in X-Forwarded-Host, or none.")
+        return [(name, hosts[0] if name == b"host" else value) for name, value in headers]
+
+    def scheme(self, peer: str, headers: Headers, own: str) -> str:
+        """`http` or `https`, as the client has asked. own: that of the connection."""
+        schemes = [value.lower() for value in _values(headers, b"x-forwarded-proto")] if self.trusts(peer) else []
+        return schemes[0].decode() if len(schemes) == 1 and schemes[0] in (b"http", b"https") else own
+
+    def _contains(self, address: _Address) -> bool:
+        return any(address.version == network.version and address in network for network in self._networks)
+
+
+def _values(headers: Headers, name: bytes) -> list[bytes]:
+    return [value.strip(b" \t") for header, value in headers if header == name]
+
+
+def _address(text: str) -> _Address | None:
+    """An address, with or without a port. One of IPv4 that is written as IPv6 is of IPv4."""
+    match = _WITH_PORT.fullmatch(text)
+    try:
+        address = ip_address(text if match is None else match["v6"] or match["v4"])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address

@@ -1,0 +1,50 @@
+"""The metrics of lifecycle rules, which GC applies."""
+
+from __future__ import annotations
+
+from nos_ec.monitoring.metric import Declarations, Metric
+
+_BY = ("gc",)
+
+_declared = Declarations()
+_counter, _gauge = _declared.counter, _declared.gauge
+
+LIFECYCLE_EXAMINED = _counter(
+    "lifecycle_examined_objects",
+    _BY,
+    "Objects that this process has looked at because of lifecycle rules.",
+    "Each object below the prefix of a rule is looked at once a day.",
+)
+LIFECYCLE_EXPIRED_OBJECTS = _counter(
+    "lifecycle_expired_objects",
+    _BY,
+    "Objects that this process has deleted because they had expired.",
+    "More than you expect: see the rules with `nos-ec s3 lifecycle list`.",
+)
+LIFECYCLE_EXPIRED_BYTES = _counter(
+    "lifecycle_expired_bytes",
+    _BY,
+    "Bytes of these objects.",
+    "They are dead from then on, or in the trash: GC frees them with their blocks.",
+)
+LIFECYCLE_ABORTED_UPLOADS = _counter(
+    "lifecycle_aborted_uploads",
+    _BY,
+    "Multipart uploads that this process has aborted because of lifecycle rules.",
+    "Those that s3.abort_uploads_days aborts do not count.",
+)
+LIFECYCLE_FAILED_BUCKETS = _counter(
+    "lifecycle_failed_buckets",
+    _BY,
+    "How often the rules of a bucket could not be applied.",
+    "Any: the log names the bucket. It is tried again after a minute, then less often.",
+)
+LIFECYCLE_WALK_DAY = _gauge(
+    "lifecycle_walk_day_seconds",
+    _BY,
+    "When the day began whose walk this process has seen last, since 1970.",
+    "More than two days ago: GC does not run, or the walk takes longer than a day.",
+)
+
+LIFECYCLE_METRICS: list[Metric] = _declared.metrics
+"""In the order of the reference."""

@@ -1,0 +1,118 @@
+"""The actions of S3 by which policies name what may be done, and those that each operation needs.
+
+Source: "Required permissions for Amazon S3 API operations" of the S3 user guide; "Actions, resources, and condition
+keys for Amazon S3" of the service authorization reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+
+def _each(actions: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    return {operation: (action,) for action, operations in actions.items() for operation in operations.split()}
+
+
+BUCKET_ACTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    _each(
+        {
+            "s3:DeleteBucket": "DeleteBucket",
+            "s3:DeleteBucketPolicy": "DeleteBucketPolicy",
+            "s3:DeleteBucketWebsite": "DeleteBucketWebsite",
+            "s3:GetAccelerateConfiguration": "GetBucketAccelerateConfiguration",
+            "s3:GetAnalyticsConfiguration": "GetBucketAnalyticsConfiguration ListBucketAnalyticsConfigurations",
+            "s3:GetBucketAcl": "GetBucketAcl",
+            "s3:GetBucketCORS": "GetBucketCors",
+            "s3:GetBucketLocation": "GetBucketLocation",
+            "s3:GetBucketLogging": "GetBucketLogging",
+            "s3:GetBucketNotification": "GetBucketNotificationConfiguration",
+            "s3:GetBucketObjectLockConfiguration": "GetObjectLockConfiguration",
+            "s3:GetBucketOwnershipControls": "GetBucketOwnershipControls",
+            "s3:GetBucketPolicy": "GetBucketPolicy",
+            "s3:GetBucketPolicyStatus": "GetBucketPolicyStatus",
+            "s3:GetBucketPublicAccessBlock": "GetPublicAccessBlock",
+            "s3:GetBucketRequestPayment": "GetBucketRequestPayment",
+            "s3:GetBucketTagging": "GetBucketTagging",
+            "s3:GetBucketVersioning": "GetBucketVersioning",
+            "s3:GetBucketWebsite": "GetBucketWebsite",
+            "s3:GetEncryptionConfiguration": "GetBucketEncryption",
+            "s3:GetIntelligentTieringConfiguration": "GetBucketIntelligentTieringConfiguration"
+            " ListBucketIntelligentTieringConfigurations",
+            "s3:GetInventoryConfiguration": "GetBucketInventoryConfiguration ListBucketInventoryConfigurations",
+            "s3:GetLifecycleConfiguration": "GetBucketLifecycleConfiguration",
+            "s3:GetMetricsConfiguration": "GetBucketMetricsConfiguration ListBucketMetricsConfigurations",
+            "s3:GetReplicationConfiguration": "GetBucketReplication",
+            "s3:ListBucket": "HeadBucket ListObjects ListObjectsV2",
+            "s3:ListBucketMultipartUploads": "ListMultipartUploads",
+            "s3:ListBucketVersions": "ListObjectVersions",
+            "s3:PutBucketAcl": "PutBucketAcl",
+            "s3:PutBucketCORS": "PutBucketCors DeleteBucketCors",
+            "s3:PutBucketOwnershipControls": "DeleteBucketOwnershipControls",
+            "s3:PutBucketPolicy": "PutBucketPolicy",
+            "s3:PutBucketPublicAccessBlock": "DeletePublicAccessBlock",
+            "s3:PutBucketTagging": "PutBucketTagging DeleteBucketTagging",
+            "s3:PutBucketVersioning": "PutBucketVersioning",
+            "s3:PutEncryptionConfiguration": "DeleteBucketEncryption",
+            "s3:PutLifecycleConfiguration": "PutBucketLifecycleConfiguration DeleteBucketLifecycle",
+            "s3:PutReplicationConfiguration": "DeleteBucketReplication",
+        }
+    )
+)
+"""By operation on a bucket. The resource is the bucket."""
+
+OBJECT_ACTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    _each(
+        {
+            "s3:AbortMultipartUpload": "AbortMultipartUpload",
+            "s3:DeleteObject": "DeleteObject",
+            "s3:DeleteObjectTagging": "DeleteObjectTagging",
+            "s3:GetObject": "GetObject HeadObject",
+            "s3:GetObjectAcl": "GetObjectAcl",
+            "s3:GetObjectLegalHold": "GetObjectLegalHold",
+            "s3:GetObjectRetention": "GetObjectRetention",
+            "s3:GetObjectTagging": "GetObjectTagging",
+            "s3:ListMultipartUploadParts": "ListParts",
+            "s3:PutObject": "PutObject PostObject CopyObject CreateMultipartUpload UploadPart UploadPartCopy"
+            " CompleteMultipartUpload",
+            "s3:PutObjectAcl": "PutObjectAcl",
+            "s3:PutObjectTagging": "PutObjectTagging",
+        }
+    )
+    | {"GetObjectAttributes": ("s3:GetObject", "s3:GetObjectAttributes")}
+)
+"""By operation on an object. The resource is the object."""
+
+BY_KEY: Mapping[str, str] = MappingProxyType({"DeleteObjects": "DeleteObject"})
+"""Operations on several objects, and the operation that each of these needs."""
+WITHOUT_ACTION = frozenset(["ListBuckets", "CreateBucket"])
+"""Operations that no policy of a bucket is about."""
+OF_VERSION: Mapping[str, str] = MappingProxyType(
+    {
+        "s3:DeleteObject": "s3:DeleteObjectVersion",
+        "s3:DeleteObjectTagging": "s3:DeleteObjectVersionTagging",
+        "s3:GetObject": "s3:GetObjectVersion",
+        "s3:GetObjectAcl": "s3:GetObjectVersionAcl",
+        "s3:GetObjectAttributes": "s3:GetObjectVersionAttributes",
+        "s3:GetObjectTagging": "s3:GetObjectVersionTagging",
+        "s3:PutObjectAcl": "s3:PutObjectVersionAcl",
+        "s3:PutObjectTagging": "s3:PutObjectVersionTagging",
+    }
+)
+"""Actions on a version that a request names."""
+_OTHERS = (
+    "BypassGovernanceRetention CreateBucket GetObjectTorrent GetObjectVersionTorrent ListAllMyBuckets"
+    " ObjectOwnerOverrideToBucketOwner PutAccelerateConfiguration PutAnalyticsConfiguration PutBucketLogging"
+    " PutBucketNotification PutBucketObjectLockConfiguration PutBucketRequestPayment PutBucketWebsite"
+    " PutIntelligentTieringConfiguration PutInventoryConfiguration PutMetricsConfiguration PutObjectLegalHold"
+    " PutObjectRetention ReplicateDelete ReplicateObject ReplicateTags RestoreObject"
+)
+KNOWN_ACTIONS = frozenset(
+    action.lower()
+    for action in (
+        *(one for actions in (*BUCKET_ACTIONS.values(), *OBJECT_ACTIONS.values()) for one in actions),
+        *OF_VERSION.values(),
+        *(f"s3:{name}" for name in _OTHERS.split()),
+    )
+)
+"""In lower case: all that a policy may name. A name that is misspelt would allow or deny nothing."""

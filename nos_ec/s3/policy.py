@@ -1,0 +1,247 @@
+"""Bucket policies without conditions: what they say, and what they allow and deny.
+
+A policy that is not understood in full is refused, because one that is half understood may allow too much: conditions,
+NotPrincipal, variables and principals that are no accounts are answered with 501, everything else with 400.
+
+Sources: "Policies and permissions in Amazon S3" and "Bucket policies" of the S3 user guide; "IAM JSON policy reference"
+(grammar; evaluation logic: an explicit Deny beats every Allow).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from nos_ec.s3.actions import KNOWN_ACTIONS
+from nos_ec.s3.errors import S3Error
+
+POLICY_BYTES_MAX = 20 << 10
+"""As S3 has it."""
+STATEMENTS_MAX = 1000
+VERSIONS = ("2012-10-17", "2008-10-17")
+_RESOURCE = "arn:aws:s3:::"
+_ACCOUNT = r"[A-Za-z0-9._@+-]{1,64}"
+_PRINCIPAL = re.compile(rf"arn:aws:iam::(?:(?P<root>{_ACCOUNT}):root|(?P<of>{_ACCOUNT})?:user/(?P<user>{_ACCOUNT}))")
+_BARE = re.compile(_ACCOUNT)
+_OF_STATEMENT = frozenset(["Sid", "Effect", "Principal", "Action", "NotAction", "Resource", "NotResource"])
+
+
+class Verdict(Enum):
+    """What a policy says of a request."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns:
+    """What a statement is about: all that one of the patterns fits, or, if `negated`, all that none fits."""
+
+    patterns: re.Pattern[str]
+    negated: bool
+
+    def fit(self, text: str) -> bool:
+        """Whether the statement is about it."""
+        return (self.patterns.fullmatch(text) is not None) is not self.negated
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """accounts: whom it is about; None for everybody, with and without an access key. actions: in lower case.
+    resources: a bucket, or a bucket and a key with a slash between."""
+
+    allows: bool
+    accounts: frozenset[str] | None
+    actions: Patterns
+    resources: Patterns
+
+    def is_about(self, account: str | None, action: str, resource: str) -> bool:
+        """Whether it says anything of a request of this account; None for an anonymous one."""
+        is_theirs = self.accounts is None or account in self.accounts
+        return is_theirs and self.actions.fit(action.lower()) and self.resources.fit(resource)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The policy of a bucket. Any number of threads may ask."""
+
+    statements: tuple[Statement, ...]
+
+    @property
+    def is_public(self) -> bool:
+        """Whether it allows anything to everybody."""
+        return any(one.allows and one.accounts is None for one in self.statements)
+
+    def verdict(self, account: str | None, action: str, resource: str) -> Verdict:
+        """What it says of a request. action: such as s3:GetObject. resource: BUCKET, or BUCKET/KEY."""
+        found = Verdict.NOTHING
+        for statement in self.statements:
+            if statement.is_about(account, action, resource):
+                if not statement.allows:
+                    return Verdict.DENY
+                found = Verdict.ALLOW
+        return found
+
+
+def policy_of(body: bytes, bucket: str) -> Policy:
+    """The policy that was sent for a bucket. Raises MalformedPolicy, or NotImplemented for what we lack."""
+    if len(body) > POLICY_BYTES_MAX:
+        raise malformed_policy(f"The policy has more than {POLICY_BYTES_MAX} bytes.")
+    try:
+        data = json.loads(body.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise malformed_policy("Policies must be valid JSON and the first byte must be '{'")
+    _only(data, frozenset(["Version", "Id", "Statement"]), "the policy")
+    if data.get("Version", VERSIONS[1]) not in VERSIONS:
+        raise malformed_policy(f"The Version of a policy is {VERSIONS[0]} or {VERSIONS[1]}.")
+    if not isinstance(data.get("Id", ""), str):
+        raise malformed_policy("The Id of a policy is text.")
+    told = data.get("Statement")
+    listed: list[Any] = told if isinstance(told, list) else [told]
+    if not 1 <= len(listed) <= STATEMENTS_MAX or not all(isinstance(one, dict) for one in listed):
+        raise malformed_policy("Missing required field Statement, or one that is no object.")
+    sids = [one["Sid"] for one in listed if "Sid" in one]
+    if not all(isinstance(sid, str) for sid in sids) or len(set(sids)) < len(sids):
+        raise malformed_policy("The Sid of a statement is text, and unique.")
+    return Policy(tuple(_statement(one, bucket) for one in listed))
+
+
+def deny_everything() -> Policy:
+    """What a stored policy counts as that cannot be read."""
+    return Policy((Statement(False, None, _patterns(["*"]), _patterns(["*"])),))
+
+
+def malformed_policy(reason: str) -> S3Error:
+    """What a policy is refused with."""
+    return S3Error("MalformedPolicy", reason)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A member that is there twice would be understood differently by others."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError
+    return found
+
+
+def _no_constant(_: str) -> None:
+    raise ValueError
+
+
+def _only(data: dict[str, Any], names: frozenset[str], where: str) -> None:
+    for name in data:
+        if name in ("Condition", "NotPrincipal"):
+            raise S3Error("NotImplemented", f"{name} is not supported in a policy.")
+        if name not in names:
+            raise malformed_policy(f"Unknown field {name} in {where}.")
+
+
+def _statement(data: dict[str, Any], bucket: str) -> Statement:
+    _only(data, _OF_STATEMENT, "a statement")
+    if data.get("Effect") not in ("Allow", "Deny"):
+        raise malformed_policy("The Effect of a statement is Allow or Deny.")
+    if "Principal" not in data:
+        raise malformed_policy("Missing required field Principal")
+    accounts = _accounts(data["Principal"])
+    actions, no_action = _either(data, "Action")
+    resources, no_resource = _either(data, "Resource")
+    for action in actions:
+        _check_action(action)
+    inside = [_resource(resource, bucket, negated=no_resource) for resource in resources]
+    return Statement(
+        data["Effect"] == "Allow",
+        accounts,
+        _patterns([action.lower() for action in actions], negated=no_action),
+        _patterns(inside, negated=no_resource),
+    )
+
+
+def _accounts(principal: Any) -> frozenset[str] | None:
+    if principal == "*":
+        return None
+    if not isinstance(principal, dict) or not principal:
+        raise _invalid("principal", principal)
+    found: set[str] = set()
+    everybody = False
+    for kind, told in principal.items():
+        if kind in ("Service", "Federated"):
+            raise S3Error("NotImplemented", f"A principal of the kind {kind} is not supported.")
+        if kind not in ("AWS", "CanonicalUser"):
+            raise _invalid("principal", kind)
+        for name in _texts(told, "principal"):
+            if name == "*" and kind == "AWS":
+                everybody = True
+            else:
+                found.add(_account(name, kind))
+    return None if everybody else frozenset(found)
+
+
+def _account(name: str, kind: str) -> str:
+    """`arn:aws:iam::ACCOUNT:root`, `arn:aws:iam:::user/ACCOUNT`, or the bare name."""
+    if _BARE.fullmatch(name):
+        return name
+    match = _PRINCIPAL.fullmatch(name) if kind == "AWS" else None
+    if match is None or match["of"] not in (None, match["user"]):
+        raise _invalid("principal", name)
+    return match["root"] or match["user"]
+
+
+def _either(data: dict[str, Any], name: str) -> tuple[list[str], bool]:
+    """The texts of a field or of its opposite, and whether it was that."""
+    if (name in data) == (f"Not{name}" in data):
+        raise malformed_policy(f"A statement has either {name} or Not{name}.")
+    negated = name not in data
+    return _texts(data[f"Not{name}" if negated else name], name.lower()), negated
+
+
+def _texts(told: Any, what: str) -> list[str]:
+    listed = told if isinstance(told, list) else [told]
+    if not listed or not all(isinstance(one, str) and one for one in listed):
+        raise _invalid(what, told)
+    if any("${" in one for one in listed):
+        raise S3Error("NotImplemented", "Variables are not supported in a policy.")
+    return listed
+
+
+def _check_action(action: str) -> None:
+    if action == "*":
+        return
+    pattern = _regex(action.lower())
+    if not action.lower().startswith("s3:") or not any(re.fullmatch(pattern, known) for known in KNOWN_ACTIONS):
+        raise _invalid("action", action)
+
+
+def _resource(resource: str, bucket: str, *, negated: bool) -> str:
+    """The pattern of a bucket, or of a bucket and a key. That of another bucket is a mistake, except in NotResource."""
+    if not resource.startswith(_RESOURCE):
+        raise _invalid("resource", resource)
+    inside = resource.removeprefix(_RESOURCE)
+    if not negated and not re.fullmatch(_regex(inside.partition("/")[0]), bucket):
+        raise _invalid("resource", resource)
+    return inside
+
+
+def _invalid(what: str, told: Any) -> S3Error:
+    return S3Error("MalformedPolicy", f"Invalid {what} in policy", Detail=str(told)[:200])
+
+
+def _patterns(patterns: Iterable[str], *, negated: bool = False) -> Patterns:
+    return Patterns(re.compile("|".join(f"(?:{_regex(one)})" for one in patterns), re.DOTALL), negated)
+
+
+def _regex(pattern: str) -> str:
+    """`*` stands for any text, `?` for one character. Text between two stars is matched where it comes first, and
+    never tried again. So no pattern takes more time than its length times that of the text."""
+    pieces = re.split(r"(\*+)", pattern)
+    texts = ["".join("." if char == "?" else re.escape(char) for char in piece) for piece in pieces[::2]]
+    if len(texts) == 1:
+        return texts[0]
+    first, *middle, last = texts
+    return first + "".join(f"(?>.*?{text})" for text in middle if text) + f".*{last}"

@@ -1,0 +1,133 @@
+"""When objects expire by the rules of their bucket."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from urllib.parse import urlencode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nos_ec.core.attributes import encode_attributes
+from nos_ec.core.errors import Corrupt
+from nos_ec.core.expiry import (
+    DAY_MS,
+    RULES_MAX,
+    TAGS_ATTRIBUTE,
+    BucketRules,
+    Expiry,
+    ExpiryRule,
+    decode_rules,
+    encode_rules,
+    tags_of,
+)
+
+NAMES = st.text("ab/é", max_size=5)
+TAGS = st.dictionaries(st.sampled_from("xyz"), st.sampled_from("12"), max_size=3)
+RULES = st.builds(
+    ExpiryRule,
+    st.text(max_size=3),
+    st.booleans(),
+    NAMES,
+    TAGS.map(lambda tags: tuple(tags.items())),
+    st.none() | st.integers(0, 20),
+    st.none() | st.integers(0, 20),
+    st.none() | st.integers(1, 5),
+    st.none() | st.integers(0, 9).map(lambda day: day * DAY_MS),
+    st.none() | st.integers(1, 5),
+)
+
+
+def naive(rules: list[ExpiryRule], name: str, size: int, tags: dict[str, str], born_ms: int) -> Expiry | None:
+    """What the user guide says, rule by rule."""
+    found = []
+    for rule in rules:
+        fits = rule.enabled and name.startswith(rule.prefix) and all(tags.get(k) == v for k, v in rule.tags)
+        fits = fits and (rule.size_above is None or size > rule.size_above)
+        fits = fits and (rule.size_below is None or size < rule.size_below)
+        if fits and rule.date_ms is not None:
+            found.append(Expiry(rule.date_ms, rule.rule_id))
+        elif fits and rule.days is not None:
+            due_ms = born_ms + rule.days * DAY_MS
+            while due_ms % DAY_MS:
+                due_ms += DAY_MS - due_ms % DAY_MS
+            found.append(Expiry(due_ms, rule.rule_id))
+    return min(found, default=None)
+
+
+@given(st.lists(RULES, max_size=6), NAMES, st.integers(0, 20), TAGS, st.integers(0, 9 * DAY_MS))
+def test_the_first_rule_that_is_due_decides(
+    rules: list[ExpiryRule], name: str, size: int, tags: dict[str, str], born_ms: int
+) -> None:
+    assert BucketRules(rules).expiry(name, size, lambda: tags, born_ms) == naive(rules, name, size, tags, born_ms)
+
+
+@given(st.lists(RULES, max_size=6), st.lists(NAMES, max_size=20))
+def test_every_name_that_may_expire_is_walked_once(rules: list[ExpiryRule], names: list[str]) -> None:
+    walked = BucketRules(rules).walked(10 * DAY_MS)
+    assert walked == sorted(walked, key=str.encode)
+    for name in names:
+        wanted = any(rule.expires_objects and name.startswith(rule.prefix) for rule in rules)
+        assert sum(name.startswith(prefix) for prefix in walked) == wanted
+
+
+def test_nothing_is_walked_before_it_can_expire() -> None:
+    rules = [
+        ExpiryRule("date", prefix="a", date_ms=5 * DAY_MS),
+        ExpiryRule("off", enabled=False, prefix="b", days=1),
+        ExpiryRule("abort", prefix="c", abort_days=1),
+    ]
+    assert BucketRules(rules).walked(5 * DAY_MS - 1) == []
+    assert BucketRules(rules).walked(5 * DAY_MS) == ["a"]
+    assert BucketRules(rules).aborted() == ["c"]
+
+
+def test_days_are_rounded_up_to_midnight() -> None:
+    rules = BucketRules([ExpiryRule("r", days=3, abort_days=1)])
+    assert rules.expiry("n", 1, dict, 0) == (3 * DAY_MS, "r")
+    assert rules.expiry("n", 1, dict, 1) == (4 * DAY_MS, "r")
+    assert rules.expiry("n", 1, dict, DAY_MS) == (4 * DAY_MS, "r")
+    assert rules.abort("n", DAY_MS // 2) == (2 * DAY_MS, "r")
+    assert BucketRules([ExpiryRule("r", days=3)], 1000).expiry("n", 1, dict, 1) == (4000, "r")
+
+
+@given(st.lists(RULES, max_size=6))
+def test_rules_are_stored(rules: list[ExpiryRule]) -> None:
+    assert decode_rules(encode_rules(rules)) == rules
+
+
+def test_many_rules_fit_into_a_document() -> None:
+    rules = [ExpiryRule(f"rule-{n}", prefix=f"some/folder/{n:05}/", days=n % 50 + 1) for n in range(RULES_MAX)]
+    assert len(encode_rules(rules)) < 32 << 10
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"text",
+        encode_rules([])[:-6],
+        zlib.compress(b"[]"),
+        zlib.compress(b'{"version":2,"rules":[]}'),
+        zlib.compress(b'{"version":1,"rules":[{"prefix":"a"}]}'),
+        zlib.compress(b'{"version":1,"rules":[{"rule_id":"a","days":"1"}]}'),
+        zlib.compress(b'{"version":1,"rules":[{"rule_id":"a","other":1}]}'),
+        zlib.compress(b'{"version":1,"rules":[{"rule_id":"a","days":true}]}'),
+        zlib.compress(json.dumps({"version": 1, "rules": [], "x": "0" * (5 << 20)}).encode()),
+    ],
+)
+def test_damaged_rules_are_refused(body: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decode_rules(body)
+
+
+def test_tags_that_cannot_be_read_match_no_rule() -> None:
+    tags = {"a": "1", "é": ""}
+    assert tags_of(encode_attributes({TAGS_ATTRIBUTE: urlencode(tags)})) == tags
+    assert tags_of(b"") == {}
+    assert tags_of(b"\xff") is None
+    rules = BucketRules([ExpiryRule("r", tags=(("a", "1"),), days=1)])
+    assert rules.expiry("n", 1, lambda: tags, 0) is not None
+    assert rules.expiry("n", 1, lambda: None, 0) is None
