@@ -62,6 +62,7 @@ gc        store_info         INSERT, DELETE
 gc        stored_totals      INSERT, UPDATE (value), DELETE
 gc        survival           INSERT, UPDATE (counted_ms, counts), DELETE
 gc        uploads            UPDATE (state, since_ms, attributes), DELETE
+gc        versions           INSERT, DELETE
 gc        waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
 '
 

@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass
 import structlog
 
 from nos_ec.core.errors import NosError, NotFound
-from nos_ec.core.ids import BlockId
+from nos_ec.core.ids import BlockId, time_of, timed_id
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
@@ -99,14 +99,16 @@ class HeaderSurvey:
         return self._metadata.store_note(HEADERS_NOTE, json.dumps(astuple(new)), stored)
 
     def _sample(self) -> Iterator[BlockRow]:
-        """All blocks if they are few, else some behind each of a few ids. Not those that GC could not read."""
+        """All blocks if they are few, else some of each of a few times at which blocks were made, which their ids begin
+        with. Not those that GC could not read."""
         rows = self._metadata.list_blocks(None, BLOCKS_MAX + 1)
         if len(rows) > BLOCKS_MAX:
-            rows = []
-            for _ in range(PLACES):
-                place = BlockId(self._rng.randbytes(16))
+            first_ms = time_of(rows[0].block_id)
+            last_ms = max(first_ms, self._clock.now_ms())
+            rows = rows[: BLOCKS_MAX // PLACES]
+            for _ in range(PLACES - 1):
+                place = BlockId(timed_id(self._rng.randint(first_ms, last_ms), bytes(10)))
                 rows += self._metadata.list_blocks(place, BLOCKS_MAX // PLACES)
-            rows = rows or self._metadata.list_blocks(None, BLOCKS_MAX)
         yield from {row.block_id: row for row in rows if row.stripes and not row.gc_failures}.values()
 
     def _header_bytes(self, row: BlockRow) -> int | None:

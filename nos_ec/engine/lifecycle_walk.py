@@ -6,6 +6,8 @@ that was overwritten or tagged anew meanwhile stays. A run of GC walks for RUN_M
 Where the walk is, a note in the metadata says. It is saved every few seconds, by compare-and-set: of several processes
 that walk, one goes on. What a killed process had not saved is walked again, which changes nothing.
 
+In a bucket with versions, what has expired gets a delete marker, as a DELETE without a version id gives it.
+
 A bucket that fails is passed over, and walked again later that day, after waits that double. After FAILURES_MAX buckets
 in succession the run ends: then it is not the buckets.
 
@@ -23,12 +25,24 @@ from typing import Any, Protocol
 
 import structlog
 
+from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.expiry import BucketRules, ExpiryRule, decode_rules, tags_of
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.parts import UploadId
+from nos_ec.core.versions import Versioning
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
-from nos_ec.ports.metadata import NOTE_CHARS_MAX, Buckets, DocumentKind, Notes, ObjectRow, Objects, Uploads
+from nos_ec.ports.metadata import (
+    NOTE_CHARS_MAX,
+    AddMarker,
+    Buckets,
+    DocumentKind,
+    Notes,
+    ObjectRow,
+    Objects,
+    Uploads,
+    Versions,
+)
 
 LIFECYCLE_NOTE = "lifecycle"
 PAGE_ROWS = 1_000
@@ -45,7 +59,7 @@ RETRY_MS_MAX = 3_600_000
 _log = structlog.get_logger(__name__)
 
 
-class LifecycleMetadata(Objects, Uploads, Buckets, Notes, Protocol):
+class LifecycleMetadata(Objects, Uploads, Buckets, Notes, Versions, Protocol):
     """The parts of the metadata that the walk needs."""
 
 
@@ -147,7 +161,7 @@ class LifecycleWalk:
             while page := self._metadata.list_objects(bucket, prefix, place, PAGE_ROWS):
                 place = page[-1].key.name
                 due = [row for row in page if _is_due(ours, row, at_ms)]
-                gone = due if dry_run else self._delete(due)
+                gone = due if dry_run else self._delete(bucket, due)
                 found = Expired(len(page), len(gone), sum(row.users_size for row in gone))
                 total += found
                 if not on_page(place, found):
@@ -156,25 +170,32 @@ class LifecycleWalk:
                     break
         return total
 
-    def _delete(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
+    def _delete(self, bucket: str, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
         """All at once; if that fails for one of them, one by one."""
         if not rows:
             return []
         try:
-            gone = self._delete_now(rows)
+            gone = self._delete_now(bucket, rows)
         except Transient:
             raise
         except NosError as error:
             if len(rows) == 1:
                 _log.error("expired object not deleted", key=str(rows[0].key), error=str(error))
                 return []
-            gone = [one for row in rows for one in self._delete([row])]
+            gone = [one for row in rows for one in self._delete(bucket, [row])]
         kill_point("lifecycle.deleted")
         return gone
 
-    def _delete_now(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
+    def _delete_now(self, bucket: str, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
         now_ms = self._clock.now_ms()
-        return self._metadata.delete_unchanged(rows, now_ms, now_ms + self._trash_ms if self._trash_ms else None)
+        until_ms = now_ms + self._trash_ms if self._trash_ms else None
+        said = self._metadata.bucket_document(bucket, DocumentKind.VERSIONING)
+        if said is None:
+            return self._metadata.delete_unchanged(rows, now_ms, until_ms)
+        versioning = Versioning(said.decode())
+        markers = [AddMarker(row.key, versioning, _as_it_is(row)) for row in rows]
+        answers = self._metadata.delete_versions(markers, now_ms, until_ms)
+        return [row for row, answer in zip(rows, answers, strict=True) if not isinstance(answer, NosError)]
 
     def _abort(self, bucket: str, rules: BucketRules, at_ms: int, dry_run: bool) -> int:
         aborted = 0
@@ -313,6 +334,12 @@ class _Run:
             self._superseded = not self._metadata.store_note(LIFECYCLE_NOTE, text, self._text)
             kill_point("lifecycle.saved")
         self._text, self._saved_ms = text, self._clock.now_ms()
+
+
+def _as_it_is(row: ObjectRow) -> Condition:
+    """That the current version is still this one."""
+    md5, parts = row.tag
+    return Condition(md5, parts, modified_s=row.created_ms // 1000, size=row.users_size)
 
 
 def _is_due(rules: BucketRules, row: ObjectRow, now_ms: int) -> bool:

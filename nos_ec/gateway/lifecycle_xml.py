@@ -27,8 +27,8 @@ OF_RULE, FILTER, EMPTY, AND = "rule", "filter", "empty", "and"
 _UNSUPPORTED = {
     "Transition": "Transitions are not supported: a store has one storage class.",
     "NoncurrentVersionTransition": "Transitions are not supported: a store has one storage class.",
-    "NoncurrentVersionExpiration": "NoncurrentVersionExpiration is not supported: no bucket has versions.",
-    "ExpiredObjectDeleteMarker": "ExpiredObjectDeleteMarker is not supported: no bucket has versions.",
+    "NoncurrentVersionExpiration": "NoncurrentVersionExpiration is not supported yet.",
+    "ExpiredObjectDeleteMarker": "ExpiredObjectDeleteMarker is not supported yet.",
 }
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9:.]{5,15}(Z|[+-][0-9]{2}:?[0-9]{2})?)?")
 

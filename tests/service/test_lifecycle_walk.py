@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from threading import Event
 from typing import Any
 
@@ -16,6 +17,7 @@ from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import Conflict, Transient
 from nos_ec.core.expiry import DAY_MS, TAGS_ATTRIBUTE, ExpiryRule, encode_rules
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.versions import Versioning
 from nos_ec.engine import lifecycle_walk
 from nos_ec.engine.lifecycle_walk import (
     FAILED_MAX,
@@ -27,7 +29,7 @@ from nos_ec.engine.lifecycle_walk import (
     WalkState,
     read_walk,
 )
-from nos_ec.ports.metadata import NOTE_CHARS_MAX, CannedAcl, DocumentKind, ObjectRow, UploadState
+from nos_ec.ports.metadata import NOTE_CHARS_MAX, AddMarker, CannedAcl, DocumentKind, ObjectRow, UploadState
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
 
@@ -52,6 +54,28 @@ def walk_at(system: System, late_ms: int = LATER_MS, metadata: Any = None) -> Li
 
 def names(system: System, bucket: str = "b") -> list[str]:
     return system.metadata.list_names(bucket, "", "", 99_999)
+
+
+def test_in_a_bucket_with_versions_what_expires_gets_a_marker(bench: Bench, system: System) -> None:
+    ruled(system, "b")
+    old = bench.put(system, "old", b"stored before")
+    store = system.store()
+    assert system.metadata.set_bucket_document("b", DocumentKind.VERSIONING, b"Enabled", 1)
+    new = store.put(ObjectKey("b", "new"), BytesIO(b"has an id"), versioning=Versioning.ENABLED)
+
+    def overwrite(rows: Sequence[ObjectRow]) -> None:
+        assert [row.key.name for row in rows] == ["new", "old"]
+        store.put(ObjectKey("b", "new"), BytesIO(b"meanwhile"), versioning=Versioning.ENABLED)
+
+    walk_at(system, metadata=Watched(system, overwrite)).run_once()
+    assert names(system) == ["new"]
+    page = system.metadata.list_versions("b", "", "", ("", None), 100, 10_000)
+    versions = [one for one in page.entries if not isinstance(one, str)]
+    found = [(one.key.name, one.row is None, one.version == new.version) for one in versions]
+    assert found == [("new", False, False), ("new", False, True), ("old", True, False), ("old", False, False)]
+    assert store.version(old, None).row is not None
+    walk_at(system).run_once()
+    assert names(system) == ["new"]
 
 
 class Hands:
@@ -87,6 +111,10 @@ class Watched:
     def delete_unchanged(self, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None) -> list[ObjectRow]:
         self._before_delete(rows)
         return self._metadata.delete_unchanged(rows, now_ms, until_ms)
+
+    def delete_versions(self, markers: Sequence[AddMarker], now_ms: int, until_ms: int | None) -> Any:
+        self._before_delete([self._metadata.get(one.key) for one in markers])
+        return self._metadata.delete_versions(markers, now_ms, until_ms)
 
 
 def test_gc_deletes_what_has_expired_and_nothing_else(bench: Bench, system: System) -> None:

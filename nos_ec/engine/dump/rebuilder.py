@@ -540,10 +540,7 @@ class Rebuilder:
                 self._metadata.settle_trash(list(rows.trashed_of(page, until_ms)))
                 self._metadata.settle_versions(list(rows.noncurrent_of(page)))
         while replaced := self._unsettled():
-            stay = version_rows.noncurrent_among(replaced, self._metadata)
-            self._metadata.settle_versions(stay)
-            ids = {row.object_id for row in stay}
-            rest = [row for row in replaced if row.object_id not in ids]
+            rest = version_rows.without_noncurrent(replaced, self._metadata)
             self._metadata.settle_trash(
                 [replace(row, trash_until_ms=until_ms, trashed_ms=self._now_ms) for row in rest]
             )
@@ -552,10 +549,9 @@ class Rebuilder:
     def _settle_tails(self) -> None:
         """Remove the tails whose block is not there: the large object was deleted, and collected. Remove large objects
         whose tail is nowhere, unless not everything could be read: then it may lie there, and `check` names them."""
-        unread = self.figures.unread_blocks or self.figures.nameless or self._unread_segments
         for page in self._all_objects():
             self._metadata.remove(tail_rows.stray_tails(page, self._there))
-            if not unread:
+            if not self._is_any_unread():
                 self._remove(tail_rows.without_tail(page, self._metadata))
 
     # --- uploads --------------------------------------------------------------------------------------
@@ -564,11 +560,14 @@ class Rebuilder:
         not everything could be read, there may be others that refer to them, so they stay, and `check` names them."""
         for page in self._all_objects():
             upload_rows.complete_those_of(page, self._metadata, self._now_ms)
-        if self.figures.unread_blocks or self.figures.nameless or self._unread_segments:
+        if self._is_any_unread():
             return
         upload_rows.doom_those_without_object(self._metadata, self._now_ms)
         for page in self._all_objects():
             upload_rows.doom_parts_without_upload(page, self._metadata, self._now_ms)
+
+    def _is_any_unread(self) -> bool:
+        return bool(self.figures.unread_blocks or self.figures.nameless or self._unread_segments)
 
     def _all_objects(self) -> Iterator[Sequence[ObjectRow]]:
         after = 0

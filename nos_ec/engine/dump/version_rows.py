@@ -48,14 +48,17 @@ def load_page(page: DumpPage, metadata: Versions) -> None:
         metadata.restore_markers(list(markers_of(page)))
 
 
-def noncurrent_among(rows: Sequence[ObjectRow], metadata: Metadata) -> list[ObjectRow]:
-    """Those of these replaced versions that stay: what has an id, and what one that has an id has replaced."""
+def without_noncurrent(rows: Sequence[ObjectRow], metadata: Metadata) -> list[ObjectRow]:
+    """Make those of these replaced versions noncurrent that stay: what has an id, and what one that has an id has
+    replaced. Returns the others. Raises Transient."""
     found = metadata.rows_of({row.key for row in rows})
-    return [
-        row
-        for row in rows
-        if row.is_of_versions or ((current := found.get(row.key)) is not None and current.is_of_versions)
-    ]
+    stay, rest = [], []
+    for row in rows:
+        current = found.get(row.key)
+        stays = row.is_of_versions or (current is not None and current.is_of_versions)
+        (stay if stays else rest).append(row)
+    metadata.settle_versions(stay)
+    return rest
 
 
 def order_all(metadata: Metadata) -> None:
