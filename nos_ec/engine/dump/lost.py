@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
@@ -51,6 +51,13 @@ class Lost:
     landing: LandingStore
     medium: SegmentMedium | None
     clock: Clock
+
+    def all_objects(self) -> Iterator[Sequence[ObjectRow]]:
+        """The rows that there are, in pages. Raises Transient."""
+        after = 0
+        while page := self.metadata.objects_after(after, PAGE_ROWS):
+            after = page[-1].object_id
+            yield page
 
     def read_copy(self, copy: LandingId) -> bytes:
         """A landing copy, of landing store or landing log. Raises NotFound, Corrupt,

@@ -549,7 +549,7 @@ class Rebuilder:
     def _settle_tails(self) -> None:
         """Remove the tails whose block is not there: the large object was deleted, and collected. Remove large objects
         whose tail is nowhere, unless not everything could be read: then it may lie there, and `check` names them."""
-        for page in self._all_objects():
+        for page in self._lost.all_objects():
             self._metadata.remove(tail_rows.stray_tails(page, self._there))
             if not self._is_any_unread():
                 self._remove(tail_rows.without_tail(page, self._metadata))
@@ -558,22 +558,16 @@ class Rebuilder:
     def _settle_uploads(self) -> None:
         """When all objects are known: first those that are composed, then the parts to which none of them refers. If
         not everything could be read, there may be others that refer to them, so they stay, and `check` names them."""
-        for page in self._all_objects():
+        for page in self._lost.all_objects():
             upload_rows.complete_those_of(page, self._metadata, self._now_ms)
         if self._is_any_unread():
             return
         upload_rows.doom_those_without_object(self._metadata, self._now_ms)
-        for page in self._all_objects():
+        for page in self._lost.all_objects():
             upload_rows.doom_parts_without_upload(page, self._metadata, self._now_ms)
 
     def _is_any_unread(self) -> bool:
         return bool(self.figures.unread_blocks or self.figures.nameless or self._unread_segments)
-
-    def _all_objects(self) -> Iterator[Sequence[ObjectRow]]:
-        after = 0
-        while page := self._metadata.objects_after(after, PAGE_ROWS):
-            after = page[-1].object_id
-            yield page
 
     def _unsettled(self) -> list[ObjectRow]:
         """Some rows without times, if there are any left: they come first in the trash."""

@@ -52,7 +52,8 @@ def without_noncurrent(rows: Sequence[ObjectRow], metadata: Metadata) -> list[Ob
     """Make those of these replaced versions noncurrent that stay: what has an id, and what one that has an id has
     replaced. Returns the others. Raises Transient."""
     found = metadata.rows_of({row.key for row in rows})
-    stay, rest = [], []
+    stay: list[ObjectRow] = []
+    rest: list[ObjectRow] = []
     for row in rows:
         current = found.get(row.key)
         stays = row.is_of_versions or (current is not None and current.is_of_versions)
