@@ -25,7 +25,6 @@ from typing import Any, Protocol
 
 import structlog
 
-from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.expiry import BucketRules, ExpiryRule, decode_rules, tags_of
 from nos_ec.core.killpoints import kill_point
@@ -47,6 +46,8 @@ from nos_ec.ports.metadata import (
 LIFECYCLE_NOTE = "lifecycle"
 PAGE_ROWS = 1_000
 BUCKETS_PAGE = 20
+MARKERS_AT_A_TIME = 100
+"""Made by one transaction: each takes several statements."""
 RUN_MS_MAX = 300_000
 """How long a run of GC walks. It collects as well."""
 SAVE_WAIT_MS = 5_000
@@ -193,9 +194,13 @@ class LifecycleWalk:
         if said is None:
             return self._metadata.delete_unchanged(rows, now_ms, until_ms)
         versioning = Versioning(said.decode())
-        markers = [AddMarker(row.key, versioning, _as_it_is(row)) for row in rows]
-        answers = self._metadata.delete_versions(markers, now_ms, until_ms)
-        return [row for row, answer in zip(rows, answers, strict=True) if not isinstance(answer, NosError)]
+        gone: list[ObjectRow] = []
+        for first in range(0, len(rows), MARKERS_AT_A_TIME):
+            batch = rows[first : first + MARKERS_AT_A_TIME]
+            markers = [AddMarker(row.key, versioning, seen=row) for row in batch]
+            answers = self._metadata.delete_versions(markers, now_ms, until_ms)
+            gone += [row for row, answer in zip(batch, answers, strict=True) if not isinstance(answer, NosError)]
+        return gone
 
     def _abort(self, bucket: str, rules: BucketRules, at_ms: int, dry_run: bool) -> int:
         aborted = 0
@@ -334,12 +339,6 @@ class _Run:
             self._superseded = not self._metadata.store_note(LIFECYCLE_NOTE, text, self._text)
             kill_point("lifecycle.saved")
         self._text, self._saved_ms = text, self._clock.now_ms()
-
-
-def _as_it_is(row: ObjectRow) -> Condition:
-    """That the current version is still this one."""
-    md5, parts = row.tag
-    return Condition(md5, parts, modified_s=row.created_ms // 1000, size=row.users_size)
 
 
 def _is_due(rules: BucketRules, row: ObjectRow, now_ms: int) -> bool:

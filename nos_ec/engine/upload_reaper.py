@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event
 
@@ -13,8 +14,9 @@ import structlog
 from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.parts import UploadId, parts_bucket, parts_prefix
+from nos_ec.engine.noncurrent import noncurrent_of
 from nos_ec.ports.clock import Beat, Clock, unwatched
-from nos_ec.ports.metadata import Metadata, UploadRow
+from nos_ec.ports.metadata import Metadata, ObjectRow, UploadRow
 
 PAGE_ROWS = 1000
 """Uploads that are looked at, or parts that one transaction deletes."""
@@ -102,9 +104,13 @@ class UploadReaper:
         return total + ReapedUploads(uploads=1)
 
     def _is_used(self, row: UploadRow) -> bool:
-        """Whether the current object of its key is composed of it. It never is, unless rows are damaged."""
-        try:
-            composition = self._metadata.get(row.key).composition
-        except NotFound:
-            return False
-        return composition is not None and composition.upload_id == row.upload_id
+        """Whether a version of its key is composed of it. None ever is, unless rows are damaged."""
+        with suppress(NotFound):
+            if _is_of(self._metadata.get(row.key), row):
+                return True
+        return any(_is_of(one, row) for page in noncurrent_of(row.key, self._metadata) for one in page)
+
+
+def _is_of(version: ObjectRow, upload: UploadRow) -> bool:
+    composition = version.composition
+    return composition is not None and composition.upload_id == upload.upload_id

@@ -59,9 +59,9 @@ class BucketAccess:
         if expected is not None and expected != self.row.owner:
             raise S3Error("AccessDenied", "The bucket has another owner than was expected.")
 
-    def rights_of(self, account: str | None) -> Rights:
-        """What an account may do, or anybody for None."""
-        found = bucket_rights(self.acl, account)
+    def rights_of(self, account: str | None, *, with_acl: bool = True) -> Rights:
+        """What an account may do, or anybody for None. with_acl: also by the ACL of the bucket."""
+        found = bucket_rights(self.acl, account) if with_acl else Rights.NONE
         if account is None:
             return found
         found |= self.grants.get(account, Rights.NONE)

@@ -114,7 +114,7 @@ class BucketOperations:
 
     def get_versioning(self, call: Call) -> Reply:
         """Nothing for a bucket that never had versions."""
-        call.require(Rights.LIST)
+        call.require(Rights.OWNER)
         said = self._metadata.bucket_document(call.bucket, DocumentKind.VERSIONING)
         return xml(answers.versioning(None if said is None else said.decode()))
 

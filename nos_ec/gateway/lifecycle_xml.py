@@ -87,6 +87,9 @@ def _rule(element: Element) -> ExpiryRule:
     return ExpiryRule(rule_id, status == "Enabled", prefix, tags, above, below, days, date_ms, abort_days, form)
 
 
+_YEAR_10000_MS = 253_402_300_800_000
+
+
 def _expiration(element: Element) -> tuple[int | None, int | None]:
     parts = _children(element, "Days", "Date")
     if len(parts) != 1:
@@ -101,7 +104,7 @@ def _expiration(element: Element) -> tuple[int | None, int | None]:
     if date is None:
         raise malformed("'Date' must be a date of ISO 8601.")
     date_ms = round((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1000)
-    if date_ms % DAY_MS or date_ms < 0:
+    if date_ms % DAY_MS or not 0 <= date_ms < _YEAR_10000_MS:
         raise _invalid("'Date' must be at midnight GMT", "Date")
     return None, date_ms
 

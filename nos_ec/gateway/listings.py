@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nos_ec.core.errors import NotFound
+from nos_ec.core.versions import VERSION_MAX
 from nos_ec.engine.store import Store
 from nos_ec.gateway.call import Call, object_key
 from nos_ec.gateway.object_headers import STORAGE_CLASS, attributes_of, checksum_of, etag_of
@@ -77,11 +78,13 @@ class Listings:
         )
 
     def _after(self, call: Call, key_marker: str, version_marker: str) -> tuple[str, int | None]:
-        """Where a listing of versions begins. The null version has a number, too."""
+        """Where a listing of versions begins. The null version has a number, too. If it is gone, the key
+        begins again."""
         if not version_marker:
             return key_marker, None
         number = number_of(version_marker)
         if number is None:
+            number = VERSION_MAX
             with suppress(NotFound):
                 number = self._store.version(object_key(call.bucket, key_marker), None).version
         return key_marker, number

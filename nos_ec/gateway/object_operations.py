@@ -175,20 +175,19 @@ class ObjectOperations:
     ) -> tuple[ObjectRow, dict[str, str]]:
         """The version of this id, or the current one. versioning: of the bucket that it is in. Raises AccessDenied
         unless `rights` or the ACL of the object have what it needs."""
-        row = self._find(key, rights, version, versioning)
+        row = self._find(call, key, version, versioning)
         attributes = attributes_of(row)
         if needs not in rights and needs not in object_rights(attributes.get(ACL, "private"), call.account):
             raise denied()
         return row, attributes
 
-    def _find(self, key: ObjectKey, rights: Rights, version: str | None, versioning: Versioning | None) -> ObjectRow:
-        may_know = bool(rights & (Rights.LIST | Rights.READ))
+    def _find(self, call: Call, key: ObjectKey, version: str | None, versioning: Versioning | None) -> ObjectRow:
         try:
             if version is None:
                 return self._store.head(key)
             entry = self._store.version(key, number_of(version))
         except NotFound:
-            if not may_know:
+            if not self._may_list(call, key):
                 raise denied() from None
             if version is not None:
                 raise no_such_version(key.name, version) from None
@@ -197,8 +196,18 @@ class ObjectOperations:
                 raise hidden_by(marker) from None
             raise S3Error("NoSuchKey", "The specified key does not exist.", Key=key.name) from None
         if entry.row is None:
-            raise is_marker(entry) if may_know else denied()
+            raise is_marker(entry) if self._may_list(call, key) else denied()
         return entry.row
+
+    def _may_list(self, call: Call, key: ObjectKey) -> bool:
+        """Whether the account may know which objects there are. Who may read them by a policy alone may not."""
+        access = self._access.bucket(key.bucket)
+        if access.rights_of(call.account) & (Rights.LIST | Rights.READ):
+            return True
+        try:
+            return Rights.LIST in rights_on(access, "ListObjectsV2", "", call.account)
+        except S3Error:
+            return False
 
     def get_attributes(self, call: Call) -> Reply:
         """Of those that the header names."""
@@ -304,6 +313,17 @@ class ObjectOperations:
         check_read(call.request, row, "x-amz-copy-source-")
         return row, attributes, access.versioning
 
+    def _require_tags_of_copy(self, call: Call) -> None:
+        """That the account may read the tags of the source, which no ACL of an object says, and set those of the
+        target. Raises AccessDenied."""
+        assert call.access is not None
+        bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
+        source, has_version = self._access.bucket(bucket), version is not None
+        if Rights.READ not in rights_on(source, "GetObjectTagging", name, call.account, has_version=has_version):
+            raise denied()
+        if Rights.WRITE not in rights_on(call.access, "PutObjectTagging", call.key, call.account):
+            raise denied()
+
     def copy_object(self, call: Call) -> Reply:
         """Reads the source, and writes it again."""
         call.require(Rights.WRITE)
@@ -330,6 +350,8 @@ class ObjectOperations:
             if name not in (*of_request, TAGS, CHECKSUM)
         }
         attributes |= {name: given[name] for name in of_request if name in given}
+        if keeps_tags and TAGS in old:
+            self._require_tags_of_copy(call)
         tags = (old if keeps_tags else given).get(TAGS)
         attributes |= {} if tags is None else {TAGS: tags}
         known = checksum_of(old)
@@ -354,6 +376,12 @@ class ObjectOperations:
         versions gets a delete marker."""
         call.require(Rights.WRITE)
         header, version = call.request.header, asked_version(call)
+        assert call.access is not None
+        if (
+            version is not None
+            and Rights.WRITE not in call.access.rights_of(call.account, with_acl=False) | call.allowed
+        ):
+            raise denied()  # an ACL lets others write, and not remove what was written
         condition = delete_condition(
             header("if-match"), header("x-amz-if-match-last-modified-time"), header("x-amz-if-match-size")
         )

@@ -27,7 +27,7 @@ _REPAIRS = frozenset(["GetBucketPolicy", "PutBucketPolicy", "DeleteBucketPolicy"
 """What no policy can take from the owner."""
 _RIGHTS = {
     **dict.fromkeys(["HeadBucket", "ListObjects", "ListObjectsV2", "ListObjectVersions"], Rights.LIST),
-    **dict.fromkeys(["ListMultipartUploads", "GetBucketLocation", "GetBucketVersioning"], Rights.LIST),
+    **dict.fromkeys(["ListMultipartUploads", "GetBucketLocation"], Rights.LIST),
     **dict.fromkeys(["GetObject", "HeadObject", "GetObjectAttributes", "GetObjectTagging"], Rights.READ),
     **dict.fromkeys(["GetBucketAcl", "GetObjectAcl"], Rights.READ_ACL),
     **dict.fromkeys(["PutBucketAcl", "PutObjectAcl"], Rights.WRITE_ACL),
@@ -69,7 +69,8 @@ def rights_on(
 ) -> Rights:
     """All rights of an account for one operation on one object, for requests that concern several objects. Raises
     AccessDenied as `allowed_rights` does."""
-    return access.rights_of(account) | _allowed(access, operation, key, account, [], has_version=has_version)
+    own = access.rights_of(account, with_acl=not (has_version and operation == "DeleteObject"))
+    return own | _allowed(access, operation, key, account, [], has_version=has_version)
 
 
 def _allowed(
@@ -78,14 +79,16 @@ def _allowed(
     policy, required = access.policy, REQUIRED.get(operation)
     if policy is None or required is None:
         return Rights.NONE
-    if operation in _REPAIRS and account in (access.row.owner, ROOT_ACCOUNT):
+    is_repair = operation in _REPAIRS
+    if is_repair and account in (access.row.owner, ROOT_ACCOUNT):
         return Rights.NONE
     resource = f"{access.row.name}/{key}" if required.on_object else access.row.name
     actions = [*required.actions, *more]
     verdicts = [_verdict(policy, account, action, resource, has_version=has_version) for action in actions]
     if Verdict.DENY in verdicts:
         raise denied()
-    return required.rights if set(verdicts) == {Verdict.ALLOW} else Rights.NONE
+    # Who may do everything may still not change what others may do: S3 gives that to nobody but the owner.
+    return required.rights if set(verdicts) == {Verdict.ALLOW} and not is_repair else Rights.NONE
 
 
 def _verdict(policy: Policy, account: str | None, action: str, resource: str, *, has_version: bool) -> Verdict:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from nos_ec.core.attributes import decode_attributes, encode_attributes
 from nos_ec.core.conditions import ABSENT, PRESENT, Condition
 from nos_ec.core.errors import Conflict, NosError, NotFound, PreconditionFailed
 from nos_ec.core.ids import ObjectKey
@@ -69,6 +70,38 @@ def numbers(metadata: Metadata, name: str = "k") -> list[tuple[int, bool, bool]]
 
 class VersionContract:
     """PUT and DELETE with versioning, and all of `Versions`."""
+
+    def test_a_marker_of_the_same_number_stops_nothing(self, bench: MetadataBench) -> None:
+        """A program that knows no versions stores an object within the millisecond of a DELETE."""
+        put(bench, Versioning.ENABLED)
+        mark(bench, Versioning.ENABLED)
+        bench.now_ms += 10
+        mark(bench, Versioning.ENABLED)
+        same = put(bench, None)
+        for _ in range(2):
+            bench.now_ms += 10
+            put(bench, Versioning.ENABLED)
+            mark(bench, Versioning.ENABLED)
+        assert (same.version, False, False) in numbers(bench.metadata)
+
+    def test_a_null_version_that_a_delete_replaces_goes_into_the_trash(self, bench: MetadataBench) -> None:
+        old = put(bench, None)
+        bench.now_ms += 10
+        put(bench, Versioning.ENABLED)
+        bench.now_ms += 10
+        bench.metadata.delete(ObjectKey("bucket", "k"), bench.now_ms, bench.now_ms + 10**6)
+        trashed = bench.metadata.trash_page(None, 10, "", "").rows
+        assert [row.version for row in trashed] == [old.version]
+
+    def test_a_marker_is_refused_for_what_has_changed(self, bench: MetadataBench) -> None:
+        seen = put(bench, Versioning.SUSPENDED)
+        assert bench.metadata.set_attributes(seen, encode_attributes({**decode_attributes(seen.attributes), "a": "b"}))
+        one = AddMarker(seen.key, Versioning.SUSPENDED, seen=seen)
+        (answer,) = bench.metadata.delete_versions([one], bench.now_ms)
+        assert isinstance(answer, PreconditionFailed)
+        now = bench.metadata.get(seen.key)
+        (answer,) = bench.metadata.delete_versions([AddMarker(seen.key, Versioning.SUSPENDED, seen=now)], bench.now_ms)
+        assert isinstance(answer, VersionEntry)
 
     def test_what_is_overwritten_becomes_noncurrent(self, bench: MetadataBench) -> None:
         metadata = bench.metadata

@@ -185,3 +185,11 @@ def test_rules_that_do_not_fit_are_refused(ann: Any) -> None:
     rules = [rule(Prefix=rng.randbytes(500).hex()) for _ in range(100)]
     error = refused("InvalidRequest", 400, ann.put_bucket_lifecycle_configuration, **configuration(*rules))
     assert "32768" in str(error)
+
+
+def test_a_date_that_no_clock_shows_is_refused(gateway: Gateway, ann: Any) -> None:
+    late = (
+        "<LifecycleConfiguration><Rule><ID>a</ID><Filter/><Status>Enabled</Status><Expiration>"
+        "<Date>9999-12-31T23:00:00-01:00</Date></Expiration></Rule></LifecycleConfiguration>"
+    )
+    refused("InvalidArgument", 400, raw(ann, late))

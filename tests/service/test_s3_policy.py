@@ -184,3 +184,34 @@ def test_forms_need_the_action_of_a_put(gateway: Gateway, ann: Any) -> None:
     assert ann.get_object(Bucket="photos", Key="in/k")["Body"].read() == b"data"
     ann.put_bucket_policy(**policy(statement("s3:*"), statement("s3:PutObject", f"{BUCKET}/in/*", effect="Deny")))
     assert post() == 403
+
+
+def test_a_policy_gives_nobody_the_policy(gateway: Gateway, ann: Any) -> None:
+    bob, nobody = gateway.client("bob"), gateway.client(None)
+    ann.put_bucket_policy(**policy(statement("s3:*", [BUCKET, OBJECTS])))
+    for client in (bob, nobody):
+        refused("AccessDenied", 403, client.get_bucket_policy, Bucket="photos")
+        refused("AccessDenied", 403, client.put_bucket_policy, **policy(statement("s3:*")))
+        refused("AccessDenied", 403, client.delete_bucket_policy, Bucket="photos")
+    nobody.list_objects_v2(Bucket="photos")
+
+
+def test_a_copy_takes_only_tags_that_may_be_read(gateway: Gateway, ann: Any) -> None:
+    bob = gateway.client("bob")
+    bob.create_bucket(Bucket="bobs")
+    ann.put_object(**NAMED, Body=b"x", Tagging="secret=1", ACL="public-read")
+    copy = {"Bucket": "bobs", "Key": "c", "CopySource": "photos/k"}
+    refused("AccessDenied", 403, bob.copy_object, **copy)
+    bob.copy_object(**copy, TaggingDirective="REPLACE")
+    assert bob.get_object_tagging(Bucket="bobs", Key="c")["TagSet"] == []
+    ann.put_bucket_policy(**policy(statement(["s3:GetObject", "s3:GetObjectTagging"], who={"AWS": "bob"})))
+    bob.copy_object(**copy)
+    assert bob.get_object_tagging(Bucket="bobs", Key="c")["TagSet"] == [{"Key": "secret", "Value": "1"}]
+
+
+def test_who_may_only_read_learns_not_what_is_missing(gateway: Gateway, ann: Any) -> None:
+    nobody = gateway.client(None)
+    ann.put_bucket_policy(**policy(statement("s3:GetObject")))
+    refused("AccessDenied", 403, nobody.get_object, **NAMED)
+    ann.put_bucket_policy(**policy(statement("s3:GetObject"), statement("s3:ListBucket", BUCKET)))
+    refused("NoSuchKey", 404, nobody.get_object, **NAMED)

@@ -381,3 +381,38 @@ def test_forms_make_versions_of_their_own(versioned: Any, gateway: Gateway) -> N
     connection.close()
     assert answer.status == 204
     assert body_of(versioned, version) == b"of a form"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_bucket_is_emptied_page_by_page(versioned: Any, size: int) -> None:
+    """What becomes current because newer ones were deleted is on the next page."""
+    for _ in range(4):
+        put(versioned)
+    versioned.delete_object(**K)
+    set_versioning(versioned, "Suspended")
+    versioned.put_object(**K, Body=b"null")
+    put(versioned, key="l")
+    pages = versioned.get_paginator("list_object_versions").paginate(**BUCKET, PaginationConfig={"PageSize": size})
+    for page in pages:
+        for one in page.get("Versions", []) + page.get("DeleteMarkers", []):
+            versioned.delete_object(Bucket="photos", Key=one["Key"], VersionId=one["VersionId"])
+    assert listed(versioned) == []
+    versioned.delete_bucket(**BUCKET)
+
+
+def test_a_marker_behind_the_prefix_shows_nothing(versioned: Any) -> None:
+    put(versioned, key="b/x")
+    newest = put(versioned, key="b/x")
+    assert listed(versioned, Prefix="a/", KeyMarker="b/x", VersionIdMarker=newest) == []
+
+
+def test_an_acl_lets_nobody_remove_versions(gateway: Gateway, versioned: Any) -> None:
+    nobody = gateway.client(None)
+    versioned.put_bucket_acl(**BUCKET, ACL="public-read-write")
+    version = put(versioned)
+    refused("AccessDenied", 403, nobody.delete_object, **K, VersionId=version)
+    answer = nobody.delete_objects(**BUCKET, Delete={"Objects": [{"Key": "k", "VersionId": version}]})
+    assert [one["Code"] for one in answer["Errors"]] == ["AccessDenied"]
+    refused("AccessDenied", 403, nobody.get_bucket_versioning, **BUCKET)
+    assert nobody.delete_object(**K)["DeleteMarker"]
+    assert body_of(versioned, version) == b"v"

@@ -192,3 +192,23 @@ def test_noncurrent_versions_are_moved_by_gc(bench: Bench) -> None:
         assert before != after, "GC has moved some"
         assert {key: versions(system, key) for key in found} == found
         assert check(system, read_share=1.0) == []
+
+
+def test_versions_that_were_packed_since_the_dump_come_back_once(bench: Bench, cli: Cli) -> None:
+    """The older one was in the landing log when the dump was made, and both are in one block; the landing copy of the
+    newer one, which tells when its PUT was and not its version, is still there."""
+    with bench.open() as system:
+        system.metadata.create_bucket(KEY.bucket, "ann", CannedAcl.PRIVATE, 1)
+        put(system, b"1" * 900)
+        cli("metadata", "dump")
+        put(system, b"2" * 900)
+        put(system, b"3" * 900)
+        end_log(system)
+        bench.produce(system)
+        bench.consume(system)
+        before = versions(system)
+    lose_database(bench)
+    rebuild(bench, cli)
+    with bench.open() as system:
+        assert versions(system) == before
+        assert check(system) == []

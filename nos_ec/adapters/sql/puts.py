@@ -440,7 +440,9 @@ def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject
         return True
     leases.require(connection, lease)
     newest = _newest(connection, new, current)
-    is_below = new.versioning is Versioning.ENABLED and newest > new.version and new.condition is None
+    # A version that a newer one has overtaken is noncurrent from the start, and so is a null one below versions.
+    keeps = new.versioning is Versioning.ENABLED or (current is not None and current.has_version_id)
+    is_below = keeps and newest > new.version and new.condition is None
     wins = is_below or newest < new.version or (current is None and new.versioning is not Versioning.ENABLED)
     wins = wins and beside is None and not _refused_large(new, current)
     if wins and new.step is not None:

@@ -61,6 +61,9 @@ REMOVE = delete(VERSIONS).where(
 )
 
 
+_REMOVE_MARKERS = REMOVE.where(_V.object_id.is_(None))
+
+
 def rank_of(version: int) -> int:
     """Where a version stands among those of its key."""
     return VERSION_MAX - version
@@ -79,7 +82,7 @@ def retire(connection: Connection, rows: Sequence[ObjectRow]) -> None:
     ids = sorted(row.object_id for row in rows)
     listed = _MARKS.dump((object_id, noncurrent_mark(object_id)) for object_id in ids)
     require_all(connection.execute(_RETIRE, listed).rowcount, len(rows), "objects")
-    connection.execute(insert(VERSIONS), [_values(row) for row in sorted(rows, key=lambda row: row.object_id)])
+    _insert(connection, [_values(row) for row in sorted(rows, key=lambda row: row.object_id)])
     kill_point("metadata.version_retired.before_commit")
 
 
@@ -88,7 +91,15 @@ def retire_large(connection: Connection, new: NewLargeObject, object_id: int, no
     listed = _MARKS.dump([(object_id, noncurrent_mark(object_id))])
     require_all(connection.execute(_RETIRE, listed).rowcount, 1, "objects")
     is_null = not has_version_id(new.attributes)
-    connection.execute(insert(VERSIONS).values(_row(new.key, new.version, object_id, now_ms, is_null=is_null)))
+    _insert(connection, [_row(new.key, new.version, object_id, now_ms, is_null=is_null)])
+
+
+def _insert(connection: Connection, listed: Sequence[dict[str, Any]]) -> None:
+    """Add noncurrent versions. A marker of the same number gives way: a program that knows no versions may have stored
+    an object within the millisecond of a DELETE, and a clock may have been set back."""
+    ranks = [{"of_bucket": row["bucket"], "of_name": row["name"], "of_rank": row["age_rank"]} for row in listed]
+    connection.execute(_REMOVE_MARKERS, ranks)
+    connection.execute(insert(VERSIONS), list(listed))
 
 
 def _values(row: ObjectRow) -> dict[str, Any]:
@@ -117,8 +128,9 @@ def newest_versions(connection: Connection, keys: Iterable[ObjectKey]) -> dict[O
     return found
 
 
-def remove_nulls(connection: Connection, keys: Iterable[ObjectKey], now_ms: int) -> None:
-    """Remove the noncurrent null versions of these keys, and null markers, for good: others take their place."""
+def remove_nulls(connection: Connection, keys: Iterable[ObjectKey], now_ms: int, until_ms: int | None = None) -> None:
+    """Remove the noncurrent null versions of these keys, and null markers: others take their place. until_ms: for a
+    DELETE, until when the trash keeps them, if there is one."""
     listed = list(keys)
     if not listed:
         return
@@ -128,7 +140,7 @@ def remove_nulls(connection: Connection, keys: Iterable[ObjectKey], now_ms: int)
     rows = lock_rows(connection, [row.object_id for row in nulls if row.object_id is not None])
     remove(connection, nulls)
     if rows:
-        trash.remove_rows(connection, list(rows.values()), now_ms)
+        discard(connection, list(rows.values()), now_ms, until_ms)
 
 
 def hide(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None) -> None:
@@ -138,8 +150,9 @@ def hide(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_m
     nulls = [row for row in rows if not row.has_version_id]
     if nulls:
         discard(connection, nulls, now_ms, until_ms)
-    remove_nulls(connection, [row.key for row in rows], now_ms)
-    numbers = {row.key: max(row.version + 1, now_ms * 1000) for row in rows}
+    newest = newest_versions(connection, [row.key for row in rows])
+    remove_nulls(connection, [row.key for row in rows], now_ms, until_ms)
+    numbers = {row.key: max(row.version + 1, newest.get(row.key, 0) + 1, now_ms * 1000) for row in rows}
     add_markers(connection, [VersionEntry(key, numbers[key], now_ms, True, None) for key in numbers])
 
 

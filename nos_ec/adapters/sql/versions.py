@@ -63,7 +63,7 @@ from nos_ec.adapters.sql.rows import (
 )
 from nos_ec.adapters.sql.schema import OBJECTS, VERSIONS, utf8
 from nos_ec.core.conditions import Condition
-from nos_ec.core.errors import NosError, NotFound
+from nos_ec.core.errors import NosError, NotFound, PreconditionFailed
 from nos_ec.core.folders import folder_of
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, ObjectKey
 from nos_ec.core.killpoints import kill_point
@@ -153,7 +153,7 @@ def delete_all(
     for one in deletions:
         try:
             if isinstance(one, AddMarker):
-                answers.append(add_marker(connection, one.key, one.versioning, one.condition, now_ms, until_ms))
+                answers.append(_add_marker(connection, one, now_ms, until_ms))
             else:
                 answers.append(_delete_version(connection, one, now_ms, until_ms))
         except _Refused as refused:
@@ -175,17 +175,13 @@ def _require(key: ObjectKey, condition: Condition | None, row: ObjectRow | None)
             raise _Refused(refusal)
 
 
-def add_marker(
-    connection: Connection,
-    key: ObjectKey,
-    versioning: Versioning,
-    condition: Condition | None,
-    now_ms: int,
-    until_ms: int | None,
-) -> VersionEntry:
+def _add_marker(connection: Connection, deletion: AddMarker, now_ms: int, until_ms: int | None) -> VersionEntry:
     """Delete an object by a marker. Raises Overtaken."""
+    key, versioning = deletion.key, deletion.versioning
     current = objects.lock(connection, key)
-    _require(key, condition, current)
+    _require(key, deletion.condition, current)
+    if deletion.seen is not None and not _is_unchanged(deletion.seen, current):
+        raise _Refused(PreconditionFailed(f"object {key} was changed meanwhile; nothing was deleted", key=key))
     is_null = versioning is Versioning.SUSPENDED
     newest = newest_versions(connection, [key]).get(key, 0)
     version = objects.next_version(max(newest, 0 if current is None else current.version), now_ms)
@@ -194,12 +190,18 @@ def add_marker(
     elif current is not None:
         discard(connection, [current], now_ms, until_ms)
     if is_null:
-        remove_nulls(connection, [key], now_ms)
+        remove_nulls(connection, [key], now_ms, until_ms)
     marker = VersionEntry(key, version, now_ms, is_null, None, is_latest=True)
     add_markers(connection, [marker])
     if current is None and objects.lock(connection, key) is not None:
         raise Overtaken
     return marker
+
+
+def _is_unchanged(seen: ObjectRow, current: ObjectRow | None) -> bool:
+    if current is None:
+        return False
+    return (seen.object_id, seen.version, seen.attributes) == (current.object_id, current.version, current.attributes)
 
 
 def _delete_version(
@@ -211,7 +213,7 @@ def _delete_version(
         _require(key, deletion.condition, current)
         discard(connection, [current], now_ms, until_ms)
         if deletion.version is None:
-            remove_nulls(connection, [key], now_ms)
+            remove_nulls(connection, [key], now_ms, until_ms)
         _promote(connection, key)
         return VersionEntry(key, current.version, current.created_ms, not current.has_version_id, current, True)
     found = connection.execute(*_asked(key, deletion.version, lock=True)).first()
@@ -226,7 +228,7 @@ def _delete_version(
     if row is not None:
         discard(connection, [row], now_ms, until_ms)
     if deletion.version is None:
-        remove_nulls(connection, [key], now_ms)
+        remove_nulls(connection, [key], now_ms, until_ms)
     if current is None:
         _promote(connection, key)
     return _entry(found, row)
@@ -316,7 +318,7 @@ def list_versions(
     name, version = after
     start, end = start_of(prefix, delimiter, name), prefix_end(utf8(prefix))
     rank = None
-    if version is not None and start == Start(utf8(name), itself=False):
+    if version is not None and name.startswith(prefix) and start == Start(utf8(name), itself=False):
         rank = rank_of(version)
     rows_max = FIRST_ROWS if delimiter else limit + 1
     last_name = None if rank is None else name
@@ -327,14 +329,17 @@ def list_versions(
         for row in rows:
             folder = folder_of(row.key.name, prefix, delimiter)
             if folder is None:
-                found.append(replace(row, is_latest=row.key.name != last_name))
+                is_current = row.row is not None and not row.row.is_noncurrent
+                if is_current and row.key.name == last_name:  # it was undeleted, and a marker is newer
+                    found = [_not_latest(one, row.key) for one in found]
+                found.append(replace(row, is_latest=is_current or row.key.name != last_name))
                 last_name = row.key.name
             elif not found or found[-1] != folder:
                 found.append(folder)
         if len(rows) < asked:
             break
         if folder is None:
-            start, rank = Start(utf8(rows[-1].key.name), itself=False), _rank_behind(rows[-1])
+            start, rank = Start(utf8(rows[-1].key.name), itself=False), rank_of(rows[-1].version)
         else:
             start, rank = behind(folder), None
         rows_max = rows_max * GROWTH if folder is None else FIRST_ROWS
@@ -343,9 +348,8 @@ def list_versions(
     return VersionPage(found[:limit], _after(found[limit - 1]) if len(found) > limit else None)
 
 
-def _rank_behind(entry: VersionEntry) -> int:
-    """-1 behind the current version: whatever their numbers are, the others come after it."""
-    return -1 if entry.row is not None and not entry.row.is_noncurrent else rank_of(entry.version)
+def _not_latest(entry: VersionEntry | str, key: ObjectKey) -> VersionEntry | str:
+    return replace(entry, is_latest=False) if isinstance(entry, VersionEntry) and entry.key == key else entry
 
 
 def _after(entry: VersionEntry | str) -> tuple[str, int | None]:
@@ -356,21 +360,21 @@ def _walk(
     connection: Connection, bucket: str, start: Start, rank: int | None, end: bytes | None, limit: int
 ) -> list[VersionEntry]:
     """The next entries, in order: one statement, so that nothing is between two tables meanwhile. rank: begin with
-    those of the name of `start` that are behind it."""
+    those of the name of `start` that are behind it; the current one is, if what was before it was deleted since."""
     current = by_index(
         select(
             _O.bucket,
             _O.name,
-            literal(-1, BigInteger).label("age_rank"),
+            (literal(VERSION_MAX, BigInteger) - _O.version).label("age_rank"),
             _O.object_id,
             literal(0, SmallInteger).label("is_null"),
             _O.created_ms,
         ),
         OBJECTS,
         "objects_by_trash_key",
-    ).where(_O.trashed == LIVE, _O.bucket == bucket, *_from(_O.name, start, end))
+    ).where(_O.trashed == LIVE, _O.bucket == bucket)
     parts = [
-        current.order_by(_O.trashed, _O.bucket, _O.name),
+        current.where(*_from(_O.name, start, end)).order_by(_O.trashed, _O.bucket, _O.name),
         by_index(select(*COLUMNS), VERSIONS, "PRIMARY")
         .where(_V.bucket == bucket, *_from(_V.name, start, end))
         .order_by(_V.bucket, _V.name, _V.age_rank),
@@ -381,6 +385,7 @@ def _walk(
             .where(_V.bucket == bucket, _V.name == start.name, _V.age_rank > rank)
             .order_by(_V.bucket, _V.name, _V.age_rank)
         )
+        parts.append(current.where(_O.name == start.name, _O.version < VERSION_MAX - rank))
     walks = [part.limit(limit).subquery(f"walk_{number}") for number, part in enumerate(parts)]
     walked = union_all(*(select(*walk.c) for walk in walks)).subquery("walked")
     columns = [walked.c.bucket, walked.c.name, walked.c.age_rank, walked.c.is_null, walked.c.created_ms]

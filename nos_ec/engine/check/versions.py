@@ -24,18 +24,6 @@ def without_object(metadata: Metadata, second: SecondLook) -> Iterator[Finding]:
             yield from second.doubt(partial(_again, one, metadata))
 
 
-def noncurrent_of(key: ObjectKey, metadata: Metadata) -> Iterator[Sequence[ObjectRow]]:
-    """The noncurrent versions of a key, page by page."""
-    after = key, 2**63 - 1
-    while page := metadata.noncurrent_after(after, PAGE_ROWS):
-        own = [one for one in page if one[0] == key]
-        if own:
-            yield list(metadata.objects_with([object_id for *_, object_id in own if object_id is not None]).values())
-        if len(own) < PAGE_ROWS:
-            return
-        after = own[-1][0], own[-1][1]
-
-
 def _wrong(page: Sequence[_Listed], metadata: Metadata) -> list[_Listed]:
     ids = [object_id for *_, object_id in page if object_id is not None]
     rows = metadata.objects_with(ids)

@@ -22,6 +22,10 @@ from nos_ec.ports.segment_medium import SegmentMedium
 PAGE_ROWS = 1000
 """Rows that a rebuild has in memory at once."""
 
+PUT_MS_MAX = 60_000
+"""Between the id of a landing copy and the version of its object, at most. A slower PUT leaves a copy to be looked
+at."""
+
 _T = TypeVar("_T")
 
 

@@ -7,7 +7,7 @@ What was put since the dump is read, because a row needs the MD5 of the bytes, a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nos_ec.core.crc32c import joined
@@ -95,13 +95,15 @@ class Placer:
                 one for one in others if (one.key, one.version) not in trashed and self._keeps(one.attributes, newest)
             ]
         self.figures.moved += len(moved)
+        self._metadata.place(moved, self._now_ms)  # first: what is moved may be replaced in the same block
+        found |= {one.row.key: one.row for one in moved if one.row.trash_until_ms is None}
         adopted: list[Rebuilt] = []
         for entry, data in self._read(current):
             adopted += self._in_place_of(found.get(entry.key), self._packed(entry, data))
             self.figures.adopted += 1
         for entry, data in self._read(replaced, name=False):
             adopted.append(Rebuilt(_trashed(self._packed(entry, data))))
-        self._metadata.place(moved + adopted, self._now_ms)
+        self._metadata.place(adopted, self._now_ms)
 
     def place_large(self, key: ObjectKey, version: int, parts: Sequence[ToldEntry], known: set[BlockId]) -> bool:
         """A large object, from its segments, and from the row of its tail. known: the blocks that are there. Returns
@@ -278,6 +280,10 @@ class Placer:
             if before is not None and not _is_same_put(before, record):
                 others.append(record if newest[record.key] is before else before)
         found = self._metadata.rows_of(newest.keys())
+        moved = self._copied_forward(unknown, found, segments)
+        self._metadata.place(moved, self._now_ms)  # first: what is moved may be replaced by another record
+        found |= {one.row.key: one.row for one in moved}
+        self.figures.moved += len(moved)
         adopted: list[Rebuilt] = []
         kept: list[ObjectRow] = []
         for key, record in newest.items():
@@ -295,7 +301,7 @@ class Placer:
                 kept.append(_trashed(self._landed(record, None)))
         replaced = {(one.row.key, one.row.version) for one in adopted if one.row.trash_until_ms is not None}
         adopted += [Rebuilt(row) for row in self._numbered(kept, replaced)]
-        moved: list[Rebuilt] = []
+        moved = []
         second: list[QueueEntry] = []
         for record, row in of_rows:
             if in_log(record.landing_id):
@@ -306,6 +312,19 @@ class Placer:
         self.figures.moved += len(moved)
         self._metadata.place(adopted + moved, self._now_ms)
         return second
+
+    def _copied_forward(
+        self, records: Sequence[ToldRecord], current: Mapping[ObjectKey, ObjectRow], segments: Container[SegmentId]
+    ) -> list[Rebuilt]:
+        """The current versions whose own copies are trimmed, each with the place of its record."""
+        moved: dict[ObjectKey, Rebuilt] = {}
+        for record in records:
+            row = current.get(record.key)
+            if row is None or row.state is _PACKED or not in_log(record.landing_id):
+                continue
+            if _is_trimmed(row.landing_id, segments) and _is_of(record, row):
+                moved[row.key] = Rebuilt(replace(row, landing_id=record.landing_id), instead_of=row)
+        return list(moved.values())
 
     def _stays(self, record: ToldRecord, row: ObjectRow | None, newest: ToldRecord) -> bool:
         """Whether a record is kept whose version another one has replaced: a row, or the newest record of its key."""

@@ -51,7 +51,7 @@ from nos_ec.core.lifecycle import (
 from nos_ec.engine.dump import bucket_rows, rows, tail_rows, upload_rows, version_rows
 from nos_ec.engine.dump.ahead import looked_ahead
 from nos_ec.engine.dump.counters import count_blocks
-from nos_ec.engine.dump.lost import PAGE_ROWS, DumpSource, Lost, batches
+from nos_ec.engine.dump.lost import PAGE_ROWS, PUT_MS_MAX, DumpSource, Lost, batches
 from nos_ec.engine.dump.placer import Placer, PlacerFigures
 from nos_ec.engine.dump.told import (
     ToldBlock,
@@ -72,9 +72,6 @@ COPIES_READ_AT_A_TIME = 8
 """Copies of the landing store in memory, each as large as an object that is not packed by itself."""
 COPIES_AT_A_TIME = 100_000
 """Landing copies whose rows are looked for at a time: each time, all rows are read."""
-PUT_MS_MAX = 60_000
-"""Between the id of a landing copy and the version of its object, at most. A slower PUT leaves a copy to be looked
-at."""
 NEW_IDS = 1 << 32
 """Ids of objects that were put since the dump begin at a multiple of this, behind all that may be in use in events."""
 EPOCHS_LEFT_OUT = 1 << 20

@@ -6,10 +6,13 @@ becomes noncurrent again, and each key gets the current version that its order a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nos_ec.core.dump_format import DumpPage
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.engine.dump.lost import PUT_MS_MAX
+from nos_ec.engine.noncurrent import noncurrent_of
 from nos_ec.ports.metadata import MarkerRow, Metadata, ObjectRow, Versions
 
 MARKERS = "delete_markers"
@@ -50,16 +53,41 @@ def load_page(page: DumpPage, metadata: Versions) -> None:
 
 def without_noncurrent(rows: Sequence[ObjectRow], metadata: Metadata) -> list[ObjectRow]:
     """Make those of these replaced versions noncurrent that stay: what has an id, and what one that has an id has
-    replaced. Returns the others. Raises Transient."""
+    replaced. Returns the others. A version that was told twice, by its block and by its landing copy, stays once.
+    Raises Transient."""
     found = metadata.rows_of({row.key for row in rows})
+    doubles = _doubles(rows, found, metadata)
+    metadata.remove(doubles)
+    gone = {row.object_id for row in doubles}
     stay: list[ObjectRow] = []
     rest: list[ObjectRow] = []
     for row in rows:
+        if row.object_id in gone:
+            continue
         current = found.get(row.key)
         stays = row.is_of_versions or (current is not None and current.is_of_versions)
         (stay if stays else rest).append(row)
     metadata.settle_versions(stay)
     return rest
+
+
+def _doubles(rows: Sequence[ObjectRow], current: Mapping[ObjectKey, ObjectRow], metadata: Metadata) -> list[ObjectRow]:
+    """Those of these rows, which landing copies have told, that are versions which blocks have told. A copy tells when
+    its PUT was, and a version is numbered up to PUT_MS_MAX later, so their numbers are not the same."""
+    landed = [row for row in rows if row.state is ObjectState.LANDED]
+    others: dict[ObjectKey, list[ObjectRow]] = {row.key: [] for row in landed}
+    for key, found in others.items():
+        found += [row for row in rows if row.key == key]
+        found += [current[key]] if key in current else []
+        for page in noncurrent_of(key, metadata):
+            found += page
+    return [row for row in landed if any(_is_told_by(row, one) for one in others[row.key])]
+
+
+def _is_told_by(copy: ObjectRow, version: ObjectRow) -> bool:
+    if (copy.size, copy.crc32c, copy.md5) != (version.size, version.crc32c, version.md5):
+        return False
+    return version.state is ObjectState.PACKED and 0 <= version.version // 1000 - copy.created_ms <= PUT_MS_MAX
 
 
 def order_all(metadata: Metadata) -> None:

@@ -51,11 +51,13 @@ class DeleteVersion:
 
 @dataclass(frozen=True, slots=True)
 class AddMarker:
-    """Delete the object, in a bucket with versions. condition: what must hold of the current version."""
+    """Delete the object, in a bucket with versions. condition: what must hold of the current version. seen: the row of
+    the current version, which must not have been overwritten since, nor its attributes changed."""
 
     key: ObjectKey
     versioning: Versioning
     condition: Condition | None = None
+    seen: ObjectRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
