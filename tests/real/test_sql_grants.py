@@ -45,6 +45,7 @@ from nos_ec.ports.metadata import (
     Lease,
     NewObject,
     StoredTotals,
+    VersionEntry,
 )
 from nos_ec.ports.metadata import Rights as BucketRights
 from nos_ec.settings import without_settings
@@ -263,7 +264,7 @@ def collect(front: System, system: System) -> None:
 
 
 def expire(front: System, system: System) -> None:
-    """What GC does with objects that a lifecycle rule deletes, with and without a trash."""
+    """What GC does with objects that a lifecycle rule deletes, with and without a trash, and with versions."""
     metadata, now_ms = system.metadata, system.clock.now_ms()
     body = encode_rules([ExpiryRule("r", prefix="expired", days=1)])
     assert front.metadata.create_bucket("ruled", "ann", CannedAcl.PRIVATE, now_ms)
@@ -274,6 +275,12 @@ def expire(front: System, system: System) -> None:
         composed(front, "expired-composed")
         rows = metadata.list_objects("bucket", "expired", "", 9)
         assert len(metadata.delete_unchanged(rows, now_ms, until_ms)) == 3
+    put(front, "expired-with-versions")
+    (row,) = metadata.list_objects("bucket", "expired", "", 9)
+    for versioning in (Versioning.ENABLED, Versioning.SUSPENDED):
+        found = row if versioning is Versioning.ENABLED else None
+        (marker,) = metadata.delete_versions([AddMarker(row.key, versioning, seen=found)], now_ms)
+        assert isinstance(marker, VersionEntry)
 
 
 def learn(front: System, system: System) -> None:
