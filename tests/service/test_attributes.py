@@ -14,6 +14,7 @@ from nos_ec.core.header import NameRecord
 from nos_ec.core.ids import Extent, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
+from nos_ec.core.tails import is_tail
 from nos_ec.engine.header_scan import read_names, scan_headers
 from nos_ec.engine.landing_labels import labels_in_segment, labels_in_store
 from nos_ec.library.object_info import attributes_of
@@ -59,7 +60,7 @@ def told_by_rows(system: System) -> dict[ObjectKey, bytes]:
 
 
 def told_by_blocks(system: System) -> dict[ObjectKey, bytes]:
-    """What the names of groups say of those entries that rows point to."""
+    """What the names of groups say of those entries that rows of objects point to."""
     found: dict[ObjectKey, bytes] = {}
     for block_id in system.blocks.list_blocks():
         live = {one.extent.offset: one.key for one in system.metadata.placed_in(block_id)}
@@ -67,7 +68,9 @@ def told_by_blocks(system: System) -> dict[ObjectKey, bytes]:
             names = read_names(system.blocks, header)
             for entry, record in zip(header.entries, names, strict=True):
                 key = live.get(header.first_stripe * system.geometry.stripe_size + entry.offset)
-                if key is not None and _is_last(record):
+                if key is not None and is_tail(key):
+                    assert not record.attributes, "its object has them"
+                elif key is not None and _is_last(record):
                     assert key == ObjectKey(record.bucket, record.name)
                     assert key not in found
                     found[key] = record.attributes
