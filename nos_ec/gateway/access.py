@@ -68,6 +68,11 @@ class BucketAccess:
         return EVERYTHING if account in (ROOT_ACCOUNT, self.row.owner) or Rights.OWNER in found else found
 
 
+def no_bucket(name: str) -> S3Error:
+    """A bucket that is not there."""
+    return S3Error("NoSuchBucket", "The specified bucket does not exist.", BucketName=name)
+
+
 class Access:
     """Looks up access keys and buckets. Safe to call from several threads."""
 
@@ -94,6 +99,15 @@ class Access:
     def document(self, name: str, kind: DocumentKind) -> bytes | None:
         """A document of a bucket; None if it has none. Raises Transient."""
         return self._documents.find(_key_of(name, kind), lambda _: self._metadata.bucket_document(name, kind))
+
+    def set_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> None:
+        """Replace a document of a bucket, or remove it for None. This process knows it at once. Raises S3Error
+        (NoSuchBucket), Transient."""
+        try:
+            if not self._metadata.set_bucket_document(name, kind, body, now_ms):
+                raise no_bucket(name)
+        finally:
+            self.forget_bucket(name)
 
     def rules(self, name: str) -> BucketRules | None:
         """The lifecycle rules of a bucket; None if it has none. Also if they cannot be read: only headers need them,
@@ -124,7 +138,7 @@ class Access:
     def _look_up_bucket(self, name: str) -> BucketAccess:
         row = None if name.startswith(".") else self._metadata.bucket(name)  # those are the store's own
         if row is None:
-            raise S3Error("NoSuchBucket", "The specified bucket does not exist.", BucketName=name)
+            raise no_bucket(name)
         said = self._metadata.bucket_document(name, DocumentKind.VERSIONING)
         versioning = None if said is None else Versioning(said.decode())
         return BucketAccess(row, self._metadata.grants(name), self._acl_of(row), self._policy_of(name), versioning)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nos_ec.core.errors import Conflict
 from nos_ec.engine.uploads import MultipartUploads
 from nos_ec.gateway import acls
-from nos_ec.gateway.access import Access
+from nos_ec.gateway.access import Access, no_bucket
 from nos_ec.gateway.accounts import AccountsMetadata
 from nos_ec.gateway.body import CheckedBody
 from nos_ec.gateway.call import Call, owner_named
@@ -122,12 +122,7 @@ class BucketOperations:
         """Enabled or Suspended. A bucket that had versions once never goes back to none."""
         call.require(Rights.OWNER)
         status = documents.versioning(document(call))
-        kind, now_ms = DocumentKind.VERSIONING, self._clock.now_ms()
-        try:
-            if not self._metadata.set_bucket_document(call.bucket, kind, status.encode(), now_ms):
-                raise no_bucket(call.bucket)
-        finally:
-            self._access.forget_bucket(call.bucket)
+        self._access.set_document(call.bucket, DocumentKind.VERSIONING, status.encode(), self._clock.now_ms())
         return empty()
 
     def get_acl(self, call: Call) -> Reply:
@@ -218,8 +213,3 @@ def acl_of(call: Call) -> str:
     if owner.id != call.owner.id:
         raise S3Error("AccessDenied", "The owner of a bucket or object cannot be changed.")
     return acls.stored(grants, call.owner)
-
-
-def no_bucket(name: str) -> S3Error:
-    """A bucket that is not there."""
-    return S3Error("NoSuchBucket", "The specified bucket does not exist.", BucketName=name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nos_ec.gateway.access import Access
 from nos_ec.gateway.accounts import AccountsMetadata
-from nos_ec.gateway.bucket_operations import document, no_bucket
+from nos_ec.gateway.bucket_operations import document
 from nos_ec.gateway.call import Call
 from nos_ec.gateway.reply import Reply, empty, xml
 from nos_ec.ports.clock import Clock
@@ -35,21 +35,14 @@ class Cors:
         call.require(Rights.OWNER)
         body = document(call)
         cors_rules(body)
-        self._set(call.bucket, body)
+        self._access.set_document(call.bucket, DocumentKind.CORS, body, self._clock.now_ms())
         return empty()
 
     def delete_configuration(self, call: Call) -> Reply:
         """None is no error."""
         call.require(Rights.OWNER)
-        self._set(call.bucket, None)
+        self._access.set_document(call.bucket, DocumentKind.CORS, None, self._clock.now_ms())
         return empty(status=204)
-
-    def _set(self, bucket: str, body: bytes | None) -> None:
-        try:
-            if not self._metadata.set_bucket_document(bucket, DocumentKind.CORS, body, self._clock.now_ms()):
-                raise no_bucket(bucket)
-        finally:
-            self._access.forget_bucket(bucket)
 
     def preflight(self, request: Request, bucket: str) -> Reply:
         """What a browser asks before it sends a request. It is never signed. Raises BadRequest, AccessForbidden,

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from nos_ec.core.expiry import BucketRules, Expiry, decode_rules, encode_rules
 from nos_ec.gateway.access import Access
 from nos_ec.gateway.accounts import AccountsMetadata
-from nos_ec.gateway.bucket_operations import document, no_bucket
+from nos_ec.gateway.bucket_operations import document
 from nos_ec.gateway.call import Call
 from nos_ec.gateway.lifecycle_xml import rules_of, xml_of
 from nos_ec.gateway.object_headers import http_date, tags_of
@@ -50,21 +50,14 @@ class LifecycleOperations:
                 "InvalidRequest",
                 f"The rules have {len(body)} bytes when compressed; at most {DOCUMENT_BYTES_MAX} are possible.",
             )
-        self._set(call.bucket, body)
+        self._access.set_document(call.bucket, DocumentKind.LIFECYCLE, body, self._clock.now_ms())
         return empty()
 
     def delete_configuration(self, call: Call) -> Reply:
         """None is no error."""
         call.require(Rights.OWNER)
-        self._set(call.bucket, None)
+        self._access.set_document(call.bucket, DocumentKind.LIFECYCLE, None, self._clock.now_ms())
         return empty(status=204)
-
-    def _set(self, bucket: str, body: bytes | None) -> None:
-        try:
-            if not self._metadata.set_bucket_document(bucket, DocumentKind.LIFECYCLE, body, self._clock.now_ms()):
-                raise no_bucket(bucket)
-        finally:
-            self._access.forget_bucket(bucket)
 
 
 def expiry_headers(rules: BucketRules | None, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nos_ec.gateway.access import Access, BucketAccess
 from nos_ec.gateway.accounts import AccountsMetadata
-from nos_ec.gateway.bucket_operations import document, no_bucket
+from nos_ec.gateway.bucket_operations import document
 from nos_ec.gateway.call import Call, denied
 from nos_ec.gateway.reply import Reply, empty, xml
 from nos_ec.ports.clock import Clock
@@ -131,13 +131,13 @@ class PolicyOperations:
         call.require(Rights.OWNER)
         body = document(call)
         policy_of(body, call.bucket)
-        self._set(call.bucket, body)
+        self._access.set_document(call.bucket, DocumentKind.POLICY, body, self._clock.now_ms())
         return empty(status=204)
 
     def delete_policy(self, call: Call) -> Reply:
         """None is no error."""
         call.require(Rights.OWNER)
-        self._set(call.bucket, None)
+        self._access.set_document(call.bucket, DocumentKind.POLICY, None, self._clock.now_ms())
         return empty(status=204)
 
     def _body(self, call: Call) -> bytes:
@@ -145,13 +145,6 @@ class PolicyOperations:
         if body is None:
             raise S3Error("NoSuchBucketPolicy", "The bucket policy does not exist", BucketName=call.bucket)
         return body
-
-    def _set(self, bucket: str, body: bytes | None) -> None:
-        try:
-            if not self._metadata.set_bucket_document(bucket, DocumentKind.POLICY, body, self._clock.now_ms()):
-                raise no_bucket(bucket)
-        finally:
-            self._access.forget_bucket(bucket)
 
 
 assert BY_KEY.keys().isdisjoint(REQUIRED)

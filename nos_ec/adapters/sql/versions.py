@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 
 from nos_ec.adapters.sql import objects
-from nos_ec.adapters.sql.entries import Start, behind, start_of
+from nos_ec.adapters.sql.entries import FIRST_ROWS, GROWTH, Start, behind, start_of
 from nos_ec.adapters.sql.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.retired import (
     COLUMNS,
@@ -300,8 +300,6 @@ def _entry(found: Any, row: ObjectRow | None, *, is_latest: bool = False) -> Ver
 
 
 # --- listing ------------------------------------------------------------------------------------------
-FIRST_ROWS = 2
-GROWTH = 8
 
 
 def list_versions(
