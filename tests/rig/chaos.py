@@ -271,7 +271,7 @@ def _run_clients(
     finally:
         clients.stopped.set()
         striker.wake_all()  # what sleeps inside a transaction would keep the clients waiting
-    clients.stop()
+    clients.stop(fleet.mend)
     report.clients = dict(sorted(totals.counts.items()))
     report.s3_clients = dict(sorted(s3.totals.counts.items()))
     if not {"put", "put batch", "delete", "read"} <= report.s3_clients.keys():

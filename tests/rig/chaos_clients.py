@@ -135,25 +135,25 @@ class Writer:
         keys = list(self.histories)
         while not stop.is_set():
             with self._use() as store:
-                self._change_one_of(keys, store, stop)
+                self._change_one_of(keys, store)
             stop.wait(self._workload.pause_s)
 
-    def _change_one_of(self, keys: Sequence[ObjectKey], store: Objects, stop: Event) -> None:
+    def _change_one_of(self, keys: Sequence[ObjectKey], store: Objects) -> None:
         key = self._rng.choice(keys)
         chance = self._rng.random()
         if chance < 0.3:
-            self._change("delete", {key: None}, partial(self._delete, key, store), stop)
+            self._change("delete", {key: None}, partial(self._delete, key, store))
         elif chance < 0.34:
             data = self._rng.randbytes(self._rng.choice(self._workload.large_sizes))
-            self._change("put large", {key: value_of(data)}, lambda: store.put(key, BytesIO(data)), stop)
+            self._change("put large", {key: value_of(data)}, lambda: store.put(key, BytesIO(data)))
         elif chance < 0.6:
             data = self._rng.randbytes(self._small_size(store))
-            self._change("put", {key: value_of(data)}, lambda: store.put(key, BytesIO(data)), stop)
+            self._change("put", {key: value_of(data)}, lambda: store.put(key, BytesIO(data)))
         else:
             batch = self._rng.sample(keys, self._workload.batch_objects)
             new = [(key, self._rng.randbytes(self._rng.randint(1, self._workload.size_max))) for key in batch]
             values = {key: value_of(data) for key, data in new}
-            self._change("put batch", values, partial(store.put_many, new), stop)
+            self._change("put batch", values, partial(store.put_many, new))
 
     def _small_size(self, store: Objects) -> int:
         if self._rng.random() < 0.3:
@@ -171,7 +171,7 @@ class Writer:
             if not may_be_absent and not self._asked_before:
                 raise
 
-    def _change(self, what: str, new: Mapping[ObjectKey, Value], act: Callable[[], object], stop: Event) -> None:
+    def _change(self, what: str, new: Mapping[ObjectKey, Value], act: Callable[[], object]) -> None:
         """Try a change until it is acknowledged, as a client does that is told to try again, or give up."""
         for key, value in new.items():
             self.histories[key].asked.append(value)
@@ -181,7 +181,7 @@ class Writer:
                 act()
             except (Transient, LeaseLost) as error:
                 self._totals.count(f"{what}: {type(error).__name__}")
-                stop.wait(self._workload.retry_wait_s)
+                time.sleep(self._workload.retry_wait_s)  # also at the end: what it waits for has to start first
                 continue
             for key in new:
                 self.histories[key].acknowledged = len(self.histories[key].asked) - 1
@@ -290,6 +290,7 @@ def judge(store: Store, histories: Mapping[ObjectKey, History]) -> Verdict:
 
 CLIENT_END_S_MAX = 180.0
 """A client ends after its current operation, which tries several times."""
+END_POLL_S = 0.05
 
 
 class Clients:
@@ -305,14 +306,16 @@ class Clients:
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
-        """Let each client finish its current operation. A client that hangs is a failure."""
+    def stop(self, mend: Callable[[], None]) -> None:
+        """Let each client finish its current operation; mend: called all the while, so that nothing it needs stays
+        away. A client that hangs is a failure."""
         self.stopped.set()
         deadline = time.monotonic() + CLIENT_END_S_MAX
-        for thread in self._threads:
-            thread.join(timeout=max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                self._totals.fail("a client hangs")
+        while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:
+            mend()
+            time.sleep(END_POLL_S)
+        if any(thread.is_alive() for thread in self._threads):
+            self._totals.fail("a client hangs")
 
     def _run(self, client: Callable[[Event], None]) -> None:
         try:

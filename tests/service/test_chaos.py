@@ -63,6 +63,7 @@ WORKLOAD = Workload(
     edge_sizes=(0, 1, 4095, 4096, 4097, CHUNK - 1, CHUNK, CHUNK + 1, STRIPE - 4096, STRIPE, 3 * STRIPE, 4 * STRIPE),
     large_sizes=(4 * STRIPE + 1, 7 * STRIPE, 8 * STRIPE, 8 * STRIPE + 1, 17 * STRIPE + 5),
     tries_max=1000,
+    retry_wait_s=0.02,
 )
 
 
@@ -93,7 +94,7 @@ def _run_clients_and_strike(fleet: Fleet, clients: Clients, totals: Totals, s3_t
             next_strike = time.monotonic() + rng.uniform(1, 3)
         clients.stopped.wait(0.05)
     fleet.wake()
-    clients.stop()
+    clients.stop(fleet.mend)
     return strikes
 
 
