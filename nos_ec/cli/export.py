@@ -17,6 +17,7 @@ from nos_ec.cli.values import Since, time_of
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.gc_events import Event, Names, PutEvent, event_line
 from nos_ec.engine.event_export import ExportOptions, exported_events
+from nos_ec.engine.known_expiry import KnownExpiry
 
 export_app = typer.Typer(
     help="Write what the metadata knows, for other programs.", no_args_is_help=True, rich_markup_mode=None
@@ -61,8 +62,9 @@ def export_events(
             raise NotFound(f"bucket {bucket} has no objects")
         task = bar.add_task("objects", total=None)
         options = ExportOptions(bucket, since_ms, one_in)
+        known = KnownExpiry(system.metadata, system.settings.s3.lifecycle_day_ms)
         events: Iterator[Event] = exported_events(
-            system.metadata, system.clock, Names(system.store_id, keep=names), options
+            system.metadata, system.clock, Names(system.store_id, keep=names), options, known
         )
         with _writing(to, to_stdout=to_stdout) as write:
             for event in events:

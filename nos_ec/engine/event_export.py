@@ -2,7 +2,8 @@
 
 Rows tell of objects that exist or are in the trash, and of nothing else: a deleted object leaves no row, and one that
 was overwritten leaves that of its newest version. How long objects live is in the survival table, so the export has
-that as well.
+that as well, and when lifecycle rules will delete them. A noncurrent version is an object with a name of its own, which
+no later line replaces.
 
 9  a page of rows is in memory, and the survival table
 """
@@ -14,11 +15,13 @@ from dataclasses import dataclass
 
 from nos_ec.core.gc_events import Event, ExportBegun, KnownSurvival, Names, PutEvent
 from nos_ec.core.lifetimes import OTHERS, Counts
+from nos_ec.engine.known_expiry import KnownExpiry
 from nos_ec.engine.trash import TrashCan
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import Metadata, ObjectRow
+from nos_ec.ports.metadata import Metadata, ObjectRow, VersionEntry
 
 PAGE_ROWS = 1000
+_PAGE_MS = 10_000
 _DAY_MS = 86_400_000
 
 
@@ -32,11 +35,13 @@ class ExportOptions:
     one_in: int = 1
 
 
-def exported_events(metadata: Metadata, clock: Clock, names: Names, options: ExportOptions) -> Iterator[Event]:
+def exported_events(
+    metadata: Metadata, clock: Clock, names: Names, options: ExportOptions, known: KnownExpiry
+) -> Iterator[Event]:
     """The events, page by page; what is stored or deleted meanwhile may be left out. Raises Transient, Corrupt.
 
-    All of them: one walk over the rows in the order of their ids. Of a bucket: one over its names, and one over the
-    trash. Each page is a seek in an index.
+    All of them: one walk over the rows in the order of their ids. Of a bucket: one over its versions, and one over
+    the trash. Each page is a seek in an index.
     """
     now_ms = clock.now_ms()
     yield ExportBegun(now_ms, options.since_ms, options.one_in)
@@ -45,7 +50,7 @@ def exported_events(metadata: Metadata, clock: Clock, names: Names, options: Exp
     for page in pages:
         for row in page:
             if _is_wanted(row, options):
-                yield _event(row, names)
+                yield _event(row, names, known, now_ms)
 
 
 def _survival(metadata: Metadata, now_ms: int, names: Names, only: str) -> Iterator[KnownSurvival]:
@@ -69,10 +74,11 @@ def _pages(metadata: Metadata) -> Iterator[Sequence[ObjectRow]]:
 
 
 def _pages_of(metadata: Metadata, clock: Clock, bucket: str) -> Iterator[Sequence[ObjectRow]]:
-    after = ""
-    while page := metadata.list_objects(bucket, "", after, PAGE_ROWS):
-        yield page
-        after = page[-1].key.name
+    after: tuple[str, int | None] | None = ("", None)
+    while after is not None:
+        page = metadata.list_versions(bucket, "", "", after, PAGE_ROWS, _PAGE_MS)
+        yield [one.row for one in page.entries if isinstance(one, VersionEntry) and one.row is not None]
+        after = page.next_after
     yield from TrashCan(metadata, clock).pages(bucket)
 
 
@@ -82,13 +88,19 @@ def _is_wanted(row: ObjectRow, options: ExportOptions) -> bool:
     return int.from_bytes(row.key.md5[:8], "big") % options.one_in == 0
 
 
-def _event(row: ObjectRow, names: Names) -> PutEvent:
-    """A version in the trash takes space until its time there is over."""
-    until_ms = row.trash_until_ms
+def _event(row: ObjectRow, names: Names, known: KnownExpiry, now_ms: int) -> PutEvent:
+    """A version in the trash takes space until its time there is over. What should have expired, expires now."""
+    until_ms, name = row.trash_until_ms, names.name(row.key)
+    expires_ms = None
+    if row.is_noncurrent:
+        name = f"{name}?{row.version}"
+    elif until_ms is None:
+        expires_ms = known.expires_ms(row, row.created_ms, now_ms)
     return PutEvent(
         time_ms=row.created_ms,
         bucket=names.bucket(row.key.bucket),
-        name=names.name(row.key),
+        name=name,
         size=row.size,
-        deleted_ms=None if until_ms is None else max(until_ms, row.created_ms),
+        expires_ms=None if expires_ms is None else max(expires_ms, now_ms, row.created_ms),
+        deleted_ms=None if until_ms is None or row.is_noncurrent else max(until_ms, row.created_ms),
     )

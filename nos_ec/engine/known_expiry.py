@@ -1,5 +1,5 @@
-"""When objects will expire by the rules of their bucket, for the packer: what expires together is packed together, and
-then its blocks die whole (docs/adr/0035).
+"""When objects will expire by the rules of their bucket: for the packer, since what expires together is packed together
+and then its blocks die whole (docs/adr/0035), and for exports of events.
 
 9  rules of at most RULES_KNOWN_MAX are in memory
 """
@@ -12,7 +12,7 @@ from nos_ec.core.errors import Corrupt, NosError
 from nos_ec.core.expiry import BucketRules, decode_rules, tags_of
 from nos_ec.engine.packable import Packable
 from nos_ec.ports.clock import waits
-from nos_ec.ports.metadata import Buckets, DocumentKind
+from nos_ec.ports.metadata import Buckets, DocumentKind, ObjectRow
 
 REFRESH_MS = 300_000
 """How old the rules may be that a packer goes by."""
@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 
 class KnownExpiry:
-    """The rules of all buckets, at most REFRESH_MS old. Belongs to one thread."""
+    """The rules of all buckets, at most REFRESH_MS old. Belongs to one thread. day_ms: how long a day of a rule is."""
 
     def __init__(self, metadata: Buckets, day_ms: int) -> None:
         self._metadata = metadata
@@ -32,17 +32,16 @@ class KnownExpiry:
         self._next_ms = 0
         self._rules: dict[str, BucketRules] = {}
 
-    def expires_ms(self, packable: Packable, now_ms: int) -> int | None:
-        """When an object will expire; None if no rule says so. While the metadata store does not answer, by the rules
-        that were known before."""
+    def expires_ms(self, one: Packable | ObjectRow, born_ms: int, now_ms: int) -> int | None:
+        """When an object will expire that was PUT at `born_ms`; None if no rule says so. While the metadata store does
+        not answer, by the rules that were known before."""
         if not waits(self._next_ms, now_ms, REFRESH_MS):
             self._next_ms = now_ms + REFRESH_MS
             self._refresh()
-        rules = self._rules.get(packable.key.bucket)
+        rules = self._rules.get(one.key.bucket)
         if rules is None:
             return None
-        attributes = packable.attributes
-        expiry = rules.expiry(packable.key.name, packable.size, lambda: tags_of(attributes), packable.born_ms)
+        expiry = rules.expiry(one.key.name, one.size, lambda: tags_of(one.attributes), born_ms)
         return None if expiry is None else expiry.due_ms
 
     def _refresh(self) -> None:

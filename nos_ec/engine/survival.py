@@ -165,7 +165,7 @@ class StreamSorting:
         lifetimes, bucket = self._lifetimes.at(now_ms), packable.key.bucket
         expires_ms = packable.expires_ms
         if expires_ms is None:
-            expires_ms = self._expiry.expires_ms(packable, now_ms)
+            expires_ms = self._expiry.expires_ms(packable, born_ms, now_ms)
         if expires_ms is not None:
             return stream_of(lifetimes, self._cuts_days, bucket, 0, (expires_ms - now_ms) / DAY_MS)
         if lifetimes is not self._known or len(self._streams) > SURVIVAL_ROWS_MAX:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+from io import BytesIO
 from typing import Any
 
 import pytest
 
 from nos_ec.composition.wiring import System
+from nos_ec.core.expiry import ExpiryRule, encode_rules
 from nos_ec.core.gc_events import Names, PutEvent
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifetimes import AGE_RANGES, Counts
+from nos_ec.core.versions import Versioning
 from nos_ec.engine import event_export
 from nos_ec.engine.event_export import ExportOptions, exported_events
+from nos_ec.engine.known_expiry import KnownExpiry
+from nos_ec.ports.metadata import CannedAcl, DocumentKind
 
 from .conftest import CONFIG, Bench
 from .test_cli import Cli
@@ -77,6 +82,32 @@ def test_export_tells_what_the_rows_tell(bench: Bench, system: System, cli: Cli)
     assert "exists" in cli("export", "events", "--to", str(path), exits=2)["message"]
 
 
+@pytest.mark.parametrize("options", [(), ("--bucket", "b")])
+def test_rules_say_when_objects_expire_and_noncurrent_versions_live_on(
+    options: tuple[str, ...], bench: Bench, system: System, cli: Cli
+) -> None:
+    now_ms = system.clock.now_ms()
+    rules = [ExpiryRule("r", prefix="logs/", days=30), ExpiryRule("past", prefix="old", date_ms=DAY_MS)]
+    assert system.metadata.create_bucket("b", "root", CannedAcl.PRIVATE, now_ms)
+    assert system.metadata.set_bucket_document("b", DocumentKind.LIFECYCLE, encode_rules(rules), now_ms)
+    for name in ("logs/x", "old"):
+        bench.put(system, name, b"abc", "b")
+    stays = ObjectKey("b", "stays")
+    versioned = [system.store().put(stays, BytesIO(data), versioning=Versioning.ENABLED) for data in (b"1", b"12")]
+    path = bench.folder / "events.jsonl"
+    cli("export", "events", "--to", str(path), "--names", *options)
+    puts = {one["name"]: one for one in lines(path.read_bytes()) if one["event"] == "put"}
+    assert puts["logs/x"]["expires_ms"] - now_ms == pytest.approx(30.5 * DAY_MS, abs=DAY_MS)
+    assert puts["old"]["expires_ms"] == pytest.approx(now_ms, abs=DAY_MS / 24), "at once"
+    assert {name: one["size"] for name, one in puts.items() if name.startswith("stays")} == {
+        "stays": 2,
+        f"stays?{versioned[0].version}": 1,
+    }
+    assert all(
+        one.keys() == {"event", "time_ms", "bucket", "name", "size"} for one in puts.values() if "stays" in one["name"]
+    )
+
+
 def test_names_are_hashed_by_default(bench: Bench, system: System, cli: Cli) -> None:
     fill(bench, system)
     path = bench.folder / "events"
@@ -129,7 +160,9 @@ def test_pages_of_any_size_tell_the_same(bench: Bench, system: System, monkeypat
     names = Names(system.store_id, keep=True)
 
     def puts() -> list[PutEvent]:
-        events = exported_events(system.metadata, system.clock, names, ExportOptions())
+        events = exported_events(
+            system.metadata, system.clock, names, ExportOptions(), KnownExpiry(system.metadata, DAY_MS)
+        )
         return [event for event in events if isinstance(event, PutEvent)]
 
     whole = puts()
@@ -202,5 +235,7 @@ def test_a_row_of_no_bytes_is_no_event(bench: Bench, system: System) -> None:
     key = ObjectKey("b", "empty")
     bench.put(system, key.name, b"", key.bucket)
     names = Names(system.store_id, keep=True)
-    events = exported_events(system.metadata, system.clock, names, ExportOptions())
+    events = exported_events(
+        system.metadata, system.clock, names, ExportOptions(), KnownExpiry(system.metadata, DAY_MS)
+    )
     assert not [event for event in events if isinstance(event, PutEvent)]

@@ -251,7 +251,7 @@ def test_rules_of_a_bucket_say_when_its_objects_expire() -> None:
     sorting = StreamSorting(ExpectedLifetimes(cast(Metadata, table)), CUTS, known)
     for bucket, name, stream in (("long", "logs/a", 0), ("long", "a", 3), ("short", "a", 3)):
         assert sorting(packable(bucket, name, now_ms), now_ms)[0] == stream, bucket
-    assert known.expires_ms(packable("bad", "a", now_ms), now_ms) is None
+    assert known.expires_ms(packable("bad", "a", now_ms), now_ms, now_ms) is None
     tagged = replace(packable("long", "a", now_ms), attributes=encode_attributes({TAGS_ATTRIBUTE: "a=b"}))
     assert sorting(tagged, now_ms)[0] == 1
     old = packable("short", "a", now_ms - 2995 * DAY_MS)
@@ -270,7 +270,7 @@ def test_rules_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     table.documents = {f"b{n}": encode_rules([ExpiryRule("r", days=1), ExpiryRule("s", days=2)]) for n in range(50)}
     monkeypatch.setattr(known_expiry, "RULES_KNOWN_MAX", 60)
     known = KnownExpiry(cast(Metadata, table), DAY_MS)
-    told = [known.expires_ms(packable(bucket, "a", now_ms), now_ms) for bucket in sorted(table.documents)]
+    told = [known.expires_ms(packable(bucket, "a", now_ms), now_ms, now_ms) for bucket in sorted(table.documents)]
     assert [one is not None for one in told] == [True] * 30 + [False] * 20
 
 
