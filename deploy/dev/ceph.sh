@@ -15,6 +15,8 @@
 #                            system: the distribution's own Ceph (Debian 12: Pacific 16.2)
 #   NOS_EC_DEV_CEPH_PROGRAMS folder of the chroot (default: var/dev/ceph-tentacle in the repository)
 #   NOS_EC_DEV_CEPH_OSDS     number of OSDs, 11 or more (default 12)
+#   NOS_EC_DEV_CEPH_OSD_GIB  size of a new OSD (default 8). Its file is sparse, but grows to this size by and by, because
+#                            what is deleted is not given back to the file system
 #   NOS_EC_DEV_CEPH_CONF     ceph.conf of an existing cluster. `start` then only creates the pools and keys that the
 #                            cluster lacks; no daemon is started or stopped
 #   NOS_EC_DEV_CEPH_KEYRING  keyring of client.admin for that cluster
@@ -25,6 +27,7 @@ unset CEPH_ARGS CEPH_CONF CEPH_KEYRING
 port=${NOS_EC_DEV_PORT:-13320}
 flavour=${NOS_EC_DEV_CEPH:-tentacle}
 osd_count=${NOS_EC_DEV_CEPH_OSDS:-12}
+osd_gib=${NOS_EC_DEV_CEPH_OSD_GIB:-8}
 chroot_dir=${NOS_EC_DEV_CEPH_PROGRAMS:-$programs/ceph-tentacle}
 own_conf=$base/ceph.conf
 conf=$own_conf

@@ -6,6 +6,7 @@ aio_depth=256
 
 start_daemons() {
     know_osd_count
+    [ "$osd_gib" -ge 2 ] 2>/dev/null || failed "NOS_EC_DEV_CEPH_OSD_GIB is $osd_gib; it must be a number, 2 or more"
     [ "$osd_count" -ge 11 ] 2>/dev/null || failed "NOS_EC_DEV_CEPH_OSDS is $osd_count; 8+3 needs 11 or more"
     # The path of a socket may have at most 107 bytes. Without a socket, daemons accept no commands.
     [ ${#base} -le 85 ] || failed "the path $base is too long for sockets; set NOS_EC_DEV_DIR to a shorter one"
@@ -222,7 +223,7 @@ osd_data = $base/osd.\$id
 keyring = $base/osd.\$id/keyring
 osd_objectstore = bluestore
 bluestore_block_create = true
-bluestore_block_size = $((8 << 30))
+bluestore_block_size = $((osd_gib << 30))
 bluestore_block_db_create = false
 bluestore_block_wal_create = false
 bluestore_cache_autotune = false

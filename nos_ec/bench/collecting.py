@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from typing import Any
 from nos_consumer.assemble import drain
 from nos_ec.bench.figures import latency_ms
 from nos_ec.bench.landing import Objects
-from nos_ec.bench.meter import Instruments
+from nos_ec.bench.meter import Instruments, less
 from nos_ec.bench.offline import publish
 from nos_ec.bench.pipeline import Tick, warmed_up
 from nos_ec.composition.packing import collector_options
@@ -62,15 +62,29 @@ class CollectingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What one way moved, and how long that took."""
+    """What one way moved, how long that took, and the CPU seconds of each group of processes; None for a group on another
+    machine."""
 
     live_bytes: int
     seconds: float
+    cpu_s: Mapping[str, float | None]
 
     @property
     def mb_per_s(self) -> float:
         """Live bytes moved per second, in units of 10^6."""
         return self.live_bytes / self.seconds / 1e6
+
+
+def cpu_ms_per_mb(runs: Sequence[Moved]) -> dict[str, float | None]:
+    """CPU milliseconds per 10^6 live bytes over all runs, by group of processes, with a `total` of the known ones."""
+    moved_mb = sum(run.live_bytes for run in runs) / 1e6
+    found: dict[str, float | None] = {}
+    for name in runs[0].cpu_s:
+        seconds = [run.cpu_s[name] for run in runs]
+        known = [one for one in seconds if one is not None]
+        found[name] = sum(known) * 1000 / moved_mb if len(known) == len(seconds) else None
+    found["total"] = sum(value for value in found.values() if value is not None)
+    return found
 
 
 def gc_settings(settings: Settings) -> Settings:
@@ -93,6 +107,7 @@ class CollectingBench:
     def __init__(self, system: System, instruments: Instruments, options: CollectingOptions, tick: Tick) -> None:
         self._system = system
         self._timer = instruments.timer
+        self._processes = instruments.processes
         self._options = options
         self._tick = tick
         self._rng = random.Random(options.seed)
@@ -113,6 +128,7 @@ class CollectingBench:
             "seed": self._options.seed,
             "lanes": self._options_of_gc().lanes,
             "live_mb_per_s": best,
+            "cpu_ms_per_mb": {way: cpu_ms_per_mb(runs) for way, runs in rounds.items()},
             "ours_over_floor": ratios[len(ratios) // 2],
             "header_bytes_over_block_bytes": header_bytes / sum(one.block_bytes_examined for one in self._results),
             **self._gets(),
@@ -122,15 +138,18 @@ class CollectingBench:
     def _round(self) -> dict[str, Moved]:
         self._fill()
         extents = self._live_extents()
-        started_s = self._timer()
+        before, started_s = self._processes.cpu_s(), self._timer()
         result = self._collect(self._options_of_gc())
-        ours = Moved(result.bytes_moved, self._timer() - started_s)
+        ours = Moved(result.bytes_moved, self._timer() - started_s, self._cpu_since(before))
         self._results.append(result)
-        floor = Moved(sum(extent.length for extent in extents), self._floor(extents, result.stripes_written))
+        floor = self._floor(extents, result.stripes_written)
         if ours.live_bytes != floor.live_bytes:
             raise Transient(f"bench: GC moved {ours.live_bytes} of {floor.live_bytes} live bytes; see the log")
         self._clear()
         return {"ours": ours, "floor": floor}
+
+    def _cpu_since(self, before: Mapping[str, float | None]) -> dict[str, float | None]:
+        return {name: less(after, before[name]) for name, after in self._processes.cpu_s().items()}
 
     def _options_of_gc(self) -> CollectorOptions:
         options = collector_options(self._system.settings)
@@ -167,8 +186,8 @@ class CollectingBench:
             collector = gc_collector(system, options)
             return collector.run(lambda: system.writer(held.lease, BlockKind.SURVIVOR))
 
-    def _floor(self, extents: Sequence[Extent], stripes: int) -> float:
-        """Read the extents and write so many stripes. Returns the seconds that took."""
+    def _floor(self, extents: Sequence[Extent], stripes: int) -> Moved:
+        """Read the extents and write so many stripes."""
         system, geometry = self._system, self._system.geometry
         lanes, groups = self._options_of_gc().lanes, -(-stripes // geometry.stripes_per_group_max)
         bounds = [number * len(extents) // groups for number in range(groups + 1)]
@@ -194,13 +213,14 @@ class CollectingBench:
                 at += sizes_of[number]
 
         with ThreadPoolExecutor(system.read_threads.slots) as reads, ThreadPoolExecutor(lanes) as writers:
-            started_s = self._timer()
+            before, started_s = self._processes.cpu_s(), self._timer()
             for _ in writers.map(lane, range(lanes)):
                 pass
-            seconds = self._timer() - started_s
+            live_bytes = sum(extent.length for extent in extents)
+            moved = Moved(live_bytes, self._timer() - started_s, self._cpu_since(before))
         for block_id in made:
             system.blocks.delete(block_id)
-        return seconds
+        return moved
 
     def _read(self, extents: Sequence[Extent]) -> None:
         self._system.blocks.read_many(extents[0].block_id, [(one.offset, one.length) for one in extents])

@@ -67,7 +67,7 @@ class Meter:
         """End the measurement."""
         self._seconds = self._instruments.timer() - self._started_s
         after = self._instruments.processes.cpu_s()
-        self._cpu_s = {name: _less(after[name], before) for name, before in self._cpu_s.items()}
+        self._cpu_s = {name: less(after[name], before) for name, before in self._cpu_s.items()}
         osds = self._instruments.osds
         self._after = NO_COUNTERS if osds is None else osds.counters()
 
@@ -88,5 +88,6 @@ class Meter:
         )
 
 
-def _less(value: float | None, before: float | None) -> float | None:
+def less(value: float | None, before: float | None) -> float | None:
+    """The difference; None if either is unknown."""
     return None if value is None or before is None else value - before

@@ -2,8 +2,8 @@
 
 The objects are those of workload B, of one size. All that live at the beginning are stored on the first day, and the
 rest when they arrive. The store runs as it does in production, with producer, consumer, deletes and GC, one after the
-other, whenever as much as a block has arrived. Only its clock is ahead. Figures are those of the second half of the
-days, from the rows of blocks, where each deletion of a block has added what was in it.
+other, whenever `tick_blocks` have arrived. Only its clock is ahead. Figures are those of the second half of the days,
+from the rows of blocks, where each deletion of a block has added what was in it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,29 @@ DAY_MS = 86_400_000
 FILLED = 0.98
 """The share of a block that its objects take; the rest is headers, names and padding."""
 _BATCH = 200
+_LANDED_MAX = 2_000
+"""Objects that land before they are packed: the landing space is small."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """blocks: live bytes, in blocks. object_bytes: the size of each object. days: of the run."""
+    """blocks: live bytes, in blocks. object_bytes: the size of each object. days: of the run. tick_blocks: as many
+    arrive between two cycles of GC."""
 
     blocks: int
     object_bytes: int
     days: float
     space_amp: float
     seed: int = 1
+    tick_blocks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """The figures of a store. shards: bytes on all shards per byte that its blocks have by their rows, at the end."""
+    """The figures of a store. shards: bytes on all shards per byte that its blocks have by their rows, at the end.
+
+    pool_bytes: what the OSDs wrote into the pool of blocks, without parity; 0 for an embedded store.
+    """
 
     space_amplification: float
     write_amplification: float
@@ -49,6 +56,7 @@ class Books:
     copied_bytes: int
     cycles: int
     shards: float
+    pool_bytes: int
 
 
 def settings_lines(scale: Scale) -> str:
@@ -83,13 +91,22 @@ def simulated(scale: Scale, log: EventLog, block_size: int) -> GcResult:
 
 
 class StoreRun:
-    """The run in a store, which must be empty. tell: is called after each cycle with the day."""
+    """The run in a store, which must be empty. tell: is called after each cycle with the day. pool_bytes: what the OSDs
+    have written so far."""
 
-    def __init__(self, system: System, scale: Scale, log: EventLog, tell: Callable[[float], object]) -> None:
+    def __init__(
+        self,
+        system: System,
+        scale: Scale,
+        log: EventLog,
+        tell: Callable[[float], object],
+        pool_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._system = system
         self._scale = scale
         self._log = log
         self._tell = tell
+        self._pool_bytes = pool_bytes
         self._born = 0
         self._died = 0
         self._by_death = sorted(range(len(log.objects)), key=log.objects.dies.__getitem__)
@@ -97,9 +114,9 @@ class StoreRun:
     def run(self) -> Books:
         """The figures. Raises NosError."""
         workload = gc_workload("B", self._scale.seed)
-        tick_days = workload.mean_days / self._scale.blocks
+        tick_days = workload.mean_days * self._scale.tick_blocks / self._scale.blocks
         day, cycles, seen = 0.0, 0, list[float]()
-        before: tuple[int, int] | None = None
+        before: tuple[int, int, int] | None = None
         while day < self._scale.days:
             day += tick_days
             self._system.clock = LaterClock(round(day * DAY_MS))
@@ -108,7 +125,7 @@ class StoreRun:
             gc_service(self._system).run_once()
             totals = self._system.metadata.totals()
             if day > self._scale.days / 2:
-                before = before or (totals.user_bytes_written, totals.copied_bytes_written)
+                before = before or (totals.user_bytes_written, totals.copied_bytes_written, self._pool_bytes())
                 seen.append(totals.space_amplification or 1.0)
                 cycles += 1
             self._tell(day)
@@ -117,7 +134,13 @@ class StoreRun:
         copied = totals.copied_bytes_written - before[1]
         raw = self._system.geometry.raw_bytes(totals.stripes)
         return Books(
-            sum(seen) / len(seen), (user + copied) / user, user, copied, cycles, self._system.blocks.raw_bytes() / raw
+            sum(seen) / len(seen),
+            (user + copied) / user,
+            user,
+            copied,
+            cycles,
+            self._system.blocks.raw_bytes() / raw,
+            self._pool_bytes() - before[2],
         )
 
     def living(self) -> list[ObjectKey]:
@@ -133,8 +156,12 @@ class StoreRun:
         objects, first = self._log.objects, self._born
         while self._born < len(objects) and objects.born[self._born] < day:
             self._born += 1
-        for begin in range(first, self._born, _BATCH):
-            keys = [self._key(n) for n in range(begin, min(begin + _BATCH, self._born))]
+        for begin in range(first, self._born, _LANDED_MAX):
+            self._put_and_pack(range(begin, min(begin + _LANDED_MAX, self._born)))
+
+    def _put_and_pack(self, numbers: range) -> None:
+        for begin in range(0, len(numbers), _BATCH):
+            keys = [self._key(n) for n in numbers[begin : begin + _BATCH]]
             self._system.store().put_many([(key, self.data(key)) for key in keys])
         with producer_service(self._system) as producer:
             producer.drain()
