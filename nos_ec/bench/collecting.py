@@ -62,8 +62,8 @@ class CollectingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What one way moved, how long that took, and the CPU seconds of each group of processes; None for a group on another
-    machine."""
+    """What one way moved, how long that took, and the CPU seconds of each group of processes; None for a group on
+    another machine."""
 
     live_bytes: int
     seconds: float
