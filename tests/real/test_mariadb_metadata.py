@@ -16,6 +16,7 @@ from tests.rig.sql_migrations import SqlMigrations, drop_all
 from tests.rig.sql_plans import SqlPlans
 from tests.rig.sql_races import SqlRaces
 from tests.rig.sql_servers import empty_metadata
+from tests.rig.sql_version_races import SqlVersionRaces
 
 pytestmark = pytest.mark.real
 
@@ -36,6 +37,10 @@ class TestMariaDBRaces(MetadataRaces):
 
 class TestMariaDBLocks(SqlRaces):
     """See tests/rig/sql_races.py."""
+
+
+class TestMariaDBVersionLocks(SqlVersionRaces):
+    """See tests/rig/sql_version_races.py."""
 
 
 class TestMariaDBDamage(SqlDamage):

@@ -183,9 +183,10 @@ def find(connection: Connection, key: ObjectKey) -> ObjectRow | None:
 
 
 def lock(connection: Connection, key: ObjectKey) -> ObjectRow | None:
-    """Return the current version, locked until the transaction ends."""
+    """Return the current version, locked until the transaction ends. A read by key that waits for a row which is
+    deleted, or made noncurrent, misses the one that takes its place; so what it does not find is looked for again."""
     row = connection.execute(BY_KEY.with_for_update(), {"bucket": key.bucket, "name": key.name}).first()
-    return None if row is None else object_row(row)
+    return lock_listed(connection, [key]).get(key) if row is None else object_row(row)
 
 
 def lock_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey, ObjectRow]:

@@ -269,9 +269,11 @@ def _insert_beside(
     newest = retired.newest_versions(connection, unlocked) | {row.key: row.version for row in gone}
     enabled = Versioning.ENABLED
     replacing = [one.key for one in new if one.versioning is not enabled and (one.versioning or one.key in current)]
-    retired.remove_nulls(connection, replacing, now_ms)
+    for key, number in retired.remove_nulls(connection, replacing, now_ms).items():
+        newest[key] = max(newest.get(key, 0), number)
     rows = _insert(connection, new, newest, now_ms)
     versions.raise_if_newer(connection, {key: rows[key].version for key in unlocked})
+    versions.raise_if_null(connection, [key for key in replacing if key not in current])
     return rows
 
 
@@ -432,7 +434,7 @@ def _any_entry(connection: Connection, records: Sequence[LandingId]) -> bool:
 def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int) -> bool:
     """See `Metadata.record_large`."""
     _check_large(new, geometry)
-    current = objects.lock(connection, new.key)
+    current = objects.lock_listed(connection, [new.key]).get(new.key)
     if current is not None and _is_recorded(connection, current, new):
         return True
     beside = versions.of_number(connection, new.key, new.version) if new.versioning is not None else None
@@ -466,6 +468,8 @@ def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject
         retired.retire_large(connection, new, object_id, now_ms)
     elif current is None and new.versioning is Versioning.ENABLED:
         versions.raise_if_newer(connection, {new.key: new.version})
+    elif current is None and new.versioning is Versioning.SUSPENDED:
+        versions.raise_if_null(connection, [new.key])
     return True
 
 

@@ -128,19 +128,27 @@ def newest_versions(connection: Connection, keys: Iterable[ObjectKey]) -> dict[O
     return found
 
 
-def remove_nulls(connection: Connection, keys: Iterable[ObjectKey], now_ms: int, until_ms: int | None = None) -> None:
+def remove_nulls(
+    connection: Connection, keys: Iterable[ObjectKey], now_ms: int, until_ms: int | None = None
+) -> dict[ObjectKey, int]:
     """Remove the noncurrent null versions of these keys, and null markers: others take their place. until_ms: for a
-    DELETE, until when the trash keeps them, if there is one."""
+    DELETE, until when the trash keeps them, if there is one. Returns the number of the newest one of each key that had
+    some: `newest_versions` may have missed it, if it waited for an older one that was removed."""
     listed = list(keys)
     if not listed:
-        return
+        return {}
     nulls = connection.execute(LOCK_NULLS, key_rows(listed)).all()
     if not nulls:
-        return
+        return {}
     rows = lock_rows(connection, [row.object_id for row in nulls if row.object_id is not None])
     remove(connection, nulls)
     if rows:
         discard(connection, list(rows.values()), now_ms, until_ms)
+    numbers: dict[ObjectKey, int] = {}
+    for row in nulls:
+        key = ObjectKey(row.bucket, row.name)
+        numbers[key] = max(numbers.get(key, 0), VERSION_MAX - row.age_rank)
+    return numbers
 
 
 def hide(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None) -> None:

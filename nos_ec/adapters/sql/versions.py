@@ -4,14 +4,17 @@ What is done to one key is done one after the other, although a key without a cu
 
   - Whoever finds a current version locks its row, and whoever waits for it looks again.
   - Two that make a row current at the same time are a duplicate in the index of keys: one of them is run again.
-  - Whoever adds a version or a marker without having found a current one looks afterwards, by a locking read, whether
-    another one has come meanwhile that is at least as new: `raise_if_newer`, and `add_marker`. Each is in the table
-    before it looks, so at least one of two finds the other, or both wait, and one is ended as a deadlock.
+  - Whoever adds a version or a marker without having found a current one, or makes one current, looks afterwards, by a
+    locking read, whether another one has come meanwhile that is at least as new, or is the null version as well:
+    `raise_if_newer`, `raise_if_null`, and `_add_marker`. Each is in the table before it looks, so at least one of two
+    finds the other, or both wait, and one is ended as a deadlock. What they read before does not tell: a locking read
+    that waits for a row which is removed misses what was added before its place.
+  - Whoever finds no such version looks again, in both tables at once: it may have changed from one to the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +26,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     literal,
+    null,
     or_,
     select,
     union_all,
@@ -36,6 +40,7 @@ from nos_ec.adapters.sql.retired import (
     COLUMNS,
     IS_NULL,
     LOCK_NEWEST,
+    LOCK_NULLS,
     NEWEST,
     OF_KEY,
     OF_RANK,
@@ -57,6 +62,7 @@ from nos_ec.adapters.sql.rows import (
     TRASH_COLUMNS,
     by_index,
     by_primary,
+    key_rows,
     marked_row,
     prefix_end,
     require_all,
@@ -67,7 +73,7 @@ from nos_ec.core.errors import NosError, NotFound, PreconditionFailed
 from nos_ec.core.folders import folder_of
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, ObjectKey
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.versions import VERSION_MAX, Versioning
+from nos_ec.core.versions import VERSION_MAX, Versioning, has_version_id
 from nos_ec.ports.metadata import (
     AddMarker,
     DeleteVersion,
@@ -101,6 +107,11 @@ LISTED = looked_up(
         and_(_V.bucket == _RANKS["bucket"], _V.name == _RANKS["name"], _V.age_rank == _RANKS["age_rank"]),
     ),
     VERSIONS,
+)
+CURRENT = select(_O.version, _O.attributes, literal(0)).where(
+    _O.trashed == LIVE,
+    _O.bucket == bindparam("bucket", type_=_O.bucket.type),
+    _O.name == bindparam("name", type_=_O.name.type),
 )
 SET_BACK = by_primary(update(OBJECTS)).where(_O.object_id == bindparam("of_object", type_=BigInteger))
 ROW = by_index(select(*TRASH_COLUMNS), OBJECTS, "PRIMARY").where(
@@ -144,6 +155,16 @@ def raise_if_newer(connection: Connection, numbers: Mapping[ObjectKey, int]) -> 
             raise Overtaken
 
 
+def raise_if_null(connection: Connection, keys: Iterable[ObjectKey], own: int | None = None) -> None:
+    """Raises Overtaken if one of these keys, which had no current version, has a noncurrent null version, or a null
+    marker. They have been removed, because there is a null version now. own: the number of the marker that it is."""
+    listed = list(keys)
+    if listed:
+        nulls = connection.execute(LOCK_NULLS, key_rows(listed))
+        if any(own is None or row.age_rank != rank_of(own) for row in nulls):
+            raise Overtaken
+
+
 # --- DELETE -------------------------------------------------------------------------------------------
 def delete_all(
     connection: Connection, deletions: Sequence[DeleteVersion | AddMarker], now_ms: int, until_ms: int | None
@@ -184,17 +205,19 @@ def _add_marker(connection: Connection, deletion: AddMarker, now_ms: int, until_
         raise _Refused(PreconditionFailed(f"object {key} was changed meanwhile; nothing was deleted", key=key))
     is_null = versioning is Versioning.SUSPENDED
     newest = newest_versions(connection, [key]).get(key, 0)
-    version = objects.next_version(max(newest, 0 if current is None else current.version), now_ms)
     if current is not None and stays(current, versioning):
         retire(connection, [current])
     elif current is not None:
         discard(connection, [current], now_ms, until_ms)
-    if is_null:
-        remove_nulls(connection, [key], now_ms, until_ms)
+    removed = remove_nulls(connection, [key], now_ms, until_ms).get(key, 0) if is_null else 0
+    version = objects.next_version(max(newest, removed, 0 if current is None else current.version), now_ms)
     marker = VersionEntry(key, version, now_ms, is_null, None, is_latest=True)
     add_markers(connection, [marker])
-    if current is None and objects.lock(connection, key) is not None:
-        raise Overtaken
+    if current is None:
+        if objects.lock(connection, key) is not None:
+            raise Overtaken
+        raise_if_newer(connection, {key: version + 1})
+        raise_if_null(connection, [key] if is_null else [], version)
     return marker
 
 
@@ -224,6 +247,8 @@ def _delete_version(
         return VersionEntry(key, current.version, current.created_ms, not current.has_version_id, current, True)
     found = connection.execute(*_asked(key, deletion.version, lock=True)).first()
     if found is None:
+        if _is_there(connection, key, deletion.version):
+            raise Overtaken
         _require(key, deletion.condition, None)
         return None
     row = None
@@ -238,6 +263,19 @@ def _delete_version(
     if current is None:
         _promote(connection, key)
     return _entry(found, row)
+
+
+def _is_there(connection: Connection, key: ObjectKey, version: int | None) -> bool:
+    """Whether one of the two tables has this version. One statement, so that it cannot change from the one that is
+    read last to the other."""
+    query, bounds = _asked(key, version)
+    noncurrent = query.subquery("noncurrent")
+    either = union_all(CURRENT, select(noncurrent.c.age_rank, null(), literal(1)))
+    for number, attributes, is_noncurrent in connection.execute(either, bounds):
+        has_id = has_version_id(attributes)
+        if is_noncurrent or (not has_id if version is None else has_id and number == version):
+            return True
+    return False
 
 
 def _is_asked(row: ObjectRow, version: int | None) -> bool:
@@ -258,6 +296,7 @@ def _promote(connection: Connection, key: ObjectKey) -> None:
     changed = connection.execute(SET_BACK.values(trashed=LIVE), {"of_object": newest.object_id}).rowcount
     require_all(changed, 1, "objects")
     remove(connection, [newest])
+    raise_if_newer(connection, {key: VERSION_MAX - newest.age_rank})
 
 
 # --- reading ------------------------------------------------------------------------------------------
