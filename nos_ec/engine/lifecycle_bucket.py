@@ -107,10 +107,8 @@ class _Due(NamedTuple):
         """What it counts for when it is removed."""
         if self.row is None:
             return Expired(markers=1)
-        size = self.row.users_size
-        return (
-            Expired(objects=1, bytes=size) if isinstance(self.deletion, AddMarker) else Expired(bytes=size, versions=1)
-        )
+        is_object = isinstance(self.deletion, AddMarker)
+        return Expired(objects=is_object, bytes=self.row.users_size, versions=not is_object)
 
 
 class BucketWalk:
@@ -183,8 +181,8 @@ class BucketWalk:
         if versioning is None:
             return self._metadata.delete_unchanged(rows, *self._now())
         # It was enabled since the walk began.
-        marked = self._delete_versions([_Due(AddMarker(row.key, versioning, seen=row), row) for row in rows])
-        return [due.row for due in marked if due.row is not None]
+        marked = [_Due(AddMarker(row.key, versioning, seen=row), row) for row in rows]
+        return [due.row for due in self._delete_oldest_first(marked) if due.row is not None]
 
     # --- with versions ----------------------------------------------------------------------------
     def _versions(self, prefix: str, after: Place) -> Iterator[tuple[Place, Expired]]:
@@ -201,7 +199,7 @@ class BucketWalk:
             if not entries:
                 return
             due = self._due(entries, key)
-            gone = due if self._dry_run else self._delete(due[::-1], self._delete_versions)
+            gone = due if self._dry_run else self._delete_oldest_first(due)
             found = sum((one.gone for one in gone), Expired(examined=len(entries)))
             yield place or Place(entries[-1].key.name, entries[-1].version), found
 
@@ -233,13 +231,13 @@ class BucketWalk:
         found = self._rules.overdue(entry.key.name, size, lambda: tags_of(attributes), since_ms, newer, self._at_ms)
         return None if found is None else ExpireVersion(entry.key, entry.version, row, found.since_ms, found.newer)
 
+    def _delete_oldest_first(self, due: list[_Due]) -> list[_Due]:
+        batches = (due[max(0, end - VERSIONS_AT_A_TIME) : end] for end in range(len(due), 0, -VERSIONS_AT_A_TIME))
+        return [one for batch in batches for one in self._delete(batch[::-1], self._delete_versions)]
+
     def _delete_versions(self, due: Sequence[_Due]) -> list[_Due]:
-        gone: list[_Due] = []
-        for first in range(0, len(due), VERSIONS_AT_A_TIME):
-            batch = due[first : first + VERSIONS_AT_A_TIME]
-            answers = self._metadata.delete_versions([one.deletion for one in batch], *self._now())
-            gone += [one for one, answer in zip(batch, answers, strict=True) if isinstance(answer, VersionEntry)]
-        return gone
+        answers = self._metadata.delete_versions([one.deletion for one in due], *self._now())
+        return [one for one, answer in zip(due, answers, strict=True) if isinstance(answer, VersionEntry)]
 
     # --- of both ----------------------------------------------------------------------------------
     def _delete(self, due: Sequence[_T], delete: Callable[[Sequence[_T]], list[_T]]) -> list[_T]:

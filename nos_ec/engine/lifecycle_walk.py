@@ -51,7 +51,7 @@ class LifecycleMetadata(BucketMetadata, Notes, Protocol):
 class WalkState:
     """Where the walk of a day is. day: days since 1970. bucket: the last one that it is done with. within, name,
     version: the bucket that it is in, and its `Place` there. failed: buckets to be walked again, each with how often it
-    has failed, and when it is due. ended_ms: None while it goes on."""
+    has failed, and when it is due. ended_ms: when it was done with the last bucket, but for the failed ones."""
 
     day: int
     started_ms: int
@@ -145,9 +145,10 @@ class _Run:
     def walk(self) -> None:
         """Until its end, or until the time is over."""
         try:
-            ended = self.state.ended_ms is not None or self._walk_rest()
-            if ended and self._walk_failed():
-                self.state = replace(self.state, ended_ms=self.state.ended_ms or self._clock.now_ms())
+            if self.state.ended_ms is None and self._walk_rest():
+                self.state = replace(self.state, ended_ms=self._clock.now_ms())
+            if self.state.ended_ms is not None:
+                self._walk_failed()
         finally:
             if not self._superseded:
                 self._save()
@@ -158,27 +159,35 @@ class _Run:
             for name, body in page:
                 if self._must_end():
                     return False
-                after = Place(self.state.name, self.state.version) if self.state.within == name else START
-                self.state = replace(self.state, within=name, name=after.name, version=after.version)
-                if not self._walk_one(name, body, after):
+                if not self._walk_one(name, body, self._enter(name)):
                     return False
-                self.state = replace(self.state, bucket=name, within="", name="", version=None)
+                self.state = replace(self.state, bucket=name)
+                self._leave()
                 self._has_begun = True
         return True
 
-    def _walk_failed(self) -> bool:
-        """Those that are due again. Returns False if the run must end."""
+    def _walk_failed(self) -> None:
+        """Those that are due again, until the run must end. No other walk waits for them."""
         for name, (_, due_ms) in list(self.state.failed.items()):
             if self._must_end():
-                return False
+                return
             if waits(due_ms, self._clock.now_ms(), RETRY_MS_MAX):
                 continue
             body = self._metadata.bucket_document(name, DocumentKind.LIFECYCLE)
-            if body is not None and not self._walk_one(name, body, START):
-                return False
             if body is None:
                 self._forget_failure(name)
-        return True
+            elif not self._walk_one(name, body, self._enter(name)):
+                return
+            self._leave()
+
+    def _enter(self, name: str) -> Place:
+        """Where to go on in a bucket."""
+        after = Place(self.state.name, self.state.version) if self.state.within == name else START
+        self.state = replace(self.state, within=name, name=after.name, version=after.version)
+        return after
+
+    def _leave(self) -> None:
+        self.state = replace(self.state, within="", name="", version=None)
 
     def _walk_one(self, name: str, body: bytes, after: Place) -> bool:
         """Returns False if the run must end before the bucket does."""
@@ -188,17 +197,14 @@ class _Run:
             nonlocal ended_early
             self.found += found
             self._has_begun = True
-            self.state = replace(self.state, done=self.state.done + found)
-            if self.state.within == name:
-                self.state = replace(self.state, name=last.name, version=last.version)
+            self.state = replace(self.state, done=self.state.done + found, name=last.name, version=last.version)
             ended_early = self._must_end()
             return not ended_early
 
         try:
             self._lifecycle.of_bucket(name, decode_rules(body)).walk(after, on_page)
         except Exception as error:
-            if self.state.within == name:
-                self.state = replace(self.state, name=after.name, version=after.version)
+            self.state = replace(self.state, name=after.name, version=after.version)
             self._fail(name, error)
             return True
         if not ended_early:

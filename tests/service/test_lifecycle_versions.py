@@ -17,7 +17,7 @@ import pytest
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.core.attributes import encode_attributes
-from nos_ec.core.errors import NosError, Transient
+from nos_ec.core.errors import Conflict, NosError, Transient
 from nos_ec.core.expiry import DAY_MS, TAGS_ATTRIBUTE, BucketRules, ExpiryRule, encode_rules
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.versions import Versioning, as_null_version, as_version
@@ -29,6 +29,7 @@ from nos_ec.ports.metadata import (
     CannedAcl,
     DeleteVersion,
     DocumentKind,
+    ExpireVersion,
     ObjectRow,
     VersionDeletion,
     VersionEntry,
@@ -331,6 +332,57 @@ def test_a_key_that_is_stuck_stops_no_other(metadata: SqlMetadata) -> None:
     assert walk.run_once() == Expired(4, versions=1, bytes=1000)
     assert walk.state is not None
     assert walk.state.failed == {}
+
+
+def test_a_bucket_that_is_walked_again_stops_no_other_day(
+    metadata: SqlMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it begin anew with each run, however short these are."""
+    monkeypatch.setattr(lifecycle_bucket, "PAGE_ROWS", 5)
+    hands = Hands(metadata, ExpiryRule("r", noncurrent_days=1))
+    for _ in range(18):
+        hands.put()
+    hands.put("stuck"), hands.put("stuck")
+    hands.days(2)
+    stuck = True
+
+    def fail(deletions: Sequence[VersionDeletion]) -> None:
+        if stuck and any(one.key.name == "stuck" for one in deletions):
+            raise Transient("its row is locked")
+
+    watched: Any = Watched(metadata, fail)
+    assert hands.walk(metadata=watched) == Expired(20, versions=17, bytes=17_000, failed=1)
+    for _ in range(12):
+        hands.put()
+    monkeypatch.setattr(lifecycle_walk, "RUN_MS_MAX", 0)
+    hands.bench.now_ms += RETRY_MS_MAX
+    stuck = False
+    examined = []
+    while (found := hands.walk()).examined:
+        examined.append(found.examined)
+        assert len(examined) < 9
+    assert examined == [5, 5, 5]
+    assert len([one for one in hands.left() if one[0] == "stuck"]) == 1
+    metadata.set_bucket_document("bucket", DocumentKind.LIFECYCLE, b"damaged", 1)
+    hands.days(1)
+    assert hands.walk().failed == 1
+    hands.rule(ExpiryRule("r", noncurrent_days=1))
+    hands.days(1)
+    assert hands.walk().examined == 5, "the walk of the day, whatever has failed the day before"
+
+
+def test_what_was_deleted_before_a_failure_counts(metadata: SqlMetadata, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle_bucket, "VERSIONS_AT_A_TIME", 4)
+    hands = Hands(metadata, ExpiryRule("r", noncurrent_days=1))
+    rows = [hands.put() for _ in range(12)]
+    hands.days(2)
+
+    def fail(deletions: Sequence[VersionDeletion]) -> None:
+        if any(isinstance(one, ExpireVersion) and one.version == rows[6].version for one in deletions):
+            raise Conflict("damaged")
+
+    assert hands.walk(metadata=Watched(metadata, fail)) == Expired(12, versions=10, bytes=10_000)
+    assert [version for _, version in hands.left()] == [rows[11].version, rows[6].version]
 
 
 def test_a_store_that_does_not_answer_is_not_asked_for_each_key(metadata: SqlMetadata) -> None:
