@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from nos_ec.core.expiry import DAY_MS
+from nos_ec.engine.lifecycle_bucket import Expired
+from nos_ec.engine.lifecycle_walk import LifecycleWalk
 from nos_ec.ports.metadata import DocumentKind
+from tests.rig.at_rest import LaterClock
 
 from .s3_gateway import Gateway, refused
 
@@ -222,6 +225,37 @@ def test_noncurrent_versions_do_not_tell_when_they_expire(ann: Any) -> None:
     assert 'rule-id="rule-1"' in first["Expiration"]
     assert "Expiration" not in ann.head_object(**NAMED, VersionId=first["VersionId"])
     assert ann.head_object(**NAMED, VersionId=second["VersionId"])["Expiration"] == second["Expiration"]
+
+
+def test_a_bucket_is_empty_in_the_end(gateway: Gateway, ann: Any) -> None:
+    """Clients set rules, and the walks of some days do the rest: then the bucket can be deleted."""
+    ann.put_bucket_versioning(Bucket="photos", VersioningConfiguration={"Status": "Enabled"})
+    for number in range(3):
+        ann.put_object(**NAMED, Body=b"%d" % number)
+        ann.put_object(Bucket="photos", Key="kept", Body=b"%d" % number)
+    everything = {"Expiration": {"Days": 2}, "NoncurrentVersionExpiration": {"NoncurrentDays": 2}}
+    some = {"NoncurrentDays": 1, "NewerNoncurrentVersions": 1}
+    configure(
+        ann, rule(Filter={"Prefix": "k"}, NoncurrentVersionExpiration=some), rule(ID="k", Prefix="k", **everything)
+    )
+    metadata = gateway.system.metadata
+
+    def walk(days: int) -> Expired:
+        return LifecycleWalk(metadata, LaterClock(days * DAY_MS), DAY_MS, 0).run_once()
+
+    assert walk(2).versions == 2, "one of two of each key"
+    listed = ann.list_object_versions(Bucket="photos")
+    assert [one["IsLatest"] for one in listed["Versions"]] == [True, False] * 2
+    found = walk(4)
+    assert (found.objects, found.versions) == (2, 2), "current ones, and what is noncurrent since the first day"
+    refused("NoSuchKey", 404, ann.get_object, **NAMED)
+    refused("BucketNotEmpty", 409, ann.delete_bucket, Bucket="photos")
+    cleaning = {"Expiration": {"ExpiredObjectDeleteMarker": True}}
+    configure(ann, rule(**everything | cleaning))
+    left = [walk(days) for days in range(5, 10)]
+    assert sum(one.versions for one in left) == sum(one.markers for one in left) == 2
+    assert "DeleteMarkers" not in ann.list_object_versions(Bucket="photos")
+    ann.delete_bucket(Bucket="photos")
 
 
 def test_rules_that_do_not_fit_are_refused(ann: Any) -> None:
