@@ -48,6 +48,8 @@ def lifecycle_samples(lifecycle: LifecycleWalk, day_ms: int) -> Iterator[Sample]
     yield Sample(of_lifecycle.LIFECYCLE_EXAMINED, total.examined)
     yield Sample(of_lifecycle.LIFECYCLE_EXPIRED_OBJECTS, total.objects)
     yield Sample(of_lifecycle.LIFECYCLE_EXPIRED_BYTES, total.bytes)
+    yield Sample(of_lifecycle.LIFECYCLE_EXPIRED_VERSIONS, total.versions)
+    yield Sample(of_lifecycle.LIFECYCLE_EXPIRED_MARKERS, total.markers)
     yield Sample(of_lifecycle.LIFECYCLE_ABORTED_UPLOADS, total.uploads)
     yield Sample(of_lifecycle.LIFECYCLE_FAILED_BUCKETS, total.failed)
     if state is not None:

@@ -161,6 +161,8 @@ class GcService:
                 "applied lifecycle rules",
                 examined=expired.examined,
                 expired=expired.objects,
+                versions=expired.versions,
+                markers=expired.markers,
                 bytes=expired.bytes,
                 uploads_aborted=expired.uploads,
                 buckets_failed=expired.failed,

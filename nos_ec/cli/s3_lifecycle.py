@@ -13,7 +13,8 @@ from nos_ec.composition.lifecycle_walk import lifecycle_walk_of
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.expiry import ExpiryRule
-from nos_ec.engine.lifecycle_walk import Expired, WalkState, read_walk
+from nos_ec.engine.lifecycle_bucket import Expired
+from nos_ec.engine.lifecycle_walk import WalkState, read_walk
 
 lifecycle_app = typer.Typer(help="When objects of buckets expire.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -103,6 +104,7 @@ def _print(rules: dict[str, list[ExpiryRule] | None], walk: WalkState | None, no
     done = walk.done
     examined, uploads = count_text(done.examined, "object"), count_text(done.uploads, "upload")
     said = f"{examined} looked at, {done.objects:,} deleted ({size_text(done.bytes)}), {uploads} aborted"
+    said += _versions_text(done.versions, done.markers, "removed")
     out.print(f"walk of {time_text(walk.started_ms)}: {state}; {said}", markup=False)
     for bucket, (tries, due_ms) in walk.failed.items():
         left_s = max(0, due_ms - now_ms) // 1000
@@ -120,6 +122,11 @@ def _action(rule: ExpiryRule) -> str:
         actions.append(f"expire after {rule.days} days")
     if rule.date_ms is not None:
         actions.append(f"expire on {time_text(rule.date_ms)}")
+    if rule.markers:
+        actions.append("remove delete markers that are alone")
+    if rule.noncurrent_days is not None:
+        kept = f", but {rule.newer_versions}" if rule.newer_versions is not None else ""
+        actions.append(f"delete noncurrent versions after {rule.noncurrent_days} days{kept}")
     if rule.abort_days is not None:
         actions.append(f"abort uploads after {rule.abort_days} days")
     return ", ".join(actions) + (f" if {' and '.join(conditions)}" if conditions else "")
@@ -132,4 +139,12 @@ def _print_found(found: dict[str, dict[str, Any]], *, dry_run: bool) -> None:
     for bucket, told in found.items():
         objects = f"{told['objects']:,} of {count_text(told['examined'], 'object')}"
         said = f"{objects} ({size_text(told['bytes'])}) {done[0]}, {count_text(told['uploads'], 'upload')} {done[1]}"
+        said += _versions_text(told["versions"], told["markers"], "to be removed" if dry_run else "removed")
         out.print(f"{printable(bucket)}: {told['error'] or said}", markup=False)
+
+
+def _versions_text(versions: int, markers: int, done: str) -> str:
+    """What was removed of noncurrent versions and delete markers; nothing in a bucket without."""
+    if not versions and not markers:
+        return ""
+    return f"; {count_text(versions, 'noncurrent version')} and {count_text(markers, 'delete marker')} {done}"

@@ -1,8 +1,9 @@
 """When the objects and uploads of a bucket expire: the rules of its lifecycle, and how they are stored.
 
 An object with several rules expires by the first that is due. Days are counted from its PUT and rounded up to the next
-midnight UTC, so that one walk a day finds all that has expired. Source: "Lifecycle configuration elements" of the S3
-user guide. A day has `day_ms` milliseconds, so that tests need not wait for days.
+midnight UTC, so that one walk a day finds all that has expired. Days of a noncurrent version are counted from when its
+successor was created, which may be a delete marker. Source: "Lifecycle configuration elements" of the S3 user guide. A
+day has `day_ms` milliseconds, so that tests need not wait for days.
 
 Stored is JSON, compressed with zlib, because the rules of a bucket are much alike.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
@@ -21,6 +22,8 @@ from nos_ec.core.errors import Corrupt
 
 DAY_MS = 86_400_000
 RULES_MAX = 1_000
+NEWER_MAX = 100
+"""How many noncurrent versions a rule can keep. Source: NoncurrentVersionExpiration of the S3 API reference."""
 TAGS_ATTRIBUTE = "s3:tags"
 """The attribute of an object that has its tags, as in a query."""
 _VERSION = 1
@@ -37,6 +40,8 @@ class ExpiryRule:
     than `size_above` and less than `size_below`, in bytes.
 
     days, date_ms: when they expire; at most one is set. abort_days: when uploads that nobody completes are aborted.
+    noncurrent_days: when noncurrent versions are deleted; newer_versions: how many of the newest ones are kept.
+    markers: whether delete markers are removed that are all that is left of their key; False says the same as None.
     form: how a client has written the conditions, so that it gets them back alike; the gateway knows the words.
     """
 
@@ -49,6 +54,9 @@ class ExpiryRule:
     days: int | None = None
     date_ms: int | None = None
     abort_days: int | None = None
+    noncurrent_days: int | None = None
+    newer_versions: int | None = None
+    markers: bool | None = None
     form: str = "filter"
 
     @property
@@ -64,6 +72,15 @@ class Expiry(NamedTuple):
     rule_id: str
 
 
+class Overdue(NamedTuple):
+    """Why a noncurrent version has expired: its successor was created at `since_ms` at the latest, and at least `newer`
+    noncurrent versions are newer than it."""
+
+    since_ms: int
+    newer: int
+    rule_id: str
+
+
 class BucketRules:
     """The enabled rules of a bucket. A look-up costs a step for each length that a prefix has, and each rule that has a
     matching one. Any number of threads may ask."""
@@ -73,6 +90,8 @@ class BucketRules:
         enabled = [rule for rule in rules if rule.enabled]
         self._expiring = _Prefixes(rule for rule in enabled if rule.expires_objects)
         self._aborting = _Prefixes(rule for rule in enabled if rule.abort_days is not None)
+        self._retiring = _Prefixes(rule for rule in enabled if rule.noncurrent_days is not None)
+        self._cleaning = _Prefixes(rule for rule in enabled if rule.markers)
 
     def expiry(self, name: str, size: int, tags: Tags, born_ms: int) -> Expiry | None:
         """When an object expires that was PUT at `born_ms`; None for never."""
@@ -81,6 +100,27 @@ class BucketRules:
             for rule in self._expiring.matching(name)
             if _applies(rule, size, tags)
         ]
+        return min(found, default=None)
+
+    def overdue(self, name: str, size: int, tags: Tags, since_ms: int, newer: int, now_ms: int) -> Overdue | None:
+        """By what a version has expired that is noncurrent since `since_ms`, and older than `newer` other noncurrent
+        ones; None if it has not. size: in bytes; 0 for a delete marker."""
+        midnight_ms = now_ms // self._day_ms * self._day_ms
+        for rule in self._retiring.matching(name):
+            latest_ms, kept = midnight_ms - (rule.noncurrent_days or 0) * self._day_ms, rule.newer_versions or 0
+            if since_ms <= latest_ms and newer >= kept and _applies(rule, size, tags):
+                return Overdue(latest_ms, kept, rule.rule_id)
+        return None
+
+    def lone_marker(self, name: str, born_ms: int) -> Expiry | None:
+        """When a delete marker expires that was made at `born_ms` and is all that is left of its key; None for never.
+        It has no bytes and no tags: no rule that asks for tags applies to it."""
+        found = [
+            Expiry(self._due_ms(rule, born_ms), rule.rule_id)
+            for rule in self._expiring.matching(name)
+            if _applies(rule, 0, dict)
+        ]
+        found += [Expiry(born_ms, rule.rule_id) for rule in self._cleaning.matching(name) if _applies(rule, 0, dict)]
         return min(found, default=None)
 
     def abort(self, name: str, begun_ms: int) -> Expiry | None:
@@ -94,11 +134,16 @@ class BucketRules:
     def walked(self, now_ms: int) -> list[str]:
         """The prefixes below which something can have expired, in the order of their UTF-8 bytes. None begins with
         another one, so that no name is looked at twice."""
-        return _outermost(
-            prefix
-            for prefix, rules in self._expiring.rules.items()
-            if any(rule.date_ms is None or rule.date_ms <= now_ms for rule in rules)
-        )
+        return _outermost(self._expiring_now(now_ms))
+
+    def walked_with_versions(self, now_ms: int) -> list[str]:
+        """The same, in a bucket with versions."""
+        return _outermost([*self._expiring_now(now_ms), *self._retiring.rules, *self._cleaning.rules])
+
+    def _expiring_now(self, now_ms: int) -> Iterator[str]:
+        for prefix, rules in self._expiring.rules.items():
+            if any(rule.date_ms is None or rule.date_ms <= now_ms for rule in rules):
+                yield prefix
 
     def aborted(self) -> list[str]:
         """The same of uploads."""
@@ -147,6 +192,9 @@ _TYPES = {
     "days": int,
     "date_ms": int,
     "abort_days": int,
+    "noncurrent_days": int,
+    "newer_versions": int,
+    "markers": bool,
     "form": str,
 }
 assert {one.name for one in fields(ExpiryRule)} == {*_TYPES, "tags"}

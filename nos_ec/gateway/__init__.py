@@ -15,6 +15,7 @@ post_forms         uploads by forms of browsers
 form_body          the body of such a form
 lifecycle, lifecycle_xml  when objects expire: configurations of buckets, headers of objects
 policies           bucket policies, and what they add to the rights of accounts
+public_access      public access blocks and ownership controls of buckets
 proxies            what proxies in front of the gateway say of clients
 cors               cross-origin requests
 body               the body of a request, decoded and checked

@@ -21,13 +21,11 @@ _NOT_FOUND = {
     "GetBucketIntelligentTieringConfiguration": "NoSuchConfiguration",
     "GetBucketInventoryConfiguration": "NoSuchConfiguration",
     "GetBucketMetricsConfiguration": "NoSuchConfiguration",
-    "GetBucketOwnershipControls": "OwnershipControlsNotFoundError",
     "GetBucketReplication": "ReplicationConfigurationNotFoundError",
     "GetBucketWebsite": "NoSuchWebsiteConfiguration",
     "GetObjectLegalHold": "InvalidRequest",
     "GetObjectLockConfiguration": "ObjectLockConfigurationNotFoundError",
     "GetObjectRetention": "InvalidRequest",
-    "GetPublicAccessBlock": "NoSuchPublicAccessBlockConfiguration",
 }
 _NONE_LISTED = (("IsTruncated", "false"),)
 _EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
@@ -42,10 +40,8 @@ _EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 }
 _NOTHING_TO_DELETE = (
     "DeleteBucketEncryption",
-    "DeleteBucketOwnershipControls",
     "DeleteBucketReplication",
     "DeleteBucketWebsite",
-    "DeletePublicAccessBlock",
 )
 ABSENT_CONFIGURATIONS: Mapping[str, None] = dict.fromkeys([*_NOT_FOUND, *_EMPTY, *_NOTHING_TO_DELETE])
 """Operations on them."""
@@ -59,5 +55,5 @@ def absent_configuration(call: Call) -> Reply:
         raise S3Error(code, "The bucket has no such configuration.", BucketName=call.bucket)
     if call.operation in _EMPTY:
         root, fields = _EMPTY[call.operation]
-        return xml(answers.absent(root, *fields))
+        return xml(answers.configuration(root, *fields))
     return empty(status=204)

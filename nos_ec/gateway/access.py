@@ -17,12 +17,19 @@ from nos_ec.core.errors import NosError
 from nos_ec.core.expiry import DAY_MS, BucketRules, decode_rules
 from nos_ec.core.versions import Versioning
 from nos_ec.gateway.accounts import AccountsMetadata
-from nos_ec.gateway.acls import bucket_rights
+from nos_ec.gateway.acls import bucket_rights, is_full_control, is_public, object_rights, without_groups
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, DocumentKind, KeyState, Rights
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.policy import Policy, deny_everything, policy_of
+from nos_ec.s3.public_access import (
+    BLOCK_EVERYTHING,
+    BLOCK_NOTHING,
+    Ownership,
+    PublicAccessBlock,
+    public_access_block,
+)
 
 REMEMBERED_MAX = 10_000
 """Access keys, and buckets, that are remembered."""
@@ -46,13 +53,41 @@ class Account:
 @dataclass(frozen=True, slots=True)
 class BucketAccess:
     """A bucket, and what accounts may do in it that do not own it. acl: as gateway.acls stores it. policy: None for
-    none; gateway.policies says what it does. versioning: None if it never had versions."""
+    none; gateway.policies says what it does. versioning: None if it never had versions. public_access, ownership: the
+    public access block and the ownership controls; None for none."""
 
     row: BucketRow
     grants: Mapping[str, Rights]
     acl: str
     policy: Policy | None = None
     versioning: Versioning | None = None
+    public_access: PublicAccessBlock = BLOCK_NOTHING
+    ownership: Ownership | None = None
+
+    @property
+    def has_acls(self) -> bool:
+        """Whether ACLs count, and may be set."""
+        return self.ownership is not Ownership.ENFORCED
+
+    def effective(self, acl: str) -> str:
+        """What counts of a stored ACL, of the bucket or of an object in it."""
+        if not self.has_acls:
+            return "private"
+        return without_groups(acl) if self.public_access.ignore_acls else acl
+
+    def require_acl(self, acl: str, *, of_headers: bool) -> None:
+        """Whether an ACL may be set, of the bucket or of an object in it. of_headers: it was sent in headers, and not
+        as a document, of which that of a private bucket says that its owner has full control. Raises
+        AccessControlListNotSupported, AccessDenied."""
+        is_owners = is_full_control(acl, self.row.owner) or (acl == "private" and not of_headers)
+        if not self.has_acls and not is_owners:
+            raise S3Error("AccessControlListNotSupported", "The bucket does not allow ACLs")
+        if self.public_access.block_acls and is_public(acl):
+            raise S3Error("AccessDenied", "The public access block of the bucket allows no public ACLs.")
+
+    def object_rights(self, acl: str, account: str | None) -> Rights:
+        """What the stored ACL of an object in the bucket allows to an account, or to anybody for None."""
+        return object_rights(self.effective(acl), account)
 
     def require_owner(self, expected: str | None) -> None:
         """Raises AccessDenied if a request expects another owner; None expects nothing."""
@@ -61,7 +96,7 @@ class BucketAccess:
 
     def rights_of(self, account: str | None, *, with_acl: bool = True) -> Rights:
         """What an account may do, or anybody for None. with_acl: also by the ACL of the bucket."""
-        found = bucket_rights(self.acl, account) if with_acl else Rights.NONE
+        found = bucket_rights(self.effective(self.acl), account) if with_acl else Rights.NONE
         if account is None:
             return found
         found |= self.grants.get(account, Rights.NONE)
@@ -141,7 +176,33 @@ class Access:
             raise no_bucket(name)
         said = self._metadata.bucket_document(name, DocumentKind.VERSIONING)
         versioning = None if said is None else Versioning(said.decode())
-        return BucketAccess(row, self._metadata.grants(name), self._acl_of(row), self._policy_of(name), versioning)
+        return BucketAccess(
+            row,
+            self._metadata.grants(name),
+            self._acl_of(row),
+            self._policy_of(name),
+            versioning,
+            self._public_access_of(name),
+            self._ownership_of(name),
+        )
+
+    def _public_access_of(self, name: str) -> PublicAccessBlock:
+        """One that cannot be read blocks everything, until the owner replaces it."""
+        body = self._metadata.bucket_document(name, DocumentKind.PUBLIC_ACCESS)
+        try:
+            return BLOCK_NOTHING if body is None else public_access_block(body)
+        except S3Error as error:
+            _log.error("public access block not read; it blocks everything", bucket=name, error=str(error))
+            return BLOCK_EVERYTHING
+
+    def _ownership_of(self, name: str) -> Ownership | None:
+        """One that cannot be read lets no ACL count."""
+        body = self._metadata.bucket_document(name, DocumentKind.OWNERSHIP)
+        try:
+            return None if body is None else Ownership(body.decode())
+        except ValueError:
+            _log.error("ownership controls not read; no ACL counts", bucket=name)
+            return Ownership.ENFORCED
 
     def _policy_of(self, name: str) -> Policy | None:
         """A policy that cannot be read denies everything, until the owner replaces it."""

@@ -161,6 +161,32 @@ def opens(acl: str) -> bool:
     return _OWNERS.get(acl, acl) != "private"
 
 
+@lru_cache(maxsize=1024)
+def without_groups(acl: str) -> str:
+    """A stored ACL without what it grants to everybody, with an access key or without."""
+    if "=" not in acl:
+        return "private" if _GROUPS.get(acl) else acl
+    kept = [entry for entry in acl.split(" ") if entry.partition("=")[2] not in _GROUP_OF_NAME]
+    return " ".join(kept) or "private"
+
+
+def is_public(acl: str) -> bool:
+    """Whether a stored ACL grants anything to everybody. Source: "The meaning of public" of the S3 user guide, which
+    counts those with an access key."""
+    return without_groups(acl) != acl
+
+
+def is_owners_alone(acl: str, owner: str) -> bool:
+    """Whether a stored ACL grants nothing to others than the owner."""
+    return all(_id(grant) == owner for grant in grants_of(acl, Owner(owner)))
+
+
+def is_full_control(acl: str, owner: str) -> bool:
+    """Whether a client has said that the owner has full control, and nobody anything else, with the canned ACL that
+    says so or with grants. Source: PutObject of the S3 API reference, about buckets whose owner is enforced."""
+    return acl in (f"FULL_CONTROL={owner}", "bucket-owner-full-control")
+
+
 def kind_of_bucket_acl(acl: str) -> CannedAcl:
     """How the row of a bucket has its ACL. Raises InvalidArgument for a canned ACL of objects."""
     if "=" in acl:

@@ -17,11 +17,11 @@ from nos_ec.s3 import answers, documents
 from nos_ec.s3.documents import DOCUMENT_SIZE_MAX
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.names import check_new_bucket
+from nos_ec.s3.public_access import Ownership
 from nos_ec.s3.request import Request
 
 BUCKETS_MAX = 10_000
 BUCKET_TAGS_MAX = 50
-_OWNERSHIPS = ("BucketOwnerEnforced", "BucketOwnerPreferred", "ObjectWriter")
 
 
 class BucketOperations:
@@ -71,7 +71,9 @@ class BucketOperations:
             raise S3Error("NotImplemented", "Object lock is not supported.")
         acl = acls.of_headers(call.request) or "private"
         kind = acls.kind_of_bucket_acl(acl)
-        _check_ownership(call.request, acl)
+        ownership = _ownership_of(call.request)
+        if ownership is not None:
+            require_closed(ownership, acl, account)
         documents.create_bucket(document(call) if call.has_body else b"")
         if self._metadata.bucket(call.bucket) is None:
             self._uploads.abort_all(call.bucket)  # such as were begun, or left, when another bucket had this name
@@ -79,6 +81,8 @@ class BucketOperations:
         made = self._metadata.create_bucket(call.bucket, account, first, self._clock.now_ms())
         if made and kind is CannedAcl.GRANTS:
             self._set_acl(call.bucket, acl)
+        if made and ownership is not None:
+            self._access.set_document(call.bucket, DocumentKind.OWNERSHIP, ownership.encode(), self._clock.now_ms())
         self._access.forget_bucket(call.bucket)
         if not made:
             row = self._metadata.bucket(call.bucket)
@@ -129,12 +133,15 @@ class BucketOperations:
         """As grants."""
         call.require(Rights.READ_ACL)
         assert call.access is not None
-        return xml(answers.access_control(call.owner, acls.grants_of(call.access.acl, call.owner)))
+        acl = call.access.effective(call.access.acl)
+        return xml(answers.access_control(call.owner, acls.grants_of(acl, call.owner)))
 
     def put_acl(self, call: Call) -> Reply:
         """A canned one, or grants."""
         call.require(Rights.WRITE_ACL)
-        self._set_acl(call.bucket, acl_of(call))
+        acl = acl_of(call)
+        assert call.access is not None
+        self._set_acl(call.bucket, acl if call.access.has_acls else "private")
         return empty()
 
     def _set_acl(self, bucket: str, acl: str) -> None:
@@ -173,18 +180,23 @@ class BucketOperations:
             raise no_bucket(call.bucket)
 
 
-def _check_ownership(request: Request, acl: str) -> None:
-    """Raises InvalidArgument, InvalidBucketAclWithObjectOwnership. What it says is not kept: the owner of a bucket owns
-    its objects, whatever it is."""
-    ownership = request.header("x-amz-object-ownership")
-    if ownership is not None and ownership not in _OWNERSHIPS:
+def _ownership_of(request: Request) -> Ownership | None:
+    """What a request says of its new bucket. Raises InvalidArgument."""
+    word = request.header("x-amz-object-ownership")
+    if word is not None and word not in tuple(Ownership):
         raise S3Error(
             "InvalidArgument",
-            f"Invalid x-amz-object-ownership header: {ownership}",
+            f"Invalid x-amz-object-ownership header: {word}",
             ArgumentName="x-amz-object-ownership",
-            ArgumentValue=ownership,
+            ArgumentValue=word,
         )
-    if ownership == "BucketOwnerEnforced" and acls.opens(acl):
+    return None if word is None else Ownership(word)
+
+
+def require_closed(ownership: Ownership, acl: str, owner: str) -> None:
+    """Raises InvalidBucketAclWithObjectOwnership if ACLs are to count no more while that of the bucket grants something
+    to others than its owner."""
+    if ownership is Ownership.ENFORCED and not acls.is_owners_alone(acl, owner):
         raise S3Error(
             "InvalidBucketAclWithObjectOwnership",
             "Bucket cannot have ACLs set with ObjectOwnership's BucketOwnerEnforced setting",
@@ -200,16 +212,21 @@ def document(call: Call, *, of_object: bool = False) -> bytes:
 
 
 def acl_of(call: Call) -> str:
-    """The ACL that a request sets, by its headers or its document, as gateway.acls stores it. Raises S3Error."""
+    """The ACL that a request sets, by its headers or its document, as gateway.acls stores it. Raises S3Error,
+    also if the bucket allows no such ACL."""
     refuse_unsupported(call.request)
+    assert call.access is not None
     of_headers, body = acls.of_headers(call.request), document(call) if call.has_body else b""
     if of_headers is not None:
         if body:
             raise S3Error("UnexpectedContent", "This request sets an ACL by headers, so it cannot have a body.")
+        call.access.require_acl(of_headers, of_headers=True)
         return of_headers
     if not body:
         raise S3Error("MissingSecurityHeader", "Your request sets an ACL, but has neither a header nor a body for it.")
     owner, grants = documents.access_control(body)
     if owner.id != call.owner.id:
         raise S3Error("AccessDenied", "The owner of a bucket or object cannot be changed.")
-    return acls.stored(grants, call.owner)
+    acl = acls.stored(grants, call.owner)
+    call.access.require_acl(acl, of_headers=False)
+    return acl

@@ -61,8 +61,9 @@ class LifecycleOperations:
 
 
 def expiry_headers(rules: BucketRules | None, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
-    """`x-amz-expiration`, if the object expires. attributes: those of the object."""
-    if rules is None:
+    """`x-amz-expiration`, if the object expires. attributes: those of the object. Noncurrent versions say nothing: when
+    they go depends on their successors."""
+    if rules is None or row.is_noncurrent:
         return {}
     expiry = rules.expiry(row.key.name, row.users_size, lambda: tags_of(attributes), row.created_ms)
     if expiry is None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 
-from nos_ec.core.expiry import DAY_MS, RULES_MAX, ExpiryRule
+from nos_ec.core.expiry import DAY_MS, NEWER_MAX, RULES_MAX, ExpiryRule
 from nos_ec.s3.answers import DECLARATION, NAMESPACE, escape, time_of
 from nos_ec.s3.documents import TAG_KEY_LENGTH_MAX, TAG_VALUE_LENGTH_MAX, Element, malformed, parse
 from nos_ec.s3.errors import S3Error
@@ -24,11 +24,10 @@ NUMBER_MAX = 2**31 - 1
 SIZE_MAX = 2**50
 OF_RULE, FILTER, EMPTY, AND = "rule", "filter", "empty", "and"
 """How the conditions are written: as the Prefix of the rule, in a Filter, in an empty one, in the And of one."""
+_ACTIONS = ("Expiration", "NoncurrentVersionExpiration", "AbortIncompleteMultipartUpload")
 _UNSUPPORTED = {
     "Transition": "Transitions are not supported: a store has one storage class.",
     "NoncurrentVersionTransition": "Transitions are not supported: a store has one storage class.",
-    "NoncurrentVersionExpiration": "NoncurrentVersionExpiration is not supported yet.",
-    "ExpiredObjectDeleteMarker": "ExpiredObjectDeleteMarker is not supported yet.",
 }
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9:.]{5,15}(Z|[+-][0-9]{2}:?[0-9]{2})?)?")
 
@@ -58,8 +57,7 @@ def xml_of(rules: Sequence[ExpiryRule]) -> bytes:
 def _rule(element: Element) -> ExpiryRule:
     if element.name != "Rule":
         raise malformed(f"{element.name!r} in a lifecycle configuration is unknown.")
-    known = ("ID", "Status", "Filter", "Prefix", "Expiration", "AbortIncompleteMultipartUpload")
-    parts = _children(element, *known)
+    parts = _children(element, "ID", "Status", "Filter", "Prefix", *_ACTIONS)
     rule_id = _text(parts.get("ID"))
     if len(rule_id) > ID_LENGTH_MAX:
         raise _invalid(f"ID length should not exceed allowed limit of {ID_LENGTH_MAX}", "ID")
@@ -68,34 +66,83 @@ def _rule(element: Element) -> ExpiryRule:
         raise malformed("The Status of a rule is Enabled or Disabled.")
     if ("Filter" in parts) == ("Prefix" in parts):
         raise malformed("A rule has either a Filter or a Prefix.")
-    days, date_ms = _expiration(parts["Expiration"]) if "Expiration" in parts else (None, None)
-    abort_days = None
-    if "AbortIncompleteMultipartUpload" in parts:
-        abort = _children(parts["AbortIncompleteMultipartUpload"], "DaysAfterInitiation")
-        if "DaysAfterInitiation" not in abort:
-            raise malformed("AbortIncompleteMultipartUpload has DaysAfterInitiation.")
-        what = "'DaysAfterInitiation' for AbortIncompleteMultipartUpload action must be a positive integer"
-        abort_days = _number(abort["DaysAfterInitiation"], 1, NUMBER_MAX, what)
-    if days is None and date_ms is None and abort_days is None:
+    if not parts.keys() & set(_ACTIONS):
         raise S3Error("InvalidRequest", "At least one action needs to be specified in a rule")
+    days, date_ms, markers = _expiration(parts["Expiration"]) if "Expiration" in parts else (None, None, None)
+    noncurrent_days, newer = _noncurrent(parts)
+    abort_days = _abort_days(parts)
     form, prefix, tags, above, below = _conditions(parts)
-    if abort_days is not None and (tags or above is not None or below is not None):
+    has_tags_or_sizes = bool(tags) or above is not None or below is not None
+    if abort_days is not None and has_tags_or_sizes:
         raise S3Error(
             "InvalidRequest",
             "AbortIncompleteMultipartUpload cannot be specified with Tags or sizes, which uploads do not have yet.",
         )
-    return ExpiryRule(rule_id, status == "Enabled", prefix, tags, above, below, days, date_ms, abort_days, form)
+    if markers is not None and has_tags_or_sizes:
+        raise S3Error(
+            "InvalidRequest",
+            "ExpiredObjectDeleteMarker cannot be specified with Tags or sizes, which delete markers do not have.",
+        )
+    return ExpiryRule(
+        rule_id,
+        status == "Enabled",
+        prefix,
+        tags,
+        above,
+        below,
+        days,
+        date_ms,
+        abort_days,
+        noncurrent_days,
+        newer,
+        markers,
+        form,
+    )
+
+
+def _abort_days(parts: dict[str, Element]) -> int | None:
+    if "AbortIncompleteMultipartUpload" not in parts:
+        return None
+    abort = _children(parts["AbortIncompleteMultipartUpload"], "DaysAfterInitiation")
+    if "DaysAfterInitiation" not in abort:
+        raise malformed("AbortIncompleteMultipartUpload has DaysAfterInitiation.")
+    what = "'DaysAfterInitiation' for AbortIncompleteMultipartUpload action must be a positive integer"
+    return _number(abort["DaysAfterInitiation"], 1, NUMBER_MAX, what)
+
+
+def _noncurrent(parts: dict[str, Element]) -> tuple[int | None, int | None]:
+    """Days, and how many versions are kept."""
+    if "NoncurrentVersionExpiration" not in parts:
+        return None, None
+    found = _children(parts["NoncurrentVersionExpiration"], "NoncurrentDays", "NewerNoncurrentVersions")
+    if "NoncurrentDays" not in found:
+        raise malformed("A NoncurrentVersionExpiration has NoncurrentDays.")
+    what = "'NoncurrentDays' for NoncurrentVersionExpiration action must be a positive integer"
+    days = _number(found["NoncurrentDays"], 1, NUMBER_MAX, what)
+    if "NewerNoncurrentVersions" not in found:
+        return days, None
+    if "Filter" not in parts:
+        raise S3Error("InvalidRequest", "NewerNoncurrentVersions needs a Filter; it may be empty.")
+    what = f"'NewerNoncurrentVersions' for NoncurrentVersionExpiration action must be from 1 to {NEWER_MAX}"
+    return days, _number(found["NewerNoncurrentVersions"], 1, NEWER_MAX, what)
 
 
 _YEAR_10000_MS = 253_402_300_800_000
 
 
-def _expiration(element: Element) -> tuple[int | None, int | None]:
-    parts = _children(element, "Days", "Date")
+def _expiration(element: Element) -> tuple[int | None, int | None, bool | None]:
+    """Days, date, and whether delete markers are removed that are alone."""
+    parts = _children(element, "Days", "Date", "ExpiredObjectDeleteMarker")
     if len(parts) != 1:
-        raise malformed("An Expiration has either Days or a Date.")
+        raise malformed("An Expiration has either Days, a Date or ExpiredObjectDeleteMarker.")
+    if "ExpiredObjectDeleteMarker" in parts:
+        said = _text(parts["ExpiredObjectDeleteMarker"])
+        if said not in ("true", "false"):
+            raise malformed("ExpiredObjectDeleteMarker is true or false.")
+        return None, None, said == "true"
     if "Days" in parts:
-        return _number(parts["Days"], 1, NUMBER_MAX, "'Days' for Expiration action must be a positive integer"), None
+        what = "'Days' for Expiration action must be a positive integer"
+        return _number(parts["Days"], 1, NUMBER_MAX, what), None, None
     text = _text(parts["Date"])
     try:
         date = datetime.fromisoformat(text) if _DATE.fullmatch(text) else None
@@ -106,7 +153,7 @@ def _expiration(element: Element) -> tuple[int | None, int | None]:
     date_ms = round((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1000)
     if date_ms % DAY_MS or not 0 <= date_ms < _YEAR_10000_MS:
         raise _invalid("'Date' must be at midnight GMT", "Date")
-    return None, date_ms
+    return None, date_ms, None
 
 
 _Conditions = tuple[str, str, tuple[tuple[str, str], ...], int | None, int | None]
@@ -174,7 +221,7 @@ def _children(element: Element, *names: str) -> dict[str, Element]:
         raise malformed(f"{element.name!r} has text.")
     found: dict[str, Element] = {}
     for child in element.children:
-        if child.name in _UNSUPPORTED and element.name in ("Rule", "Expiration"):
+        if child.name in _UNSUPPORTED and element.name == "Rule":
             raise S3Error("NotImplemented", _UNSUPPORTED[child.name])
         if child.name not in names or child.name in found:
             raise malformed(f"{child.name!r} in {element.name!r} is unknown or repeated.")
@@ -209,6 +256,13 @@ def _elements(rule: ExpiryRule) -> Iterator[str]:
         yield f"<Expiration><Days>{rule.days}</Days></Expiration>"
     if rule.date_ms is not None:
         yield f"<Expiration><Date>{time_of(rule.date_ms)}</Date></Expiration>"
+    if rule.markers is not None:
+        said = _element("ExpiredObjectDeleteMarker", str(rule.markers).lower())
+        yield f"<Expiration>{said}</Expiration>"
+    if rule.noncurrent_days is not None:
+        days = _element("NoncurrentDays", str(rule.noncurrent_days))
+        newer = "" if rule.newer_versions is None else _element("NewerNoncurrentVersions", str(rule.newer_versions))
+        yield f"<NoncurrentVersionExpiration>{days}{newer}</NoncurrentVersionExpiration>"
     if rule.abort_days is not None:
         days = _element("DaysAfterInitiation", str(rule.abort_days))
         yield f"<AbortIncompleteMultipartUpload>{days}</AbortIncompleteMultipartUpload>"

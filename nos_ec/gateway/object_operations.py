@@ -12,8 +12,8 @@ from nos_ec.core.parts import PARTS_MAX
 from nos_ec.core.versions import Versioning
 from nos_ec.engine.store import READ_TRIES, Store
 from nos_ec.engine.uploads import MultipartUploads
-from nos_ec.gateway.access import Access
-from nos_ec.gateway.acls import grants_of, object_rights, of_headers, opens
+from nos_ec.gateway.access import Access, BucketAccess
+from nos_ec.gateway.acls import grants_of, of_headers, opens
 from nos_ec.gateway.attribute_changes import AttributeChanges
 from nos_ec.gateway.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.bucket_operations import acl_of, document
@@ -162,7 +162,8 @@ class ObjectOperations:
         return self._asked(call, Rights.READ, key)
 
     def _asked(self, call: Call, needs: Rights, key: ObjectKey | None = None) -> tuple[ObjectRow, dict[str, str]]:
-        return self.read_in(call, key or call.object_key, call.rights, needs, asked_version(call), call.versioning)
+        assert call.access is not None
+        return self.read_in(call, key or call.object_key, call.rights, needs, asked_version(call), call.access)
 
     def read_in(
         self,
@@ -171,13 +172,13 @@ class ObjectOperations:
         rights: Rights,
         needs: Rights,
         version: str | None,
-        versioning: Versioning | None,
+        access: BucketAccess,
     ) -> tuple[ObjectRow, dict[str, str]]:
-        """The version of this id, or the current one. versioning: of the bucket that it is in. Raises AccessDenied
-        unless `rights` or the ACL of the object have what it needs."""
-        row = self._find(call, key, version, versioning)
+        """The version of this id, or the current one. access: of the bucket that it is in. Raises AccessDenied unless
+        `rights` or the ACL of the object have what it needs."""
+        row = self._find(call, key, version, access.versioning)
         attributes = attributes_of(row)
-        if needs not in rights and needs not in object_rights(attributes.get(ACL, "private"), call.account):
+        if needs not in rights and needs not in access.object_rights(attributes.get(ACL, "private"), call.account):
             raise denied()
         return row, attributes
 
@@ -301,7 +302,7 @@ class ObjectOperations:
         key = object_key(bucket, name)
         rights = rights_on(access, "GetObject", name, call.account, has_version=version is not None)
         try:
-            row, attributes = self.read_in(call, key, rights, Rights.READ, version, access.versioning)
+            row, attributes = self.read_in(call, key, rights, Rights.READ, version, access)
         except S3Error as error:
             if error.code == "MethodNotAllowed":
                 raise S3Error(
@@ -472,7 +473,9 @@ class ObjectOperations:
     def get_acl(self, call: Call) -> Reply:
         """As grants."""
         row, attributes = self._asked(call, Rights.READ_ACL)
-        body = answers.access_control(call.owner, grants_of(attributes.get(ACL, "private"), call.owner))
+        assert call.access is not None
+        acl = call.access.effective(attributes.get(ACL, "private"))
+        body = answers.access_control(call.owner, grants_of(acl, call.owner))
         return xml(body, version_headers(call.versioning, row))
 
     def put_acl(self, call: Call) -> Reply:
@@ -507,10 +510,14 @@ def _alone(checksum: answers.Checksum | None) -> answers.Checksum | None:
 
 
 def attributes_of_call(call: Call) -> dict[str, str]:
-    """What a request says of its object. Only who owns the bucket, and so the object, may open it to others."""
+    """What a request says of its object. Only who owns the bucket, and so the object, may open it to others.
+    Raises S3Error, also if the bucket allows no such ACL."""
     found = attributes_of_request(call.request, content_encoding_of(call.request, call.payload))
     if opens(found.get(ACL, "private")):
         call.require(Rights.OWNER)
+    acl = of_headers(call.request)
+    if acl is not None and call.access is not None:
+        call.access.require_acl(acl, of_headers=True)
     return found
 
 

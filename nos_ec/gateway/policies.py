@@ -1,7 +1,8 @@
 """Policies of buckets: the operations on them, and the rights that they add to those of grants and ACLs.
 
 An explicit Deny beats everything, also the rights of the owner and of root, who can still read, replace and delete the
-policy itself. What a policy allows counts for the one operation that was asked for: `Required.rights` is what this
+policy itself. A public policy of a bucket that restricts these allows nothing to other accounts than the owner's. What
+a policy allows counts for the one operation that was asked for: `Required.rights` is what this
 operation asks of its caller.
 """
 
@@ -87,6 +88,8 @@ def _allowed(
     verdicts = [_verdict(policy, account, action, resource, has_version=has_version) for action in actions]
     if Verdict.DENY in verdicts:
         raise denied()
+    if access.public_access.restrict_buckets and policy.is_public and account not in (access.row.owner, ROOT_ACCOUNT):
+        return Rights.NONE
     # Who may do everything may still not change what others may do: S3 gives that to nobody but the owner.
     return required.rights if set(verdicts) == {Verdict.ALLOW} and not is_repair else Rights.NONE
 
@@ -124,13 +127,16 @@ class PolicyOperations:
         """Whether it allows anything to everybody."""
         call.require(Rights.OWNER)
         is_public = policy_of(self._body(call), call.bucket).is_public
-        return xml(answers.absent("PolicyStatus", ("IsPublic", str(is_public).lower())))
+        return xml(answers.configuration("PolicyStatus", ("IsPublic", str(is_public).lower())))
 
     def put_policy(self, call: Call) -> Reply:
-        """In place of the one that it had."""
+        """In place of the one that it had. Raises AccessDenied for a public one, if the bucket blocks these."""
         call.require(Rights.OWNER)
         body = document(call)
-        policy_of(body, call.bucket)
+        is_public = policy_of(body, call.bucket).is_public
+        self._access.forget_bucket(call.bucket)  # another gateway may just have blocked public policies
+        if is_public and self._access.bucket(call.bucket).public_access.block_policy:
+            raise S3Error("AccessDenied", "The public access block of the bucket allows no public policies.")
         self._access.set_document(call.bucket, DocumentKind.POLICY, body, self._clock.now_ms())
         return empty(status=204)
 

@@ -24,6 +24,7 @@ from nos_ec.gateway.object_operations import ObjectOperations
 from nos_ec.gateway.policies import PolicyOperations
 from nos_ec.gateway.post_forms import PostForms
 from nos_ec.gateway.proxies import TrustedProxies
+from nos_ec.gateway.public_access import PublicAccessOperations
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.gateway.service import Service
 from nos_ec.gateway.tally import Tally
@@ -52,6 +53,7 @@ def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> S
         Cors(metadata, access, clock),
         LifecycleOperations(metadata, access, clock),
         PolicyOperations(metadata, access, clock),
+        PublicAccessOperations(metadata, access, clock),
         PostForms(access, objects, clock),
         clock,
         settings.domain_names,

@@ -23,6 +23,7 @@ from nos_ec.gateway.multipart_operations import MultipartOperations
 from nos_ec.gateway.object_operations import ObjectOperations
 from nos_ec.gateway.policies import PolicyOperations, allowed_rights
 from nos_ec.gateway.post_forms import PostForms
+from nos_ec.gateway.public_access import PublicAccessOperations
 from nos_ec.gateway.record import Record
 from nos_ec.gateway.reply import Reply
 from nos_ec.ports.clock import Clock
@@ -53,6 +54,7 @@ class Service:
         cors: Cors,
         lifecycle: LifecycleOperations,
         policies: PolicyOperations,
+        public_access: PublicAccessOperations,
         forms: PostForms,
         clock: Clock,
         domains: Collection[str],
@@ -82,6 +84,12 @@ class Service:
             "GetBucketPolicyStatus": policies.get_status,
             "PutBucketPolicy": policies.put_policy,
             "DeleteBucketPolicy": policies.delete_policy,
+            "GetPublicAccessBlock": public_access.get_block,
+            "PutPublicAccessBlock": public_access.put_block,
+            "DeletePublicAccessBlock": public_access.delete_block,
+            "GetBucketOwnershipControls": public_access.get_ownership,
+            "PutBucketOwnershipControls": public_access.put_ownership,
+            "DeleteBucketOwnershipControls": public_access.delete_ownership,
             "GetBucketLifecycleConfiguration": lifecycle.get_configuration,
             "PutBucketLifecycleConfiguration": lifecycle.put_configuration,
             "DeleteBucketLifecycle": lifecycle.delete_configuration,

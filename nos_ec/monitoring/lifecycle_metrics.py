@@ -12,8 +12,8 @@ _counter, _gauge = _declared.counter, _declared.gauge
 LIFECYCLE_EXAMINED = _counter(
     "lifecycle_examined_objects",
     _BY,
-    "Objects that this process has looked at because of lifecycle rules.",
-    "Each object below the prefix of a rule is looked at once a day.",
+    "Objects, versions and markers that this process has looked at because of lifecycle rules.",
+    "Each one below the prefix of a rule is looked at once a day.",
 )
 LIFECYCLE_EXPIRED_OBJECTS = _counter(
     "lifecycle_expired_objects",
@@ -24,8 +24,20 @@ LIFECYCLE_EXPIRED_OBJECTS = _counter(
 LIFECYCLE_EXPIRED_BYTES = _counter(
     "lifecycle_expired_bytes",
     _BY,
-    "Bytes of these objects.",
+    "Bytes of these objects, and of noncurrent versions.",
     "They are dead from then on, or in the trash: GC frees them with their blocks.",
+)
+LIFECYCLE_EXPIRED_VERSIONS = _counter(
+    "lifecycle_expired_versions",
+    _BY,
+    "Noncurrent versions that this process has deleted because of lifecycle rules.",
+    "More than you expect: see NoncurrentDays of the rules with `nos-ec s3 lifecycle list`.",
+)
+LIFECYCLE_EXPIRED_MARKERS = _counter(
+    "lifecycle_expired_markers",
+    _BY,
+    "Delete markers that this process has removed: noncurrent ones, and those that were all that was left of a key.",
+    "They have no bytes; a row each.",
 )
 LIFECYCLE_ABORTED_UPLOADS = _counter(
     "lifecycle_aborted_uploads",

@@ -421,8 +421,13 @@ def versioning(status: str | None) -> bytes:
     return _answer("VersioningConfiguration", _optional("Status", status))
 
 
-def absent(root: str, *fields: tuple[str, str]) -> bytes:
-    """A configuration that a bucket does not have: empty, but for these elements (name, text)."""
+def ownership_controls(ownership: str) -> bytes:
+    """GetBucketOwnershipControls."""
+    return _answer("OwnershipControls", f"<Rule>{_element('ObjectOwnership', ownership)}</Rule>")
+
+
+def configuration(root: str, *fields: tuple[str, str]) -> bytes:
+    """A configuration that has only these elements (name, text), or none, as one that a bucket does not have."""
     return _answer(root, *[_element(name, text) for name, text in fields])
 
 

@@ -6,6 +6,7 @@ Source: "Error responses" of the S3 API reference (ErrorResponses), and the oper
 from __future__ import annotations
 
 STATUS_OF = {
+    "AccessControlListNotSupported": 400,
     "AccessDenied": 403,
     "AccessForbidden": 403,
     "AuthorizationHeaderMalformed": 400,

@@ -40,6 +40,7 @@ from nos_ec.testing.metadata_block_contract import BlockContract
 from nos_ec.testing.metadata_bucket_contract import AccessKeyContract, BucketContract
 from nos_ec.testing.metadata_condition_contract import ConditionContract
 from nos_ec.testing.metadata_entries_contract import EntriesContract
+from nos_ec.testing.metadata_expired_version_contract import ExpiredVersionContract
 from nos_ec.testing.metadata_explanation_contract import ExplanationContract
 from nos_ec.testing.metadata_inspection_contract import InspectionContract
 from nos_ec.testing.metadata_notes_contract import NotesContract
@@ -973,6 +974,7 @@ class MetadataContract(
     UploadContract,
     TailContract,
     VersionContract,
+    ExpiredVersionContract,
     ProducerContract,
     LeaseContract,
     CommitContract,

@@ -18,7 +18,17 @@ from nos_ec.core.conditions import ABSENT, Condition
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound, PreconditionFailed, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
-from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, ObjectRow, Rights, StoredTotals
+from nos_ec.ports.metadata import (
+    ROOT_ACCOUNT,
+    BucketRow,
+    CannedAcl,
+    ExpireMarker,
+    ExpireVersion,
+    ObjectRow,
+    Rights,
+    StoredTotals,
+    VersionDeletion,
+)
 from nos_ec.testing import metadata_version_contract as versions
 from nos_ec.testing.metadata_bench import MetadataBench
 from nos_ec.testing.metadata_contract import MetadataSuite
@@ -424,3 +434,50 @@ class MetadataRaces(MetadataSuite):
             markers = [versions.mark(bench, versions.ENABLED, name).version for _ in range(2)]
             race(*(partial(versions.remove, bench, one, name) for one in markers))
             assert bench.get(name) == row
+
+    def test_a_version_expires_beside_the_delete_that_makes_it_current(self, bench: MetadataBench) -> None:
+        """Whichever comes first: it is never removed while it is current."""
+        metadata = bench.metadata
+        for i in range(ROUNDS):
+            name = f"n{i}"
+            row = versions.put(bench, versions.ENABLED, name)
+            newer: Callable[..., Any] = versions.mark if i % 2 else versions.put
+            last = newer(bench, versions.ENABLED, name).version
+            key = ObjectKey("bucket", name)
+            asked = [ExpireVersion(key, row.version, row, bench.now_ms)]
+            (gone,), _ = race(
+                partial(metadata.delete_versions, asked, bench.now_ms),
+                partial(versions.remove, bench, last, name),
+            )
+            found = versions.numbers(metadata, name)
+            assert found == ([] if gone is not None else [(row.version, False, True)])
+            if gone is None:
+                assert bench.get(name) == row
+        bench.check_counters()
+
+    def test_markers_and_versions_expire_beside_puts_and_deletes(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        for i in range(ROUNDS):
+            name = f"n{i}"
+            key = ObjectKey("bucket", name)
+            row = versions.put(bench, versions.ENABLED, name)
+            marker = versions.mark(bench, versions.ENABLED, name)
+            lone = versions.mark(bench, versions.ENABLED, f"lone {i}")
+            expiry: list[VersionDeletion] = [
+                ExpireVersion(key, row.version, row, bench.now_ms),
+                ExpireMarker(key, marker.version),
+                ExpireMarker(lone.key, lone.version),
+            ]
+            calls: list[Callable[[], Any]] = [
+                partial(metadata.delete_versions, expiry, bench.now_ms),
+                partial(versions.put, bench, versions.ENABLED, name),
+                partial(versions.mark, bench, versions.ENABLED, name),
+                partial(versions.put, bench, versions.SUSPENDED, f"lone {i}"),
+            ]
+            gone, new, marked, null = race(*calls)
+            assert gone[0] is not None, "a version with newer ones"
+            left = {new.version, marked.version} | ({marker.version} if gone[1] is None else set())
+            assert {number for number, _, _ in versions.numbers(metadata, name)} == left
+            assert bench.get(f"lone {i}").version == null.version
+            assert len(versions.numbers(metadata, f"lone {i}")) == (1 if gone[2] is not None else 2)
+        bench.check_counters()

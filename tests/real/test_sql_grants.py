@@ -41,6 +41,8 @@ from nos_ec.ports.metadata import (
     CannedAcl,
     DeleteVersion,
     DocumentKind,
+    ExpireMarker,
+    ExpireVersion,
     LandedMove,
     Lease,
     NewObject,
@@ -281,6 +283,16 @@ def expire(front: System, system: System) -> None:
         found = row if versioning is Versioning.ENABLED else None
         (marker,) = metadata.delete_versions([AddMarker(row.key, versioning, seen=found)], now_ms)
         assert isinstance(marker, VersionEntry)
+    for until_ms in (None, now_ms):
+        first, _ = (
+            front.store().put(key("expired-noncurrent"), BytesIO(b"v"), versioning=Versioning.ENABLED) for _ in range(2)
+        )
+        seen = metadata.version(first.key, first.version).row
+        expired = ExpireVersion(first.key, first.version, seen, 2 * now_ms)
+        assert None not in metadata.delete_versions([expired], now_ms, until_ms)
+    marker = front.store().delete_versions([AddMarker(key("expired-marker"), Versioning.ENABLED)])[0]
+    assert isinstance(marker, VersionEntry)
+    assert None not in metadata.delete_versions([ExpireMarker(marker.key, marker.version)], now_ms)
 
 
 def learn(front: System, system: System) -> None:

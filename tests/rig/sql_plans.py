@@ -18,13 +18,24 @@ from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.adapters.sql.rows import noncurrent_mark
 from nos_ec.adapters.sql.schema import OBJECTS as OBJECT_ROWS
 from nos_ec.adapters.sql.schema import VERSIONS as VERSION_ROWS
+from nos_ec.core.expiry import NEWER_MAX
 from nos_ec.core.ids import ObjectKey, record_ids_between
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.lifetimes import Counts
 from nos_ec.core.messages import NamedVersion
 from nos_ec.core.slots import ALL_SLOTS, bucket_slot
 from nos_ec.core.versions import VERSION_MAX, Versioning, as_version
-from nos_ec.ports.metadata import ROOT_ACCOUNT, AddMarker, DeleteVersion, LandedMove, Metadata, ObjectRow, TrashMark
+from nos_ec.ports.metadata import (
+    ROOT_ACCOUNT,
+    AddMarker,
+    DeleteVersion,
+    ExpireMarker,
+    ExpireVersion,
+    LandedMove,
+    Metadata,
+    ObjectRow,
+    TrashMark,
+)
 from nos_ec.testing.metadata_bench import MetadataBench, pack_request
 from nos_ec.testing.metadata_segment_contract import SegmentBench, copy_of
 from nos_ec.testing.metadata_tail_contract import tail_of
@@ -311,10 +322,12 @@ class SqlPlans:
     ) -> None:
         """Nor does a page of versions cost more when a key has more of them."""
         _populate(bench)
-        last = bench.put("n0050").key
+        last, none = bench.put("n0050").key, ObjectKey("bucket", "none")
         _add_noncurrent(metadata, last, NONCURRENT)
         _analyze(metadata._engine)
         put_one = partial(bench.put, "n0051")
+        seen = metadata.version(last, NONCURRENT // 2).row
+        expired = ExpireVersion(last, NONCURRENT // 2, seen, bench.now_ms, newer=NEWER_MAX)
         asked: dict[str, Callable[[], object]] = {
             "list_names": lambda: metadata.list_names("bucket", "", "", 50),
             "list_entries": lambda: metadata.list_entries("bucket", "n00", "/", "", 50, 10**9),
@@ -328,6 +341,8 @@ class SqlPlans:
             "list_versions of folders": lambda: metadata.list_versions("bucket", "n0", "5", ("", None), 10, 10**9),
             "noncurrent_after": lambda: metadata.noncurrent_after((last, 600), 20),
             "delete_bucket": lambda: metadata.delete_bucket("no bucket", bench.now_ms),
+            "a version expires": lambda: metadata.delete_versions([expired], bench.now_ms),
+            "a marker expires": lambda: metadata.delete_versions([ExpireMarker(none, 1)], bench.now_ms),
         }
         for name, call in asked.items():
             with caught(metadata) as statements:
@@ -340,6 +355,7 @@ class SqlPlans:
                         before = _rows_read(connection)
                         connection.exec_driver_sql(*one).all()
                         assert _rows_read(connection) - before <= 300, (name, one)
+        assert expired.version not in [version for _, version, _ in metadata.noncurrent_after((last, 5001), 1)]
         mark = AddMarker(last, Versioning.SUSPENDED)
         with caught(metadata) as statements:
             metadata.delete_versions([mark, DeleteVersion(last, None)], bench.now_ms)

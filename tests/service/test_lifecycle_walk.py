@@ -18,13 +18,13 @@ from nos_ec.core.errors import Conflict, Transient
 from nos_ec.core.expiry import DAY_MS, TAGS_ATTRIBUTE, ExpiryRule, encode_rules
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.versions import Versioning
-from nos_ec.engine import lifecycle_walk
+from nos_ec.engine import lifecycle_bucket, lifecycle_walk
+from nos_ec.engine.lifecycle_bucket import Expired
 from nos_ec.engine.lifecycle_walk import (
     FAILED_MAX,
     LIFECYCLE_NOTE,
     RETRY_MS_FIRST,
     RETRY_MS_MAX,
-    Expired,
     LifecycleWalk,
     WalkState,
     read_walk,
@@ -64,7 +64,7 @@ def test_in_a_bucket_with_versions_what_expires_gets_a_marker(bench: Bench, syst
     new = store.put(ObjectKey("b", "new"), BytesIO(b"has an id"), versioning=Versioning.ENABLED)
 
     def overwrite(rows: Sequence[ObjectRow]) -> None:
-        assert [row.key.name for row in rows] == ["new", "old"]
+        assert [row.key.name for row in rows] == ["old", "new"]
         store.put(ObjectKey("b", "new"), BytesIO(b"meanwhile"), versioning=Versioning.ENABLED)
 
     walk_at(system, metadata=Watched(system, overwrite)).run_once()
@@ -173,7 +173,7 @@ def test_what_changes_meanwhile_stays(bench: Bench, system: System) -> None:
 
 
 def test_a_walk_goes_on_where_it_ended(bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle_walk, "PAGE_ROWS", 10)
+    monkeypatch.setattr(lifecycle_bucket, "PAGE_ROWS", 10)
     monkeypatch.setattr(lifecycle_walk, "RUN_MS_MAX", 1)
     for bucket in ("a", "b", "c"):
         ruled(system, bucket, ExpiryRule("r", prefix="1", days=1), ExpiryRule("s", prefix="3", days=1))
@@ -216,7 +216,7 @@ def test_a_bucket_that_fails_stops_no_other(bench: Bench, system: System) -> Non
     clock = Hands(system.clock.now_ms() // DAY_MS * DAY_MS + LATER_MS)
     metadata: Any = Watched(system, fail)
     walk = LifecycleWalk(metadata, clock, DAY_MS, 0)
-    assert walk.run_once() == Expired(1, 1, 1, 0, 2)
+    assert walk.run_once() == Expired(2, 1, 1, 0, 2)
     assert (names(system, "a"), names(system, "b"), names(system, "c")) == (["n"], ["n"], [])
     assert walk.run_once() == Expired(), "they wait"
     clock.now_at_ms += RETRY_MS_FIRST
@@ -355,6 +355,7 @@ def test_the_commands(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     assert [rule["rule_id"] for rule in listed["buckets"][0]["rules"]] == ["r", "off"]
     assert listed["walk"] is None
     told = {"bucket": "b", "examined": 1, "objects": 1, "bytes": 4, "uploads": 0, "failed": 0, "error": None}
+    told |= {"versions": 0, "markers": 0}
     assert cli("s3", "lifecycle", "run", "--dry-run") == {"dry_run": True, "buckets": [told]}
     assert "1 of 1 object (4 B) to be deleted" in cli.text("s3", "lifecycle", "run", "b", "--dry-run")
     cli("s3", "lifecycle", "run", "c", exits=4)

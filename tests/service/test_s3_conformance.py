@@ -171,6 +171,9 @@ def test_ownership_of_a_new_bucket(ann: Any) -> None:
     refused("InvalidBucketAclWithObjectOwnership", 400, ann.create_bucket, **open_to_all, **enforced)
     ann.create_bucket(Bucket="music", ACL="private", **enforced)
     ann.create_bucket(Bucket="films", ACL="public-read", ObjectOwnership="BucketOwnerPreferred")
+    for bucket, ownership in (("music", "BucketOwnerEnforced"), ("films", "BucketOwnerPreferred")):
+        (rule,) = ann.get_bucket_ownership_controls(Bucket=bucket)["OwnershipControls"]["Rules"]
+        assert rule == {"ObjectOwnership": ownership}
 
 
 def test_buckets_are_listed_with_their_region(gateway: Gateway, ann: Any) -> None:

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from nos_ec.core.expiry import DAY_MS
+from nos_ec.engine.lifecycle_bucket import Expired
+from nos_ec.engine.lifecycle_walk import LifecycleWalk
 from nos_ec.ports.metadata import DocumentKind
+from tests.rig.at_rest import LaterClock
 
 from .s3_gateway import Gateway, refused
 
@@ -17,7 +20,8 @@ NAMED = {"Bucket": "photos", "Key": "k"}
 
 
 def rule(**more: Any) -> dict[str, Any]:
-    expires = {} if "Expiration" in more or "AbortIncompleteMultipartUpload" in more else {"Expiration": {"Days": 1}}
+    actions = {"Expiration", "AbortIncompleteMultipartUpload", "NoncurrentVersionExpiration"}
+    expires = {} if actions & more.keys() else {"Expiration": {"Days": 1}}
     where = {} if "Prefix" in more or "Filter" in more else {"Filter": {"Prefix": ""}}
     return {"Status": "Enabled", **where, **expires, **more}
 
@@ -63,6 +67,20 @@ def test_a_configuration_comes_back_as_it_was_put(gateway: Gateway, ann: Any) ->
         rule(ID="size", Filter=size),
         rule(ID="all", Filter={"And": {"Prefix": "p", "Tags": [tag, {"Key": "c", "Value": ""}], **size}}),
         rule(ID="uploads", Filter={"Prefix": "u/"}, AbortIncompleteMultipartUpload={"DaysAfterInitiation": 3}),
+        rule(ID="versions", NoncurrentVersionExpiration={"NoncurrentDays": 3}),
+        rule(ID="old ones", Prefix="a", NoncurrentVersionExpiration={"NoncurrentDays": 3}),
+        rule(
+            ID="but some", Filter={}, NoncurrentVersionExpiration={"NoncurrentDays": 9, "NewerNoncurrentVersions": 100}
+        ),
+        rule(ID="tagged", Filter={"Tag": tag}, NoncurrentVersionExpiration={"NoncurrentDays": 1}),
+        rule(ID="markers", Expiration={"ExpiredObjectDeleteMarker": True}),
+        rule(ID="no markers", Filter={"Prefix": "a"}, Expiration={"ExpiredObjectDeleteMarker": False}),
+        rule(
+            ID="everything",
+            Expiration={"ExpiredObjectDeleteMarker": True},
+            NoncurrentVersionExpiration={"NoncurrentDays": 1},
+            AbortIncompleteMultipartUpload={"DaysAfterInitiation": 1},
+        ),
         rule(ID="both", Expiration={"Days": 7}, AbortIncompleteMultipartUpload={"DaysAfterInitiation": 1}),
     ]
     configure(ann, *rules)
@@ -101,6 +119,26 @@ def test_a_configuration_comes_back_as_it_was_put(gateway: Gateway, ann: Any) ->
                 )
             ],
         ),
+        ("InvalidArgument", [rule(NoncurrentVersionExpiration={"NoncurrentDays": 0})]),
+        ("InvalidArgument", [rule(NoncurrentVersionExpiration={"NoncurrentDays": 1, "NewerNoncurrentVersions": 0})]),
+        ("InvalidArgument", [rule(NoncurrentVersionExpiration={"NoncurrentDays": 1, "NewerNoncurrentVersions": 101})]),
+        (
+            "InvalidRequest",
+            [rule(Prefix="", NoncurrentVersionExpiration={"NoncurrentDays": 1, "NewerNoncurrentVersions": 1})],
+        ),
+        (
+            "InvalidRequest",
+            [rule(Filter={"Tag": {"Key": "k", "Value": ""}}, Expiration={"ExpiredObjectDeleteMarker": True})],
+        ),
+        ("InvalidRequest", [rule(Filter={"ObjectSizeLessThan": 9}, Expiration={"ExpiredObjectDeleteMarker": True})]),
+        ("MalformedXML", [rule(Expiration={"Days": 1, "ExpiredObjectDeleteMarker": True})]),
+        ("MalformedXML", [rule(Expiration={"Days": 1, "ExpiredObjectDeleteMarker": False})]),
+        (
+            "MalformedXML",
+            [rule(Expiration={"Date": datetime(2031, 2, 3, tzinfo=UTC), "ExpiredObjectDeleteMarker": True})],
+        ),
+        ("MalformedXML", [rule(NoncurrentVersionExpiration={})]),
+        ("MalformedXML", [rule(NoncurrentVersionExpiration={"NewerNoncurrentVersions": 1})]),
         ("MalformedXML", [rule(Status="enabled")]),
         ("MalformedXML", [rule(Expiration={})]),
         ("MalformedXML", [rule(Filter={"Prefix": "a"}, Prefix="a")]),
@@ -118,8 +156,6 @@ def test_bad_configurations_are_refused(ann: Any, code: str, rules: list[dict[st
 @pytest.mark.parametrize(
     "more",
     [
-        {"Expiration": {"ExpiredObjectDeleteMarker": True}},
-        {"NoncurrentVersionExpiration": {"NoncurrentDays": 1}},
         {"NoncurrentVersionTransitions": [{"NoncurrentDays": 1, "StorageClass": "GLACIER"}]},
         {"Transitions": [{"Days": 1, "StorageClass": "GLACIER"}]},
     ],
@@ -137,6 +173,8 @@ def test_what_the_store_cannot_do_is_refused(ann: Any, more: dict[str, Any]) -> 
         "<Rule><Status>Enabled</Status><Prefix/><Expiration><Date>2031-13-01</Date></Expiration></Rule>",
         "<Rule><Status>Enabled</Status><Filter><Prefix/><Tag/></Filter><Expiration><Days>1</Days></Expiration></Rule>",
         "<Rule><Status>Enabled</Status><Filter><And/></Filter><Expiration><Days>1</Days></Expiration></Rule>",
+        "<Rule><Status>Enabled</Status><Prefix/><Expiration><ExpiredObjectDeleteMarker>1</ExpiredObjectDeleteMarker>"
+        "</Expiration></Rule>",
         "<Rule><Status>Enabled</Status><Prefix/><Other/><Expiration><Days>1</Days></Expiration></Rule>",
         "<Rule>text<Status>Enabled</Status><Prefix/><Expiration><Days>1</Days></Expiration></Rule>",
         "<Other/>",
@@ -178,6 +216,46 @@ def test_objects_tell_when_they_expire(gateway: Gateway, ann: Any) -> None:
     gateway.system.metadata.set_bucket_document("photos", DocumentKind.LIFECYCLE, b"damaged", 1)
     assert "Expiration" not in ann.put_object(**NAMED, Body=b"x"), "it is stored all the same"
     refused("InternalError", 500, ann.get_bucket_lifecycle_configuration, Bucket="photos")
+
+
+def test_noncurrent_versions_do_not_tell_when_they_expire(ann: Any) -> None:
+    configure(ann, rule(), rule(ID="r", NoncurrentVersionExpiration={"NoncurrentDays": 1}))
+    ann.put_bucket_versioning(Bucket="photos", VersioningConfiguration={"Status": "Enabled"})
+    first, second = (ann.put_object(**NAMED, Body=b"x") for _ in range(2))
+    assert 'rule-id="rule-1"' in first["Expiration"]
+    assert "Expiration" not in ann.head_object(**NAMED, VersionId=first["VersionId"])
+    assert ann.head_object(**NAMED, VersionId=second["VersionId"])["Expiration"] == second["Expiration"]
+
+
+def test_a_bucket_is_empty_in_the_end(gateway: Gateway, ann: Any) -> None:
+    """Clients set rules, and the walks of some days do the rest: then the bucket can be deleted."""
+    ann.put_bucket_versioning(Bucket="photos", VersioningConfiguration={"Status": "Enabled"})
+    for number in range(3):
+        ann.put_object(**NAMED, Body=b"%d" % number)
+        ann.put_object(Bucket="photos", Key="kept", Body=b"%d" % number)
+    everything = {"Expiration": {"Days": 2}, "NoncurrentVersionExpiration": {"NoncurrentDays": 2}}
+    some = {"NoncurrentDays": 1, "NewerNoncurrentVersions": 1}
+    configure(
+        ann, rule(Filter={"Prefix": "k"}, NoncurrentVersionExpiration=some), rule(ID="k", Prefix="k", **everything)
+    )
+    metadata = gateway.system.metadata
+
+    def walk(days: int) -> Expired:
+        return LifecycleWalk(metadata, LaterClock(days * DAY_MS), DAY_MS, 0).run_once()
+
+    assert walk(2).versions == 2, "one of two of each key"
+    listed = ann.list_object_versions(Bucket="photos")
+    assert [one["IsLatest"] for one in listed["Versions"]] == [True, False] * 2
+    found = walk(4)
+    assert (found.objects, found.versions) == (2, 2), "current ones, and what is noncurrent since the first day"
+    refused("NoSuchKey", 404, ann.get_object, **NAMED)
+    refused("BucketNotEmpty", 409, ann.delete_bucket, Bucket="photos")
+    cleaning = {"Expiration": {"ExpiredObjectDeleteMarker": True}}
+    configure(ann, rule(**everything | cleaning))
+    left = [walk(days) for days in range(5, 10)]
+    assert sum(one.versions for one in left) == sum(one.markers for one in left) == 2
+    assert "DeleteMarkers" not in ann.list_object_versions(Bucket="photos")
+    ann.delete_bucket(Bucket="photos")
 
 
 def test_rules_that_do_not_fit_are_refused(ann: Any) -> None:

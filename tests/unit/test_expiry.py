@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import replace
 from urllib.parse import urlencode
 
 import pytest
@@ -37,6 +38,9 @@ RULES = st.builds(
     st.none() | st.integers(1, 5),
     st.none() | st.integers(0, 9).map(lambda day: day * DAY_MS),
     st.none() | st.integers(1, 5),
+    st.none() | st.integers(1, 5),
+    st.none() | st.integers(1, 3),
+    st.none() | st.booleans(),
 )
 
 
@@ -64,13 +68,55 @@ def test_the_first_rule_that_is_due_decides(
     assert BucketRules(rules).expiry(name, size, lambda: tags, born_ms) == naive(rules, name, size, tags, born_ms)
 
 
+@given(
+    st.lists(RULES, max_size=6),
+    NAMES,
+    st.integers(0, 20),
+    TAGS,
+    st.integers(0, 9 * DAY_MS),
+    st.integers(0, 4),
+    st.integers(0, 15 * DAY_MS),
+)
+def test_a_noncurrent_version_expires_by_any_rule(
+    rules: list[ExpiryRule], name: str, size: int, tags: dict[str, str], since_ms: int, newer: int, now_ms: int
+) -> None:
+    def is_due(rule: ExpiryRule) -> bool:
+        """As if it had been PUT when it became noncurrent, if enough others are newer."""
+        like = [replace(rule, days=rule.noncurrent_days, date_ms=None)]
+        expiry = None if rule.noncurrent_days is None else naive(like, name, size, tags, since_ms)
+        return expiry is not None and expiry.due_ms <= now_ms and newer >= (rule.newer_versions or 0)
+
+    found = BucketRules(rules).overdue(name, size, lambda: tags, since_ms, newer, now_ms)
+    assert (found is not None) == any(map(is_due, rules))
+    if found is not None:
+        assert since_ms <= found.since_ms
+        assert newer >= found.newer
+        assert any(is_due(rule) and rule.rule_id == found.rule_id for rule in rules)
+        again = BucketRules([rule for rule in rules if rule.rule_id == found.rule_id])
+        assert again.overdue(name, size, lambda: tags, found.since_ms, found.newer, now_ms) is not None, "the limit"
+
+
+@given(st.lists(RULES, max_size=6), NAMES, st.integers(0, 9 * DAY_MS))
+def test_a_marker_that_is_alone_expires_like_an_empty_object_without_tags(
+    rules: list[ExpiryRule], name: str, born_ms: int
+) -> None:
+    due = naive(rules, name, 0, {}, born_ms)
+    cleaning = naive([replace(rule, days=None, date_ms=born_ms) for rule in rules if rule.markers], name, 0, {}, 0)
+    found = BucketRules(rules).lone_marker(name, born_ms)
+    assert found == min((one for one in (due, cleaning) if one is not None), default=None)
+
+
 @given(st.lists(RULES, max_size=6), st.lists(NAMES, max_size=20))
 def test_every_name_that_may_expire_is_walked_once(rules: list[ExpiryRule], names: list[str]) -> None:
     walked = BucketRules(rules).walked(10 * DAY_MS)
     assert walked == sorted(walked, key=str.encode)
+    with_versions = BucketRules(rules).walked_with_versions(10 * DAY_MS)
     for name in names:
-        wanted = any(rule.expires_objects and name.startswith(rule.prefix) for rule in rules)
+        mine = [rule for rule in rules if rule.enabled and name.startswith(rule.prefix)]
+        wanted = any(rule.expires_objects for rule in mine)
         assert sum(name.startswith(prefix) for prefix in walked) == wanted
+        wanted |= any(rule.noncurrent_days is not None or rule.markers for rule in mine)
+        assert sum(name.startswith(prefix) for prefix in with_versions) == wanted
 
 
 def test_nothing_is_walked_before_it_can_expire() -> None:

@@ -197,3 +197,16 @@ def lock_rows(connection: Connection, object_ids: Iterable[int]) -> dict[int, Ob
 def named(key: ObjectKey) -> dict[str, Any]:
     """The parameters of OF_KEY."""
     return {"bucket": key.bucket, "name": key.name}
+
+
+def entry_of(found: Any, row: ObjectRow | None, *, is_latest: bool = False) -> VersionEntry:
+    """What a row of versions says. row: that of its object, which a marker has not."""
+    key = ObjectKey(found.bucket, found.name)
+    return VersionEntry(key, VERSION_MAX - found.age_rank, found.created_ms, bool(found.is_null), row, is_latest)
+
+
+def is_unchanged(seen: ObjectRow, row: ObjectRow | None) -> bool:
+    """Whether the row of an object is that of the version that was seen, with the same attributes."""
+    if row is None:
+        return False
+    return (seen.object_id, seen.version, seen.attributes) == (row.object_id, row.version, row.attributes)

@@ -27,13 +27,11 @@ from nos_ec.core.parts import UploadId
 from nos_ec.core.reclaim import BlockAccount
 from nos_ec.ports.metadata import (
     AccessKey,
-    AddMarker,
     BlockFacts,
     BlockRow,
     BucketRecord,
     BucketRow,
     CannedAcl,
-    DeleteVersion,
     DocumentKind,
     KeyState,
     MarkerRow,
@@ -46,6 +44,7 @@ from nos_ec.ports.metadata import (
     Segment,
     SegmentRow,
     UploadRow,
+    VersionDeletion,
     VersionEntry,
     VersionPage,
     WaitingRow,
@@ -203,7 +202,7 @@ class SqlVersions(SqlPart):
         )
 
     def delete_versions(
-        self, deletions: Sequence[DeleteVersion | AddMarker], now_ms: int, until_ms: int | None = None
+        self, deletions: Sequence[VersionDeletion], now_ms: int, until_ms: int | None = None
     ) -> list[VersionEntry | NosError | None]:
         """See the port."""
         return self._write_again(versions.delete_all, deletions, now_ms, until_ms) if deletions else []

@@ -35,6 +35,7 @@ from sqlalchemy import (
 
 from nos_ec.adapters.sql import objects
 from nos_ec.adapters.sql.entries import FIRST_ROWS, GROWTH, Start, behind, start_of
+from nos_ec.adapters.sql.expired_versions import expire_marker, expire_version
 from nos_ec.adapters.sql.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.retired import (
     COLUMNS,
@@ -47,6 +48,8 @@ from nos_ec.adapters.sql.retired import (
     REMOVE,
     add_markers,
     discard,
+    entry_of,
+    is_unchanged,
     lock_rows,
     named,
     newest_versions,
@@ -77,8 +80,11 @@ from nos_ec.core.versions import VERSION_MAX, Versioning, has_version_id
 from nos_ec.ports.metadata import (
     AddMarker,
     DeleteVersion,
+    ExpireMarker,
+    ExpireVersion,
     MarkerRow,
     ObjectRow,
+    VersionDeletion,
     VersionEntry,
     VersionPage,
 )
@@ -167,7 +173,7 @@ def raise_if_null(connection: Connection, keys: Iterable[ObjectKey], own: int | 
 
 # --- DELETE -------------------------------------------------------------------------------------------
 def delete_all(
-    connection: Connection, deletions: Sequence[DeleteVersion | AddMarker], now_ms: int, until_ms: int | None
+    connection: Connection, deletions: Sequence[VersionDeletion], now_ms: int, until_ms: int | None
 ) -> list[VersionEntry | NosError | None]:
     """See `Versions.delete_versions`."""
     answers: list[VersionEntry | NosError | None] = []
@@ -175,6 +181,10 @@ def delete_all(
         try:
             if isinstance(one, AddMarker):
                 answers.append(_add_marker(connection, one, now_ms, until_ms))
+            elif isinstance(one, ExpireVersion):
+                answers.append(expire_version(connection, one, now_ms, until_ms))
+            elif isinstance(one, ExpireMarker):
+                answers.append(expire_marker(connection, one))
             else:
                 answers.append(_delete_version(connection, one, now_ms, until_ms))
         except _Refused as refused:
@@ -201,7 +211,7 @@ def _add_marker(connection: Connection, deletion: AddMarker, now_ms: int, until_
     key, versioning = deletion.key, deletion.versioning
     current = _lock_current(connection, key)
     _require(key, deletion.condition, current)
-    if deletion.seen is not None and not _is_unchanged(deletion.seen, current):
+    if deletion.seen is not None and not is_unchanged(deletion.seen, current):
         raise _Refused(PreconditionFailed(f"object {key} was changed meanwhile; nothing was deleted", key=key))
     is_null = versioning is Versioning.SUSPENDED
     newest = newest_versions(connection, [key]).get(key, 0)
@@ -225,12 +235,6 @@ def _lock_current(connection: Connection, key: ObjectKey) -> ObjectRow | None:
     """The current version, locked. Looks again after waiting for one that was deleted or made noncurrent: another
     version may be current by then, and a read by key that waited misses it."""
     return objects.lock_listed(connection, [key]).get(key)
-
-
-def _is_unchanged(seen: ObjectRow, current: ObjectRow | None) -> bool:
-    if current is None:
-        return False
-    return (seen.object_id, seen.version, seen.attributes) == (current.object_id, current.version, current.attributes)
 
 
 def _delete_version(
@@ -262,7 +266,7 @@ def _delete_version(
         remove_nulls(connection, [key], now_ms, until_ms)
     if current is None:
         _promote(connection, key)
-    return _entry(found, row)
+    return entry_of(found, row)
 
 
 def _is_there(connection: Connection, key: ObjectKey, version: int | None) -> bool:
@@ -313,10 +317,10 @@ def find(connection: Connection, key: ObjectKey, version: int | None) -> Version
                 break
             continue
         if found.object_id is None:
-            return _entry(found, None, is_latest=current is None and _is_newest(connection, found))
+            return entry_of(found, None, is_latest=current is None and _is_newest(connection, found))
         row = connection.execute(ROW, {"object_id": found.object_id}).first()
         if row is not None and row.trashed < FIRST_MARK:
-            return _entry(found, marked_row(row))
+            return entry_of(found, marked_row(row))
     raise NotFound(f"object {key} has no version {'null' if version is None else version}", key=key)
 
 
@@ -328,7 +332,7 @@ def _is_newest(connection: Connection, found: Any) -> bool:
 def latest_marker(connection: Connection, key: ObjectKey) -> VersionEntry | None:
     """See `Versions.latest_marker`."""
     newest = connection.execute(NEWEST, named(key)).first()
-    return None if newest is None or newest.object_id is not None else _entry(newest, None, is_latest=True)
+    return None if newest is None or newest.object_id is not None else entry_of(newest, None, is_latest=True)
 
 
 def same(connection: Connection, row: ObjectRow) -> ObjectRow | None:
@@ -337,11 +341,6 @@ def same(connection: Connection, row: ObjectRow) -> ObjectRow | None:
     if found is None or found.version != row.version or found.trashed >= FIRST_MARK:
         return None
     return marked_row(found)
-
-
-def _entry(found: Any, row: ObjectRow | None, *, is_latest: bool = False) -> VersionEntry:
-    key = ObjectKey(found.bucket, found.name)
-    return VersionEntry(key, VERSION_MAX - found.age_rank, found.created_ms, bool(found.is_null), row, is_latest)
 
 
 # --- listing ------------------------------------------------------------------------------------------

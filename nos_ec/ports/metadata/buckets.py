@@ -33,8 +33,9 @@ class CannedAcl(StrEnum):
 
 
 class DocumentKind(StrEnum):
-    """What a bucket may have besides its row: TAGS, CORS and POLICY as they were sent, ACL as the gateway writes it,
-    LIFECYCLE as `core.expiry` does, VERSIONING a word of `core.versions.Versioning`."""
+    """What a bucket may have besides its row: TAGS, CORS, POLICY and PUBLIC_ACCESS as they were sent, ACL as the
+    gateway writes it, LIFECYCLE as `core.expiry` does, VERSIONING a word of `core.versions.Versioning`, OWNERSHIP one
+    of `s3.public_access.Ownership`."""
 
     TAGS = "tags"
     ACL = "acl"
@@ -42,6 +43,8 @@ class DocumentKind(StrEnum):
     LIFECYCLE = "lifecycle"
     POLICY = "policy"
     VERSIONING = "versioning"
+    PUBLIC_ACCESS = "public-access"
+    OWNERSHIP = "ownership"
 
 
 class KeyState(StrEnum):

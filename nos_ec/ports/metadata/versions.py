@@ -61,6 +61,33 @@ class AddMarker:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpireVersion:
+    """Remove the noncurrent version, or marker, of this number, if it is still true that nobody needs it.
+
+    seen: its row, whose attributes must not have been changed since; None for a marker. since_ms: it must have been
+    noncurrent since then, or longer: since its successor was created, which is the next newer version or marker that is
+    there. newer: so many noncurrent versions and markers of the key must be newer, at least.
+    """
+
+    key: ObjectKey
+    version: int
+    seen: ObjectRow | None
+    since_ms: int
+    newer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireMarker:
+    """Remove the delete marker of this number, if it is all that is left of its key."""
+
+    key: ObjectKey
+    version: int
+
+
+VersionDeletion = DeleteVersion | AddMarker | ExpireVersion | ExpireMarker
+
+
+@dataclass(frozen=True, slots=True)
 class MarkerRow:
     """A delete marker, as dumps have it."""
 
@@ -103,15 +130,17 @@ class Versions(Protocol):
         ...
 
     def delete_versions(
-        self, deletions: Sequence[DeleteVersion | AddMarker], now_ms: int, until_ms: int | None = None
+        self, deletions: Sequence[VersionDeletion], now_ms: int, until_ms: int | None = None
     ) -> list[VersionEntry | NosError | None]:
         """All in one transaction, in their order. Returns for each what was removed, or the marker that was made; None
-        if there was no such version; NotFound or PreconditionFailed if its condition does not hold.
+        if there was no such version, or if it may not expire; NotFound or PreconditionFailed if its condition does not
+        hold.
 
         DeleteVersion: what it holds is released as by `Objects.delete`, or goes into the trash until `until_ms`. When
         the current version is removed, or the last marker above a version, the next older one becomes current in the
         same transaction, unless it is a marker. AddMarker: the current version becomes noncurrent; with SUSPENDED, the
-        null version is removed, and the marker is the null version.
+        null version is removed, and the marker is the null version. ExpireVersion: what it holds is released, or goes
+        into the trash; no other version becomes current.
         """
         ...
 
