@@ -120,6 +120,8 @@ class LandingLog:
         self._refusals = 0
         self._refusal: NosError = Transient("")
         """How often no segment could be made for a batch, and why the last time."""
+        self._in_doubt = False
+        """Whether PUTs were refused in a segment in which none was acknowledged: perhaps the lease was lost before."""
         self._closed = False
         self._tending = threading.Lock()
 
@@ -166,6 +168,7 @@ class LandingLog:
         with self._changed:
             for segment in segments:
                 segment.settled(acknowledged=acknowledged)
+                self._in_doubt |= not segment.acknowledged
         self._tell_upkeep()
 
     # --- upkeep -----------------------------------------------------------------------------------
@@ -177,10 +180,7 @@ class LandingLog:
         if not self._tending.acquire(blocking=False):
             return
         try:
-            lost = self._lost_lease()
-            if lost is not None:
-                self._give_up(lost)
-            self._sealer.give_back()
+            self._part_if_fenced()
             self._leave_old()
             self.counters.sealed += self._sealer.seal(self._go_on_sealing)
             self._make_ahead()
@@ -199,6 +199,7 @@ class LandingLog:
         """The caller holds the lock."""
         return (
             self._lost_lease() is not None
+            or self._in_doubt
             or self._sealer.is_due()
             or self._needs_spare()
             or any(map(self._is_old, self._lanes))
@@ -236,7 +237,7 @@ class LandingLog:
             for segment in self._sealer.left:
                 segment.retry_ms = 0
         with self._tending:
-            self._sealer.give_back()
+            self._part_if_fenced()
             self.counters.sealed += self._sealer.seal(
                 lambda: waits(began_ms + CLOSE_MS, self._clock.now_ms(), CLOSE_MS)
             )
@@ -485,6 +486,16 @@ class LandingLog:
         held = self._held
         if held is not None and not held.renew():
             self._give_up(held)
+
+    def _part_if_fenced(self) -> None:
+        """Part with the segments of a lost lease, and give back those of them that came into being too late."""
+        lost = self._lost_lease()
+        if lost is not None:
+            self._give_up(lost)
+        elif self._in_doubt:
+            self._in_doubt = False
+            self._renew_or_give_up()
+        self._sealer.give_back()
 
     def _give_up(self, held: HeldLease) -> None:
         """Part with all segments: whoever fenced the lease seals them. The next batch takes a new lease."""

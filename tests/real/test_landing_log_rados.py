@@ -198,7 +198,6 @@ def test_a_process_that_stops_right_before_it_begins_a_segment(
     assert isinstance(answer, Transient) == given_back
     if given_back:
         assert spare in set(host.medium.segments())
-        log._renew_or_give_up()  # as the thread of the lease does soon
     landed.settle([landing_id] if given_back else [])
     if given_back:
         assert spare not in set(host.medium.segments())

@@ -178,23 +178,37 @@ def begin_late(rig: Rig) -> tuple[LandedBatch, list[LandingId]]:
     return rig.land(copies(100, seed=1))
 
 
-@pytest.mark.parametrize("by", ["upkeep", "close"])
+@pytest.mark.parametrize("by", ["the renewal of the lease", "the refused PUT", "the end of the process"])
 def test_a_segment_that_is_begun_after_it_was_given_back_is_given_back_again(joined: Rig, by: str) -> None:
     landed, ids = begin_late(joined)
     assert list(joined.medium.segments()) == [segment_of(ids[0])]
     with pytest.raises(Transient):
         joined.segments.record([(ids[0], b"")])
-    held = joined.log._held
-    assert held is not None
-    assert not held.renew()  # in the background
-    joined.log.tend()
-    assert list(joined.medium.segments()) == [segment_of(ids[0])], "its batch is not settled"
-    landed.settle(ids)
-    if by == "upkeep":
+    if by == "the renewal of the lease":
+        held = joined.log._held
+        assert held is not None
+        assert not held.renew()  # in the background
         joined.log.tend()
-    else:
+        assert list(joined.medium.segments()) == [segment_of(ids[0])], "its batch is not settled"
+    elif by == "the end of the process":
+        joined.log._upkeep = lambda log: None
+    landed.settle(ids)
+    if by == "the end of the process":
+        assert list(joined.medium.segments()) == [segment_of(ids[0])]
         joined.log.close()
     assert list(joined.medium.segments()) == []
+
+
+def test_a_refused_put_costs_a_statement_only_in_a_segment_without_others(joined: Rig) -> None:
+    landed, ids = joined.land(copies(100))
+    joined.faults.calls.clear()
+    landed.settle(ids)
+    assert joined.faults.calls["renew_lease"] == 1
+    joined.put(copies(100, seed=1))
+    landed, ids = joined.land(copies(100, seed=2))
+    landed.settle(ids)
+    assert joined.faults.calls["renew_lease"] == 1
+    joined.check()
 
 
 def test_giving_back_what_was_begun_late_is_tried_again(joined: Rig) -> None:
