@@ -30,7 +30,7 @@ from nos_ec.engine.log_reader import LogReader
 from nos_ec.engine.put_batches import NewPut, PutBatches
 from nos_ec.engine.put_queue import PutQueue
 from nos_ec.ports.metadata import NewObject, ObjectRow, Objects
-from nos_ec.ports.segment_medium import Buffer, SegmentMedium, SegmentWriter
+from nos_ec.ports.segment_medium import Buffer, Seal, SegmentMedium, SegmentWriter
 
 APPENDS_MAX = 2
 """Appends under way at once, in one segment or in as many as it takes. More of them make smaller batches."""
@@ -79,9 +79,9 @@ class _CountedWriter:
         self._writer = writer
         self._appends = appends
 
-    def append(self, offset: int, batch: Sequence[Buffer]) -> None:
+    def append(self, offset: int, batch: Sequence[Buffer], seal: Seal | None = None) -> None:
         """See the port."""
-        self._writer.append(offset, batch)
+        self._writer.append(offset, batch, seal)
         self._appends.append(sum(map(len, batch)))
 
     def close(self) -> None:

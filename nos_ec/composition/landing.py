@@ -174,7 +174,9 @@ class Landers:
             reserve_bytes=self._reserve_bytes if shares_pool else 0,
         )
         keeper = LogKeeper(self._clock, landing.segment_age_ms)
-        log = LandingLog(self._metadata, medium, self._clock, self._randomness, options, self._held, keeper.wake)
+        log = LandingLog(
+            self._metadata, medium, self._clock, self._randomness, options, self._held, keeper.wake, self._trail
+        )
         self._stack.callback(keeper.close)  # after the log
         self._stack.callback(log.close)
         return log

@@ -342,10 +342,10 @@ class System:
         if self.medium is None:
             recovery = Recovery(self.metadata, self.blocks, self.clock, self._held, trail=self.trail)
             return Housekeeping(recovery, reaper, self.clock, wait_ms, survey=survey, headers=headers)
-        # On Ceph, listing the pool would cost more than the 4 KiB of an empty segment.
+        # On Ceph, listing the pool would cost more than one batch that is seldom left behind.
         on_devices = self.settings.store.backend == "local"
         unknown = UnknownSegments(self.metadata, self.medium, self.clock, self.trail) if on_devices else None
-        logs = LogRecovery(self.metadata, self.medium, self.clock, unknown)
+        logs = LogRecovery(self.metadata, self.medium, self.clock, unknown, self.trail)
         recovery = Recovery(self.metadata, self.blocks, self.clock, self._held, logs, self.trail)
         trimmer = Trimmer(self.metadata, self.medium, self.clock, self.trail)
         forward = self._copy_forward(self.medium) if self.settings.landing.mode == "log" else None

@@ -123,7 +123,8 @@ REPAIRS: Mapping[FindingKind, str] = {
     FindingKind.COPY_QUEUED: "no object is harmed: mend it with --plan",
     FindingKind.NOT_WAITING: "no producer publishes the object: mend it with --plan",
     FindingKind.WAITS_FOR_NOTHING: "no object is harmed; producers and consumers pass over it; mend it with --plan",
-    FindingKind.LANDING_SEGMENT_WITHOUT_ROW: f"consumers and GC give back an empty one on devices. {_OLDER}",
+    FindingKind.LANDING_SEGMENT_WITHOUT_ROW: "consumers and GC give back an empty one on devices; on Ceph see"
+    f" docs/LANDING_LOG.md (After a crash). {_OLDER}",
     FindingKind.LANDING_SEGMENT_MISSING: "connect its device; what waits in it is named as copy-missing",
     FindingKind.LANDING_SEGMENT_WITHOUT_WRITER: "a consumer or GC run seals it within a minute or two",
     FindingKind.LANDING_SEGMENT_DOOMED: "stop consumers and GC at once, and put the objects again",

@@ -12,10 +12,11 @@ from nos_ec.engine.log_segment import LogSegment
 class LandedInLog:
     """A `LandedBatch` of the log.
 
-    settle: takes the segments, each as often as a batch was appended to it. copies: number of copies in the batch.
+    settle: takes the segments, each as often as a batch was appended to it, and whether a PUT of the batch was
+    acknowledged. copies: number of copies in the batch.
     """
 
-    def __init__(self, settle: Callable[[Sequence[LogSegment]], None], copies: int) -> None:
+    def __init__(self, settle: Callable[[Sequence[LogSegment], bool], None], copies: int) -> None:
         self._settle = settle
         self._outcomes: list[LandingId | NosError] = [Transient("not landed")] * copies
         self.segments: list[LogSegment] = []
@@ -41,11 +42,13 @@ class LandedInLog:
         """Why the first copy that did not land did not."""
         return next(outcome for outcome in self._outcomes if isinstance(outcome, NosError))
 
-    def settle(self, not_recorded: Collection[LandingId]) -> None:  # noqa: ARG002
+    def settle(self, not_recorded: Collection[LandingId]) -> None:
         """Let the segments be sealed. The log has nothing to undo for what was not recorded: its bytes are given back
         with the segment."""
         segments, self.segments = self.segments, []
-        self._settle(segments)
+        given_up = set(not_recorded)
+        acknowledged = any(not isinstance(outcome, NosError) and outcome not in given_up for outcome in self._outcomes)
+        self._settle(segments, acknowledged)
 
 
 def as_transient(error: NosError) -> NosError:

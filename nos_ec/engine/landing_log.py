@@ -4,9 +4,12 @@ The log holds a lease `landing-log-NUMBER` from the first PUT until it is closed
 segment; a batch goes to a lane that is free. A segment is left when it is full or old, after any error of an append,
 and at the end. What is left is sealed, and the next segment is made ahead of need: that is the upkeep of the log. So a
 PUT costs one append and no SQL. The log has no thread for it: it tells its owner when there is upkeep (`LogKeeper`).
+Where the medium can do that, the first append creates its segment and the one that fills it seals it.
 
 1  a landing id is returned only after the append of its batch; ids are made anew for each try, so none is used twice
-8  one writer a segment: after an error, or when the lease is lost, it is never appended to again
+8  one writer a segment: after an error, or when the lease is lost, it is never appended to again. A lease that has
+   expired is renewed before a batch is begun. So only a process that is stopped just then makes a first append to a
+   segment that others have given back meanwhile; it gives that back as well (`SegmentSealer.give_back`)
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import structlog
 from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost, NosError, NoSpace, Transient
 from nos_ec.core.ids import LandingId
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.landing_format import NONCE_SIZE, NewRecord, batch_size, lay_out, new_record
+from nos_ec.core.landing_format import NONCE_SIZE, LaidBatch, NewRecord, batch_size, lay_out, new_record
 from nos_ec.engine.landed_in_log import LandedInLog, as_transient
 from nos_ec.engine.lander import NewCopy
 from nos_ec.engine.leases import HeldLease, HeldLeases
@@ -30,10 +33,11 @@ from nos_ec.engine.log_lease import take_log_lease
 from nos_ec.engine.log_segment import LogSegment, fresh_room
 from nos_ec.engine.segment_maker import SegmentMaker
 from nos_ec.engine.segment_sealer import SegmentSealer
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.metadata.leases import Lease, Leases
-from nos_ec.ports.segment_medium import SegmentMedium
+from nos_ec.ports.segment_medium import Seal, SegmentMedium
 
 _log = structlog.get_logger(__name__)
 
@@ -88,6 +92,7 @@ class LandingLog:
         options: LogOptions,
         among: HeldLeases | None = None,
         upkeep: Callable[[LandingLog], None] | None = None,
+        trail: AuditTrail = NO_TRAIL,
     ) -> None:
         self._metadata = metadata
         self._medium = medium
@@ -107,7 +112,7 @@ class LandingLog:
         self._lanes: list[LogSegment | None] = [None] * options.lanes
         self._spares: list[LogSegment] = []
         """Segments that were made ahead of need."""
-        self._sealer = SegmentSealer(metadata, medium, clock, randomness, self._take_lsns, self._changed)
+        self._sealer = SegmentSealer(metadata, medium, clock, randomness, self._take_lsns, self._changed, trail)
         self._maker = SegmentMaker(metadata, medium, clock, options.reserve_bytes, self._sealer)
         self._lsn = 0
         self._making = False
@@ -115,6 +120,8 @@ class LandingLog:
         self._refusals = 0
         self._refusal: NosError = Transient("")
         """How often no segment could be made for a batch, and why the last time."""
+        self._in_doubt = False
+        """Whether PUTs were refused in a segment in which none was acknowledged: perhaps the lease was lost before."""
         self._closed = False
         self._tending = threading.Lock()
 
@@ -155,11 +162,13 @@ class LandingLog:
             raise landed.first_error()
         return landed
 
-    def settle(self, segments: Sequence[LogSegment]) -> None:
-        """Note that the batches in these segments are settled, one for each mention."""
+    def settle(self, segments: Sequence[LogSegment], acknowledged: bool) -> None:
+        """Note that the batches in these segments are settled, one for each mention, and whether any of their PUTs was
+        acknowledged."""
         with self._changed:
             for segment in segments:
-                segment.settled()
+                segment.settled(acknowledged=acknowledged)
+                self._in_doubt |= not segment.acknowledged
         self._tell_upkeep()
 
     # --- upkeep -----------------------------------------------------------------------------------
@@ -171,9 +180,7 @@ class LandingLog:
         if not self._tending.acquire(blocking=False):
             return
         try:
-            lost = self._lost_lease()
-            if lost is not None:
-                self._give_up(lost)
+            self._part_if_fenced()
             self._leave_old()
             self.counters.sealed += self._sealer.seal(self._go_on_sealing)
             self._make_ahead()
@@ -192,6 +199,7 @@ class LandingLog:
         """The caller holds the lock."""
         return (
             self._lost_lease() is not None
+            or self._in_doubt
             or self._sealer.is_due()
             or self._needs_spare()
             or any(map(self._is_old, self._lanes))
@@ -229,6 +237,7 @@ class LandingLog:
             for segment in self._sealer.left:
                 segment.retry_ms = 0
         with self._tending:
+            self._part_if_fenced()
             self.counters.sealed += self._sealer.seal(
                 lambda: waits(began_ms + CLOSE_MS, self._clock.now_ms(), CLOSE_MS)
             )
@@ -292,7 +301,8 @@ class LandingLog:
             batch = lay_out(segment.id, offset, lsn, now_ms, records, nonces, self._limits.align)
             writer = segment.writer
             assert writer is not None
-            writer.append(offset, batch.buffers)
+            seal = self._last_seal(segment, offset, batch, now_ms)
+            writer.append(offset, batch.buffers, seal)
         except BaseException:
             with self._changed:
                 segment.failed(len(records))
@@ -301,22 +311,34 @@ class LandingLog:
                 self._changed.notify_all()
             raise
         kill_point("landing_log.appended")
+        if seal is not None:
+            kill_point("landing_log.sealed_by_append")
         with self._changed:
             segment.landed(offset, batch)
+            if seal is not None:
+                segment.sealed(segment.end)
+                self._leave(segment)
             self.counters.batches += 1
             self.counters.records += len(records)
             self.counters.bytes += batch.size
             self._changed.notify_all()
         return batch.ids
 
+    def _last_seal(self, segment: LogSegment, offset: int, batch: LaidBatch, now_ms: int) -> Seal | None:
+        """What a batch seals its segment with; None if it is not the last one."""
+        with self._changed:
+            if not segment.is_last:
+                return None
+            return segment.seal_of(offset, batch, self._take_lsns(1), now_ms, self._randomness(NONCE_SIZE))
+
     def _reserve(self, size: int, records: int) -> tuple[LogSegment, int, int]:
         """A place for a batch: segment, offset, number of its first record. Waits for a free lane, and makes a segment
         if there is none. Raises LeaseLost, NoSpace, Transient."""
         until_ms = self._clock.now_ms() + self._options.wait_ms
         while True:
-            lost = self._lost_lease()
-            if lost is not None:
-                self._give_up(lost)
+            held = self._held
+            if held is not None and not held.left_ms():
+                self._renew_or_give_up()
             with self._changed:
                 while True:
                     if self._closed:
@@ -460,10 +482,20 @@ class LandingLog:
         return held if held is not None and held.lost else None
 
     def _renew_or_give_up(self) -> None:
-        """After another process has sealed a segment: learn whether it has fenced the log."""
+        """When another process has sealed a segment, or the lease has expired: learn whether it was fenced."""
         held = self._held
         if held is not None and not held.renew():
             self._give_up(held)
+
+    def _part_if_fenced(self) -> None:
+        """Part with the segments of a lost lease, and give back those of them that came into being too late."""
+        lost = self._lost_lease()
+        if lost is not None:
+            self._give_up(lost)
+        elif self._in_doubt:
+            self._in_doubt = False
+            self._renew_or_give_up()
+        self._sealer.give_back()
 
     def _give_up(self, held: HeldLease) -> None:
         """Part with all segments: whoever fenced the lease seals them. The next batch takes a new lease."""
@@ -471,10 +503,7 @@ class LandingLog:
             if self._held is not held:
                 return
             self._held = None
-            for segment in (*self._lanes, *self._spares, *self._sealer.left):
-                if segment is not None:
-                    segment.healthy = False
-                    segment.close()
+            self._sealer.part(one for one in (*self._lanes, *self._spares, *self._sealer.left) if one is not None)
             self._lanes = [None] * self._options.lanes
             self._spares, self._sealer.left = [], []
             self._changed.notify_all()

@@ -13,14 +13,16 @@ from typing import Protocol
 
 import structlog
 
-from nos_ec.core.errors import NotFound, Transient
+from nos_ec.core.errors import Transient
 from nos_ec.core.ids import SegmentId, log_of
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine.log_lease import LEASE_PREFIX
 from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.engine.segment_pages import segment_pages
+from nos_ec.engine.segment_seal import SegmentSeal
 from nos_ec.engine.unknown_segments import UnknownSegments
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, Clock, waits
 from nos_ec.ports.metadata import LandingSegments, Leases
 from nos_ec.ports.segment_medium import SegmentMedium
@@ -46,11 +48,12 @@ class LogRecovery:
         medium: SegmentMedium,
         clock: Clock,
         unknown: UnknownSegments | None = None,
+        trail: AuditTrail = NO_TRAIL,
     ) -> None:
         """unknown: gives back segments without a row; None where listing them would cost too much."""
         self._metadata = metadata
         self._unknown = unknown
-        self._medium = medium
+        self._in_medium = SegmentSeal(metadata, medium, trail)
         self._clock = clock
         self._look_ms = 0
         self.parked: Parking[SegmentId] = Parking("orphaned landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX)
@@ -91,9 +94,7 @@ class LogRecovery:
 
     def _seal(self, segment: SegmentId) -> bool:
         try:
-            end = self._medium.seal(segment, None, 0)
-        except NotFound:
-            end = 0  # its log stopped after it had opened the row and before it created the segment
+            end = self._in_medium.seal(segment)
         except Transient as error:
             self.parked.park(segment, error)
             return False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nos_ec.core.ids import SegmentId
 from nos_ec.core.landing_format import NONCE_SIZE, Buffer, LaidBatch, footer_size, lay_out_footer
-from nos_ec.ports.segment_medium import MediumLimits, SegmentWriter
+from nos_ec.ports.segment_medium import MediumLimits, Seal, SegmentWriter
 
 RETRY_WAIT_MS = 1_000
 RETRY_WAIT_MS_MAX = 60_000
@@ -35,6 +37,8 @@ class LogSegment:
         self.unsettled = 0
         self.healthy = writer is not None
         """Whether every append so far has succeeded or is under way."""
+        self.acknowledged = False
+        """Whether a PUT in it may have been acknowledged."""
         self.first_put_ms: int | None = None
         self.is_sealed = False
         """In the medium, not in the metadata."""
@@ -80,17 +84,34 @@ class LogSegment:
         self.healthy = False
         self._close_when_idle()
 
-    def settled(self) -> None:
-        """Note that no PUT of one batch is going to be recorded any more."""
+    def settled(self, *, acknowledged: bool) -> None:
+        """Note that no PUT of one batch is going to be recorded any more, and whether one of it was acknowledged."""
         self.unsettled -= 1
+        self.acknowledged |= acknowledged
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the batch that was given its place last is to seal the segment: a further one that is as large as a
+        batch should be would not fit, so that sealing it later would be a write of its own."""
+        limits = self._limits
+        footer = footer_size(self.records + limits.batch_records_max, limits.align)
+        full = self.end + limits.batch_bytes_max + footer > limits.segment_bytes
+        return limits.ends_in_appends and self.healthy and full
+
+    def seal_of(self, offset: int, batch: LaidBatch, lsn: int, now_ms: int, nonce: bytes) -> Seal:
+        """What ends the segment behind the batch at `offset`, its last one. No other append is under way."""
+        return Seal(self._footer([*self._entries, (offset, batch.entries)], lsn, now_ms, nonce), self.records)
 
     def footer(self, lsn: int, now_ms: int, nonce: bytes) -> list[Buffer] | None:
         """The footer, if its end is certain and it holds anything."""
         if not self.healthy or not self._entries:
             return None
+        return self._footer(self._entries, lsn, now_ms, nonce)
+
+    def _footer(self, entries: Sequence[tuple[int, bytes]], lsn: int, now_ms: int, nonce: bytes) -> list[Buffer]:
         assert len(nonce) == NONCE_SIZE
-        entries = b"".join([entries for _, entries in sorted(self._entries)])
-        return lay_out_footer(self.id, self.end, lsn, now_ms, entries, nonce, self._limits.align)
+        joined = b"".join([each for _, each in sorted(entries)])
+        return lay_out_footer(self.id, self.end, lsn, now_ms, joined, nonce, self._limits.align)
 
     def sealed(self, end: int) -> None:
         """Note that it is sealed in the medium."""

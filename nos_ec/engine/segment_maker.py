@@ -112,7 +112,8 @@ class SegmentMaker:
                 self._to_seal(segment)
                 raise
             kill_point("landing_log.segment_created")
-            self._confirm(segment, writer, lease, now_ms)
+            if not limits.ends_in_appends:
+                self._confirm(segment, writer, lease, now_ms)
             return LogSegment(segment, writer, limits, lease.epoch)
         raise Transient(f"landing log: {ID_TRIES} ids of segments were taken; was the clock set back?")
 

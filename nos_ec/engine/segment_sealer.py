@@ -1,6 +1,10 @@
 """Seals the segments that a landing log has left: first in the medium, then in the metadata.
 
 L  a row is sealed only when every batch in its segment is settled, as no PUT can be recorded in a segment not OPEN
+
+When the lease of the log is lost, others seal its segments. A medium may let the first append to a segment come true
+that comes after they have sealed the segment, given it back and forgotten it. No PUT in it is acknowledged, as its row
+is not OPEN. The log of that append gives it back.
 """
 
 from __future__ import annotations
@@ -10,10 +14,12 @@ from threading import Condition
 
 import structlog
 
-from nos_ec.core.errors import NosError, NotFound
+from nos_ec.core.errors import NosError
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.landing_format import NONCE_SIZE
 from nos_ec.engine.log_segment import LogSegment
+from nos_ec.engine.segment_seal import SegmentSeal
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.segment_medium import SegmentMedium
@@ -36,24 +42,38 @@ class SegmentSealer:
         randomness: Callable[[int], bytes],
         take_lsns: Callable[[int], int],
         lock: Condition,
+        trail: AuditTrail = NO_TRAIL,
     ) -> None:
         self._metadata = metadata
-        self._medium = medium
+        self._in_medium = SegmentSeal(metadata, medium, trail)
         self._clock = clock
         self._randomness = randomness
         self._take_lsns = take_lsns
         self._lock = lock
         self.left: list[LogSegment] = []
         """Segments that take no further batch and are not sealed in the metadata."""
+        self._parted: list[LogSegment] = []
+        """Segments of a lost lease, until it is certain that they are known to the metadata or gone."""
 
     def add(self, segments: Iterable[LogSegment]) -> None:
         """Seal these, too, when it can be done."""
         with self._lock:
             self.left += segments
 
+    def part(self, segments: Iterable[LogSegment]) -> None:
+        """Others seal these. The caller holds the lock."""
+        for segment in segments:
+            segment.healthy = False
+            segment.close()
+            segment.retry_ms = segment.retry_wait_ms = 0
+            if segment.first_put_ms is not None:
+                self._parted.append(segment)
+
     def is_due(self) -> bool:
-        """Whether `seal` has something to do. The caller holds the lock."""
+        """Whether `seal` or `give_back` has something to do. The caller holds the lock."""
         now_ms = self._clock.now_ms()
+        if any(_is_idle(segment, now_ms) for segment in self._parted):
+            return True
         return any(_is_due(segment, now_ms) and not (segment.is_sealed and segment.unsettled) for segment in self.left)
 
     def seal(self, go_on: Callable[[], bool]) -> int:
@@ -88,9 +108,7 @@ class SegmentSealer:
         with self._lock:
             footer = segment.footer(self._take_lsns(1), now_ms, self._randomness(NONCE_SIZE))
         try:
-            end = self._medium.seal(segment.id, footer, segment.records)
-        except NotFound:
-            end = 0  # it was never created
+            end = self._in_medium.seal(segment.id, footer, segment.records)
         except NosError as error:
             _log.warning("landing segment not sealed; trying again", segment=segment.id.hex(), error=str(error))
             with self._lock:
@@ -99,6 +117,28 @@ class SegmentSealer:
         kill_point("landing_log.sealed_in_medium")
         with self._lock:
             segment.sealed(end)
+
+    def give_back(self) -> None:
+        """Give back segments of a lost lease that came into being too late: those that have no row, and hold no PUT
+        that was acknowledged. Raises no NosError."""
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            due = [segment for segment in self._parted if _is_idle(segment, now_ms)]
+        for segment in due:
+            try:
+                if not segment.acknowledged:
+                    self._in_medium.release_unless_known(segment.id)
+            except NosError as error:
+                _log.warning("landing segment of a lost lease not looked at; trying again", error=str(error))
+                with self._lock:
+                    segment.seal_failed(self._clock.now_ms())
+                continue
+            with self._lock:
+                self._parted.remove(segment)
+
+
+def _is_idle(segment: LogSegment, now_ms: int) -> bool:
+    return not segment.unsettled and _is_due(segment, now_ms)
 
 
 def _is_due(segment: LogSegment, now_ms: int) -> bool:

@@ -1,4 +1,4 @@
-"""Gives back segments of the landing log that the metadata does not know.
+"""Gives back segments of the landing log that the metadata does not know, on media that create them ahead of need.
 
 A row comes before its segment and goes after it. So a segment without a row was created late: its log was stopped
 between the two steps, for so long that others fenced it, sealed the row and forgot it. When the log goes on, it learns

@@ -24,7 +24,8 @@ class MediumLimits:
     medium keeps what it needs before it. align: batches begin at multiples of this many bytes, and their sizes are
     multiples of it (the caller pads). batch_bytes_max, batch_records_max: what one write should hold at most.
     writes_max: how many appends to one segment may be under way at once. copies: how many copies of a segment `read`
-    can choose from."""
+    can choose from. ends_in_appends: a segment comes into being with its first append, and its last append can seal it:
+    neither is a write of its own; `writes_max` is 1."""
 
     segment_bytes: int
     start: int
@@ -33,6 +34,7 @@ class MediumLimits:
     batch_records_max: int
     writes_max: int
     copies: int = 1
+    ends_in_appends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +45,25 @@ class DeviceStates:
     lost: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """How a writer ends its segment: the footer behind its last batch, and the number of its records."""
+
+    footer: Sequence[Buffer]
+    records: int
+
+
 class SegmentWriter(Protocol):
     """Appends to one segment."""
 
-    def append(self, offset: int, batch: Sequence[Buffer]) -> None:
+    def append(self, offset: int, batch: Sequence[Buffer], seal: Seal | None = None) -> None:
         """Write a batch at `offset`. Durable on return.
 
         The batches of a segment follow each other without gaps: `offset` is where the batch before this one ends, of
-        which at most `writes_max` - 1 may still be under way in other threads. Raises Conflict when another process has
-        sealed the segment, NoSpace, Transient. After any error the end of the segment is unknown: it must not be
-        appended to again, and the batch may or may not be there.
+        which at most `writes_max` - 1 may still be under way in other threads. With `seal` the batch is the last one,
+        and the segment is sealed on return; no other append may be under way then. Raises Conflict when another process
+        has sealed the segment, or had it before the first append; NoSpace, Transient. After any error the end of the
+        segment is unknown: it must not be appended to again, and the batch may or may not be there, sealed or not.
         """
         ...
 
@@ -70,8 +81,9 @@ class SegmentMedium(Protocol):
         ...
 
     def create(self, segment: SegmentId, epoch: int, first_lsn: int) -> SegmentWriter:
-        """Create an empty segment, durably. Raises Conflict when it exists, NoSpace when no room for a segment is left,
-        Transient. epoch: that of the lease of the log; first_lsn: none of its records has a smaller number."""
+        """Begin an empty segment: durably, or with its first append where the medium `ends_in_appends`, which then
+        raises the errors. Raises Conflict when it exists, NoSpace when no room for a segment is left, Transient. epoch:
+        that of the lease of the log; first_lsn: none of its records has a smaller number."""
         ...
 
     def read(self, segment: SegmentId, ranges: Sequence[tuple[int, int]], copy: int = 0) -> list[bytes]:
@@ -85,11 +97,14 @@ class SegmentMedium(Protocol):
         ...
 
     def seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
-        """End a segment. After that no writer, of any process, can append to it. Idempotent; returns the end of its
-        last batch, before the footer.
+        """End a segment. After that no writer, of any process, can append to it, until it is released. Idempotent;
+        returns the end of its last batch, before the footer.
 
         `footer` is what its own writer appends with the seal, so that a scan need not read the records; None for a
-        segment whose writer is gone. Raises NotFound when it was never created, Transient.
+        segment whose writer is gone. Raises NotFound when it is not there, Transient. Where the medium
+        `ends_in_appends`, a segment that is not there may be one that its writer is about to begin: then this returns
+        0, and has put a sealed, empty one in its place unless nobody but its own writer could begin it. If that has no
+        row any more, the caller releases it (nos_ec.engine.segment_seal).
         """
         ...
 

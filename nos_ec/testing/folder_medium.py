@@ -3,20 +3,23 @@ cut.
 
     root/<segment id, hex>          the batches, each where it belongs, and the footer
     root/<segment id, hex>.sealed   once it is sealed: where the batches end, in decimal
+
+Where the limits say `ends_in_appends`, the file appears with its first batch, and with the mark if that is its last.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nos_ec.core.errors import Conflict, NotFound, Transient
 from nos_ec.core.ids import SegmentId
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits
+from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits, Seal
 from nos_ec.testing.memory_medium import SMALL
 
 _SEALED = ".sealed"
@@ -29,6 +32,7 @@ class FolderMedium:
     def __init__(self, root: Path, limits: MediumLimits = SMALL) -> None:
         self._root = root
         self._limits = limits
+        self._writers: dict[SegmentId, FolderWriter] = {}
 
     @property
     def limits(self) -> MediumLimits:
@@ -37,12 +41,33 @@ class FolderMedium:
 
     def create(self, segment: SegmentId, epoch: int, first_lsn: int) -> FolderWriter:
         """See the port."""
+        writer = self._writers[segment] = FolderWriter(self, segment)
+        if not self._limits.ends_in_appends:
+            self.begin(segment, b"")
+        return writer
+
+    def begin(self, segment: SegmentId, batch: bytes) -> None:
+        """Make the file of a segment, with a batch. Raises Conflict when it exists."""
+        path = self._path(segment)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
+        temporary.write_bytes(bytes(self._limits.start) + batch)
         try:
-            with self._path(segment).open("xb") as file:
-                file.truncate(self._limits.start)
+            path.hardlink_to(temporary)
         except FileExistsError:
             raise Conflict(f"segment {segment.hex()} exists") from None
-        return FolderWriter(self._path(segment))
+        finally:
+            temporary.unlink()
+
+    def append(self, segment: SegmentId, offset: int, batch: bytes) -> None:
+        """Write a batch into the file of a segment. Raises Conflict when it is sealed or gone."""
+        path = self._path(segment)
+        try:
+            with _locked(path) as fd:
+                if path.with_name(path.name + _SEALED).exists():
+                    raise Conflict(f"segment {path.name} was sealed")
+                os.pwrite(fd, batch, offset)
+        except NotFound as error:
+            raise Conflict(str(error)) from None
 
     def read(self, segment: SegmentId, ranges: Sequence[tuple[int, int]], copy: int = 0) -> list[bytes]:
         """See the port."""
@@ -56,6 +81,13 @@ class FolderMedium:
         """See the port."""
         path = self._path(segment)
         sealed = path.with_name(path.name + _SEALED)
+        writer = self._writers.pop(segment, None)
+        if self._limits.ends_in_appends and not path.exists():
+            if writer is not None and writer.end_before_first_append():
+                return 0
+            if writer is None or not writer.begun:
+                with suppress(FileExistsError):
+                    path.touch(exist_ok=False)
         with _locked(path):
             if not sealed.exists():
                 end = -(-path.stat().st_size // self._limits.align) * self._limits.align
@@ -104,18 +136,34 @@ class FolderMedium:
 class FolderWriter:
     """A `SegmentWriter` of it."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, medium: FolderMedium, segment: SegmentId) -> None:
+        self._medium = medium
+        self._segment = segment
+        self._lock = threading.Lock()
+        self._tried = self._ended = False
+        self.begun = False
+        """Whether it has created its file."""
 
-    def append(self, offset: int, batch: Sequence[Buffer]) -> None:
+    def end_before_first_append(self) -> bool:
+        """Refuse all appends, if none was tried. Returns whether that is so."""
+        with self._lock:
+            self._ended = not self._tried
+            return self._ended
+
+    def append(self, offset: int, batch: Sequence[Buffer], seal: Seal | None = None) -> None:
         """See the port."""
-        try:
-            with _locked(self._path) as fd:
-                if self._path.with_name(self._path.name + _SEALED).exists():
-                    raise Conflict(f"segment {self._path.name} was sealed")
-                os.pwrite(fd, b"".join(batch), offset)
-        except NotFound as error:
-            raise Conflict(str(error)) from None
+        with self._lock:
+            if self._ended:
+                raise Conflict(f"segment {self._segment.hex()} was sealed")
+            self._tried = True
+        limits = self._medium.limits
+        if limits.ends_in_appends and offset == limits.start:
+            self._medium.begin(self._segment, b"".join(batch))
+            self.begun = True
+        else:
+            self._medium.append(self._segment, offset, b"".join(batch))
+        if seal is not None:
+            self._medium.seal(self._segment, seal.footer, seal.records)
 
     def close(self) -> None:
         """See the port."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from nos_ec.core.errors import Conflict, NoSpace, NotFound, Transient
 from nos_ec.core.ids import SegmentId
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits
+from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits, Seal
 
 SMALL = MediumLimits(
     segment_bytes=16 << 10, start=512, align=512, batch_bytes_max=4 << 10, batch_records_max=16, writes_max=2
 )
 """Segments that are soon full."""
+JOINED = replace(SMALL, writes_max=1, ends_in_appends=True)
+"""Such segments, created by their first append and sealed by their last."""
 
 
 class _Kept:
@@ -24,19 +27,30 @@ class _Kept:
         self.end = limits.start
         self.sealed: int | None = None
         self.records = 0
+        self.tried = False
+        """Whether anything was ever appended, perhaps in vain."""
+
+    def seal(self, limits: MediumLimits, footer: Sequence[Buffer], records: int) -> None:
+        """End the segment behind its last batch."""
+        self.sealed, self.records = -(-self.end // limits.align) * limits.align, records
+        self.content.extend(bytes(self.sealed - len(self.content)))
+        self.content.extend(b"".join(footer))
 
 
 class MemoryMedium:
     """A `SegmentMedium`. Processes that share `disk` share the segments.
 
     A batch counts from the moment its append is done. `tear` decides how many bytes of a batch are kept when its append
-    fails: the outcome of a failed append is unknown.
+    fails: the outcome of a failed append is unknown. Where the limits say `ends_in_appends`, all of it is kept or
+    nothing, as on Ceph.
     """
 
     def __init__(
         self, disk: dict[SegmentId, _Kept] | None = None, limits: MediumLimits = SMALL, segments_max: int = 1000
     ) -> None:
         self._disk: dict[SegmentId, _Kept] = {} if disk is None else disk
+        self._own: dict[SegmentId, _Kept] = {}
+        """Segments of its writers, where they are created by their first append."""
         self._limits = limits
         self._segments_max = segments_max
         self._lock = threading.Lock()
@@ -64,32 +78,47 @@ class MemoryMedium:
                 raise Conflict(f"segment {segment.hex()} exists")
             if len(self._disk) >= self._segments_max:
                 raise NoSpace(f"{self._segments_max} segments")
-            kept = self._disk[segment] = _Kept(self._limits)
+            kept = _Kept(self._limits)
+            if self._limits.ends_in_appends:
+                self._own[segment] = kept
+            else:
+                self._disk[segment] = kept
         return MemoryWriter(self, segment, kept)
 
-    def append(self, segment: SegmentId, kept: _Kept, offset: int, batch: Sequence[Buffer]) -> None:
+    def append(
+        self, segment: SegmentId, kept: _Kept, offset: int, batch: Sequence[Buffer], seal: Seal | None = None
+    ) -> None:
         """One append of a writer."""
         data = b"".join(batch)
         limits = self._limits
         assert offset % limits.align == len(data) % limits.align == 0 < len(data)
         assert offset + len(data) <= limits.segment_bytes
+        kept.tried = True
         try:
             self.on_append(segment)
         except BaseException:
-            self._put(segment, kept, offset, data[: self.tear(len(data))])
+            torn = self.tear(len(data))
+            if not self._limits.ends_in_appends:
+                self._put(segment, kept, offset, data[:torn])
+            elif torn >= len(data):
+                self._put(segment, kept, offset, data, seal)
             raise
-        if not self._put(segment, kept, offset, data):
+        if not self._put(segment, kept, offset, data, seal):
             raise Conflict(f"segment {segment.hex()} was sealed or released")
         self.appends += 1
 
-    def _put(self, segment: SegmentId, kept: _Kept, offset: int, data: bytes) -> bool:
+    def _put(self, segment: SegmentId, kept: _Kept, offset: int, data: bytes, seal: Seal | None = None) -> bool:
         with self._lock:
+            if self._limits.ends_in_appends and offset == self._limits.start and kept.sealed is None:
+                self._disk.setdefault(segment, kept)
             if kept.sealed is not None or self._disk.get(segment) is not kept:
                 return False
             kept.content.extend(bytes(max(0, offset + len(data) - len(kept.content))))
             kept.content[offset : offset + len(data)] = data
             if data:
                 kept.end = max(kept.end, offset + len(data))
+            if seal is not None:
+                kept.seal(self._limits, seal.footer, seal.records)
             return True
 
     def read(self, segment: SegmentId, ranges: Sequence[tuple[int, int]], copy: int = 0) -> list[bytes]:
@@ -101,11 +130,18 @@ class MemoryMedium:
     def seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
         """See the port."""
         with self._lock:
+            if self._limits.ends_in_appends and segment not in self._disk:
+                own = self._own.get(segment)
+                if own is not None and not own.tried:
+                    own.sealed = 0
+                    return 0
+                if own is None or own.end == self._limits.start:
+                    self._disk[segment] = _Kept(replace(self._limits, start=0))
             kept = self._kept(segment)
             if kept.sealed is None:
-                kept.sealed, kept.records = -(-kept.end // self._limits.align) * self._limits.align, records
-                kept.content.extend(bytes(kept.sealed - len(kept.content)))
-                kept.content.extend(b"".join(footer or ()))
+                kept.seal(self._limits, footer or (), records)
+            self._own.pop(segment, None)
+            assert kept.sealed is not None
             return kept.sealed
 
     def release(self, segments: Sequence[SegmentId], beat: Beat = unwatched) -> Mapping[SegmentId, Transient]:
@@ -158,7 +194,7 @@ class MemoryWriter:
         self._failed = False
         self.closed = False
 
-    def append(self, offset: int, batch: Sequence[Buffer]) -> None:
+    def append(self, offset: int, batch: Sequence[Buffer], seal: Seal | None = None) -> None:
         """See the port."""
         with self._lock:
             assert not self.closed
@@ -168,7 +204,7 @@ class MemoryWriter:
             self._under_way += 1
             assert self._under_way <= self._medium.limits.writes_max
         try:
-            self._medium.append(self._segment, self._kept, offset, batch)
+            self._medium.append(self._segment, self._kept, offset, batch, seal)
         except BaseException:
             self._failed = True
             raise

@@ -133,6 +133,10 @@ class MemorySegments:
                 if log_of(row.segment) == log and row.epoch <= epoch_max and row.state is SegmentState.OPEN
             ]
 
+    def landing_segment(self, segment: SegmentId) -> SegmentRow | None:
+        """See the port."""
+        return self.rows.get(segment)
+
     def list_segments(self, after: SegmentId | None, limit: int) -> list[SegmentRow]:
         """See the port."""
         with self._lock:

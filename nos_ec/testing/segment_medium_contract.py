@@ -16,7 +16,7 @@ from nos_ec.core.errors import Conflict, NotFound
 from nos_ec.core.ids import RECORD_ALIGN, ObjectKey, SegmentId, new_segment_id
 from nos_ec.core.landing_format import NONCE_SIZE, lay_out, new_record
 from nos_ec.engine.landing_labels import labels_in_segment
-from nos_ec.ports.segment_medium import SegmentMedium, SegmentWriter
+from nos_ec.ports.segment_medium import Seal, SegmentMedium, SegmentWriter
 
 KEY = ObjectKey("bucket", "name")
 _opened_ms = itertools.count(Random().randrange(1 << 40))
@@ -83,6 +83,7 @@ class SegmentMediumContract:
         assert limits.segment_bytes % limits.align == 0
         assert limits.start + limits.batch_bytes_max <= limits.segment_bytes <= RECORD_ALIGN << 32
         assert min(limits.batch_records_max, limits.writes_max, limits.copies) >= 1
+        assert limits.writes_max == 1 or not limits.ends_in_appends
 
     def test_what_was_appended_reads_back(self, medium: SegmentMedium, other: SegmentMedium) -> None:
         segment, limits = new_segment(), medium.limits
@@ -178,8 +179,16 @@ class SegmentMediumContract:
         writer.close()
         for handle in (medium, other):
             with pytest.raises(Conflict):
-                handle.create(segment, epoch=2, first_lsn=0)
+                self.append(handle, handle.create(segment, epoch=2, first_lsn=0), segment, start)
         assert medium.read(segment, [(start, len(batch))]) == [batch]
+
+    def test_a_segment_is_there_once_it_has_a_batch(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        segment, start = new_segment(), medium.limits.start
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        assert list(other.segments()) == ([] if medium.limits.ends_in_appends else [segment])
+        self.append(medium, writer, segment, start)
+        writer.close()
+        assert list(other.segments()) == [segment]
 
     def test_one_of_two_creators_wins(self, medium: SegmentMedium, other: SegmentMedium) -> None:
         for _ in range(6):
@@ -188,7 +197,9 @@ class SegmentMediumContract:
             def create(handle: SegmentMedium, segment: SegmentId, start: threading.Barrier) -> int:
                 start.wait(30)
                 try:
-                    handle.create(segment, epoch=1, first_lsn=0).close()
+                    writer = handle.create(segment, epoch=1, first_lsn=0)
+                    self.append(handle, writer, segment, handle.limits.start)
+                    writer.close()
                 except Conflict:
                     return 0
                 return 1
@@ -203,10 +214,18 @@ class SegmentMediumContract:
         segment = new_segment()
         with pytest.raises(NotFound):
             medium.read(segment, [(medium.limits.start, 10)])
-        with pytest.raises(NotFound):
-            medium.seal(segment, None, 0)
+        self.seal_what_is_not_there(medium, segment)
         assert medium.release([segment]) == {}
         assert list(medium.segments()) == []
+
+    def seal_what_is_not_there(self, medium: SegmentMedium, segment: SegmentId) -> None:
+        """Perhaps its writer is about to begin it: then something must be there that keeps it from that."""
+        if medium.limits.ends_in_appends:
+            assert medium.seal(segment, None, 0) == 0
+            assert medium.release([segment]) == {}
+        else:
+            with pytest.raises(NotFound):
+                medium.seal(segment, None, 0)
 
     def test_as_many_appends_as_allowed_are_under_way_at_once(self, medium: SegmentMedium) -> None:
         segment, limits = new_segment(), medium.limits
@@ -294,10 +313,90 @@ class SegmentMediumContract:
             assert start < acknowledged[-1] <= end
             assert medium.release([segment]) == {}
 
-    def test_an_empty_segment_is_sealed(self, medium: SegmentMedium, other: SegmentMedium) -> None:
-        segment = new_segment()
-        medium.create(segment, epoch=1, first_lsn=0).close()
-        assert other.seal(segment, None, 0) == medium.seal(segment, None, 0) == medium.limits.start
+    def test_an_empty_segment_is_sealed_by_another_process(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        segment, limits = new_segment(), medium.limits
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        end = 0 if limits.ends_in_appends else limits.start
+        assert other.seal(segment, None, 0) == other.seal(segment, None, 0) == end
+        for _ in range(2):
+            with pytest.raises(Conflict):
+                self.append(medium, writer, segment, limits.start)
+        writer.close()
+        assert medium.seal(segment, None, 0) == end
+        assert list(medium.segments()) == list(other.segments()) == [segment]
+        assert other.release([segment]) == {}
+        assert list(medium.segments()) == []
+
+    def test_an_empty_segment_is_sealed_by_its_own_process(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        segment, limits = new_segment(), medium.limits
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        assert medium.seal(segment, None, 0) == (0 if limits.ends_in_appends else limits.start)
+        with pytest.raises(Conflict):
+            self.append(medium, writer, segment, limits.start)
+        writer.close()
+        assert list(other.segments()) == ([] if limits.ends_in_appends else [segment])
+
+    @pytest.mark.parametrize("batches", [1, 3])
+    def test_the_last_batch_seals(self, medium: SegmentMedium, other: SegmentMedium, batches: int) -> None:
+        segment, limits = new_segment(), medium.limits
+        writer = medium.create(segment, epoch=1, first_lsn=0)
+        end, written = limits.start, b""
+        for _ in range(batches - 1):
+            written += self.append(medium, writer, segment, end)
+            end = limits.start + len(written)
+        last = self.batch(medium, segment, end, limits.align)
+        end += len(last)
+        footer = self.batch(medium, segment, end, 1)
+        writer.append(end - len(last), [last], Seal([footer[:10], footer[10:]], batches))
+        with pytest.raises(Conflict):
+            writer.append(end, [footer])
+        writer.close()
+        for handle in (medium, other):
+            assert handle.seal(segment, None, 0) == end
+            assert handle.seal(segment, [footer], 9) == end
+            found = handle.read(segment, [(limits.start, end - limits.start), (end, len(footer))])
+            assert found == [written + last, footer]
+            assert list(handle.segments()) == [segment]
+        assert other.release([segment]) == {}
+
+    def test_a_batch_that_would_seal_is_fenced(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        for batches in (0, 1):
+            segment, limits = new_segment(), medium.limits
+            writer = medium.create(segment, epoch=1, first_lsn=0)
+            at = limits.start
+            for _ in range(batches):
+                at += len(self.append(medium, writer, segment, at))
+            end = other.seal(segment, None, 0)
+            assert end == (at if batches or not limits.ends_in_appends else 0)
+            batch = self.batch(medium, segment, at, limits.align)
+            with pytest.raises(Conflict):
+                writer.append(at, [batch], Seal([self.batch(medium, segment, at + len(batch), 1)], 1))
+            writer.close()
+            assert medium.seal(segment, None, 0) == end
+
+    def test_of_a_first_batch_and_a_seal_one_is_done(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        for _ in range(6):
+            segment, limits, begin = new_segment(), medium.limits, threading.Barrier(2)
+            writer = medium.create(segment, epoch=1, first_lsn=0)
+            batch = self.batch(medium, segment, limits.start, limits.align)
+
+            def seal(segment: SegmentId, begin: threading.Barrier) -> int:
+                begin.wait(30)
+                return other.seal(segment, None, 0)
+
+            with ThreadPoolExecutor(1) as pool:
+                sealing = pool.submit(seal, segment, begin)
+                begin.wait(30)
+                try:
+                    writer.append(limits.start, [batch])
+                    written = True
+                except Conflict:
+                    written = False
+                end = sealing.result()
+            writer.close()
+            assert (end == limits.start + len(batch)) if written else (end <= limits.start)
+            assert medium.seal(segment, None, 0) == end
+            assert other.release([segment]) == {}
 
     def test_seals_at_once_agree_on_the_end(self, medium: SegmentMedium, other: SegmentMedium) -> None:
         """A writer that ends its segment, while another process fences it."""
@@ -332,8 +431,7 @@ class SegmentMediumContract:
                 for segment in gone:
                     with pytest.raises(NotFound):
                         handle.read(segment, [(start, 1)])
-                    with pytest.raises(NotFound):
-                        handle.seal(segment, None, 0)
+                    self.seal_what_is_not_there(handle, segment)
                 assert handle.read(kept, [(start, len(batches[kept]))]) == [batches[kept]]
         assert beats
         assert set(beats) == {0}
@@ -345,14 +443,16 @@ class SegmentMediumContract:
         end = start + len(self.append(medium, writer, segment, start))
         assert other.seal(segment, None, 0) == end
         assert other.release([segment]) == {}
-        successors = [new_segment() for _ in range(2)]
+        successors, ends = [new_segment() for _ in range(2)], []
         for successor in successors:
-            other.create(successor, epoch=2, first_lsn=0).close()
+            following = other.create(successor, epoch=2, first_lsn=0)
+            ends.append(start + len(self.append(other, following, successor, start)))
+            following.close()
         with pytest.raises((Conflict, NotFound)):
             self.append(medium, writer, segment, end)
         writer.close()
         assert sorted(medium.segments()) == successors
-        assert [medium.seal(successor, None, 0) for successor in successors] == [start, start]
+        assert [medium.seal(successor, None, 0) for successor in successors] == ends
 
     def test_space_is_counted(self, medium: SegmentMedium, other: SegmentMedium) -> None:
         before, free = medium.raw_bytes(), medium.free_bytes()

@@ -9,6 +9,7 @@ import pytest
 
 from nos_ec.ports.segment_medium import SegmentMedium
 from nos_ec.testing.folder_medium import FolderMedium
+from nos_ec.testing.memory_medium import JOINED
 from nos_ec.testing.segment_medium_contract import SegmentMediumContract
 
 
@@ -16,3 +17,9 @@ class TestFolderMedium(SegmentMediumContract):
     @pytest.fixture
     def open_medium(self, tmp_path: Path) -> Callable[[], SegmentMedium]:
         return lambda: FolderMedium(tmp_path)
+
+
+class TestFolderMediumOfJoinedWrites(SegmentMediumContract):
+    @pytest.fixture
+    def open_medium(self, tmp_path: Path) -> Callable[[], SegmentMedium]:
+        return lambda: FolderMedium(tmp_path, JOINED)

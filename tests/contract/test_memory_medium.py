@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from nos_ec.ports.segment_medium import SegmentMedium
-from nos_ec.testing.memory_medium import MemoryMedium
+from nos_ec.testing.memory_medium import JOINED, MemoryMedium
 from nos_ec.testing.segment_medium_contract import SegmentMediumContract
 
 
@@ -15,4 +15,11 @@ class TestMemoryMedium(SegmentMediumContract):
     @pytest.fixture
     def open_medium(self) -> Callable[[], SegmentMedium]:
         first = MemoryMedium()
+        return first.reopened
+
+
+class TestMemoryMediumOfJoinedWrites(SegmentMediumContract):
+    @pytest.fixture
+    def open_medium(self) -> Callable[[], SegmentMedium]:
+        first = MemoryMedium(limits=JOINED)
         return first.reopened

@@ -10,20 +10,25 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import google_crc32c
 import pytest
 
 from nos_ec.adapters.rados.cluster import RadosCluster
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
+from nos_ec.adapters.rados.pool import Pool, Step
 from nos_ec.adapters.rados.removal import remove_namespace
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, segment_of
 from nos_ec.core.landing_format import decode_footer, scan
 from nos_ec.core.lifecycle import SegmentState
+from nos_ec.engine.lander import NewCopy
 from nos_ec.engine.log_lease import LEASE_PREFIX
 from nos_ec.engine.log_reader import LogReader
-from nos_ec.ports.metadata import Metadata
+from nos_ec.engine.trimmer import Trimmer
+from nos_ec.ports.metadata import Metadata, NewObject
 from tests.rig.ceph_cluster import POOL_LANDING, CephCluster, OwnSegmentLog
 from tests.rig.dead_logs import recover_logs
 
@@ -160,6 +165,48 @@ def test_a_fenced_log_goes_on_under_a_new_lease(host: Host, ceph: CephCluster) -
     own.close()
     assert not host.metadata.list_leases(LEASE_PREFIX)
     host.check(acknowledged)
+
+
+@pytest.mark.parametrize("given_back", [False, True], ids=["sealed", "given back"])
+def test_a_process_that_stops_right_before_it_begins_a_segment(
+    monkeypatch: pytest.MonkeyPatch, host: Host, ceph: CephCluster, given_back: bool
+) -> None:
+    """Others fence it, and seal the segment or also give it back, before its first append goes out."""
+    own = OwnSegmentLog(ceph, host.namespace)
+    log = landing_log(host.metadata, own)
+    acknowledged = put(host.metadata, log, names("before"))
+    log.seal()
+    log.tend()  # makes the next segment
+    (spare,) = {row.segment for row in host.metadata.list_segments(None, 10) if row.state is SegmentState.OPEN}
+    write = Pool.write
+
+    def stopped(pool: Pool, name: str, *changes: Step) -> int:
+        monkeypatch.setattr(Pool, "write", write)
+        recover_logs(host.metadata, host.medium)
+        if given_back:
+            assert Trimmer(host.metadata, host.medium, SystemClock()).run_once().released == 1
+        return write(pool, name, *changes)
+
+    monkeypatch.setattr(Pool, "write", stopped)
+    data = data_of("late")
+    landed = log.land([NewCopy(ObjectKey("b", "late"), data, google_crc32c.value(data))])
+    (landing_id,) = landed.outcomes
+    assert isinstance(landing_id, bytes)
+    assert (segment_of(landing_id) == spare) == given_back
+    new = NewObject(ObjectKey("b", "late"), len(data), google_crc32c.value(data), bytes(16), landing_id, due_ms=0)
+    (answer,) = host.metadata.record_puts([new], 0)
+    assert isinstance(answer, Transient) == given_back
+    if given_back:
+        assert spare in set(host.medium.segments())
+    landed.settle([landing_id] if given_back else [])
+    if given_back:
+        assert spare not in set(host.medium.segments())
+    acknowledged |= put(host.metadata, log, names("after"))
+    log.close()
+    own.close()
+    host.check(acknowledged)
+    rows = {row.segment for row in host.metadata.list_segments(None, 10)}
+    assert set(host.medium.segments()) == rows, "a segment without a row is never given back"
 
 
 def test_a_batch_whose_append_gets_no_answer_lands_in_another_segment(host: Host, ceph: CephCluster) -> None:

@@ -21,8 +21,8 @@ from nos_ec.adapters.rados.removal import remove_namespace
 from nos_ec.adapters.rados.segment_log import ALIGN, LIMITS, STATE, RadosSegmentLog
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, NotFound, Transient
 from nos_ec.core.ids import LandingId, SegmentId
-from nos_ec.core.landing_format import SegmentHeader, decode_segment_header
-from nos_ec.ports.segment_medium import Buffer, SegmentWriter
+from nos_ec.core.landing_format import SegmentHeader, decode_segment_header, encode_segment_header
+from nos_ec.ports.segment_medium import Buffer, Seal, SegmentWriter
 from tests.rig.ceph_cluster import POOL_LANDING, STORE_ID, CephCluster, OwnLandingStore, OwnSegmentLog
 
 pytestmark = pytest.mark.real
@@ -178,8 +178,44 @@ def test_an_append_is_one_operation_and_needs_no_look_up(
 
         monkeypatch.setattr(Pool, method, counting)
     segment, _, end = written(medium, pages(1), pages(2))
+    assert asked == 2 * ["write"], "the first append creates the object"
     assert medium.seal(segment, [b"footer"], 2) == end
-    assert asked == 4 * ["write"]
+    assert asked == 3 * ["write"]
+    asked.clear()
+    _, writer, end = written(medium)
+    writer.append(end, [pages(1)], Seal([b"footer"], 1))
+    assert asked == ["write"], "an append that creates and seals"
+    segment, _, _ = written(medium)
+    assert medium.seal(segment, None, 0) == 0
+    assert asked == ["write"], "nobody else can begin it"
+
+
+def test_a_segment_of_one_batch(ceph: CephCluster, namespace: str, medium: OwnSegmentLog) -> None:
+    segment, writer, _ = written(medium)
+    assert list(medium.segments()) == []
+    writer.append(START, [pages(1), pages(2)], Seal([b"a ", b"footer"], 7))
+    header = medium.read(segment, [(0, START)])[0]
+    assert decode_segment_header(header) == SegmentHeader(segment, 0, 1, 1, LIMITS.segment_bytes, STORE_ID)
+    assert content(medium, segment) == pages(1) + pages(2) + b"a footer"
+    assert state(ceph, namespace, segment) == b"sealed %d 7" % (START + 2 * ALIGN)
+
+
+def test_a_segment_that_an_older_release_began_is_read_and_sealed(
+    ceph: CephCluster, namespace: str, medium: OwnSegmentLog
+) -> None:
+    """It created the object with the header alone, and sealed it with an operation of its own."""
+    segment, empty = new_segment(), new_segment()
+    header = encode_segment_header(SegmentHeader(segment, 0, 1, 1, LIMITS.segment_bytes, STORE_ID))
+    with ceph.admin.open_pool(POOL_LANDING, namespace) as pool:
+        for each in (segment, empty):
+            made = steps.append(header.ljust(START, b"\0"))
+            pool.write(name_of(each), steps.must_be_new(), made, steps.set_xattr(STATE, b"open"))
+        pool.write(name_of(segment), steps.append(pages(1)))
+    assert content(medium, segment) == pages(1)
+    assert medium.seal(segment, None, 0) == START + ALIGN
+    assert medium.seal(empty, None, 0) == START
+    assert state(ceph, namespace, empty) == b"sealed %d 0" % START
+    assert medium.release([segment, empty]) == {}
 
 
 @pytest.mark.parametrize(
@@ -247,9 +283,39 @@ def test_a_writer_whose_segment_was_removed_does_not_create_it_again(
             other.read(segment, [(0, START)])
 
 
+def test_a_seal_before_the_first_append(
+    ceph: CephCluster, namespace: str, medium: OwnSegmentLog, other: OwnSegmentLog
+) -> None:
+    segment, writer, end = written(medium)
+    assert other.seal(segment, None, 3) == 0
+    assert state(ceph, namespace, segment) == b"sealed 0 0"
+    assert other.read(segment, [(0, START)]) == [b""]
+    for _ in range(2):
+        with pytest.raises(Conflict, match="seal"):
+            writer.append(end, [pages(1)])
+    assert medium.seal(segment, [b"a footer"], 1) == other.seal(segment, None, 0) == 0
+    assert other.read(segment, [(0, START)]) == [b""]
+    assert other.release([segment]) == {}
+    assert list(medium.segments()) == []
+
+
+def test_first_appends_and_seals_at_once_agree_on_the_end(medium: OwnSegmentLog, other: OwnSegmentLog) -> None:
+    for _ in range(20):
+        segment, writer, end = written(medium)
+        with ThreadPoolExecutor(1) as pool:
+            sealed = pool.submit(other.seal, segment, None, 0)
+            try:
+                writer.append(end, [pages(1)])
+                end += ALIGN
+            except Conflict:
+                end = 0
+        assert sealed.result() == medium.seal(segment, None, 0) == end
+        assert content(other, segment) == (pages(1) if end else b"")
+
+
 def test_appends_and_seals_at_once_agree_on_the_end(medium: OwnSegmentLog, other: OwnSegmentLog) -> None:
     for _ in range(10):
-        segment, writer, end = written(medium)
+        segment, writer, end = written(medium, pages(1))
         ends = [end]
         with ThreadPoolExecutor(1) as pool:
             sealed = pool.submit(other.seal, segment, None, 0)
@@ -269,8 +335,9 @@ def test_a_reader_cannot_write(ceph: CephCluster, namespace: str, medium: OwnSeg
         assert content(restricted, segment) == pages(1)
         assert restricted.free_bytes() > 0
         for act in (
-            lambda: restricted.create(new_segment(), 1, 1),
+            lambda: restricted.create(new_segment(), 1, 1).append(START, [pages(1)]),
             lambda: restricted.seal(segment, None, 0),
+            lambda: restricted.seal(new_segment(), None, 0),
             lambda: restricted.release([segment]),
         ):
             with pytest.raises(ConfigError, match="caps"):
@@ -327,6 +394,34 @@ def test_an_append_without_an_answer_is_settled_by_the_seal(
     found = content(medium, segment)
     assert medium.seal(segment, None, 7) == sealed == START + len(found)
     assert found in (pages(1), pages(1) + pages(2))
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["done", "not done"])
+@pytest.mark.parametrize("batches", [0, 1])
+@pytest.mark.parametrize("last", [True, False], ids=["last", "not last"])
+def test_an_append_that_creates_or_seals_and_gets_no_answer(
+    monkeypatch: pytest.MonkeyPatch, medium: OwnSegmentLog, done: bool, batches: int, last: bool
+) -> None:
+    segment, writer, end = written(medium, *[pages(1)] * batches)
+    before = end if batches else 0
+    write = Pool.write
+
+    def losing(pool: Pool, name: str, *changes: steps.Step) -> int:
+        if done:
+            write(pool, name, *changes)
+        raise TimeoutError(110, "lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Pool, "write", losing)
+        with pytest.raises(Transient):
+            writer.append(end, [pages(2)], Seal([b"footer"], batches + 1) if last else None)
+    with pytest.raises(Conflict, match="unknown"):
+        writer.append(end, [pages(3)])
+    assert medium.seal(segment, None, batches) == (end + ALIGN if done else before)
+    footer = b"footer" if done and last else b""
+    assert content(medium, segment) == pages(1, batches) + (pages(2) if done else b"") + footer
+    with pytest.raises(Conflict):
+        writer.append(end, [pages(3)])
 
 
 @pytest.mark.parametrize("done", [True, False], ids=["done", "not done"])
@@ -387,18 +482,20 @@ def test_a_full_pool_refuses_appends_at_once_and_lets_segments_be_sealed_and_rel
     ceph: CephCluster, small_pool: str
 ) -> None:
     medium = RadosSegmentLog(ceph.admin, small_pool, STORE_ID)
-    segment, writer, end = written(medium)
+    segment, writer, end = written(medium, pages(1))
     ceph.admin.command("osd pool set-quota", pool=small_pool, field="max_bytes", val=str(ALIGN))
     ends = [end]
     with pytest.raises(NoSpace, match="quota"):
         fill(writer, ends, 0.1)
     assert medium.free_bytes() == 0
+    refused = new_segment()
     with pytest.raises(NoSpace, match="quota"):
-        medium.create(new_segment(), 1, 1)
+        medium.create(refused, 1, 1).append(START, [pages(1)])
+    assert medium.seal(refused, None, 0) == 0, "the OSDs have refused it, so nothing has to keep it from coming"
     assert RadosSegmentLog(ceph.admin, small_pool, STORE_ID).free_bytes() == 0
     assert medium.read(segment, [(START, ALIGN)]) == [pages(1)]
     assert medium.seal(segment, [b"a footer"], len(ends) - 1) == ends[-1]
-    assert content(medium, segment) == pages(1, len(ends) - 1), "a full pool took the footer"
+    assert content(medium, segment) == pages(1, len(ends)), "a full pool took the footer"
     assert medium.release([segment]) == {}
     assert list(medium.segments()) == []
     medium.close()

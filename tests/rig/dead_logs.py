@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nos_ec.adapters.system_clock import SystemClock
-from nos_ec.core.errors import NotFound
 from nos_ec.engine.log_lease import LEASE_PREFIX
+from nos_ec.engine.segment_seal import SegmentSeal
 from nos_ec.ports.metadata import Metadata
 from nos_ec.ports.segment_medium import SegmentMedium
 
@@ -15,8 +15,5 @@ def recover_logs(metadata: Metadata, medium: SegmentMedium) -> None:
         metadata.renew_lease(lease, 0, 1)
         assert metadata.fence_lease(lease, SystemClock().now_ms())
         for row in metadata.segments_of_log(int(lease.name.removeprefix(LEASE_PREFIX)), lease.epoch):
-            try:
-                end = medium.seal(row.segment, None, 0)
-            except NotFound:
-                end = 0
+            end = SegmentSeal(metadata, medium).seal(row.segment)
             metadata.seal_segments([(row.segment, end, 0)], 0)

@@ -30,7 +30,7 @@ from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
 from .foreign import publish_named
 from .gathered_puts import data_of
 from .test_check import check, rewrite
-from .test_landing_log_kills import LANDING_LOG_POINTS
+from .test_landing_log_kills import JOINED_LOG_POINTS, LANDING_LOG_POINTS, SEGMENT_SEAL_POINTS
 from .test_lifecycle_walk import LIFECYCLE_POINTS
 from .test_rebuild_kills import DUMP_FILE_POINTS, DUMP_POINTS, METADATA_REBUILD_POINTS
 from .test_trash import TRASH_POINTS
@@ -736,6 +736,8 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             TRAIL_AGE_POINTS,
             DEVICE_LOG_POINTS,
             LANDING_LOG_POINTS,
+            JOINED_LOG_POINTS,
+            SEGMENT_SEAL_POINTS,
             DUMP_POINTS,
             DUMP_FILE_POINTS,
             METADATA_REBUILD_POINTS,

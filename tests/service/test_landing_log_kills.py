@@ -12,13 +12,19 @@ import pytest
 
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.core.errors import Conflict
 from nos_ec.core.ids import LandingId, ObjectKey, segment_of
 from nos_ec.core.landing_format import scan
 from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine.log_lease import LEASE_PREFIX
 from nos_ec.engine.log_reader import LogReader
+from nos_ec.engine.log_recovery import LogRecovery
+from nos_ec.engine.trimmer import Trimmer
+from nos_ec.ports.clock import unwatched
 from nos_ec.ports.metadata import Metadata
 from nos_ec.testing.folder_medium import FolderMedium
+from nos_ec.testing.memory_medium import JOINED
 from tests.rig.dead_logs import recover_logs
 from tests.rig.preloaded import Preloaded
 
@@ -39,6 +45,21 @@ LANDING_LOG_POINTS = [
     "landing_log.sealed",
     "landing_log.sealed:2",
 ]
+JOINED_LOG_POINTS = [
+    "landing_log.segment_opened",
+    "landing_log.segment_created",
+    "landing_log.segment_created:2",
+    "landing_log.appended",
+    "landing_log.appended:9",
+    "landing_log.sealed_by_append",
+    "landing_log.sealed_by_append:2",
+    "landing_log.sealed_in_medium",
+    "landing_log.sealed",
+    "landing_log.sealed:2",
+]
+"""Where appends create and seal segments."""
+SEGMENT_SEAL_POINTS = ["segment_seal.empty_sealed", "segment_seal.released"]
+"""While a segment is sealed that its log had not begun."""
 PROGRAM = Path(__file__).with_name("landing_process.py")
 BATCHES = 15
 
@@ -48,6 +69,7 @@ class Host:
 
     def __init__(self, root: Path, template: Path, preloaded: Preloaded) -> None:
         self._preloaded = preloaded
+        self._joined: list[str] = []
         self.url = f"sqlite:///{root / 'meta.db'}"
         self.folder = root / "log"
         self.folder.mkdir()
@@ -55,9 +77,14 @@ class Host:
         self.metadata: Metadata = open_metadata(self.url)
         self.medium = FolderMedium(self.folder)
 
-    def run(self, kill_at: str = "") -> tuple[int, dict[ObjectKey, LandingId]]:
+    def join(self) -> None:
+        """Let appends create and seal segments."""
+        self.medium = FolderMedium(self.folder, JOINED)
+        self._joined = ["joined"]
+
+    def run(self, kill_at: str = "", what: str = str(BATCHES)) -> tuple[int, dict[ObjectKey, LandingId]]:
         """Run a process. Returns its exit code and what it has acknowledged."""
-        arguments = [str(PROGRAM), self.url, str(self.folder), str(BATCHES)]
+        arguments = [str(PROGRAM), self.url, str(self.folder), what, *(self._joined if what.isdecimal() else [])]
         done = self._preloaded.run(arguments, os.environ | {"NOS_EC_KILL_AT": kill_at}, b"", WAIT_S_MAX)
         assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
         acknowledged = {}
@@ -77,7 +104,7 @@ class Host:
             assert segment_of(landing_id) in rows
         found = set()
         for segment in self.medium.segments():
-            end = rows[segment].end or self.medium.limits.segment_bytes
+            end = rows[segment].end or self.medium.limits.segment_bytes  # not sealed, or empty
 
             def read(offset: int, length: int, segment: bytes = segment) -> bytes:
                 return self.medium.read(segment, [(offset, length)])[0]  # type: ignore[arg-type]
@@ -101,8 +128,13 @@ def host(tmp_path: Path, template: Path, preloaded: Preloaded) -> Iterator[Host]
     host.metadata.close()
 
 
-@pytest.mark.parametrize("point", LANDING_LOG_POINTS)
-def test_killed(host: Host, point: str) -> None:
+@pytest.mark.parametrize(
+    ("point", "joined"),
+    [(point, False) for point in LANDING_LOG_POINTS] + [(point, True) for point in JOINED_LOG_POINTS],
+)
+def test_killed(host: Host, point: str, joined: bool) -> None:
+    if joined:
+        host.join()
     code, acknowledged = host.run(point)
     assert code == -signal.SIGKILL, f"{point} never fired"
     host.check(acknowledged)
@@ -116,7 +148,36 @@ def test_killed(host: Host, point: str) -> None:
     assert not host.metadata.list_leases(LEASE_PREFIX)
 
 
-def test_a_process_that_ends_leaves_no_work(host: Host) -> None:
+@pytest.mark.invariant(8)
+def test_recovery_is_killed_where_a_log_had_not_begun_its_segment(host: Host) -> None:
+    host.join()
+    code, acknowledged = host.run("landing_log.segment_created")
+    assert (code, acknowledged) == (-signal.SIGKILL, {})
+    (row,) = host.metadata.list_segments(None, 10)
+    assert list(host.medium.segments()) == []
+    assert host.run(SEGMENT_SEAL_POINTS[0], "recover")[0] == -signal.SIGKILL
+    assert list(host.medium.segments()) == [row.segment]
+    writer = host.medium.create(row.segment, row.epoch, 0)  # the log was not dead after all
+    with pytest.raises(Conflict):
+        writer.append(host.medium.limits.start, [bytes(512)])
+    assert [one.state for one in host.metadata.list_segments(None, 10)] == [SegmentState.OPEN]
+    LogRecovery(host.metadata, host.medium, SystemClock()).run_once(unwatched, fenced=True)
+    assert Trimmer(host.metadata, host.medium, SystemClock()).run_once().released == 1
+    assert list(host.medium.segments()) == []
+    assert host.metadata.list_segments(None, 10) == []
+
+
+def test_a_seal_that_was_overtaken_is_killed(host: Host) -> None:
+    """Others have sealed the segment, given it back and forgotten it."""
+    host.join()
+    assert host.run(SEGMENT_SEAL_POINTS[1], "overtaken")[0] == -signal.SIGKILL
+    assert list(host.medium.segments()) == []
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_process_that_ends_leaves_no_work(host: Host, joined: bool) -> None:
+    if joined:
+        host.join()
     code, acknowledged = host.run()
     assert code == 0
     host.check(acknowledged)

@@ -28,7 +28,7 @@ from nos_ec.core.landing_format import (
 from nos_ec.engine.lander import NewCopy
 from nos_ec.engine.landing_log import LandingLog, LogOptions
 from nos_ec.engine.log_reader import LogReader
-from nos_ec.ports.segment_medium import Buffer
+from nos_ec.ports.segment_medium import Buffer, Seal
 from nos_ec.testing.clock import SetClock
 from nos_ec.testing.memory_medium import SMALL, MemoryMedium
 from nos_ec.testing.memory_segments import MemorySegments
@@ -53,7 +53,7 @@ class Counted(MemoryMedium):
 class Forgetful(MemoryMedium):
     """Keeps nothing of what is appended."""
 
-    def _put(self, segment: SegmentId, kept: object, offset: int, data: bytes) -> bool:
+    def _put(self, segment: SegmentId, kept: object, offset: int, data: bytes, seal: Seal | None = None) -> bool:
         return True
 
     def seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:

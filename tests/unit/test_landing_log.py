@@ -10,104 +10,25 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
 
-import google_crc32c
 import pytest
 from structlog.testing import capture_logs
 
 from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost, NosError, NoSpace, NotFound, Transient
-from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, log_of, record_offset, segment_of
+from nos_ec.core.ids import LandingId, SegmentId, log_of, record_offset, segment_of
 from nos_ec.core.landing_format import decode_footer, decode_names, scan
 from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine.landed_in_log import LandedInLog
-from nos_ec.engine.lander import LandedBatch, NewCopy
-from nos_ec.engine.landing_log import LandingLog, LogOptions
 from nos_ec.engine.log_reader import LogReader
 from nos_ec.engine.log_segment import RETRY_WAIT_MS, LogSegment
 from nos_ec.engine.segment_maker import LEFT_MAX
 from nos_ec.ports.metadata import Lease
+from nos_ec.ports.segment_medium import MediumLimits
 from nos_ec.testing.clock import SetClock
-from nos_ec.testing.faulty import Faults, faulty
-from nos_ec.testing.memory_medium import SMALL, MemoryMedium, MemoryWriter
-from nos_ec.testing.memory_segments import MemorySegments
+from nos_ec.testing.memory_medium import JOINED, SMALL, MemoryMedium, MemoryWriter
+
+from .landing_rig import OPTIONS, Rig, copies, lose_lease, new_copy
 
 pytestmark = pytest.mark.invariant(1, 8)
-
-OPTIONS = LogOptions(lanes=2, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=10_000)
-
-
-def copies(*sizes: int, seed: int = 0) -> list[NewCopy]:
-    chance = Random(f"{seed} {sizes}")
-    return [new_copy(chance.randbytes(size), f"object {number}") for number, size in enumerate(sizes)]
-
-
-def new_copy(data: bytes, name: str = "name") -> NewCopy:
-    return NewCopy(ObjectKey("bucket", name), data, google_crc32c.value(data))
-
-
-class Rig:
-    """A log whose ports can be made to fail, and the other side of each port."""
-
-    def __init__(self, medium: MemoryMedium | None = None, options: LogOptions = OPTIONS) -> None:
-        self.clock = SetClock()
-        self.medium = medium or MemoryMedium()
-        self.segments = MemorySegments()
-        self.faults = Faults()
-        self.logs: list[LandingLog] = []
-        self.options = options
-        self.log = self.opened()
-
-    def opened(self) -> LandingLog:
-        chance = Random(len(self.logs))
-        log = LandingLog(
-            faulty(self.segments, self.faults),
-            faulty(self.medium, self.faults),
-            self.clock,
-            chance.randbytes,
-            self.options,
-        )
-        self.logs.append(log)
-        return log
-
-    def close(self) -> None:
-        self.faults.before.clear()
-        self.faults.after.clear()
-        for log in self.logs:
-            log.close()
-
-    def land(self, new: Sequence[NewCopy]) -> tuple[LandedBatch, list[LandingId]]:
-        landed = self.log.land(new)
-        return landed, [outcome for outcome in landed.outcomes if not isinstance(outcome, NosError)]
-
-    def put(self, new: Sequence[NewCopy]) -> list[LandingId]:
-        """Land, record and settle."""
-        landed, ids = self.land(new)
-        assert len(ids) == len(new)
-        try:
-            self.segments.record([(landing_id, copy.data) for landing_id, copy in zip(ids, new, strict=True)])
-        finally:
-            landed.settle(())
-        return ids
-
-    def check(self) -> None:
-        """Every record that was recorded reads back."""
-        reader = LogReader(self.medium)
-        wanted = [(landing_id, len(data)) for landing_id, data in self.segments.recorded.items()]
-        assert reader.read_many(wanted) == list(self.segments.recorded.values())
-
-    def states(self) -> list[SegmentState]:
-        return [self.segments.rows[segment].state for segment in sorted(self.segments.rows)]
-
-    def fence(self, number: int = 0) -> None:
-        """What recovery does with a log whose lease has expired."""
-        lease = self.segments.leases.pop(f"landing-log-{number}")
-        rows = self.segments.segments_of_log(number, lease.epoch)
-        self.segments.seal_segments([(row.segment, self.seal(row.segment), 0) for row in rows], self.clock.now_ms())
-
-    def seal(self, segment: SegmentId) -> int:
-        try:
-            return self.medium.seal(segment, None, 0)
-        except NotFound:
-            return 0
 
 
 @pytest.fixture
@@ -398,12 +319,13 @@ def test_a_log_that_is_full_again_and_again_warns_once_a_minute() -> None:
 CALLS = ["list_leases", "acquire_lease", "segments_of_log", "open_segment", "create", "seal", "seal_segments"]
 
 
+@pytest.mark.parametrize("limits", [SMALL, JOINED], ids=["writes of their own", "joined"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("error", [Transient("lost"), NoSpace("full")])
 @pytest.mark.parametrize("call", CALLS)
-def test_every_call_may_fail(call: str, error: NosError, when: str) -> None:
+def test_every_call_may_fail(call: str, error: NosError, when: str, limits: MediumLimits) -> None:
     """Whatever fails, and whether or not it was done: nothing acknowledged is lost, and all is put right later."""
-    rig = Rig()
+    rig = Rig(MemoryMedium(limits=limits))
     refused = 0
     for number in range(30):
         if number in (0, 4, 11, 17):
@@ -529,14 +451,6 @@ def test_a_fenced_log_goes_on_under_a_new_lease(rig: Rig) -> None:
     late.settle(ids)
     rig.check()
     assert rig.log.counters.failed == 1
-
-
-def lose_lease(rig: Rig) -> None:
-    """Others fence it, and this process learns of that before they have sealed anything."""
-    held = rig.log._held
-    assert held is not None
-    del rig.segments.leases[held.lease.name]
-    assert not held.renew()
 
 
 def test_a_log_that_knows_its_lease_is_lost_appends_to_no_old_segment(rig: Rig) -> None:

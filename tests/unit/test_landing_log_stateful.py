@@ -1,7 +1,8 @@
 """Random histories of landing logs: put, settle late, seal, lose power, fence, recover, trim (invariants 1, 2 and 8).
 
-The medium keeps a batch only if its append was done, or tears it. After each step every recorded record reads back, no
-id was given twice, and no row of a segment is SEALED while its log may still record PUTs in it.
+The medium keeps a batch only if its append was done, or tears it; or its appends create and seal segments. After each
+step every recorded record reads back, no id was given twice, and no row of a segment is SEALED while its log may still
+record PUTs in it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from nos_ec.core.errors import NosError, NoSpace, NotFound, Transient
+from nos_ec.core.errors import NosError, NoSpace, Transient
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, segment_of
 from nos_ec.core.landing_format import decode_footer, scan
 from nos_ec.core.lifecycle import SegmentState
@@ -23,13 +24,15 @@ from nos_ec.engine.lander import LandedBatch, NewCopy
 from nos_ec.engine.landing_log import LandingLog, LogOptions
 from nos_ec.engine.log_lease import LEASE_PREFIX
 from nos_ec.engine.log_reader import LogReader
+from nos_ec.engine.segment_seal import SegmentSeal
 from nos_ec.testing.clock import SetClock
 from nos_ec.testing.faulty import Faults, faulty
-from nos_ec.testing.memory_medium import MemoryMedium
+from nos_ec.testing.memory_medium import JOINED, SMALL, MemoryMedium
 from nos_ec.testing.memory_segments import MemorySegments
 
 OPTIONS = LogOptions(lanes=2, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=1_000)
 CALLS = ["create", "seal", "open_segment", "seal_segments", "list_leases", "acquire_lease", "renew_lease"]
+CALLS += ["landing_segment", "release"]
 ERRORS = st.sampled_from([Transient, NoSpace])
 SIZES = st.lists(st.integers(1, 3000), min_size=1, max_size=4)
 
@@ -57,11 +60,12 @@ class LandingLogMachine(RuleBasedStateMachine):
     """The rules. Process 0 and 1 share medium and metadata; a dead one is replaced."""
 
     batches = Bundle("batches")
+    limits = SMALL
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = SetClock()
-        self.disk = MemoryMedium(segments_max=60)
+        self.disk = MemoryMedium(limits=self.limits, segments_max=60)
         self.segments = MemorySegments()
         self.chance = Random(5)
         self.ids: set[LandingId] = set()
@@ -182,10 +186,7 @@ class LandingLogMachine(RuleBasedStateMachine):
         self.fenced.add(lease.epoch)
         del self.segments.leases[lease.name]
         for row in self.segments.segments_of_log(int(lease.name.removeprefix(LEASE_PREFIX)), lease.epoch):
-            try:
-                end = self.disk.seal(row.segment, None, 0)
-            except NotFound:
-                end = 0
+            end = SegmentSeal(self.segments, self.disk).seal(row.segment)
             self.segments.seal_segments([(row.segment, end, 0)], self.clock.now_ms())
 
     # --- packing and trim -----------------------------------------------------------------------------
@@ -251,6 +252,15 @@ class LandingLogMachine(RuleBasedStateMachine):
         assert set(self.segments.recorded) <= by_scan
 
 
+class JoinedLogMachine(LandingLogMachine):
+    """Where the first append creates a segment, and the last one can seal it."""
+
+    limits = JOINED
+
+
 TestLandingLog = LandingLogMachine.TestCase
 TestLandingLog.settings = settings(deadline=None, max_examples=60, stateful_step_count=60)
 TestLandingLog = pytest.mark.invariant(1, 2, 8)(TestLandingLog)
+TestJoinedLog = JoinedLogMachine.TestCase
+TestJoinedLog.settings = TestLandingLog.settings
+TestJoinedLog = pytest.mark.invariant(1, 2, 8)(TestJoinedLog)

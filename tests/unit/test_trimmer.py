@@ -32,9 +32,9 @@ from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, unwatched
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import Lease, Metadata, NewObject, ObjectRow
-from nos_ec.ports.segment_medium import Buffer
+from nos_ec.ports.segment_medium import Buffer, MediumLimits
 from nos_ec.testing.clock import FakeClock
-from nos_ec.testing.memory_medium import MemoryMedium
+from nos_ec.testing.memory_medium import JOINED, SMALL, MemoryMedium
 from nos_ec.testing.metadata_bench import TTL_MS, MetadataBench
 
 pytestmark = pytest.mark.invariant(2)
@@ -60,8 +60,8 @@ def metadata(tmp_path: Path) -> Iterator[Metadata]:
 class StuckMedium(MemoryMedium):
     """A medium some of whose segments do not answer."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, limits: MediumLimits = SMALL) -> None:
+        super().__init__(limits=limits)
         self.stuck: set[SegmentId] = set()
 
     def seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
@@ -79,10 +79,10 @@ class StuckMedium(MemoryMedium):
 class Log:
     """A log on a metadata store and a medium, and the two that clean up after it."""
 
-    def __init__(self, metadata: Metadata, number: int = 1) -> None:
+    def __init__(self, metadata: Metadata, number: int = 1, limits: MediumLimits = SMALL) -> None:
         self.bench = MetadataBench(metadata)
         self.metadata = metadata
-        self.medium = StuckMedium()
+        self.medium = StuckMedium(limits)
         self.clock = FakeClock(self.bench.now_ms)
         self.lease: Lease = self.bench.lease(f"landing-log-{number}")
         self._number = number
@@ -301,6 +301,24 @@ def test_a_segment_that_was_never_created_is_sealed_as_empty(log: Log) -> None:
         log.medium.seal(segment, None, 0)
     assert log.trimmer.run_once().released == 1
     assert log.state(segment) is None
+
+
+def test_a_log_that_was_not_dead_begins_no_segment_that_was_sealed(metadata: Metadata) -> None:
+    """On a medium where the first append creates a segment: its row may still be OPEN when that comes, so a PUT in it
+    would be recorded."""
+    log = Log(metadata, limits=JOINED)
+    segment, _ = log.segment(created=False)
+    begun, _ = log.segment(["a"])
+    writer = log.medium.reopened().create(segment, log.lease.epoch, 0)  # by its own process
+    log.die()
+    log.medium.stuck = {begun}
+    assert log.recovery.run_once(unwatched, fenced=True) == 1
+    (row,) = [row for row in metadata.list_segments(None, 10) if row.segment == segment]
+    assert (row.state, row.end, row.records) == (SegmentState.SEALED, 0, 0)
+    with pytest.raises(Conflict):
+        writer.append(JOINED.start, [bytes(512)])
+    assert log.trimmer.run_once().released == 1
+    assert list(log.medium.segments()) == [begun]
 
 
 def test_a_successor_of_the_log_keeps_its_segments(log: Log) -> None:

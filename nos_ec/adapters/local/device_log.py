@@ -12,7 +12,7 @@ copies, and new ones are created on the devices that work.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from nos_ec.core.ids import SegmentId, record_offset
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.landing_format import TYPE_FOOTER, SegmentHeader, scan
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits
+from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits, Seal
 
 WRITES_MAX = 2
 _BATCH_BYTES_MAX = 1 << 20
@@ -97,7 +97,7 @@ class DeviceLog:
             places = None
             while places is None:
                 places = self._take(self._choose(), segment, epoch, first_lsn)
-            writer = DeviceWriter(self._devices, self._table, segment, places)
+            writer = DeviceWriter(self._devices, self._table, segment, places, self.seal)
         self._writers[segment] = writer
         return writer
 
@@ -399,21 +399,31 @@ class DeviceLog:
 
 
 class DeviceWriter:
-    """Appends to one segment of a `DeviceLog`. end: of the last batch; None after a failure, when it is unknown."""
+    """Appends to one segment of a `DeviceLog`. end: of the last batch; None after a failure, when it is unknown.
+    seal: that of the log."""
 
-    def __init__(self, devices: DeviceSet, table: SlotTable, segment: SegmentId, places: Sequence[Place]) -> None:
+    def __init__(
+        self,
+        devices: DeviceSet,
+        table: SlotTable,
+        segment: SegmentId,
+        places: Sequence[Place],
+        seal: Callable[[SegmentId, Sequence[Buffer], int], int],
+    ) -> None:
         self._devices = devices
         self._table = table
         self._segment = segment
         self._places = places
+        self._seal = seal
         self._append_lock = table.append_lock(segment)
         self._lock = threading.Lock()
         self._under_way = 0
         self._is_closed = False
         self.end: int | None = START
 
-    def append(self, offset: int, batch: Sequence[Buffer]) -> None:
-        """Write the batch to all copies at once, under the lock that whoever seals the segment waits for."""
+    def append(self, offset: int, batch: Sequence[Buffer], seal: Seal | None = None) -> None:
+        """Write the batch to all copies at once, under the lock that whoever seals the segment waits for. The seal is
+        written behind it."""
         size, layout = sum(map(len, batch)), self._devices.layout
         if offset % PAGE or size % PAGE or not START <= offset < offset + size <= layout.trailer_at:
             raise ValueError(f"batch of {size} bytes at {offset}: whole pages between {START} and {layout.trailer_at}")
@@ -432,6 +442,8 @@ class DeviceWriter:
             raise
         kill_point("device_log.appended")
         self._finish(offset + size)
+        if seal is not None:
+            self._seal(self._segment, seal.footer, seal.records)
 
     def _begin(self) -> None:
         with self._lock:

@@ -3,14 +3,20 @@
     object                   xattr          content
     log.<segment id, hex>    nos_ec.log     the segment header, padded; the batches; the footer, if there is one
                              "open" until the segment is sealed, then "sealed OFFSET RECORDS": the batches end at
-                             OFFSET, where the footer begins, and hold so many records
+                             OFFSET, where the footer begins, and hold so many records. "sealed 0 0" and no content: it
+                             was sealed before its first append
+
+To an OSD, creating or sealing an object costs what an append costs. So the first append creates the object, with the
+header, and the last one can seal it.
 
 Invariants kept here:
-  a  Each append is one RADOS transaction that first checks that the object still has the version of its writer's last
-     write. A seal raises the version like every other change. So of an append and a seal, one wins and the other
-     writes nothing, whatever processes they come from and however late one of them arrives.
-  b  An append never creates an object: an object that is absent has no version. So a writer that wakes up after its
-     segment was released writes nothing.
+  a  Each append is one RADOS transaction. The first one creates the object, and fails if it exists. Each further one
+     checks that the object still has the version of its writer's last write. A seal raises the version like every other
+     change. So of an append and a seal, one wins and the other writes nothing, whatever processes they come from and
+     however late one of them arrives.
+  b  A seal of an object that is absent creates it, sealed and empty, so that (a) holds for the first append as well. A
+     further append never creates an object, as one that is absent has no version. So of a writer that wakes up after
+     its segment was released, only a first append is done: see nos_ec.engine.landing_log (8), which then removes it.
   c  "sealed" is never undone.
 """
 
@@ -28,11 +34,11 @@ from nos_ec.adapters.rados.cluster import RadosCluster
 from nos_ec.adapters.rados.landing_pool import LandingPool
 from nos_ec.adapters.rados.pool import Step
 from nos_ec.adapters.rados.pool_checks import check_write_limits
-from nos_ec.core.errors import Conflict, Corrupt, NoSpace, Transient
+from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, NotFound, Transient
 from nos_ec.core.ids import SegmentId
 from nos_ec.core.landing_format import SegmentHeader, encode_segment_header
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits
+from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits, Seal
 
 STATE = "nos_ec.log"
 ALIGN = 4096
@@ -44,12 +50,13 @@ LIMITS = MediumLimits(
     batch_bytes_max=4 << 20,
     batch_records_max=64,
     writes_max=1,
+    ends_in_appends=True,
 )
 SEAL_TRIES = 1 + (LIMITS.segment_bytes - LIMITS.start) // ALIGN
 """A segment can grow at most so many times, less one, while it is being sealed."""
 
-_CHANGED = frozenset({errno.ERANGE, errno.EOVERFLOW})
-"""Error codes of a transaction that expects another version than the object has."""
+_CHANGED = frozenset({errno.ERANGE, errno.EOVERFLOW, errno.EEXIST})
+"""Error codes of a transaction that expects another version than the object has, or none."""
 _STATE_VALUE = re.compile(rb"open|sealed (0|[1-9][0-9]{0,9}) (0|[1-9][0-9]{0,9})")
 
 
@@ -76,16 +83,24 @@ class SealState:
         return cls(None) if match[1] is None else cls(int(match[1]), int(match[2]))
 
 
+_ABSENT = 0
+"""The version of an object before its first append. Ceph counts from 1."""
+
+
 class _Tail:
-    """Where the batches of a segment end that this process writes, and the version that its object had then.
+    """Where the batches of a segment end that this process writes, and the version that its object had then. header:
+    what the first append writes before its batch.
 
     Who changes the object takes the version and puts the new one back, so that a failed change leaves none behind.
     """
 
-    def __init__(self, end: int, version: int) -> None:
+    def __init__(self, header: bytes) -> None:
         self._lock = threading.Lock()
-        self.end = end
-        self._version: int | None = version
+        self.header = header
+        self.end = LIMITS.start
+        self._version: int | None = _ABSENT
+        self.is_refused = False
+        """Whether the OSDs have refused the first append, so that no object is there."""
 
     def take(self) -> int | None:
         """Return the version, if it is known, and forget it."""
@@ -127,7 +142,7 @@ class RadosSegmentLog(LandingPool):
     # --- writing --------------------------------------------------------------------------------------
 
     def create(self, segment: SegmentId, epoch: int, first_lsn: int) -> RadosSegmentWriter:
-        """Create an empty segment with its header, in one transaction."""
+        """Begin a segment, of which nothing is there before its first append."""
         header = encode_segment_header(
             SegmentHeader(
                 segment=segment,
@@ -138,29 +153,18 @@ class RadosSegmentLog(LandingPool):
                 store_id=self._store_id,
             )
         )
-        with self._objects.translated(segment):
-            try:
-                version = self._write(
-                    segment,
-                    steps.must_be_new(),
-                    steps.append(header.ljust(LIMITS.start, b"\0")),
-                    steps.set_xattr(STATE, SealState(None).encode()),
-                    size_bytes=LIMITS.start,
-                    objects=1,
-                )
-            except FileExistsError as error:
-                raise Conflict(f"landing segment {segment.hex()} exists: use a new id") from error
-        tail = self._tails[segment] = _Tail(LIMITS.start, version)
+        tail = self._tails[segment] = _Tail(header.ljust(LIMITS.start, b"\0"))
         return RadosSegmentWriter(self, segment, tail)
 
-    def append(self, segment: SegmentId, tail: _Tail, offset: int, batch: Sequence[Buffer]) -> None:
+    def append(
+        self, segment: SegmentId, tail: _Tail, offset: int, batch: Sequence[Buffer], seal: Seal | None = None
+    ) -> None:
         """`SegmentWriter.append` (invariants a and b)."""
-        # librados copies what it is given, so the parts are joined here only once.
-        data = b"".join(batch)
-        end = offset + len(data)
-        if not data or len(data) % ALIGN or offset != tail.end or end > LIMITS.segment_bytes:
+        size = sum(map(len, batch))
+        end = offset + size
+        if not size or size % ALIGN or offset != tail.end or end > LIMITS.segment_bytes:
             raise ValueError(
-                f"{len(data)} bytes at {offset} of segment {segment.hex()}: a batch is pages of {ALIGN} bytes, begins"
+                f"{size} bytes at {offset} of segment {segment.hex()}: a batch is pages of {ALIGN} bytes, begins"
                 f" at {tail.end} and ends by {LIMITS.segment_bytes}"
             )
         version = tail.take()
@@ -168,17 +172,33 @@ class RadosSegmentLog(LandingPool):
             raise Conflict(
                 f"landing segment {segment.hex()} is sealed, or the outcome of an append is unknown: seal it"
             )
-        changed = self._changed(segment, version, steps.append(data), size_bytes=len(data))
+        first = version == _ABSENT
+        # librados copies what it is given, so the parts are joined here only once.
+        data = b"".join((tail.header if first else b"", *batch, *(seal.footer if seal else ())))
+        change = [steps.append(data)]
+        if first or seal is not None:
+            state = SealState(None) if seal is None else SealState(end, seal.records)
+            change.append(steps.set_xattr(STATE, state.encode()))
+        try:
+            changed = self._changed(segment, version, *change, size_bytes=len(data))
+        except (NoSpace, ConfigError):
+            tail.is_refused = first
+            raise
         if changed is None:
             raise Conflict(f"landing segment {segment.hex()} was sealed or released by another process")
-        tail.put(end, changed)
+        if seal is None:
+            tail.put(end, changed)
+        else:
+            tail.end = end
+            self._tails.pop(segment, None)
 
     def seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
         """Set the xattr to "sealed OFFSET RECORDS", with the footer in the same transaction if there is one.
 
         The footer is left out when the pool is full, and when more was written than this process knows of: then an
-        append whose outcome was unknown turns out to have been done. Raises Corrupt for an object that was not created
-        as a segment."""
+        append whose outcome was unknown turns out to have been done. Without the object, one is created that is sealed
+        and empty (invariant b), unless its writer is in this process, and has created none and now cannot. Raises
+        Corrupt for an object that was not created as a segment."""
         try:
             return self._seal(segment, footer, records)
         except NoSpace:
@@ -187,16 +207,26 @@ class RadosSegmentLog(LandingPool):
     def _seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
         tail = self._tails.get(segment)
         version = tail.take() if tail is not None else None
+        if tail is not None and (version == _ABSENT or tail.is_refused):
+            self._tails.pop(segment, None)
+            return 0
         if tail is not None and version is not None and self._sealed(segment, version, tail.end, footer, records):
             return tail.end
         for _ in range(SEAL_TRIES):
-            state, version = self._look_up(segment)
+            try:
+                state, version = self._look_up(segment)
+                # An append after the look-up changes the version, so this is the size at that version, or the seal
+                # fails.
+                with self._objects.translated(segment):
+                    end = self._pool.size_of(self._objects.name_of(segment)) if state.end is None else state.end
+            except NotFound:
+                if tail is not None and tail.end > LIMITS.start:
+                    self._tails.pop(segment, None)
+                    raise  # it was there, so its writer does not begin it any more
+                state, version, end = SealState(None), _ABSENT, 0
             if state.end is not None:
                 self._tails.pop(segment, None)
                 return state.end
-            # An append after the look-up changes the version, so this is the size at that version, or the seal fails.
-            with self._objects.translated(segment):
-                end = self._pool.size_of(self._objects.name_of(segment))
             known = tail is not None and tail.end == end
             if self._sealed(segment, version, end, footer if known else None, records):
                 return end
@@ -208,18 +238,21 @@ class RadosSegmentLog(LandingPool):
         """Seal a segment unless it was changed since it had this version. Returns whether it was sealed."""
         data = b"".join(footer or ())
         content = [steps.append(data)] if data else []
-        state = steps.set_xattr(STATE, SealState(end, records).encode())
+        state = steps.set_xattr(STATE, SealState(end, records if end else 0).encode())
         if self._changed(segment, version, *content, state, size_bytes=len(data)) is None:
             return False
         self._tails.pop(segment, None)
         return True
 
     def _changed(self, segment: SegmentId, version: int, *change: Step, size_bytes: int) -> int | None:
-        """Make a change unless the segment was changed or released since it had this version (invariant a). Returns the
-        new version, or None if the change was not made. Raises NoSpace, Transient."""
+        """Make a change unless the segment was changed or released since it had this version, or begun since it was
+        absent (invariants a and b). Returns the new version, or None if the change was not made. Raises NoSpace,
+        Transient."""
+        first = version == _ABSENT
+        condition = steps.must_be_new() if first else steps.must_have_version(version)
         with self._objects.translated(segment):
             try:
-                return self._write(segment, steps.must_have_version(version), *change, size_bytes=size_bytes)
+                return self._write(segment, condition, *change, size_bytes=size_bytes, objects=int(first))
             except OSError as error:
                 if error.errno not in _CHANGED:
                     raise
@@ -264,9 +297,9 @@ class RadosSegmentWriter:
         self._segment = segment
         self._tail = tail
 
-    def append(self, offset: int, batch: Sequence[Buffer]) -> None:
+    def append(self, offset: int, batch: Sequence[Buffer], seal: Seal | None = None) -> None:
         """Append a batch in one transaction. After any error, further appends raise Conflict."""
-        self._medium.append(self._segment, self._tail, offset, batch)
+        self._medium.append(self._segment, self._tail, offset, batch, seal)
 
     def close(self) -> None:
         """Nothing to release: the segment can still be sealed."""

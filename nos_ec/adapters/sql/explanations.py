@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, bindparam, select
 
-from nos_ec.adapters.sql import blocks, landing, landing_segments
+from nos_ec.adapters.sql import blocks, landing
 from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, LIVE, OBJECT_COLUMNS, block_row, object_row
 from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS, WAITING
 from nos_ec.core.errors import NotFound
-from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
-from nos_ec.ports.metadata import BlockFacts, ObjectFacts, ObjectRow, QueueEntry, SegmentRow, WaitReason
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey
+from nos_ec.ports.metadata import BlockFacts, ObjectFacts, ObjectRow, QueueEntry, WaitReason
 
 _O, _W, _B = OBJECTS.c, WAITING.c, BLOCKS.c
 
@@ -41,11 +41,6 @@ def object_facts(connection: Connection, key: ObjectKey) -> ObjectFacts:
 def find_queued_copy(connection: Connection, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
     """See `Metadata.find_queued_copy`."""
     return landing.find_queued(connection, row, first, last)
-
-
-def landing_segment(connection: Connection, segment: SegmentId) -> SegmentRow | None:
-    """See `Metadata.landing_segment`."""
-    return landing_segments.find(connection, segment)
 
 
 def block_facts(

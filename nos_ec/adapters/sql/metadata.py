@@ -409,6 +409,10 @@ class _SqlLandingSegments(SqlPart):
         """See the port."""
         return self._read(landing_segments.of_log, log, epoch_max)
 
+    def landing_segment(self, segment: SegmentId) -> SegmentRow | None:
+        """See the port."""
+        return self._read(landing_segments.find, segment)
+
     def list_segments(self, after: SegmentId | None, limit: int) -> list[SegmentRow]:
         """See the port."""
         return self._read(landing_segments.page, after, limit)

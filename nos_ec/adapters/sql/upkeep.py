@@ -22,7 +22,7 @@ from nos_ec.adapters.sql import (
 from nos_ec.adapters.sql.part import SqlPart
 from nos_ec.core.errors import NosError
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.parts import UploadId
 from nos_ec.core.reclaim import BlockAccount
 from nos_ec.ports.metadata import (
@@ -324,10 +324,6 @@ class SqlExplanations(SqlPart):
     def find_queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
         """See the port."""
         return self._read(explanations.find_queued_copy, row, first, last)
-
-    def landing_segment(self, segment: SegmentId) -> SegmentRow | None:
-        """See the port."""
-        return self._read(explanations.landing_segment, segment)
 
     def block_facts(self, block_id: BlockId, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> BlockFacts:
         """See the port."""

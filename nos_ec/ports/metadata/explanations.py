@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.ports.metadata.blocks import BlockRow, WaitReason
 from nos_ec.ports.metadata.inspection import QueueEntry
-from nos_ec.ports.metadata.landing_segments import SegmentRow
 from nos_ec.ports.metadata.objects import ObjectRow
 
 
@@ -42,10 +41,6 @@ class Explanations(Protocol):
 
     def find_queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
         """As `LandingQueue.queued_copy`, also for a copy that is doomed."""
-        ...
-
-    def landing_segment(self, segment: SegmentId) -> SegmentRow | None:
-        """A segment of the landing log; None when it was given back."""
         ...
 
     def block_facts(self, block_id: BlockId, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> BlockFacts:

@@ -62,6 +62,10 @@ class LandingSegments(Protocol):
         """The OPEN segments of a log whose epoch is at most `epoch_max`: what a dead process left to be sealed."""
         ...
 
+    def landing_segment(self, segment: SegmentId) -> SegmentRow | None:
+        """A segment; None when it was given back."""
+        ...
+
     # --- trim -------------------------------------------------------------------------------------
     def list_segments(self, after: SegmentId | None, limit: int) -> list[SegmentRow]:
         """One page of all segments in order of id, after the segment `after` (None: from the start)."""

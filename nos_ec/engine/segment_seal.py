@@ -1,0 +1,55 @@
+"""Seals a landing segment in its medium, whoever wrote it.
+
+A seal of a segment that is not there may put a sealed, empty one in its place, so that its writer, which is perhaps
+about to begin it, cannot any more. The trimmer gives it back, by its row. If other processes have sealed, released and
+forgotten the segment meanwhile, there is no row, and nobody else would give it back.
+
+8  after the seal no writer appends to the segment, also one that had begun none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nos_ec.core.errors import NotFound
+from nos_ec.core.ids import SegmentId
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.lifecycle import SegmentState
+from nos_ec.engine.audit_entries import segments_released
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
+from nos_ec.ports.metadata.landing_segments import LandingSegments
+from nos_ec.ports.segment_medium import Buffer, SegmentMedium
+
+
+class SegmentSeal:
+    """Belongs to whoever seals. Safe to call from several threads."""
+
+    def __init__(self, metadata: LandingSegments, medium: SegmentMedium, trail: AuditTrail = NO_TRAIL) -> None:
+        self._metadata = metadata
+        self._medium = medium
+        self._trail = trail
+
+    def seal(self, segment: SegmentId, footer: Sequence[Buffer] | None = None, records: int = 0) -> int:
+        """Seal a segment. Returns the end of its last batch; 0 when there is none. Raises Transient, ConfigError,
+        Corrupt; it can be repeated then."""
+        try:
+            end = self._medium.seal(segment, footer, records)
+        except NotFound:
+            return 0
+        if not end:
+            kill_point("segment_seal.empty_sealed")
+            self.release_unless_known(segment)
+        return end
+
+    def release_unless_known(self, segment: SegmentId) -> None:
+        """Give back a segment that came into being after the trimmer had given it back. One with a row that is not
+        DOOMED is the trimmer's. The caller knows that none of its PUTs was acknowledged. Raises Transient,
+        ConfigError."""
+        row = self._metadata.landing_segment(segment)
+        if row is not None and row.state is not SegmentState.DOOMED:
+            return
+        why = "it came into being after it had been given back, and holds nothing that was acknowledged"
+        self._trail.record(segments_released([segment], {}, why))
+        for error in self._medium.release([segment]).values():
+            raise error
+        kill_point("segment_seal.released")
