@@ -209,7 +209,7 @@ def _require(key: ObjectKey, condition: Condition | None, row: ObjectRow | None)
 def _add_marker(connection: Connection, deletion: AddMarker, now_ms: int, until_ms: int | None) -> VersionEntry:
     """Delete an object by a marker. Raises Overtaken."""
     key, versioning = deletion.key, deletion.versioning
-    current = _lock_current(connection, key)
+    current = objects.lock(connection, key)
     _require(key, deletion.condition, current)
     if deletion.seen is not None and not is_unchanged(deletion.seen, current):
         raise _Refused(PreconditionFailed(f"object {key} was changed meanwhile; nothing was deleted", key=key))
@@ -231,17 +231,11 @@ def _add_marker(connection: Connection, deletion: AddMarker, now_ms: int, until_
     return marker
 
 
-def _lock_current(connection: Connection, key: ObjectKey) -> ObjectRow | None:
-    """The current version, locked. Looks again after waiting for one that was deleted or made noncurrent: another
-    version may be current by then, and a read by key that waited misses it."""
-    return objects.lock_listed(connection, [key]).get(key)
-
-
 def _delete_version(
     connection: Connection, deletion: DeleteVersion, now_ms: int, until_ms: int | None
 ) -> VersionEntry | None:
     key = deletion.key
-    current = _lock_current(connection, key)
+    current = objects.lock(connection, key)
     if current is not None and _is_asked(current, deletion.version):
         _require(key, deletion.condition, current)
         discard(connection, [current], now_ms, until_ms)
@@ -505,7 +499,7 @@ def settle(connection: Connection, rows: Sequence[ObjectRow]) -> None:
 def order(connection: Connection, keys: Sequence[ObjectKey]) -> None:
     """See `Versions.order_versions`."""
     for key in keys:
-        current = _lock_current(connection, key)
+        current = objects.lock(connection, key)
         if current is None:
             _promote(connection, key)
             continue
