@@ -70,14 +70,6 @@ class SqlVersionRaces:
         assert gone.row == row
         assert numbers(metadata) == []
 
-    def test_the_null_version_that_took_the_place_of_another_is_deleted(
-        self, metadata: SqlMetadata, bench: MetadataBench
-    ) -> None:
-        mark(bench, SUSPENDED)
-        gone = _while_open(metadata, [AddMarker(KEY, SUSPENDED)], partial(remove, bench, None))
-        assert isinstance(gone, VersionEntry)
-        assert numbers(metadata) == []
-
     def test_a_marker_is_newer_than_the_null_one_whose_place_it_takes(
         self, metadata: SqlMetadata, bench: MetadataBench
     ) -> None:
