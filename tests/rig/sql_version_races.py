@@ -20,7 +20,7 @@ from nos_ec.adapters.sql import objects, retired, versions
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.core.conditions import Condition
 from nos_ec.core.versions import as_null_version, as_version
-from nos_ec.ports.metadata import AddMarker, DeleteVersion, VersionEntry
+from nos_ec.ports.metadata import AddMarker, DeleteVersion, ExpireMarker, VersionEntry
 from nos_ec.testing.metadata_bench import MetadataBench
 from nos_ec.testing.metadata_version_contract import ENABLED, KEY, SUSPENDED, mark, numbers, put, remove
 
@@ -107,6 +107,16 @@ class SqlVersionRaces:
             marker = mark(bench)
         assert marker.version > made[0].version
         assert [one[0] for one in numbers(metadata)] == [marker.version, made[0].version]
+
+    def test_a_marker_is_not_alone_below_one_that_took_the_place_of_another(
+        self, metadata: SqlMetadata, bench: MetadataBench
+    ) -> None:
+        older = mark(bench)
+        mark(bench, SUSPENDED)
+        expire = partial(metadata.delete_versions, [ExpireMarker(KEY, older.version)], bench.now_ms)
+        answers = _while_open(metadata, [AddMarker(KEY, SUSPENDED)], expire)
+        assert answers == [None]
+        assert [one[1:] for one in numbers(metadata)] == [(True, True), (True, False)]
 
 
 def _while_open(

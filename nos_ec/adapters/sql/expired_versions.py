@@ -36,7 +36,8 @@ LOCK_UPWARDS = (
     .with_for_update()
 )
 """A version, and those that are newer, from the next one on."""
-LOCK_TWO_NEWEST = NEWEST.limit(2).with_for_update()
+TWO_NEWEST = NEWEST.limit(2)
+LOCK_TWO_NEWEST = TWO_NEWEST.with_for_update()
 
 
 def expire_version(
@@ -86,6 +87,9 @@ def expire_marker(connection: Connection, expired: ExpireMarker) -> VersionEntry
         return None
     found = connection.execute(LOCK_TWO_NEWEST, named(expired.key)).all()
     if len(found) != 1 or found[0].object_id is not None or found[0].age_rank != rank_of(expired.version):
+        return None
+    # If the locking read waited for a newer marker, it missed the one that took its place.
+    if len(connection.execute(TWO_NEWEST, named(expired.key)).all()) != 1:
         return None
     remove(connection, found)
     return entry_of(found[0], None, is_latest=True)
