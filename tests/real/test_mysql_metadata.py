@@ -16,6 +16,7 @@ from tests.rig.sql_migrations import SqlMigrations, drop_all
 from tests.rig.sql_plans import SqlPlans
 from tests.rig.sql_races import SqlRaces
 from tests.rig.sql_servers import empty_metadata
+from tests.rig.sql_version_histories import SqlVersionHistories
 from tests.rig.sql_version_races import SqlVersionRaces
 
 pytestmark = pytest.mark.real
@@ -41,6 +42,10 @@ class TestMySQLLocks(SqlRaces):
 
 class TestMySQLVersionLocks(SqlVersionRaces):
     """See tests/rig/sql_version_races.py."""
+
+
+class TestMySQLVersionHistories(SqlVersionHistories):
+    """See tests/rig/sql_version_histories.py."""
 
 
 class TestMySQLDamage(SqlDamage):
