@@ -100,7 +100,7 @@ class SegmentMaker:
             except Conflict:
                 continue
             except NosError:
-                self._to_seal(segment)  # the row may be there
+                self._to_seal(segment, begun=False)  # the row may be there
                 raise
             kill_point("landing_log.segment_opened")
             try:
@@ -138,5 +138,9 @@ class SegmentMaker:
             self._warned, self._warn_ms = text, now_ms + WARN_WAIT_MS
             _log.warning("no landing segment made", error=text)
 
-    def _to_seal(self, segment: SegmentId) -> None:
-        self._sealer.add([LogSegment(segment, None, self._medium.limits)])
+    def _to_seal(self, segment: SegmentId, *, begun: bool = True) -> None:
+        """Let the sealer seal it. begun: whether it may be in the medium; nobody else puts it there."""
+        left = LogSegment(segment, None, self._medium.limits)
+        if not begun:
+            left.sealed(0)
+        self._sealer.add([left])

@@ -81,13 +81,14 @@ class FolderMedium:
         """See the port."""
         path = self._path(segment)
         sealed = path.with_name(path.name + _SEALED)
-        writer = self._writers.pop(segment, None)
+        writer = self._writers.get(segment)
         if self._limits.ends_in_appends and not path.exists():
             if writer is not None and writer.end_before_first_append():
                 return 0
             if writer is None or not writer.begun:
                 with suppress(FileExistsError):
                     path.touch(exist_ok=False)
+        self._writers.pop(segment, None)
         with _locked(path):
             if not sealed.exists():
                 end = -(-path.stat().st_size // self._limits.align) * self._limits.align
@@ -147,7 +148,7 @@ class FolderWriter:
     def end_before_first_append(self) -> bool:
         """Refuse all appends, if none was tried. Returns whether that is so."""
         with self._lock:
-            self._ended = not self._tried
+            self._ended = self._ended or not self._tried
             return self._ended
 
     def append(self, offset: int, batch: Sequence[Buffer], seal: Seal | None = None) -> None:

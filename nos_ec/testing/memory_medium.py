@@ -64,7 +64,9 @@ class MemoryMedium:
 
     def reopened(self) -> MemoryMedium:
         """The same medium, as another process sees it."""
-        return MemoryMedium(self._disk, self._limits, self._segments_max)
+        again = MemoryMedium(self._disk, self._limits, self._segments_max)
+        again._lock = self._lock
+        return again
 
     @property
     def limits(self) -> MediumLimits:
@@ -132,7 +134,7 @@ class MemoryMedium:
         with self._lock:
             if self._limits.ends_in_appends and segment not in self._disk:
                 own = self._own.get(segment)
-                if own is not None and not own.tried:
+                if own is not None and (own.sealed == 0 or not own.tried):
                     own.sealed = 0
                     return 0
                 if own is None or own.end == self._limits.start:

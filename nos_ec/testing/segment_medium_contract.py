@@ -330,10 +330,12 @@ class SegmentMediumContract:
     def test_an_empty_segment_is_sealed_by_its_own_process(self, medium: SegmentMedium, other: SegmentMedium) -> None:
         segment, limits = new_segment(), medium.limits
         writer = medium.create(segment, epoch=1, first_lsn=0)
-        assert medium.seal(segment, None, 0) == (0 if limits.ends_in_appends else limits.start)
+        end = 0 if limits.ends_in_appends else limits.start
+        assert medium.seal(segment, None, 0) == medium.seal(segment, None, 0) == end
         with pytest.raises(Conflict):
             self.append(medium, writer, segment, limits.start)
         writer.close()
+        assert medium.seal(segment, None, 0) == end
         assert list(other.segments()) == ([] if limits.ends_in_appends else [segment])
 
     @pytest.mark.parametrize("batches", [1, 3])

@@ -74,7 +74,9 @@ def test_each_damage_is_named(system: System) -> None:
     system.landing.put(system.new_landing_id(), b"nobody's")
     assert found(system) == {FindingKind.BLOCK_WITHOUT_ROW: 1, FindingKind.COPY_WITHOUT_OWNER: 1}
     assert system.medium is not None
-    system.medium.create(new_segment_id(system.clock.now_ms(), 7), 1, 0).close()
+    writer = system.medium.create(new_segment_id(system.clock.now_ms(), 7), 1, 0)
+    writer.append(system.medium.limits.start, [bytes(system.medium.limits.align)])
+    writer.close()
     system.landing.delete(next(copy for copy in waiting if not in_log(copy)))
     large = next(row for row in all_blocks(system.metadata) if row.kind is BlockKind.LARGE)
     system.blocks.delete(large.block_id)

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 
@@ -348,6 +349,23 @@ def test_every_call_may_fail(call: str, error: NosError, when: str, limits: Medi
         rig.fence(int(name.rpartition("-")[2]))
     assert set(rig.states()) == {SegmentState.SEALED}
     rig.check()
+
+
+@pytest.mark.parametrize("limits", [SMALL, JOINED], ids=["writes of their own", "joined"])
+def test_a_segment_whose_row_was_not_inserted_leaves_nothing(limits: MediumLimits) -> None:
+    """Although the metadata is away until the log ends: without a row nobody would give it back."""
+    rig = Rig(MemoryMedium(limits=limits))
+    rig.put(copies(100))
+    for call in ("open_segment", "seal_segments", "landing_segment"):
+        rig.faults.before[call] += [Transient("away")] * 1000
+    for number in range(20):
+        with suppress(Transient):
+            rig.put(copies(3000, seed=number))
+        rig.log.tend()
+        rig.clock.advance(30_000)
+    rig.log.close()
+    assert rig.faults.calls["open_segment"] > 1
+    assert set(rig.medium.segments()) <= rig.segments.rows.keys()
 
 
 def test_what_cannot_be_sealed_at_the_end_is_left_to_recovery(rig: Rig) -> None:

@@ -99,8 +99,9 @@ class _Tail:
         self.header = header
         self.end = LIMITS.start
         self._version: int | None = _ABSENT
-        self.is_refused = False
-        """Whether the OSDs have refused the first append, so that no object is there."""
+        self.is_unbegun = False
+        """Whether it is certain that there is no object: the first append was refused by the OSDs, or will never be
+        made."""
 
     def take(self) -> int | None:
         """Return the version, if it is known, and forget it."""
@@ -126,7 +127,8 @@ class RadosSegmentLog(LandingPool):
         super().__init__(cluster, pool_name, namespace, "segment", LIMITS.segment_bytes)
         self._store_id = store_id
         self._tails: dict[SegmentId, _Tail] = {}
-        """Of the segments that this process writes, until they are sealed or released."""
+        """Of the segments that this process writes, until they are sealed or released; of those that it sealed without
+        having begun them until the end, which are few."""
 
     @staticmethod
     def check_write_limits(cluster: RadosCluster) -> None:
@@ -182,7 +184,7 @@ class RadosSegmentLog(LandingPool):
         try:
             changed = self._changed(segment, version, *change, size_bytes=len(data))
         except (NoSpace, ConfigError):
-            tail.is_refused = first
+            tail.is_unbegun = first
             raise
         if changed is None:
             raise Conflict(f"landing segment {segment.hex()} was sealed or released by another process")
@@ -207,8 +209,8 @@ class RadosSegmentLog(LandingPool):
     def _seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
         tail = self._tails.get(segment)
         version = tail.take() if tail is not None else None
-        if tail is not None and (version == _ABSENT or tail.is_refused):
-            self._tails.pop(segment, None)
+        if tail is not None and (version == _ABSENT or tail.is_unbegun):
+            tail.is_unbegun, tail.header = True, b""  # kept, so that another try needs no object either
             return 0
         if tail is not None and version is not None and self._sealed(segment, version, tail.end, footer, records):
             return tail.end
