@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from nos_ec.testing.metadata_bench import MetadataBench
 FOREVER_MS = 10**9
 LAST = "\U0010ffff"
 """The greatest character."""
-LETTERS = st.text(st.sampled_from(["a", "b", "/", "0", ".", "-", "é", "\uffff", LAST, "\x01", "\x7f"]), max_size=5)
+LETTERS = st.text(st.sampled_from(["a", "b", "/", "0", ".", "-", " ", "é", "\uffff", LAST, "\x01", "\x7f"]), max_size=5)
 NAMES = st.lists(LETTERS.filter(lambda text: bool(text) and not {"", ".", ".."} & set(text.split("/"))), max_size=30)
 DELIMITERS = st.sampled_from(["/", "", "a", "ab", "é", LAST, "//", "/a", "\x7f"])
 LONGEST = "l" * (NAME_BYTES_MAX - 4)
@@ -95,6 +96,17 @@ class EntriesContract:
         assert page.folders == ["2026/01/", "2026/02/"]
         with pytest.raises(InvalidInput):
             bench.metadata.list_entries("bucket", "\ud800", "/", "", 9, FOREVER_MS)
+
+    def test_rows_in_every_state_are_whole(self, bench: MetadataBench) -> None:
+        lease = bench.lease()
+        bench.record([replace(bench.new(" two  words ", 5), attributes=b"\0\xff words"), bench.new("empty", 0)])
+        bench.metadata.mark_published([bench.put("queued")], 5)
+        bench.packed("packed", 7)
+        bench.metadata.record_large(bench.large("large", lease), lease, bench.now_ms)
+        rows = [bench.get(name) for name in (" two  words ", "empty", "large", "packed", "queued")]
+        assert len({row.state for row in rows}) == 5
+        assert bench.metadata.list_objects("bucket", "", "", 9) == rows
+        assert bench.metadata.list_entries("bucket", "", "/", "", 9, FOREVER_MS).rows == rows
 
     def test_the_longest_names_and_the_greatest_characters(self, bench: MetadataBench) -> None:
         names = [LONGEST, LONGEST + LAST, LONGEST[:-4] + LAST * 2, LONGEST + "llll", LAST * 256, LAST * 255 + "/aaa"]

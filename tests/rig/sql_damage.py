@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, update
+from sqlalchemy import delete, literal, update
 from sqlalchemy.exc import IntegrityError
 from structlog.testing import capture_logs
 
 from nos_ec.adapters.sql.failures import RefusedCheck
 from nos_ec.adapters.sql.metadata import SqlMetadata
-from nos_ec.adapters.sql.schema import BLOCKS, STORED_TOTALS, WAITING
+from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS, STORED_TOTALS, WAITING
 from nos_ec.adapters.sql.totals import STORED
-from nos_ec.core.errors import NotFound, Transient
+from nos_ec.core.errors import Corrupt, NotFound, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.ports.metadata import StoredTotals
 from nos_ec.testing.metadata_bench import MetadataBench
@@ -41,6 +41,26 @@ class SqlDamage:
         with pytest.raises(RefusedCheck):
             bench.put("n", 2000)
         assert bench.get("n") == row
+
+    @pytest.mark.parametrize(
+        ("damage", "told"),
+        [
+            ({"state": literal("LOST")}, "'LOST' is no ObjectState"),
+            ({"name": literal(b"n\xff")}, "is not UTF-8"),
+        ],
+    )
+    def test_a_listing_tells_what_is_damaged(
+        self, metadata: SqlMetadata, bench: MetadataBench, damage: dict[str, Any], told: str
+    ) -> None:
+        bench.put_all(["m", "n", "o"])
+        damaged = update(OBJECTS).where(OBJECTS.c.name == "n").values(damage)
+        metadata._transactions.write(lambda connection: connection.execute(damaged))
+        for listing in (
+            lambda: metadata.list_objects("bucket", "", "", 9),
+            lambda: metadata.list_entries("bucket", "", "/", "", 9, 10**9),
+        ):
+            with pytest.raises(Corrupt, match=told):
+                listing()
 
     @pytest.mark.parametrize(
         "damage",

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, LargeBinary, bindparam, select
+from sqlalchemy import Connection, LargeBinary, Select, bindparam
 
-from nos_ec.adapters.sql.rows import LIVE, OBJECT_COLUMNS, by_index, object_row, prefix_end
+from nos_ec.adapters.sql.row_reading import read_objects
+from nos_ec.adapters.sql.rows import LIVE, by_index, prefix_end
 from nos_ec.adapters.sql.schema import OBJECTS, utf8
 from nos_ec.core.folders import folder_of
 from nos_ec.ports.metadata import EntryPage, ObjectRow
@@ -84,15 +86,17 @@ def behind(folder: str) -> Start:
 
 def _rows(connection: Connection, bucket: str, start: Start, end: bytes | None, limit: int) -> list[ObjectRow]:
     least = bindparam("least", start.name, type_=LargeBinary)
-    found = (
-        by_index(select(*OBJECT_COLUMNS), OBJECTS, "objects_by_trash_key")
-        .where(_O.trashed == LIVE, _O.bucket == bucket, _O.name >= least if start.itself else _O.name > least)
-        .order_by(_O.trashed, _O.bucket, _O.name)
-        .limit(limit)
-    )
-    if end is not None:
-        found = found.where(_O.name < bindparam("end", end, type_=LargeBinary))
-    return [object_row(row) for row in connection.execute(found)]
+
+    def narrowed(rows: Select[Any]) -> Select[Any]:
+        found = (
+            by_index(rows, OBJECTS, "objects_by_trash_key")
+            .where(_O.trashed == LIVE, _O.bucket == bucket, _O.name >= least if start.itself else _O.name > least)
+            .order_by(_O.trashed, _O.bucket, _O.name)
+            .limit(limit)
+        )
+        return found if end is None else found.where(_O.name < bindparam("end", end, type_=LargeBinary))
+
+    return read_objects(connection, bucket, narrowed)
 
 
 def _name(entry: ObjectRow | str) -> str:

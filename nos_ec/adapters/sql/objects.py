@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
-    Column,
     Connection,
     Select,
     and_,
@@ -24,6 +23,7 @@ from sqlalchemy import (
 from nos_ec.adapters.sql import retired, trash
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
+from nos_ec.adapters.sql.row_reading import read_objects
 from nos_ec.adapters.sql.rows import (
     FIRST_MARK,
     LIVE,
@@ -291,18 +291,17 @@ def _remove_locked(connection: Connection, rows: Sequence[ObjectRow], now_ms: in
 
 def list_objects(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
     """See `Metadata.list_objects`."""
-    listing = _listing(OBJECT_COLUMNS, bucket, prefix, after, limit)
-    return [object_row(row) for row in connection.execute(listing)]
+    return read_objects(connection, bucket, lambda rows: _listing(rows, bucket, prefix, after, limit))
 
 
 def list_names(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
     """See `Metadata.list_names`. Reads the index alone."""
-    return list(connection.execute(_listing([_O.name], bucket, prefix, after, limit)).scalars())
+    return list(connection.execute(_listing(select(_O.name), bucket, prefix, after, limit)).scalars())
 
 
-def _listing(columns: Sequence[Column[Any]], bucket: str, prefix: str, after: str, limit: int) -> Select[Any]:
-    """Select from a range of (bucket, name), whatever the prefix. It scans neither the bucket nor the trash."""
-    found = by_index(select(*columns), OBJECTS, "objects_by_trash_key").where(_O.trashed == LIVE, _O.bucket == bucket)
+def _listing(rows: Select[Any], bucket: str, prefix: str, after: str, limit: int) -> Select[Any]:
+    """Choose from a range of (bucket, name), whatever the prefix. It scans neither the bucket nor the trash."""
+    found = by_index(rows, OBJECTS, "objects_by_trash_key").where(_O.trashed == LIVE, _O.bucket == bucket)
     return found.where(*name_range(prefix, after)).order_by(_O.trashed, _O.bucket, _O.name).limit(limit)
 
 

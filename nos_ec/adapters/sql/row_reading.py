@@ -1,0 +1,62 @@
+"""Reads whole rows of `objects` for listings, on MySQL and MariaDB as one column each.
+
+The driver is written in Python, and most of what a page of a listing costs is its reading of columns. So the server
+joins those of a row into one string of bytes, as for a single look-up (look_up.py): a page of 1,000 rows takes half of
+the CPU time. SQLite's driver is fast with columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import ColumnClause, Connection, Select, literal_column, select
+
+from nos_ec.adapters.sql.rows import OBJECT_COLUMNS, object_row
+from nos_ec.adapters.sql.schema import ID_BYTES
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.ports.metadata import ObjectRow
+
+_NO_ID = f"x'{bytes(ID_BYTES).hex()}'"
+_JOINED: ColumnClause[bytes] = literal_column(
+    f"CONCAT(md5, COALESCE(landing_id, {_NO_ID}), COALESCE(block_id, {_NO_ID}),"
+    " CONCAT_WS(' ', object_id, version, size, crc32c, state, created_ms,"
+    " COALESCE(block_offset, 0), COALESCE(HEX(attributes), ''), name))"
+)
+"""Three ids, then words. The name is the last one, because it may contain spaces."""
+_STATES = {state.value.encode(): state for state in ObjectState}
+
+
+def read_objects(
+    connection: Connection, bucket: str, narrowed: Callable[[Select[Any]], Select[Any]]
+) -> list[ObjectRow]:
+    """The rows of the bucket that `narrowed` makes a select of `objects` choose. Raises Corrupt for a damaged row."""
+    if connection.dialect.name != "sqlite":
+        try:
+            return [_object_row(bucket, joined) for joined in connection.execute(narrowed(select(_JOINED))).scalars()]
+        except (ValueError, KeyError, InvalidInput):
+            pass  # a row is damaged: read column by column, which tells which one
+    return [object_row(row) for row in connection.execute(narrowed(select(*OBJECT_COLUMNS)))]
+
+
+def _object_row(bucket: str, joined: bytes) -> ObjectRow:
+    words = joined[3 * ID_BYTES :].split(b" ", 8)
+    object_id, version, size, crc32c, state, created_ms, offset, attributes, name = words
+    now, size_bytes = _STATES[state], int(size)
+    return ObjectRow(
+        object_id=int(object_id),
+        key=ObjectKey(bucket, name.decode()),
+        version=int(version),
+        size=size_bytes,
+        crc32c=int(crc32c),
+        md5=joined[:ID_BYTES],
+        state=now,
+        landing_id=LandingId(joined[ID_BYTES : 2 * ID_BYTES]) if now.in_landing else None,
+        extent=Extent(BlockId(joined[2 * ID_BYTES : 3 * ID_BYTES]), int(offset), size_bytes)
+        if now is ObjectState.PACKED
+        else None,
+        created_ms=int(created_ms),
+        attributes=bytes.fromhex(attributes.decode()) if attributes else b"",
+    )
