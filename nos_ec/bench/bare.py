@@ -22,9 +22,10 @@ Timer = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class BareGroup:
-    """What one stripe group reads, as (name, size in bytes) of each landing copy, and how many stripes it writes."""
+    """What one stripe group reads, as (name of a RADOS object, offset and length in bytes) of each operation, and how
+    many stripes it writes."""
 
-    copies: Sequence[tuple[str, int]]
+    reads: Sequence[tuple[str, int, int]]
     stripe_count: int
 
 
@@ -106,8 +107,8 @@ class Floor:
     def read(self, group: BareGroup) -> None:
         """Read the group's landing copies and discard the bytes."""
         running = InFlight(self._reads)
-        for name, size in group.copies:
-            running.start(self._landing.aio_read, name, size, 0)
+        for name, offset, length in group.reads:
+            running.start(self._landing.aio_read, name, length, offset)
         running.wait()
 
     def append(self, block: str, data: bytes) -> None:

@@ -45,10 +45,13 @@ def reap(system: System, housekeeping: Housekeeping) -> None:
     """Delete the landing copies of the packed objects, after the usual verification, until none is queued, and give
     back the segments of the landing log that they lie in. Raises Transient, also when one of them stays."""
     _seal_log(system)
-    while system.metadata.first_deletion_ms() is not None:
+    while True:
         reaped = housekeeping.run_once().reaper
-        if reaped.reverted or reaped.postponed or not reaped.deleted:
+        is_empty = system.metadata.first_deletion_ms() is None
+        if reaped.reverted or reaped.postponed or not (reaped.deleted or is_empty):
             raise Transient(f"bench: not all landing copies could be deleted ({reaped}); see the log")
+        if is_empty:
+            break
     totals = system.metadata.segment_totals()
     if left := sum(count for state, (count, _) in totals.items() if state is not SegmentState.OPEN):
         raise Transient(f"bench: {left} segments of the landing log were not given back; see the log")

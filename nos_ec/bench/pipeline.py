@@ -4,9 +4,9 @@ One run consists of rounds of (floor, ours, naive), one after the other, so that
 three. Ratios are medians over the rounds. A first round warms up connections, caches and the servers' pools, and does
 not count. In a round, every way stores objects of the same sizes.
 
-Not timed are: the preparation of the landing copies (one set for the floor and another for ours, so that neither warms
-the other's caches) and of the rows and events of ours; the sealing of the last blocks; and the deletion of the landing
-copies by the reaper after each round.
+Not timed are: the PUTs of the objects (one set for the floor, into a store of its own, and another for ours, so that
+neither warms the other's caches) and the events of ours; the sealing of the last blocks; and the deletion of the
+landing copies by the reaper after each round.
 """
 
 from __future__ import annotations
@@ -16,19 +16,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from nos_ec.adapters.rados.named_objects import object_name
 from nos_ec.bench.bare import BareGroup, Floor, put_all, remove_all
 from nos_ec.bench.figures import Run, ratio, summary
 from nos_ec.bench.groups import group_latencies
 from nos_ec.bench.landing import Objects, key_of
+from nos_ec.bench.landing_ways import Copy
 from nos_ec.bench.meter import Instruments, Meter
 from nos_ec.bench.offline import measured_pack, publish, reap
 from nos_ec.composition.packing import BACKLOG_WINDOWS, new_merge_list
 from nos_ec.composition.wiring import System
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import name_record_size
+from nos_ec.core.ids import SegmentId, in_log, record_offset, segment_of
+from nos_ec.core.landing_format import RECORD_HEADER_SIZE
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.packing.plan import Candidate, MergeList
+from nos_ec.core.runs import Range, runs_of
 from nos_ec.core.workloads import sizes
+from nos_ec.engine.log_reader import GAP_BYTES_MAX
 from nos_ec.settings.sections import ConsumerSettings
 
 CLEANUP_IN_FLIGHT = 32
@@ -36,10 +42,12 @@ CLEANUP_IN_FLIGHT = 32
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """objects: number per way and round. rounds: those that count. groups: how many are timed per number of stripes.
-    naive_pool: pool for the naive writes; None skips them."""
+    """landing: how the objects of the floor and of ours land, "store" or "log". objects: number per way and round.
+    rounds: those that count. groups: how many are timed per number of stripes. naive_pool: pool for the naive writes;
+    None skips them."""
 
     workload: str
+    landing: str
     objects: int
     rounds: int
     groups: int
@@ -53,27 +61,32 @@ T = TypeVar("T")
 
 
 class PipelineBench:
-    """One run over an empty store. The store is not cleaned up, because it is removed as a whole."""
+    """One run over two empty stores with the same settings: `system` packs, and the objects of the floor land in
+    `floor_system`. They are not cleaned up, because they are removed as a whole."""
 
     def __init__(
         self,
         system: System,
+        floor_system: System,
         instruments: Instruments,
         options: PipelineOptions,
         tick: Tick,
     ) -> None:
         self._system = system
+        self._floor_system = floor_system
         self._instruments = instruments
         self._options = options
         self._tick = tick
         self._rng = random.Random(options.seed)
         self._objects = Objects(system, self._rng)
         self._housekeeping = system.housekeeping()
+        self._floor_objects = Objects(floor_system, self._rng)
+        self._floor_housekeeping = floor_system.housekeeping()
         self._runs: Mapping[str, Sequence[Run]] = {}
 
     def run(self) -> dict[str, Any]:
         """Run all rounds; returns the figures (docs/BENCH.md explains them). Raises NosError."""
-        ceph = self._system.settings.ceph
+        ceph = self._floor_system.settings.ceph
         pools = [ceph.landing_pool, ceph.blocks_pool]
         if self._options.naive_pool is not None:
             pools.append(self._options.naive_pool)
@@ -84,13 +97,13 @@ class PipelineBench:
         latencies = group_latencies(
             self._system, self._objects, self._options.groups, self._rng, self._instruments.timer
         )
-        reap(self._system, self._housekeeping)
         return self._report() | {"group_write_ms": latencies}
 
     def _report(self) -> dict[str, Any]:
         consumer = self._system.settings.consumer
         found: dict[str, Any] = {
             "workload": self._options.workload,
+            "landing": self._options.landing,
             "objects": self._options.objects,
             "rounds": self._options.rounds,
             "seed": self._options.seed,
@@ -105,7 +118,7 @@ class PipelineBench:
 
     def _round(self, handles: Sequence[Any]) -> dict[str, Run]:
         """Run each way once, with objects of the same sizes. handles: the pools of landing copies, blocks and naive
-        writes."""
+        writes, in the namespace of the floor's store."""
         drawn = list(sizes(self._options.workload, self._options.objects, self._rng, size_max(self._system.geometry)))
         runs = {"floor": self._floor(handles[0], handles[1], drawn), "ours": self._ours(drawn)}
         if self._options.naive_pool is not None:
@@ -116,15 +129,16 @@ class PipelineBench:
     def _floor(self, landing: Any, blocks: Any, drawn: Sequence[int]) -> Run:
         consumer = self._system.settings.consumer
         geometry = self._system.geometry
-        names = [f"bare-{self._objects.number()}" for _ in drawn]
-        put_all(landing, names, self._objects.pieces(drawn), consumer.read_threads)
-        groups = planned(geometry, consumer, list(zip(names, drawn, strict=True)))
+        rows = self._floor_objects.land(drawn)
+        copies = [(row.landing_id, row.size) for row in rows if row.landing_id is not None]
+        groups = planned(geometry, consumer, copies)
         floor = Floor(landing, blocks, consumer.lanes, consumer.read_threads)
         meter = Meter(self._instruments, drawn)
         with meter:
             floor.run(groups, geometry.stripe_size, geometry.stripes_per_block, f"bare-{self._objects.number()}")
-        remove_all(landing, names, CLEANUP_IN_FLIGHT)
         remove_all(blocks, floor.block_names, CLEANUP_IN_FLIGHT)
+        self._floor_system.store().delete_many([row.key for row in rows], permanently=True)
+        reap(self._floor_system, self._floor_housekeeping)
         return meter.run
 
     def _ours(self, drawn: Sequence[int]) -> Run:
@@ -152,9 +166,8 @@ def warmed_up(one_round: Callable[[], Mapping[str, T]], rounds: int, tick: Tick)
     return {way: [runs[way] for runs in measured[1:]] for way in measured[0]}
 
 
-def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[tuple[str, int]]) -> list[BareGroup]:
-    """Return the groups that the consumer would pack these copies (name, size in bytes) into if they arrived in this
-    order."""
+def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[Copy]) -> list[BareGroup]:
+    """Return the groups that the consumer would pack these copies into if they arrived in this order."""
     packer: MergeList[int] = new_merge_list(consumer, geometry, consumer.linger_ms, random.Random(1))
     name_size = name_record_size(key_of(0).bucket, key_of(0).name)
     groups: list[BareGroup] = []
@@ -162,7 +175,7 @@ def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[tup
     def take(flush: bool) -> None:
         while (plan := packer.plan(0, flush=flush)) is not None:
             placed = [copies[one.candidate.payload] for one in plan.placed]
-            groups.append(BareGroup(placed, plan.stripe_count))
+            groups.append(BareGroup(bare_reads(placed), plan.stripe_count))
 
     for index, (_, size) in enumerate(copies):
         packer.add(Candidate(size, name_size, index, 0))
@@ -170,3 +183,20 @@ def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[tup
             take(flush=False)
     take(flush=True)
     return groups
+
+
+def bare_reads(copies: Sequence[Copy]) -> list[tuple[str, int, int]]:
+    """The operations that read these copies, as (name of a RADOS object, offset, length): one for each copy of its own,
+    and for each run of records of the landing log, as a consumer reads them."""
+    reads: list[tuple[str, int, int]] = []
+    records: dict[SegmentId, list[Range]] = {}
+    for landing_id, size in copies:
+        if in_log(landing_id):
+            place = record_offset(landing_id), RECORD_HEADER_SIZE + size
+            records.setdefault(segment_of(landing_id), []).append(place)
+        else:
+            reads.append((object_name("landing copy", landing_id), 0, size))
+    for segment, places in records.items():
+        name = object_name("segment", segment)
+        reads += [(name, run.offset, run.length) for run in runs_of(places, GAP_BYTES_MAX)]
+    return reads

@@ -57,10 +57,10 @@ def bench_stack(settings: Settings, admin: AdminKey) -> Iterator[BenchStack]:
     """Yield a scratch store next to the configured one. Its namespace, topic and database are removed at the end.
 
     Landing copies and emptied blocks have no grace period, and an idle consumer polls again soon. Each object lands as
-    a copy of its own, as the floor of `bench pipeline` reads them. All else is as configured. Raises Transient, or
-    ConfigError unless the settings use Ceph, Kafka and MySQL or MariaDB, and the key is an administrator's.
+    a copy of its own. All else is as configured. Raises Transient, or ConfigError unless the settings use Ceph, Kafka
+    and MySQL or MariaDB, and the key is an administrator's.
     """
-    _require_servers(settings)
+    require_servers(settings)
     landing = settings.landing.model_copy(update={"mode": "store"})
     with bench_stores({"bench": settings.model_copy(update={"landing": landing})}, admin) as stores:
         yield BenchStack(stores.systems["bench"], stores.instruments)
@@ -84,7 +84,8 @@ def bench_stores(settings: Mapping[str, Settings], admin: AdminKey) -> Iterator[
         yield BenchStores(systems, Instruments(time.perf_counter, _processes(first, osds), osds))
 
 
-def _require_servers(settings: Settings) -> None:
+def require_servers(settings: Settings) -> None:
+    """Raise ConfigError unless the settings use Ceph, Kafka and MySQL or MariaDB."""
     url = settings.store.url()
     wrong = [
         f"{key} is {value!r}"

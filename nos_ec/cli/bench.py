@@ -24,7 +24,7 @@ from nos_ec.bench.reads import ReadBench, ReadOptions
 from nos_ec.bench.s3 import S3Bench, S3Options
 from nos_ec.bench.s3_ways import s3_ways
 from nos_ec.bench.scan import ScanOptions, scan
-from nos_ec.bench.stack import AdminKey, bench_stack, bench_stores
+from nos_ec.bench.stack import AdminKey, bench_stack, bench_stores, require_servers
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.errors import EXIT_BAR_MISSED
 from nos_ec.cli.output import emit, err, facts, out, ticking
@@ -69,6 +69,9 @@ def pipeline(
         int, typer.Option(min=1, help="Rounds of floor, ours and naive, after a warm-up round that does not count.")
     ] = 3,
     groups: Annotated[int, typer.Option(min=1, help="Groups timed for each number of stripes.")] = 25,
+    landing: Annotated[
+        Literal["store", "log"], typer.Option(help="Where the objects lie that are packed (landing.mode).")
+    ] = "store",
     naive: Annotated[bool, typer.Option(help="Also measure naive writes, into a temporary pool.")] = True,
     admin_user: AdminUser = "client.admin",
     admin_keyring: AdminKeyring = None,
@@ -81,10 +84,14 @@ def pipeline(
     settings = context(ctx).settings()
     with ExitStack() as stack:
         tick = stack.enter_context(ticking())
-        bench = stack.enter_context(bench_stack(settings, AdminKey(admin_user, admin_keyring)))
-        pool = stack.enter_context(bench.instruments.cluster.plain_pool(settings.ceph.blocks_pool)) if naive else None
-        options = PipelineOptions(workload, objects, rounds, groups, seed, pool)
-        figures = PipelineBench(bench.system, bench.instruments, options, tick).run()
+        admin = AdminKey(admin_user, admin_keyring)
+        require_servers(settings)
+        both = dict.fromkeys(("ours", "floor"), landing_settings(settings, landing))
+        stores = stack.enter_context(bench_stores(both, admin))
+        ours, floor, instruments = stores.systems["ours"], stores.systems["floor"], stores.instruments
+        pool = stack.enter_context(instruments.cluster.plain_pool(settings.ceph.blocks_pool)) if naive else None
+        options = PipelineOptions(workload, landing, objects, rounds, groups, seed, pool)
+        figures = PipelineBench(ours, floor, instruments, options, tick).run()
     _finish(figures, PIPELINE.get(workload, ()) if check else (), as_json, lambda: _print_pipeline(figures))
 
 

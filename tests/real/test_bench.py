@@ -44,10 +44,11 @@ def figures(config: Path, capfd: pytest.CaptureFixture[str], *arguments: str) ->
     return found
 
 
-def test_bench_pipeline(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found = figures(
-        stack_config, capfd, "pipeline", "--workload", "W2", "--objects", "300", "--rounds", "1", "--groups", "2"
-    )
+@pytest.mark.parametrize("landing", ["store", "log"])
+def test_bench_pipeline(stack_config: Path, capfd: pytest.CaptureFixture[str], landing: str) -> None:
+    options = ["--workload", "W2", "--landing", landing, "--objects", "300", "--rounds", "1", "--groups", "2"]
+    found = figures(stack_config, capfd, "pipeline", *options)
+    assert found["landing"] == landing
     floor, ours, naive = (found[way] for way in ("floor", "ours", "naive"))
     assert [len(way["rounds_objects_per_s"]) for way in (floor, ours, naive)] == [1, 1, 1]
     assert naive["client_write_ops_per_object"] == 1

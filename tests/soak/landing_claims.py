@@ -99,10 +99,12 @@ class Options:
 class Landing:
     """A log of this process on devices, and the queue of PUTs before it."""
 
-    def __init__(self, folder: Path, devices: Sequence[Path], *, lanes: int = 1, file_bytes: int = 0) -> None:
+    def __init__(
+        self, folder: Path, devices: Sequence[Path], *, lanes: int = 1, file_bytes: int = 0, copies: int = 1
+    ) -> None:
         DeviceLog.initialise(folder, devices, STORE, slot_bytes=SLOT, file_bytes=file_bytes)
         self.folder, self.devices, self._lanes = folder, devices, lanes
-        self.medium = DeviceLog(folder, devices, STORE)
+        self.medium = DeviceLog(folder, devices, STORE, copies=copies)
         self._counted = CountedMedium(self.medium)
         self.reader = LogReader(self.medium)
         self.log, self._queue = self._open()
@@ -199,7 +201,7 @@ def rounds(options: Options, one: Callable[[], Found]) -> Found:
 
 
 @contextmanager
-def raw(folder: Path, devices: int = 1, slots: int = SLOTS, lanes: int = 1) -> Iterator[Landing]:
+def raw(folder: Path, devices: int = 1, slots: int = SLOTS, lanes: int = 1, copies: int = 1) -> Iterator[Landing]:
     """A log on raw devices."""
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nos-ec-claims-", dir=folder)))
@@ -207,7 +209,7 @@ def raw(folder: Path, devices: int = 1, slots: int = SLOTS, lanes: int = 1) -> I
         paths = [
             stack.enter_context(loop_device(place / f"disk-{number}", size, direct=True)) for number in range(devices)
         ]
-        landing = Landing(place / "log", paths, lanes=lanes)
+        landing = Landing(place / "log", paths, lanes=lanes, copies=copies)
         stack.callback(landing.close)
         landing.release()
         yield landing
@@ -510,6 +512,24 @@ def u6(folder: Path, options: Options) -> Found:
     return {"puts_per_s": rate[1]} | {f"{n}_devices_over_1": round(rate[n] / rate[1], 2) for n in (2, 3)}
 
 
+def copies(folder: Path, options: Options) -> Found:
+    """PUTs of 64 KiB by 16 and 64 callers on two devices of one disk, with a copy on each and with one copy."""
+    with raw(folder, slots=4) as single, raw(folder, 2, slots=4, copies=2) as double:
+
+        def one() -> Found:
+            found = {}
+            for callers in (16, 64):
+                rates = []
+                for landing in (single, double):
+                    landing.release()
+                    rates.append(put_all(landing, callers, islice(objects(64 * KIB), options.objects)).rate)
+                found[f"puts_per_s_{callers}"] = rates[0]
+                found[f"two_copies_over_one_{callers}"] = rates[1] / rates[0]
+            return found
+
+        return rounds(options, one)
+
+
 @contextmanager
 def slowed(devices: Sequence[Path], bytes_s: int, writes_s: int = 0) -> Iterator[None]:
     """Let this process write only so much to each device, and so often; 0: as often as it likes."""
@@ -753,6 +773,7 @@ ROWS: dict[str, Callable[[Path, Options], Found]] = {
     "A8": a8,
     "U4": u4,
     "U6": u6,
+    "copies": copies,
     "U7": u7,
     "U8": u8,
     "Q1": q1,

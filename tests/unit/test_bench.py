@@ -28,6 +28,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.streams import read_up_to
 from nos_ec.settings import Settings
 from nos_ec.settings.sections import CephSettings, ConsumerSettings
+from nos_ec.testing.landing_store_contract import new_landing_id
 
 
 def run(objects: int = 10, seconds: float = 1.0, allocated_bytes: int = 1400, kafka_s: float | None = 0.5) -> Run:
@@ -96,11 +97,12 @@ def test_bars_name_what_is_missed_and_what_was_not_measured() -> None:
 
 def test_the_floor_reads_every_copy_once_in_the_groups_of_the_packer() -> None:
     geometry = Geometry(8, 3, 128 << 10, 32, 4)
-    copies = [(str(number), 1 + number * 977 % (128 << 10)) for number in range(3000)]
+    copies = [(new_landing_id(), 1 + number * 977 % (128 << 10)) for number in range(3000)]
     groups = planned(geometry, ConsumerSettings(window_objects=100), copies)
-    assert sorted(copy for group in groups for copy in group.copies) == sorted(copies)
+    expected = sorted((landing_id.hex(), 0, size) for landing_id, size in copies)
+    assert sorted(read for group in groups for read in group.reads) == expected
     for group in groups:
-        assert sum(size for _, size in group.copies) < group.stripe_count * geometry.stripe_size
+        assert sum(size for _, _, size in group.reads) < group.stripe_count * geometry.stripe_size
     full = sum(size for _, size in copies) / sum(group.stripe_count * geometry.stripe_size for group in groups)
     assert full > 0.97
 

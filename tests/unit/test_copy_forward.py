@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -40,7 +41,7 @@ from nos_ec.engine.lander import LandedBatch, NewCopy
 from nos_ec.engine.trimmer import Trimmer
 from nos_ec.ports.metadata import Lease, Metadata, NewObject, ObjectRow
 from nos_ec.testing.clock import FakeClock
-from nos_ec.testing.memory_medium import MemoryMedium
+from nos_ec.testing.memory_medium import SMALL, MemoryMedium
 from nos_ec.testing.metadata_bench import MetadataBench
 
 pytestmark = pytest.mark.invariant(1)
@@ -48,6 +49,8 @@ pytestmark = pytest.mark.invariant(1)
 SIZE = 512
 OBJECTS = 10
 AGE_MS = 100_000
+GROUP_OBJECTS = 50
+LIMITS = replace(SMALL, segment_bytes=64 << 10)
 
 
 class Killed(BaseException):
@@ -111,12 +114,13 @@ class Log:
 
 
 class Stage:
-    """A store with `segments` sealed segments of OBJECTS objects each, in each of which `live` are not packed."""
+    """A store with `segments` sealed segments of OBJECTS objects each or another number, in each of which `live` are
+    not packed."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.bench = MetadataBench(metadata)
         self.metadata = metadata
-        self.medium = MemoryMedium()
+        self.medium = MemoryMedium(limits=LIMITS)
         self.clock = FakeClock(self.bench.now_ms)
         self.fresh = Log(self.bench, self.medium, 1)
         self.fresh.batch_objects_max = OBJECTS
@@ -124,10 +128,10 @@ class Stage:
         self.trimmer = Trimmer(metadata, self.medium, self.clock)
         self.expected: dict[ObjectKey, bytes] = {}
 
-    def segment(self, live: int, wait_ms: int = 0, attributes: bytes = b"") -> list[ObjectRow]:
+    def segment(self, live: int, wait_ms: int = 0, attributes: bytes = b"", objects: int = OBJECTS) -> list[ObjectRow]:
         """Fill a segment, and pack and reap all but `live` of its objects, which are due after `wait_ms`. Returns
         these."""
-        names = [f"{len(self.expected)}-{index}" for index in range(OBJECTS)]
+        names = [f"{len(self.expected)}-{index}" for index in range(objects)]
         copies = []
         for name in names:
             data = os.urandom(SIZE)
@@ -149,9 +153,10 @@ class Stage:
         )
         landed.settle(())
         self.expected.update({copy.key: copy.data for copy in copies[:live]})
-        if rows[live:]:
-            block_id = self.bench.pack(rows[live:])
-            ids = [row.landing_id for row in rows[live:] if row.landing_id is not None]
+        for first in range(live, objects, GROUP_OBJECTS):
+            packed = rows[first : first + GROUP_OBJECTS]
+            block_id = self.bench.pack(packed)
+            ids = [row.landing_id for row in packed if row.landing_id is not None]
             self.metadata.doom_landing(dict.fromkeys(ids, block_id))
             assert self.metadata.forget_landing(ids) == frozenset()
         return rows[:live]
@@ -217,6 +222,27 @@ def test_the_emptiest_segments_go_first_until_the_allowance_is_respected(stage: 
     )
     moved = [stage.metadata.get(row.key).landing_id != row.landing_id for row in rows]
     assert moved == [False, True, False]
+
+
+def test_one_straggler_in_a_hundred_keeps_little_and_is_copied_once(stage: Stage) -> None:
+    """Bars of docs/LANDING_LOG.md: segments hold at most 2.5 times what is live in them, and at most 2 % of all objects
+    are copied."""
+    segments, objects = 60, 100
+    stage.fresh.batch_objects_max = stage.copies.batch_objects_max = objects
+    forward = stage.forward()
+    for number in range(segments):
+        stage.segment(live=1, objects=objects)
+        stage.clock.advance(AGE_MS)
+        stage.bench.now_ms = stage.clock.now_ms()
+        if number % 12 == 11:
+            forward.run_once()
+            stage.trimmer.run_once()
+    rows = [stage.metadata.get(key) for key in stage.expected]
+    kept = sum(row.end for row in stage.metadata.list_segments(None, segments))
+    assert len(rows) == segments
+    assert kept <= 2.5 * sum(map(record_bytes, rows))
+    assert segments / 2 <= len(stage.copies.copies) <= 0.02 * segments * objects
+    stage.assert_readable()
 
 
 @pytest.mark.parametrize("live", [3, 5, OBJECTS])

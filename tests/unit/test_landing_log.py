@@ -14,6 +14,7 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
+from nos_ec.bench.pipeline import bare_reads
 from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import LandingId, SegmentId, log_of, record_offset, segment_of
 from nos_ec.core.landing_format import decode_footer, decode_names, scan
@@ -777,6 +778,20 @@ def test_records_are_read_in_runs() -> None:
     assert len(medium.reads) == 1
     assert len(medium.reads[0][1]) == 1
     assert LogReader(medium).read_many([]) == []
+    rig.close()
+
+
+def test_the_floor_of_bench_pipeline_reads_the_same_runs() -> None:
+    medium = CountedReads()
+    rig = Rig(medium)
+    sizes = [3000, 200_000, 5, 70_000, 3000] * 12
+    ids = [one for number, size in enumerate(sizes) for one in rig.put(copies(size, seed=number))]
+    wanted = list(zip(ids, sizes, strict=True))[::2]
+    medium.reads.clear()
+    LogReader(medium).read_many(wanted)
+    read = [(f"log.{segment.hex()}", *place) for segment, ranges, _ in medium.reads for place in ranges]
+    assert bare_reads(wanted) == read
+    assert 1 < len(read) < len(wanted)
     rig.close()
 
 

@@ -22,18 +22,23 @@ _NAMES = {"block": ("", 16), "landing copy": ("", 16), "segment": ("log.", 8)}
 """What the names of each kind begin with, and the bytes of the id that follows."""
 
 
+def object_name(kind: Kind, object_id: bytes) -> str:
+    """The name of the object with this id."""
+    return _NAMES[kind][0] + object_id.hex()
+
+
 class NamedObjects:
     """The objects of a store in `pool`. `kind` is also the word for one in messages."""
 
     def __init__(self, pool: Pool, kind: Kind) -> None:
         self._pool = pool
         self._kind = kind
-        self._prefix, id_bytes = _NAMES[kind]
-        self._name = re.compile(f"{re.escape(self._prefix)}([0-9a-f]{{{2 * id_bytes}}})")
+        prefix, id_bytes = _NAMES[kind]
+        self._name = re.compile(f"{re.escape(prefix)}([0-9a-f]{{{2 * id_bytes}}})")
 
     def name_of(self, object_id: bytes) -> str:
         """The name of the object with this id."""
-        return self._prefix + object_id.hex()
+        return object_name(self._kind, object_id)
 
     def all_ids(self) -> Iterator[bytes]:
         """Yield the id of every object. Objects with other names are skipped. Raises what `port_error` returns."""
