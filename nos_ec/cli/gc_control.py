@@ -162,7 +162,7 @@ def _run_rows(run: RunState, running: bool) -> dict[str, object]:
     }
     if going:
         left = "unknown" if run.left_ms is None else f"about {run.left_ms / 60_000:.0f} minutes"
-        rows["rate"] = f"{size_text(run.bytes_per_s)}/s, working {run.speed_percent} % of the time"
+        rows["rate"] = f"{size_text(run.bytes_per_s)}/s, at {run.speed_percent} % of its speed"
         rows["left"] = f"{size_text(run.bytes_left)}, {left}"
     if run.behind is not None:
         rows["behind"] = run.behind

@@ -86,9 +86,9 @@ class GcSettings(Section):
         default=1.5,
         ge=0,
         le=1000,
-        description="How many times longer than otherwise small reads may take while GC works: beyond that it rests for"
-        " a part of the time. It times reads of its own. 0: it never rests. It does not rest either while less than"
-        " twice the space is free at which PUTs are refused.",
+        description="How many times longer than otherwise small reads may take while GC works: beyond that it becomes"
+        " slower. It times reads of its own. 0: it always works at full speed. So it does while less than twice the"
+        " space is free at which PUTs are refused.",
     )
     streams: Count = Field(
         default=STREAMS,

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from nos_ec.core.errors import Transient
-from nos_ec.engine.gc.back_off import PROBES, SPEED_MIN, BackOff
+from nos_ec.engine.gc.back_off import PROBES, SPEED_MIN, SPEED_START, BackOff
 from nos_ec.engine.gc.control import CHANGE_TRIES, CONTROL_NOTE, Control, GcControl
 from nos_ec.engine.gc.run_note import RUN_NOTE, RunState, read_run, write_run
 from nos_ec.engine.gc.run_stop import RunStop, Stopped
@@ -45,24 +45,37 @@ def backing_off(quiet_s: float, busy_s: float, times: int, slowdown_max: float =
     return back_off
 
 
-def test_gc_rests_more_and_more_while_reads_are_too_slow_but_always_gets_on() -> None:
+def test_gc_gets_slower_and_slower_while_reads_are_too_slow_but_always_gets_on() -> None:
     speeds = [backing_off(0.010, 0.016, times).speed for times in range(12)]
-    assert speeds[0] == 1
     assert speeds == sorted(speeds, reverse=True)
-    assert speeds[1] == pytest.approx(0.7)
+    assert speeds[:2] == pytest.approx([SPEED_START, 0.7 * SPEED_START])
     assert speeds[-1] == SPEED_MIN
-    assert backing_off(0.010, 0.016, 20).rest_s(1) == pytest.approx(9)
+    slowest = backing_off(0.010, 0.016, 20)
+    assert slowest.groups(4) == 1
+    assert slowest.rest_s(1, lanes=4) == pytest.approx(4)
+    assert slowest.rest_s(1, lanes=1) == pytest.approx(19)
 
 
-def test_gc_works_all_the_time_while_reads_are_fast_enough() -> None:
+def test_gc_has_fewer_groups_under_way_before_it_rests() -> None:
+    back_off = BackOff(1.5)
+    for speed, groups in ((1.0, 4), (0.9, 3), (0.5, 2), (0.3, 1), (0.25, 1)):
+        back_off.speed = speed
+        assert back_off.groups(4) == groups
+        assert back_off.rest_s(100, 4) == 0
+    assert back_off.rest_s(1, lanes=1) == pytest.approx(3)
+
+
+def test_gc_begins_slowly_and_works_all_the_time_while_reads_are_fast_enough() -> None:
+    assert BackOff(1.5).speed == SPEED_START
+    assert BackOff(0).speed == 1, "where nothing is compared"
     assert backing_off(0.010, 0.0149, 20).speed == 1
-    assert backing_off(0.010, 0.0149, 20).rest_s(5) == 0
+    assert backing_off(0.010, 0.0149, 20).rest_s(5, 4) == 0
     assert backing_off(0.0001, 0.0005, 20).speed == 1, "so small a slowdown is noise"
 
 
 def test_gc_speeds_up_again_when_reads_are_fast() -> None:
     back_off = backing_off(0.010, 0.050, 20)
-    for _ in range(20 * PROBES):
+    for _ in range(25 * PROBES):
         back_off.busy(0.011)
     assert back_off.speed == 1
 
@@ -72,7 +85,7 @@ def test_gc_speeds_up_when_reads_are_slow_without_it() -> None:
     back_off = backing_off(0.010, 0.050, 20)
     for _ in range(PROBES):
         back_off.quiet(0.045)
-    for _ in range(20 * PROBES):
+    for _ in range(25 * PROBES):
         back_off.busy(0.050)
     assert back_off.speed == 1
 
@@ -80,14 +93,15 @@ def test_gc_speeds_up_when_reads_are_slow_without_it() -> None:
 def test_short_space_ends_the_rests() -> None:
     back_off = backing_off(0.010, 0.050, 20)
     back_off.hurry()
-    assert back_off.rest_s(100) == 0
+    assert back_off.groups(4) == 4
+    assert back_off.rest_s(100, 1) == 0
 
 
 def test_few_reads_decide_nothing() -> None:
     back_off = BackOff(1.5)
     for _ in range(10 * PROBES):
         back_off.busy(9.0)
-    assert back_off.speed == 1
+    assert back_off.speed == SPEED_START
     assert back_off.wants_quiet
     assert not BackOff(0).wants_quiet
 

@@ -1,8 +1,10 @@
-"""How much of its time GC may work, so that reads of others stay fast.
+"""How fast GC may work, so that reads of others stay fast.
 
 GC times small reads of its own: some while none of its groups is under way (quiet), some while it works (busy). Both
-wait behind the same queues as the reads of users. When busy ones take too much longer than quiet ones, GC rests for a
-part of its time. While it rests it times quiet reads again, so the comparison follows the load of the others.
+wait behind the same queues as the reads of users. When busy ones take too much longer than quiet ones, GC has fewer
+groups under way, and once it has only one, it rests for a part of its time. Rests alone would not do: the slowest reads
+are those that meet GC at work, and they do not become faster by being fewer. While it rests it times quiet reads again,
+so the comparison follows the load of the others. A run begins slowly, and speeds up while reads stay fast.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ QUIET_MIN = 4
 """Without so many quiet reads nothing is compared."""
 QUANTILE = 0.9
 SLOWER, FASTER = 0.7, 1.15
-SPEED_MIN = 0.1
-"""GC never works less than this share of its time, so that it always gets on."""
+SPEED_START, SPEED_MIN = 0.25, 0.05
+"""GC begins with the first, and always gets on at the second."""
 SLACK_S = 0.0005
 """A slowdown of less than that is noise."""
 
 
 class BackOff:
-    """The share of its time that a run may work. Not thread-safe.
+    """The speed of a run, 1 for the most that it can do. Not thread-safe.
 
     slowdown_max: how many times longer busy reads may take than quiet ones; 0: any time.
     """
@@ -32,7 +34,7 @@ class BackOff:
         self._slowdown_max = slowdown_max
         self._quiet: deque[float] = deque(maxlen=PROBES)
         self._busy: deque[float] = deque(maxlen=PROBES)
-        self.speed = 1.0
+        self.speed = SPEED_START if slowdown_max > 0 else 1.0
 
     @property
     def is_on(self) -> bool:
@@ -63,9 +65,13 @@ class BackOff:
         self.speed = 1.0
         self._busy.clear()
 
-    def rest_s(self, worked_s: float) -> float:
-        """How long to rest after so much work."""
-        return worked_s * (1 / self.speed - 1)
+    def groups(self, lanes: int) -> int:
+        """How many groups may be under way in a run with so many lanes."""
+        return max(1, int(lanes * self.speed))
+
+    def rest_s(self, worked_s: float, lanes: int) -> float:
+        """How long to rest after so much work: not at all while more than one group may be under way."""
+        return worked_s * max(0.0, 1 / (lanes * self.speed) - 1)
 
 
 def _quantile(values: Iterable[float]) -> float:

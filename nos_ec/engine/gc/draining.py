@@ -142,10 +142,10 @@ class Draining:
     def _write_ready(self, *, flush: bool) -> None:
         """Hand the groups that are ready to the lanes; with `flush`, write all waiting objects."""
         while self._may_go_on():
-            if self._is_stale or self._writer.is_full(self._lane_count):
+            if self._is_stale or self._writer.is_full(self._manners.groups(self._lane_count)):
                 self._settle_some()
                 continue
-            if self._manners.wants_rest():
+            if self._manners.wants_rest(self._lane_count):
                 self._rest()
                 continue
             plan = self._merge_list.plan(self._clock.now_ms(), flush=flush)

@@ -176,8 +176,13 @@ class Manners:
         self._bytes.spend(count_bytes, self._run.stop, lambda _: self.look())
         self._operations.spend(operations, self._run.stop, lambda _: self.look())
 
-    def wants_rest(self) -> bool:
-        """Whether the groups under way should end, and `rest` be called then. Also times a read, if it is time to."""
+    def groups(self, lanes: int) -> int:
+        """How many groups may be under way, with so many lanes at most."""
+        return lanes if not self._back_off.is_on or self._is_urgent else self._back_off.groups(lanes)
+
+    def wants_rest(self, lanes: int) -> bool:
+        """Whether the groups under way should end, and `rest` be called then. Also times a read, if it is time to.
+        lanes: as for `groups`."""
         if not self._back_off.is_on or self._is_urgent:
             return False
         now_s = self._run.timer()
@@ -185,7 +190,7 @@ class Manners:
             self._probe(quiet=False)
         if self._worked_from_s is None:
             self._worked_from_s, self._quiet_s = now_s, self._quiet_s or now_s
-        self._owed_s += self._back_off.rest_s(now_s - self._worked_from_s)
+        self._owed_s += self._back_off.rest_s(now_s - self._worked_from_s, lanes)
         self._worked_from_s = now_s
         return self._owed_s >= REST_S_MIN or now_s - self._quiet_s >= QUIET_EVERY_S
 
