@@ -225,8 +225,8 @@ def test_the_emptiest_segments_go_first_until_the_allowance_is_respected(stage: 
 
 
 def test_one_straggler_in_a_hundred_keeps_little_and_is_copied_once(stage: Stage) -> None:
-    """Bars of docs/LANDING_LOG.md: segments hold at most 2.5 times what is live in them, and at most 2 % of all objects
-    are copied."""
+    """Bars of docs/MEASUREMENTS.md: segments hold at most 2.5 times what is live in them, and at most 2 % of all
+    objects are copied."""
     segments, objects = 60, 100
     stage.fresh.batch_objects_max = stage.copies.batch_objects_max = objects
     forward = stage.forward()

@@ -178,7 +178,7 @@ class Manners:
 
     def groups(self, lanes: int) -> int:
         """How many groups may be under way, with so many lanes at most."""
-        return lanes if not self._back_off.is_on or self._is_urgent else self._back_off.groups(lanes)
+        return self._back_off.groups(lanes)
 
     def wants_rest(self, lanes: int) -> bool:
         """Whether the groups under way should end, and `rest` be called then. Also times a read, if it is time to.
