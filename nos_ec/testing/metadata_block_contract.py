@@ -129,6 +129,9 @@ class BlockContract:
         (part,) = bench.metadata.placed_in(new.segments[1].extent.block_id)
         assert (part.key, part.version, part.extent, part.crc32c) == (new.key, new.version, new.segments[1].extent, 2)
         assert bench.metadata.placed_in(new_block_id()) == []
+        for one in (*placed, part):
+            numbers = (one.extent.offset, one.extent.length, one.crc32c, one.version)
+            assert {type(number) for number in numbers} == {int}, "no Decimal, which nothing can read bytes with"
 
     def test_candidates_are_sealed_and_most_wasteful_first(self, bench: MetadataBench) -> None:
         # A stripe of 32 KiB has four objects of 4 KiB, or only one and no holes: padding is waste, too.

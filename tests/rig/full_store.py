@@ -21,7 +21,7 @@ _SEED_ROWS = 1000
 _SERVERS = ("mysql", "mariadb")
 _INDEXES = {
     "objects_by_trash_key": "UNIQUE INDEX objects_by_trash_key (trashed, bucket, name)",
-    "objects_by_block": "INDEX objects_by_block (block_id, block_offset)",
+    "objects_by_block": "INDEX objects_by_block (block_id(8))",
 }
 
 
@@ -78,8 +78,9 @@ class _Words:
         self._server = connection.dialect.name in _SERVERS
 
     def id16(self, k: str) -> str:
-        """An id of 16 bytes."""
-        return f"unhex(lpad(hex({k}), 32, '0'))" if self._server else f"unhex(printf('%032X', {k}))"
+        """An id of 16 bytes. The number is where ids have their time, in the first six."""
+        digits = f"lpad(hex({k}), 12, '0')" if self._server else f"printf('%012X', {k})"
+        return f"unhex(concat({digits}, repeat('0', 20)))" if self._server else f"unhex({digits} || '{'0' * 20}')"
 
     def name(self, k: str) -> str:
         """A name. The names are in another order than the numbers, so a listing reads rows from all over the table."""

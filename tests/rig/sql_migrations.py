@@ -18,6 +18,7 @@ from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.sql.migrations.versions import v0002_slots, v0005_waiting
 from nos_ec.adapters.sql.schema import BLOCKS, METADATA, OBJECTS, WAITING
 from nos_ec.core.errors import ConfigError
+from nos_ec.core.geometry import BLOCK_SIZE_MAX
 from nos_ec.core.slots import ALL_SLOTS, SLOTS, bucket_slot
 
 BATCHES = 3
@@ -302,12 +303,12 @@ def _old_row(number: int) -> dict[str, Any]:
         "name": f"object-{number}",
         "version": number * 1000,
         "size": number,
-        "crc32c": number,
+        "crc32c": 2**32 - number,
         "md5": number.to_bytes(16, "big"),
         "state": "landed" if landed else "packed",
         "landing_id": number.to_bytes(16, "big") if landed else None,
         "block_id": None if landed else bytes(16),
-        "block_offset": None if landed else number,
+        "block_offset": None if landed else BLOCK_SIZE_MAX - number,
         "due_ms": number if landed else None,
         "created_ms": number,
     }

@@ -6,6 +6,7 @@ Rules for all of them:
   - `waste_ppm` is a generated column. MySQL assigns left to right with the new values, SQLite uses the old ones, and in
     a multi-table UPDATE MySQL promises no order at all. A column that no statement assigns cannot be assigned wrongly.
   - What only objects that wait to be packed need is in `waiting`, which is as small as the backlog (docs/adr/0020).
+  - Columns and indexes of `objects`, which has a row for each object, are as narrow as their values (docs/adr/0040).
   - The CHECK of `blocks` turns a counting bug into a refused statement instead of a wrong figure.
 
 A change to a table here needs a new migration in `migrations/versions`; a test compares the two.
@@ -161,20 +162,25 @@ class Opaque(Bytes):
 
 
 class Word(TypeDecorator[_S]):
-    """A StrEnum stored as its value, readable in any SQL console."""
+    """A StrEnum stored as its value, readable in any SQL console. With `one_byte`, MySQL stores its number among the
+    words, and still shows, takes and compares the word."""
 
     impl = String
     cache_ok = True
 
-    def __init__(self, words: type[_S], size: int = 10) -> None:
+    def __init__(self, words: type[_S], size: int = 10, *, one_byte: bool = False) -> None:
         self.words = words
         self.size = size
+        self.one_byte = one_byte
         super().__init__(size)
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name in _MYSQL:
-            return dialect.type_descriptor(mysql.VARCHAR(self.size, charset="ascii", collation="ascii_bin"))
-        return dialect.type_descriptor(String(self.size))
+        if dialect.name not in _MYSQL:
+            return dialect.type_descriptor(String(self.size))
+        ascii_words = {"charset": "ascii", "collation": "ascii_bin"}
+        if self.one_byte:
+            return dialect.type_descriptor(mysql.ENUM(*(word.value for word in self.words), **ascii_words))
+        return dialect.type_descriptor(mysql.VARCHAR(self.size, **ascii_words))
 
     def process_bind_param(self, value: _S | None, dialect: Dialect) -> Any:  # noqa: ARG002
         return None if value is None else self.words(value).value
@@ -215,16 +221,16 @@ def _table(name: str, *parts: Any, **options: Any) -> Table:
     return Table(name, METADATA, *parts, **options)
 
 
-def _partial(name: str, *columns: str) -> Index:
-    """An index of the rows whose first column is set. MySQL has no partial indexes, so there it covers all rows."""
-    return Index(name, *columns, sqlite_where=column(columns[0]).is_not(None))
-
-
 def _bigint(name: str, *, nullable: bool = False) -> Column[Any]:
     return Column(name, BigInteger, nullable=nullable)
 
 
 METADATA = MetaData()
+
+_BLOCK_ID_PREFIX: Any = {f"{dialect}_length": {"block_id": 8} for dialect in _MYSQL}
+"""The bytes of an id that MySQL's index of `objects` has: its time and 16 random bits."""
+_UP_TO_4_GIB: Any = BigInteger().with_variant(mysql.INTEGER(unsigned=True), *_MYSQL)
+"""In a UNION with a BIGINT, MariaDB would make a DECIMAL of it. So a column that is united with one has this type."""
 
 OBJECTS = _table(
     "objects",
@@ -233,17 +239,17 @@ OBJECTS = _table(
     Column("name", Utf8(NAME_BYTES_MAX), nullable=False),
     _bigint("version"),
     _bigint("size"),
-    _bigint("crc32c"),
+    Column("crc32c", _UP_TO_4_GIB, nullable=False),
     Column("md5", Id(), nullable=False),
-    Column("state", Word(ObjectState), nullable=False),
+    Column("state", Word(ObjectState, one_byte=True), nullable=False),
     Column("landing_id", Id()),
     Column("block_id", Id()),
-    _bigint("block_offset", nullable=True),
+    Column("block_offset", _UP_TO_4_GIB),
     _bigint("created_ms"),
     Column("attributes", Opaque(ATTRIBUTES_SIZE_MAX)),
     Column("trashed", Bytes(TRASHED_BYTES), nullable=False, server_default=text("x''")),
     Index("objects_by_trash_key", "trashed", "bucket", "name", unique=True),
-    _partial("objects_by_block", "block_id", "block_offset"),
+    Index("objects_by_block", "block_id", sqlite_where=text("block_id IS NOT NULL"), **_BLOCK_ID_PREFIX),
     sqlite_autoincrement=True,
 )
 """Current versions, and deleted ones in the trash. An overwrite keeps the row and its object_id; an object_id is never
@@ -278,9 +284,9 @@ SEGMENTS = _table(
     Column("version", BigInteger, primary_key=True, autoincrement=False),
     Column("part", BigInteger, primary_key=True, autoincrement=False),
     Column("block_id", Id(), nullable=False),
-    _bigint("block_offset"),
+    Column("block_offset", _UP_TO_4_GIB, nullable=False),
     _bigint("length"),
-    _bigint("crc32c"),
+    Column("crc32c", _UP_TO_4_GIB, nullable=False),
     Index("segments_by_block", "block_id"),
 )
 """The parts of LARGE objects. Those of a released version are removed with it."""
