@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NewType
 
 from nos_ec.core.errors import InvalidInput
@@ -120,10 +121,8 @@ class ObjectKey:
     name: str
 
     def __post_init__(self) -> None:
-        bucket = _utf8("bucket", self.bucket, BUCKET_BYTES_MAX)
+        _check_bucket(self.bucket)
         name = _utf8("object name", self.name, NAME_BYTES_MAX)
-        if b"/" in bucket or self.bucket in (".", ".."):
-            raise InvalidInput(f"bucket {self.bucket!r}: use a name without '/', and not '.' or '..'")
         if b".." in name or name == b"." or name.startswith(b"./") or b"/./" in name or name.endswith(b"/."):
             parts = name.split(b"/")
             if b".." in parts or b"." in parts:
@@ -138,6 +137,14 @@ class ObjectKey:
 
     def __str__(self) -> str:
         return f"{self.bucket}/{self.name}"
+
+
+@lru_cache(maxsize=1024)
+def _check_bucket(bucket: str) -> None:
+    """The objects of a listing, or of a message, mostly have one bucket."""
+    encoded = _utf8("bucket", bucket, BUCKET_BYTES_MAX)
+    if b"/" in encoded or bucket in (".", ".."):
+        raise InvalidInput(f"bucket {bucket!r}: use a name without '/', and not '.' or '..'")
 
 
 def _utf8(what: str, text: str, bytes_max: int) -> bytes:

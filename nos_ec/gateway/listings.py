@@ -13,7 +13,7 @@ from nos_ec.core.errors import NotFound
 from nos_ec.core.versions import VERSION_MAX
 from nos_ec.engine.store import Store
 from nos_ec.gateway.call import Call, object_key
-from nos_ec.gateway.object_headers import STORAGE_CLASS, attributes_of, checksum_of, etag_of
+from nos_ec.gateway.object_headers import CHECKSUM, STORAGE_CLASS, attributes_of, checksum_of, etag_of
 from nos_ec.gateway.reply import Reply, xml
 from nos_ec.gateway.versions import id_of, number_of
 from nos_ec.ports.metadata import EntryPage, ObjectRow, Rights, VersionEntry, VersionPage
@@ -139,9 +139,13 @@ def _listed_version(entry: VersionEntry) -> Listed:
     return replace(_listed(entry.row), **told)
 
 
+_LISTED = (STORAGE_CLASS.encode(), CHECKSUM.encode())
+"""The attributes that a listing tells."""
+
+
 def _listed(row: ObjectRow) -> Listed:
-    if not row.attributes:
-        return Listed(row.key.name, row.created_ms, etag_of(row), row.size)
+    if not any(name in row.attributes for name in _LISTED):
+        return Listed(row.key.name, row.created_ms, etag_of(row), row.users_size)
     attributes = attributes_of(row)
     checksum = checksum_of(attributes)
     return Listed(
