@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import make_url
 
 from nos_ec.adapters.sql.schema import METADATA
+from nos_ec.bench.collecting import GC_NICE
 from nos_ec.cli.app import run
 from nos_ec.settings import Settings, check_settings, load_settings
 from tests.rig.unit_files import UnitFile
@@ -210,10 +211,13 @@ def test_the_crontab_runs_commands_that_exist(capsys: pytest.CaptureFixture[str]
         assert all(re.fullmatch(field, time) for time in times), line
         assert user == "root"
         assert "%" not in command, "cron makes a line break of it"
-        program, role, *arguments = shlex.split(command.removesuffix(">/dev/null"))
+        program, role, *arguments = shlex.split(command.removesuffix(">/dev/null").removeprefix("nice -n 10 "))
         assert program == f"{PROGRAM}-as"
         assert role in ROLES
         assert exists(arguments)
+    assert read_unit(DEPLOY / "systemd" / "nos-ec-gc.service")["Service"]["Nice"] == [str(GC_NICE)]
+    (niced,) = (line for line in entries if " gc run " in line)
+    assert f" nice -n {GC_NICE} " in niced
     variables = dict(line.split("=", 1) for line in CRONTAB.read_text().splitlines() if re.match(r"NOS_EC_\w+=", line))
     assert variables
     assert check_settings(None, variables) == []
