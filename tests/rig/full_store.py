@@ -14,6 +14,7 @@ from nos_ec.adapters.sql.engine import WRITES
 from nos_ec.core.slots import SLOTS
 
 BUCKETS = 10
+FOLDERS = 256
 OBJECT_BYTES = 20_000
 STRIPE_BYTES = 1 << 20
 BATCH_ROWS = 100_000
@@ -83,11 +84,13 @@ class _Words:
         return f"unhex(concat({digits}, repeat('0', 20)))" if self._server else f"unhex({digits} || '{'0' * 20}')"
 
     def name(self, k: str) -> str:
-        """A name. The names are in another order than the numbers, so a listing reads rows from all over the table."""
-        mixed = f"({k} * 2654435761) % 4294967296"
+        """A name in one of FOLDERS folders. The names are in another order than the numbers, so a listing reads rows
+        from all over the table."""
+        mixed = f"({k} * 2654435761)"
+        folder, rest = f"({mixed} >> 24) & 255", f"{mixed} & 16777215"
         if self._server:
-            return f"concat(lpad(hex({mixed}), 8, '0'), '-', {k})"
-        return f"cast(printf('%08X-%d', {mixed}, {k}) AS BLOB)"
+            return f"concat(lpad(hex({folder}), 2, '0'), '/', lpad(hex({rest}), 6, '0'), '-', {k})"
+        return f"cast(printf('%02X/%06X-%d', {folder}, {rest}, {k}) AS BLOB)"
 
     def bucket(self, k: str) -> str:
         """One of BUCKETS names."""

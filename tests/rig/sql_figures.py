@@ -18,7 +18,7 @@ from nos_ec.adapters.sql.schema import COUNTERS, METADATA
 from nos_ec.engine import store_totals
 from nos_ec.engine.store_totals import StoreTotals
 from nos_ec.testing.clock import FakeClock
-from tests.rig.full_store import BUCKETS, Shape, fill
+from tests.rig.full_store import BUCKETS, FOLDERS, Shape, fill
 from tests.rig.sql_plans import Statement, caught
 
 FEW = 20_000
@@ -96,6 +96,7 @@ class SqlFigures:
             "page of names": lambda: metadata.list_names("bucket-3", "", "4", PAGE_ROWS),
             "page of rows": lambda: metadata.list_objects("bucket-3", "", "4", PAGE_ROWS),
             "names with a prefix": lambda: metadata.list_names("bucket-3", "8", "", 9),
+            "page of folders": lambda: metadata.list_entries("bucket-3", "", "/", "", FOLDERS // 4, 10**9),
             "buckets": lambda: metadata.list_buckets("", BUCKETS),
         }
         costs = {}

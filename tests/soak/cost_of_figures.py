@@ -35,6 +35,7 @@ from tests.rig.dev_servers import DevServer
 from tests.rig.full_store import Shape, fill
 
 PAGE_ROWS = 1000
+PAGE_FOLDERS = 100
 WARM_CALLS = 60
 BUCKET = "bucket-3"
 _TABLE_BYTES = text(
@@ -119,6 +120,7 @@ def _calls(metadata: SqlMetadata) -> dict[str, Callable[[], object]]:
         "scrape": scrape,
         "page of names": lambda: metadata.list_names(BUCKET, "", "4", PAGE_ROWS),
         "page of rows": lambda: metadata.list_objects(BUCKET, "", "8", PAGE_ROWS),
+        "page of folders": lambda: metadata.list_entries(BUCKET, "", "/", "", PAGE_FOLDERS, 10**9),
         "buckets": lambda: metadata.list_buckets("", PAGE_ROWS),
     }
 
