@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, LargeBinary, Select, bindparam
 
-from nos_ec.adapters.sql.row_reading import read_objects
+from nos_ec.adapters.sql.row_reading import RowsQuery, read_objects
 from nos_ec.adapters.sql.rows import LIVE, by_index, prefix_end
 from nos_ec.adapters.sql.schema import OBJECTS, utf8
 from nos_ec.core.folders import folder_of
@@ -85,18 +86,28 @@ def behind(folder: str) -> Start:
 
 
 def _rows(connection: Connection, bucket: str, start: Start, end: bytes | None, limit: int) -> list[ObjectRow]:
-    least = bindparam("least", start.name, type_=LargeBinary)
+    bounds: dict[str, Any] = {"in_bucket": bucket, "least": start.name, "rows_max": limit}
+    if end is not None:
+        bounds["end"] = end
+    return read_objects(connection, bucket, _WALKS[start.itself, end is not None], bounds)
 
-    def narrowed(rows: Select[Any]) -> Select[Any]:
-        found = (
-            by_index(rows, OBJECTS, "objects_by_trash_key")
-            .where(_O.trashed == LIVE, _O.bucket == bucket, _O.name >= least if start.itself else _O.name > least)
-            .order_by(_O.trashed, _O.bucket, _O.name)
-            .limit(limit)
-        )
-        return found if end is None else found.where(_O.name < bindparam("end", end, type_=LargeBinary))
 
-    return read_objects(connection, bucket, narrowed)
+def _walk(rows: Select[Any], *, itself: bool, ends: bool) -> Select[Any]:
+    least = bindparam("least", type_=LargeBinary)
+    found = (
+        by_index(rows, OBJECTS, "objects_by_trash_key")
+        .where(_O.trashed == LIVE, _O.bucket == bindparam("in_bucket"), _O.name >= least if itself else _O.name > least)
+        .order_by(_O.trashed, _O.bucket, _O.name)
+        .limit(bindparam("rows_max"))
+    )
+    return found.where(_O.name < bindparam("end", type_=LargeBinary)) if ends else found
+
+
+_WALKS = {
+    (itself, ends): RowsQuery(partial(_walk, itself=itself, ends=ends))
+    for itself in (False, True)
+    for ends in (False, True)
+}
 
 
 def _name(entry: ObjectRow | str) -> str:

@@ -23,7 +23,7 @@ from sqlalchemy import (
 from nos_ec.adapters.sql import retired, trash
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
-from nos_ec.adapters.sql.row_reading import read_objects
+from nos_ec.adapters.sql.row_reading import RowsQuery, read_objects
 from nos_ec.adapters.sql.rows import (
     FIRST_MARK,
     LIVE,
@@ -291,7 +291,7 @@ def _remove_locked(connection: Connection, rows: Sequence[ObjectRow], now_ms: in
 
 def list_objects(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
     """See `Metadata.list_objects`."""
-    return read_objects(connection, bucket, lambda rows: _listing(rows, bucket, prefix, after, limit))
+    return read_objects(connection, bucket, RowsQuery(lambda rows: _listing(rows, bucket, prefix, after, limit)))
 
 
 def list_names(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[str]:

@@ -7,7 +7,8 @@ joins those of a row into one string of bytes, as for a single look-up (look_up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import ColumnClause, Connection, Select, literal_column, select
@@ -29,16 +30,34 @@ _JOINED: ColumnClause[bytes] = literal_column(
 _STATES = {state.value.encode(): state for state in ObjectState}
 
 
+class RowsQuery:
+    """A query of whole rows. `narrowed` makes a select of `objects` choose them. Keep a query that is asked again and
+    again with other parameters: to build one takes as long as to read ten rows."""
+
+    def __init__(self, narrowed: Callable[[Select[Any]], Select[Any]]) -> None:
+        self._narrowed = narrowed
+
+    @cached_property
+    def joined(self) -> Select[Any]:
+        """With one column."""
+        return self._narrowed(select(_JOINED))
+
+    @cached_property
+    def columns(self) -> Select[Any]:
+        """With a column for each value."""
+        return self._narrowed(select(*OBJECT_COLUMNS))
+
+
 def read_objects(
-    connection: Connection, bucket: str, narrowed: Callable[[Select[Any]], Select[Any]]
+    connection: Connection, bucket: str, query: RowsQuery, parameters: Mapping[str, Any] | None = None
 ) -> list[ObjectRow]:
-    """The rows of the bucket that `narrowed` makes a select of `objects` choose. Raises Corrupt for a damaged row."""
+    """The rows that the query finds, all of this bucket. Raises Corrupt for a damaged row."""
     if connection.dialect.name != "sqlite":
         try:
-            return [_object_row(bucket, joined) for joined in connection.execute(narrowed(select(_JOINED))).scalars()]
+            return [_object_row(bucket, joined) for joined in connection.execute(query.joined, parameters).scalars()]
         except (ValueError, KeyError, InvalidInput):
             pass  # a row is damaged: read column by column, which tells which one
-    return [object_row(row) for row in connection.execute(narrowed(select(*OBJECT_COLUMNS)))]
+    return [object_row(row) for row in connection.execute(query.columns, parameters)]
 
 
 def _object_row(bucket: str, joined: bytes) -> ObjectRow:
