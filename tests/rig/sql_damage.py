@@ -45,7 +45,7 @@ class SqlDamage:
     @pytest.mark.parametrize(
         ("damage", "told"),
         [
-            ({"state": literal("LOST")}, "'(LOST)?' is no ObjectState"),
+            ({"state": literal("LOST")}, "'LOST' is no ObjectState"),
             ({"name": literal(b"n\xff")}, "is not UTF-8"),
         ],
     )
@@ -54,8 +54,8 @@ class SqlDamage:
     ) -> None:
         bench.put_all(["m", "n", "o"])
         damaged = update(OBJECTS).where(OBJECTS.c.name == "n").values(damage)
-        for dialect in ("mysql", "mariadb"):  # which would refuse the state, and so store none
-            damaged = damaged.prefix_with("IGNORE", dialect=dialect)
+        if metadata._engine.dialect.name != "sqlite":  # the servers refuse the state, and store none if made to
+            damaged, told = damaged.prefix_with("IGNORE"), told.replace("LOST", "")
         metadata._transactions.write(lambda connection: connection.execute(damaged))
         for listing in (
             lambda: metadata.list_objects("bucket", "", "", 9),

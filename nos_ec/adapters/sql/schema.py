@@ -229,7 +229,7 @@ METADATA = MetaData()
 
 _BLOCK_ID_PREFIX: Any = {f"{dialect}_length": {"block_id": 8} for dialect in _MYSQL}
 """The bytes of an id that MySQL's index of `objects` has: its time and 16 random bits."""
-_UP_TO_4_GIB: Any = BigInteger().with_variant(mysql.INTEGER(unsigned=True), *_MYSQL)
+_UNSIGNED_32: Any = BigInteger().with_variant(mysql.INTEGER(unsigned=True), *_MYSQL)
 """In a UNION with a BIGINT, MariaDB would make a DECIMAL of it. So a column that is united with one has this type."""
 
 OBJECTS = _table(
@@ -239,12 +239,12 @@ OBJECTS = _table(
     Column("name", Utf8(NAME_BYTES_MAX), nullable=False),
     _bigint("version"),
     _bigint("size"),
-    Column("crc32c", _UP_TO_4_GIB, nullable=False),
+    Column("crc32c", _UNSIGNED_32, nullable=False),
     Column("md5", Id(), nullable=False),
     Column("state", Word(ObjectState, one_byte=True), nullable=False),
     Column("landing_id", Id()),
     Column("block_id", Id()),
-    Column("block_offset", _UP_TO_4_GIB),
+    Column("block_offset", _UNSIGNED_32),
     _bigint("created_ms"),
     Column("attributes", Opaque(ATTRIBUTES_SIZE_MAX)),
     Column("trashed", Bytes(TRASHED_BYTES), nullable=False, server_default=text("x''")),
@@ -284,9 +284,9 @@ SEGMENTS = _table(
     Column("version", BigInteger, primary_key=True, autoincrement=False),
     Column("part", BigInteger, primary_key=True, autoincrement=False),
     Column("block_id", Id(), nullable=False),
-    Column("block_offset", _UP_TO_4_GIB, nullable=False),
+    Column("block_offset", _UNSIGNED_32, nullable=False),
     _bigint("length"),
-    Column("crc32c", _UP_TO_4_GIB, nullable=False),
+    Column("crc32c", _UNSIGNED_32, nullable=False),
     Index("segments_by_block", "block_id"),
 )
 """The parts of LARGE objects. Those of a released version are removed with it."""

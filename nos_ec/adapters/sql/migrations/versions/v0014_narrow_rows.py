@@ -1,7 +1,7 @@
 """Narrow rows: columns and indexes of `objects` as wide as their values (docs/adr/0040).
 
 MySQL and MariaDB copy each table once, in one statement that either ends or changes nothing. Processes of the previous
-release could go on, but what they write waits until the copy is done.
+release must be stopped: between the two statements, MariaDB tells their GC offsets as decimals.
 """
 
 from __future__ import annotations
