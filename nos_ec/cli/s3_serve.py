@@ -26,6 +26,7 @@ from nos_ec.monitoring.monitor import Monitor
 from nos_ec.settings import Settings
 
 if TYPE_CHECKING:
+    from nos_ec.gateway.connection_counts import ConnectionCounts
     from nos_ec.gateway.server import GatewayServer
 
 _TURN_MS = 500
@@ -67,9 +68,12 @@ def worker(
     ctx: typer.Context,
     listener: Annotated[int, typer.Option("--listener", help="Descriptor of the listening socket.")],
     channel: Annotated[int, typer.Option("--channel", help="Descriptor of the socket to the supervisor.")],
+    counts: Annotated[int, typer.Option("--counts", help="Descriptor of the counts of connections.")],
+    number: Annotated[int, typer.Option("--number", help="Number of this process.")],
     as_json: AsJson = False,  # noqa: ARG001
 ) -> None:
     """Serve requests as one of several processes of s3 serve, which starts it."""
+    from nos_ec.gateway.connection_counts import ConnectionCounts
     from nos_ec.gateway.reports import REPORT_MS, Report
 
     settings = context(ctx).settings()
@@ -80,7 +84,8 @@ def worker(
     with (
         open_system(settings) as system,
         end_when_shut_out(system, stop),
-        _gateway(system, socket.socket(fileno=listener)) as (server, monitor),
+        ConnectionCounts(counts) as shared,
+        _gateway(system, socket.socket(fileno=listener), (shared, number)) as (server, monitor),
     ):
         system.check_for_daemon(writes=True, publishes=False)
         monitor.health.started()
@@ -116,8 +121,10 @@ def _end_with(supervisor: socket.socket, stop: Event) -> None:
 
 
 @contextmanager
-def _gateway(system: System, listener: socket.socket) -> Iterator[tuple[GatewayServer, Monitor]]:
-    """A gateway that serves requests, and its monitor."""
+def _gateway(
+    system: System, listener: socket.socket, share: tuple[ConnectionCounts, int] | None = None
+) -> Iterator[tuple[GatewayServer, Monitor]]:
+    """A gateway that serves requests, and its monitor. share: see GatewayServer."""
     from nos_ec.gateway.certificate import find_certificate
     from nos_ec.gateway.samples import gateway_samples
     from nos_ec.gateway.server import GatewayServer, make_service
@@ -129,7 +136,7 @@ def _gateway(system: System, listener: socket.socket) -> Iterator[tuple[GatewayS
     service = make_service(system, find_master_keys(settings), settings)
     beat = monitor.health.heart("serving")
     new_id = lambda: os.urandom(8).hex().upper()  # noqa: E731
-    with GatewayServer(service, settings, new_id, listener, certificate, beat) as server:
+    with GatewayServer(service, settings, new_id, listener, certificate, beat, share) as server:
         monitor.metrics.add("gateway", lambda: gateway_samples(server.tally))
         monitor.metrics.add("batches", lambda: batch_samples(system.puts))
         settle()
@@ -166,19 +173,21 @@ def _supervise(
     as_json: bool,
 ) -> None:
     """Let several processes serve."""
+    from nos_ec.gateway.connection_counts import ConnectionCounts
     from nos_ec.gateway.supervisor import Supervisor
 
     clock, file = SystemClock(), context(ctx).config_file()
     command = [sys.executable, "-P", "-m", "nos_ec", *(() if file is None else ("--config", str(file)))]
 
-    def start(channel: socket.socket) -> subprocess.Popen[bytes]:
-        fds = listener.fileno(), channel.fileno()
-        words = ["s3", "worker", "--listener", str(fds[0]), "--channel", str(fds[1])]
+    def start(number: int, channel: socket.socket) -> subprocess.Popen[bytes]:
+        given = {"--listener": listener.fileno(), "--channel": channel.fileno(), "--counts": counts.fileno()}
+        words = ["s3", "worker", *(str(word) for pair in given.items() for word in pair), "--number", str(number)]
         more = ["--json"] if as_json else []
-        return subprocess.Popen([*command, *words, *more], pass_fds=fds, stdin=subprocess.DEVNULL)  # noqa: S603
+        return subprocess.Popen([*command, *words, *more], pass_fds=[*given.values()], stdin=subprocess.DEVNULL)  # noqa: S603
 
-    supervisor = Supervisor(start, settings.s3.processes, clock, settings.monitoring.stall_ms_max)
     with ExitStack() as outer:
+        counts = outer.enter_context(ConnectionCounts.create(settings.s3.processes))
+        supervisor = Supervisor(start, counts, clock, settings.monitoring.stall_ms_max)
         try:
             try:
                 code = supervisor.begin(stop)

@@ -8,13 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from types import TracebackType
 
+import uvicorn
+
 from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
+from nos_ec.gateway.accepting import SharingServer
 from nos_ec.gateway.access import Access
 from nos_ec.gateway.app import App, AppOptions
 from nos_ec.gateway.attribute_changes import AttributeChanges
 from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.certificate import Certificate
+from nos_ec.gateway.connection_counts import ConnectionCounts
 from nos_ec.gateway.cors import Cors
 from nos_ec.gateway.http_protocol import IDLE_WAIT_S, GatewayProtocol
 from nos_ec.gateway.lifecycle import LifecycleOperations
@@ -78,8 +82,10 @@ class GatewayServer(WebServer):
         listener: socket.socket,
         certificate: Certificate | None = None,
         beat: Beat = unwatched,
+        share: tuple[ConnectionCounts, int] | None = None,
     ) -> None:
-        """listener: see `listening_for_gateways`. certificate: None for plain HTTP. beat: called by the event loop."""
+        """listener: see `listening_for_gateways`. certificate: None for plain HTTP. beat: called by the event loop.
+        share: counts of the processes that share the listener, and the number of this one; None if it is alone."""
 
         async def notify() -> None:
             beat(BEAT_MS)
@@ -102,6 +108,7 @@ class GatewayServer(WebServer):
             limit_concurrency=None,
             callback_notify=notify,
             timeout_notify=BEAT_MS // 1000,
+            new_server=uvicorn.Server if share is None else lambda config: SharingServer(config, *share),
             ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
         )
 

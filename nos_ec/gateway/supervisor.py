@@ -1,8 +1,8 @@
 """Several processes that serve one address: starts them, replaces those that end or hang, adds up what they report.
 
 Each process is a fresh one, not a fork: drivers of databases and of Ceph do not survive a fork. It inherits the
-listening socket, and one end of a socket over which it reports. When the supervisor dies, however it dies, the other
-end closes, and the process finishes its requests and ends. So none is ever left alone.
+listening socket, the counts of connections, and one end of a socket over which it reports. When the supervisor dies,
+however it dies, the other end closes, and the process finishes its requests and ends. So none is ever left alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from nos_ec.core.errors import Transient
+from nos_ec.gateway.connection_counts import ConnectionCounts
 from nos_ec.gateway.reports import Report, Sums, report_of
 from nos_ec.gateway.samples import process_samples
 from nos_ec.monitoring.exposition import Sample
@@ -31,8 +32,8 @@ _TURN_MS = 50
 
 _log = structlog.get_logger(__name__)
 
-Start = Callable[[socket.socket], "subprocess.Popen[bytes]"]
-"""Starts a process that reports over this socket."""
+Start = Callable[[int, socket.socket], "subprocess.Popen[bytes]"]
+"""Starts the process of this number, which reports over this socket."""
 
 
 @dataclass(slots=True)
@@ -54,12 +55,14 @@ class _Worker:
 class Supervisor:
     """`look` and `end` are for one thread; what shows figures and health may be called by any."""
 
-    def __init__(self, start: Start, processes: int, clock: Clock, stall_ms_max: int) -> None:
-        """stall_ms_max: a process that is not heard of for this long is killed, and replaced."""
+    def __init__(self, start: Start, counts: ConnectionCounts, clock: Clock, stall_ms_max: int) -> None:
+        """counts: those of the processes. stall_ms_max: a process that is not heard of for this long is killed, and
+        replaced."""
         self._start = start
+        self._counts = counts
         self._clock = clock
         self._stall_ms_max = stall_ms_max
-        self._workers = [_Worker(number) for number in range(processes)]
+        self._workers = [_Worker(number) for number in range(len(counts))]
         self._sums = Sums()
         self._lock = threading.Lock()
         self._restarts = 0
@@ -124,7 +127,7 @@ class Supervisor:
         mine, theirs = socket.socketpair()
         with theirs:
             try:
-                worker.process = self._start(theirs)
+                worker.process = self._start(worker.number, theirs)
             except BaseException:
                 mine.close()
                 raise
@@ -171,6 +174,7 @@ class Supervisor:
         """Take its last report, and make room for another."""
         assert worker.channel is not None
         assert worker.reader is not None
+        self._counts.vacate(worker.number)
         worker.reader.join(1)  # it reads to the end, which the process has closed
         with self._lock:
             if worker.report is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -41,7 +42,15 @@ class WebServer:
     daemon."""
 
     def __init__(
-        self, app: Any, name: str, listener: socket.socket, *, stop_wait_s: int, idle_wait_s: int, **options: Any
+        self,
+        app: Any,
+        name: str,
+        listener: socket.socket,
+        *,
+        stop_wait_s: int,
+        idle_wait_s: int,
+        new_server: Callable[[uvicorn.Config], uvicorn.Server] = uvicorn.Server,
+        **options: Any,
     ) -> None:
         """name: of the thread. stop_wait_s: how long requests in flight may take at the end. options: further ones of
         uvicorn."""
@@ -58,7 +67,7 @@ class WebServer:
             **{"limit_concurrency": CONNECTIONS_MAX, **options},
         )
         self._scheme = "https" if config.is_ssl else "http"
-        self._server = uvicorn.Server(config)
+        self._server = new_server(config)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, name=name, daemon=True
         )

@@ -6,13 +6,14 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,11 @@ def is_gone(pid: int) -> bool:
     return not alive(pid)
 
 
+def sockets_of(pid: int) -> int:
+    """How many a process has open."""
+    return sum(str(file.readlink()).startswith("socket:") for file in Path(f"/proc/{pid}/fd").iterdir())
+
+
 def client_of(system: System, url: str) -> tuple[Gateway, Any]:
     gateway = Gateway(system, url)
     made = Accounts(system.metadata, system.clock, os.urandom).create_key(MasterKeys([MASTER]), "ann")
@@ -230,6 +236,22 @@ def test_a_process_that_dies_is_replaced_and_its_counts_stay(bench: Bench, syste
         (first, second) = served.lines("a process of the gateway has ended; starting another")
         assert (first["exit_code"], first["in_ms"]) == (-signal.SIGKILL, 1000)
         assert second["in_ms"] in (1000, 2000), "the back-off is of each place"
+        assert served.stop() == 0
+
+
+def test_connections_that_a_client_opens_at_once_are_spread(bench: Bench, tmp_path: Path) -> None:
+    with serving(bench, tmp_path, 2) as served, ExitStack() as stack:
+        until(lambda: served.metrics()["nos_ec_s3_processes",] == 2, "both serve")
+        before = {pid: sockets_of(pid) for pid in served.workers()}
+        host, port = served.url.removeprefix("http://").split(":")
+        opened = [stack.enter_context(socket.create_connection((host, int(port)), WAIT_S_MAX)) for _ in range(32)]
+        for connection in opened:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        for connection in opened:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 "), "it is answered"
+        shares = [sockets_of(pid) - count for pid, count in before.items()]
+        assert sum(shares) == 32
+        assert min(shares) >= 8, shares
         assert served.stop() == 0
 
 

@@ -24,6 +24,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError
 from nos_ec.gateway.accounts import Accounts
 from nos_ec.gateway.certificate import Certificate, find_certificate
+from nos_ec.gateway.connection_counts import ConnectionCounts
 from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
 from nos_ec.settings import S3Settings
 
@@ -70,7 +71,7 @@ def settings_with(file: Path | None, key_file: Path | None) -> S3Settings:
 class Secure:
     """A gateway with the certificate of `folder`."""
 
-    def __init__(self, system: System, folder: Path) -> None:
+    def __init__(self, system: System, folder: Path, share: tuple[ConnectionCounts, int] | None) -> None:
         self.system = system
         self.file, self.key_file = make_certificate(folder, "first")
         found = find_certificate(settings_with(self.file, self.key_file))
@@ -83,6 +84,7 @@ class Secure:
             lambda: f"{next(ids):016X}",
             listening_for_gateways(SETTINGS),
             self.certificate,
+            share=share,
         )
         self.port = int(self.server.url.rsplit(":", 1)[1])
 
@@ -102,11 +104,13 @@ class Secure:
         return str(common.value)
 
 
-@pytest.fixture
-def secure(system: System, tmp_path: Path) -> Iterator[Secure]:
-    made = Secure(system, tmp_path)
-    with made.server:
-        yield made
+@pytest.fixture(params=["alone", "one of two"])
+def secure(request: pytest.FixtureRequest, system: System, tmp_path: Path) -> Iterator[Secure]:
+    with ConnectionCounts.create(2) as counts:
+        counts.write(1, 0)
+        made = Secure(system, tmp_path, None if request.param == "alone" else (counts, 0))
+        with made.server:
+            yield made
 
 
 def test_a_client_stores_and_reads_over_https(bench: Bench, secure: Secure) -> None:

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.histogram import Histogram
+from nos_ec.gateway.connection_counts import ConnectionCounts
 from nos_ec.gateway.record import Record
 from nos_ec.gateway.reports import Report, Sums, report_of
 from nos_ec.gateway.samples import gateway_samples
@@ -115,11 +116,25 @@ class Programs:
         self.programs = list(programs)
         self.started = 0
 
-    def __call__(self, channel: socket.socket) -> subprocess.Popen[bytes]:
+    def __call__(self, number: int, channel: socket.socket) -> subprocess.Popen[bytes]:
         program = self.programs[min(self.started, len(self.programs) - 1)]
         self.started += 1
         words = [sys.executable, "-c", program, str(channel.fileno()), report(1).line().decode()]
         return subprocess.Popen(words, pass_fds=[channel.fileno()])
+
+
+@pytest.fixture
+def counts() -> Iterator[ConnectionCounts]:
+    """Of two processes."""
+    with ConnectionCounts.create(2) as made:
+        yield made
+
+
+@pytest.fixture
+def only() -> Iterator[ConnectionCounts]:
+    """Of a single process."""
+    with ConnectionCounts.create(1) as made:
+        yield made
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -142,15 +157,15 @@ def restarts(supervisor: Supervisor) -> float:
     return value
 
 
-def test_a_process_that_cannot_start_ends_the_gateway_with_its_exit_code() -> None:
-    supervisor = Supervisor(Programs("raise SystemExit(3)"), 2, WallClock(), 1000)
+def test_a_process_that_cannot_start_ends_the_gateway_with_its_exit_code(counts: ConnectionCounts) -> None:
+    supervisor = Supervisor(Programs("raise SystemExit(3)"), counts, WallClock(), 1000)
     assert supervisor.begin(threading.Event()) == 3
     supervisor.end()
 
 
-def test_processes_that_end_are_replaced_ever_more_slowly() -> None:
+def test_processes_that_end_are_replaced_ever_more_slowly(counts: ConnectionCounts) -> None:
     clock, programs = WallClock(), Programs(SERVES, "pass")
-    supervisor = Supervisor(programs, 2, clock, 10**9)
+    supervisor = Supervisor(programs, counts, clock, 10**9)
     assert supervisor.begin(threading.Event()) is None
     assert supervisor.store_id == "id"
     supervisor.require_ready()
@@ -171,16 +186,16 @@ def test_processes_that_end_are_replaced_ever_more_slowly() -> None:
     supervisor.end()
 
 
-def test_a_lack_of_processes_is_waited_out() -> None:
+def test_a_lack_of_processes_is_waited_out(counts: ConnectionCounts) -> None:
     clock, programs = WallClock(), Programs(SERVES)
     lacks = True
 
-    def start(channel: socket.socket) -> subprocess.Popen[bytes]:
+    def start(number: int, channel: socket.socket) -> subprocess.Popen[bytes]:
         if lacks and programs.started:
             raise BlockingIOError("Resource temporarily unavailable")
-        return programs(channel)
+        return programs(number, channel)
 
-    supervisor = Supervisor(start, 2, clock, 10**9)
+    supervisor = Supervisor(start, counts, clock, 10**9)
     assert supervisor.begin(threading.Event()) is None
     supervisor.look()
     supervisor.require_ready()
@@ -193,8 +208,8 @@ def test_a_lack_of_processes_is_waited_out() -> None:
     supervisor.end()
 
 
-def test_one_ready_process_is_enough_and_none_is_not() -> None:
-    supervisor = Supervisor(Programs(SERVES), 1, WallClock(), 10**9)
+def test_one_ready_process_is_enough_and_none_is_not(only: ConnectionCounts) -> None:
+    supervisor = Supervisor(Programs(SERVES), only, WallClock(), 10**9)
     with pytest.raises(Transient, match="no process serves"):
         supervisor.require_ready()
     assert supervisor.begin(threading.Event()) is None
@@ -204,11 +219,13 @@ def test_one_ready_process_is_enough_and_none_is_not() -> None:
         supervisor.require_ready()
 
 
-def test_a_silent_process_is_killed_but_one_that_starts_has_time() -> None:
+def test_a_silent_process_is_killed_but_one_that_starts_has_time(counts: ConnectionCounts) -> None:
     clock = WallClock()
-    supervisor = Supervisor(Programs(SERVES, "import time; time.sleep(600)"), 2, clock, 5000)
+    supervisor = Supervisor(Programs(SERVES, "import time; time.sleep(600)"), counts, clock, 5000)
     assert supervisor.begin(threading.Event()) is None
     supervisor.look()
+    counts.write(0, 5)
+    counts.write(1, 7)
     clock.advance(5001)
     supervisor.look()
 
@@ -217,12 +234,15 @@ def test_a_silent_process_is_killed_but_one_that_starts_has_time() -> None:
         return restarts(supervisor) == 1
 
     until(replaced)
+    assert counts.least_of_others(1) is None, "it leaves its share to the other"
+    assert counts.least_of_others(0) == 7
     supervisor.end()
+    assert counts.least_of_others(0) is None
 
 
-def test_a_process_that_never_serves_is_killed() -> None:
+def test_a_process_that_never_serves_is_killed(only: ConnectionCounts) -> None:
     clock = WallClock()
-    supervisor = Supervisor(Programs("import time; time.sleep(600)"), 1, clock, 5000)
+    supervisor = Supervisor(Programs("import time; time.sleep(600)"), only, clock, 5000)
     supervisor.look()
     clock.advance(START_MS_MAX)
     supervisor.look()
