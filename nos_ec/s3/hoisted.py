@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from nos_ec.s3.checksums import Algorithm, in_base64, running
 from nos_ec.s3.errors import S3Error
-from nos_ec.s3.request import Request, require_header_name
+from nos_ec.s3.request import Request, require_header_name, require_header_value
 
 _OF_THE_SIGNATURE = re.compile(
     "x-amz-(algorithm|credential|date|expires|signedheaders|signature|security-token|content-sha256)"
@@ -32,7 +32,7 @@ def is_presigned(request: Request) -> bool:
 def with_hoisted(request: Request) -> Request:
     """The request that a presigned URL means: with the headers in its query as headers. Any other request is returned
     as it is. Raises InvalidRequest if one is in the headers as well, with another value, and InvalidArgument for a name
-    that no header can have.
+    or a value that no header can have.
 
     A presigner that has no body yet may compute the checksum of no bytes. It says nothing of the body that is sent
     later, so it is passed over."""
@@ -44,6 +44,7 @@ def with_hoisted(request: Request) -> Request:
         if (lower.startswith("x-amz-") and not _OF_THE_SIGNATURE.fullmatch(lower)) or lower in _ALSO:
             require_header_name(lower)
             value = request.parameter(name) or ""
+            require_header_value(lower, value)
             if found.setdefault(lower, value) != value:
                 raise S3Error("InvalidRequest", f"The query parameter {lower} was sent more than once.")
     for name in [name for name in found if name in _CHECKSUMS]:

@@ -12,6 +12,7 @@ from nos_ec.s3.errors import S3Error
 
 TARGET_SIZE_MAX = 16 << 10
 PARAMETERS_MAX = 200
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _TOKEN = re.compile(r"[0-9a-z!#$%&'*+.^_`|~-]+")
 
 
@@ -97,6 +98,13 @@ def require_header_name(name: str) -> None:
     that did not come as those of headers: the object would have a header that no answer can tell."""
     if not is_header_name(name):
         raise S3Error("InvalidArgument", f"{name!r} cannot be the name of a header.", ArgumentName=name)
+
+
+def require_header_value(name: str, value: str) -> None:
+    """Raises InvalidArgument unless a header may have this value (RFC 9110, section 5.5), for one that came otherwise.
+    What is signed has a line for each header, so a line end would make two of one."""
+    if _CONTROL.search(value):
+        raise S3Error("InvalidArgument", f"{name} has a control character.", ArgumentName=name)
 
 
 def decoded_query(raw_query: bytes) -> list[tuple[bytes, bytes]]:

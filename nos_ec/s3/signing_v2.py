@@ -21,7 +21,7 @@ from urllib.parse import unquote_to_bytes
 
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.hoisted import with_hoisted
-from nos_ec.s3.request import Request
+from nos_ec.s3.request import Request, require_header_value
 from nos_ec.s3.signing import Payload, Signed, iso_8601
 
 _NAMES = frozenset(["AWSAccessKeyId", "Signature", "Expires"])
@@ -32,6 +32,8 @@ _SUBRESOURCE = re.compile(
     "|uploadId|uploads|versionId|versioning|versions|website"
     "|response-(cache-control|content-disposition|content-encoding|content-language|content-type|expires)"
 )
+_ANOTHER = re.compile(f"&({_SUBRESOURCE.pattern})(=|&|$)")
+"""A subresource inside the value of another one: what is signed is the same as if it were sent on its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +104,26 @@ def string_to_sign(request: Request, expires: str, resource: str) -> str:
     for name, value in _amz_headers(request):
         amz.setdefault(name, []).append(value.strip())
     lines += [f"{name}:{','.join(amz[name])}" for name in sorted(amz)]
-    named = []
-    for pair in request.raw_query.split(b"&"):
-        raw_name, equals, raw_value = pair.partition(b"=")
-        if _SUBRESOURCE.fullmatch(raw_name.decode("latin-1")):
-            named.append((raw_name + equals).decode("latin-1") + unquote_to_bytes(raw_value).decode("latin-1"))
+    named = _subresources(request)
     return "\n".join([*lines, resource + ("?" + "&".join(sorted(named)) if named else "")])
+
+
+def _subresources(request: Request) -> list[str]:
+    """Those of the query, decoded as `Request.query` decodes them: what is executed must be what is signed."""
+    found = []
+    for pair in request.raw_query.replace(b"+", b" ").split(b"&"):
+        sent_name, equals, sent_value = pair.partition(b"=")
+        name, value = (unquote_to_bytes(sent).decode("latin-1") for sent in (sent_name, sent_value))
+        if _SUBRESOURCE.fullmatch(name):
+            if _ANOTHER.search(value):
+                raise S3Error(
+                    "InvalidArgument",
+                    f"The value of {name} looks like further parameters, which Signature Version 2 cannot tell from"
+                    " real ones. Use Signature Version 4.",
+                    ArgumentName=name,
+                )
+            found.append(name + equals.decode() + value)
+    return found
 
 
 def _bytes_of(request: Request, header: str) -> str:
@@ -123,4 +139,6 @@ def _amz_headers(request: Request) -> list[tuple[str, str]]:
         for name, values in request.query.items()
         if name.lower().startswith("x-amz-") and name.lower() not in sent
     ]
+    for name, value in in_query:
+        require_header_value(name, value.decode("latin-1"))
     return [(name, value.decode("latin-1")) for name, value in found + in_query]

@@ -87,6 +87,73 @@ def test_version_2_urls_that_are_not_as_signed(gateway: Gateway, ann: Any, old: 
     assert gateway.raw("GET", get, authorization="AWS4-HMAC-SHA256 x")[0] == 400
 
 
+ENCODED = ["%61cl", "a%63l=", "%74agging", "%76ersionId=null", "%70artNumber=1", "%72esponse-content-type=text/html"]
+"""Parameters that are part of what is signed, with an encoded letter in their names."""
+
+
+@pytest.mark.parametrize("added", ENCODED)
+def test_version_2_urls_cover_parameters_however_they_are_encoded(
+    gateway: Gateway, ann: Any, old: Any, added: str
+) -> None:
+    ann.put_object(**NAMED, Body=b"x")
+    for operation, method in (("get_object", "GET"), ("put_object", "PUT"), ("delete_object", "DELETE")):
+        status, body, _ = gateway.raw(method, target(gateway, old, operation, NAMED) + "&" + added, b"")
+        if method == "GET":
+            assert (status, b"SignatureDoesNotMatch" in body) == (403, True)
+        assert status in (400, 403, 405, 501), operation
+    assert ann.get_object(**NAMED)["Body"].read() == b"x"
+
+
+@pytest.mark.parametrize(
+    ("operation", "method", "added"),
+    [("create_bucket", "PUT", "%70olicy"), ("create_bucket", "PUT", "%61cl"), ("head_bucket", "POST", "%64elete")],
+)
+def test_version_2_urls_of_buckets_cover_them_as_well(
+    gateway: Gateway, ann: Any, old: Any, operation: str, method: str, added: str
+) -> None:
+    url = target(gateway, old, operation, {"Bucket": "photos"})
+    status, body, _ = gateway.raw(method, f"{url}&{added}", b"<x/>")
+    assert (status, b"SignatureDoesNotMatch" in body) == (403, True)
+
+
+def test_a_parameter_in_the_value_of_another_one_is_refused(gateway: Gateway, ann: Any, old: Any) -> None:
+    """Version 2 signs decoded values, joined by `&`."""
+    ann.put_object(**NAMED, Body=b"x")
+    version = {"ResponseContentType": "text/plain", "VersionId": "null"}
+    url = target(gateway, old, "get_object", {**NAMED, **version})
+    assert gateway.raw("GET", url)[0] == 200
+    moved = url.replace("&versionId=null", "").replace("text/plain", "text/plain%26versionId%3Dnull")
+    moved = moved.replace("text%2Fplain", "text%2Fplain%26versionId%3Dnull")
+    assert moved.count("versionId") == 1
+    status, body, _ = gateway.raw("GET", moved)
+    assert (status, b"InvalidArgument" in body) == (400, True)
+    plain = target(gateway, old, "get_object", {**NAMED, "ResponseContentDisposition": 'attachment; filename="a&b+c"'})
+    status, _, headers = gateway.raw("GET", plain)
+    assert (status, headers["content-disposition"]) == (200, 'attachment; filename="a&b+c"')
+
+
+def test_no_value_of_a_query_becomes_two_headers(gateway: Gateway, ann: Any, old: Any) -> None:
+    """Neither in an answer, nor in what is signed."""
+    ann.put_object(**NAMED, Body=b"x")
+    for client in (ann, old):
+        for end in ("\r\n", "\n", "\r", "\0"):
+            value = f"a{end}x-evil: 1"
+            status, _, headers = gateway.raw(
+                "GET", target(gateway, client, "get_object", {**NAMED, "ResponseContentDisposition": value})
+            )
+            assert (status, "x-evil" in headers) == (200, False)
+    for name in ("x-amz-meta-a", "x-amz-tagging", "x-amz-storage-class", "x-amz-website-redirect-location"):
+        for end in ("\r\n", "\n", "\r", "\0"):
+            status, body, _ = gateway.raw("PUT", hoisted(gateway, {name: f"a{end}x-evil: 1"}), b"y")
+            assert (status, b"InvalidArgument" in body) == (400, True), (name, end)
+    signed = target(gateway, old, "put_object", {**NAMED, "Metadata": {"a": "1", "b": "2"}})
+    moved = signed.replace("&x-amz-meta-b=2", "").replace("x-amz-meta-a=1", "x-amz-meta-a=1%0Ax-amz-meta-b:2")
+    assert moved.count("x-amz-meta-b") == signed.count("x-amz-meta-b") == 1
+    status, body, _ = gateway.raw("PUT", moved, b"y")
+    assert (status, b"InvalidArgument" in body) == (400, True)
+    assert ann.get_object(**NAMED)["Body"].read() == b"x"
+
+
 def test_version_2_urls_of_virtual_hosts(gateway: Gateway, ann: Any) -> None:
     ann.put_object(**NAMED, Body=b"x")
     client = presigner(gateway, "virtual", "http://s3.example.com")
