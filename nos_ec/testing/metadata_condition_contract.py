@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nos_ec.core.conditions import ABSENT, PRESENT, Condition
-from nos_ec.core.errors import NosError, NotFound, PreconditionFailed
+from nos_ec.core.errors import NosError, NotFound, PreconditionFailed, Transient
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.ports.metadata import NewObject, ObjectRow
 from nos_ec.testing.metadata_bench import MetadataBench
@@ -98,6 +98,24 @@ class ConditionContract:
         assert_refused(answers[2], new[1])
         assert_refused(answers[4], new[3])
         assert bench.get("n") == answers[3]
+        bench.check_counters()
+
+    def test_the_copy_of_what_is_refused_is_due_for_deletion(self, bench: MetadataBench) -> None:
+        log = SegmentBench(bench)
+        bench.put("n")
+        refused = [conditional(bench.new("n", 5), ABSENT), conditional(bench.new("m", 5), PRESENT)]
+        record, empty = conditional(log.new(log.segment(), "n"), ABSENT), conditional(bench.new("n", 0), ABSENT)
+        recorded, under_way = bench.new("o", 5), bench.new("p", 5)
+        answers = bench.metadata.record_puts([*refused, recorded, record, empty], bench.now_ms)
+        assert [isinstance(answer, ObjectRow) for answer in answers] == [False, False, True, False, False]
+        due = bench.metadata.due_deletions(bench.now_ms, 9)
+        assert {one.landing_id for one in due} == {one.landing_id for one in refused}
+        assert all((one.row, one.doomed) == (None, False) for one in due)
+        again = bench.metadata.record_puts(refused, bench.now_ms)
+        assert [type(answer) for answer in again] == [PreconditionFailed, NotFound]
+        bench.metadata.doom_landing(dict.fromkeys([one.landing_id for one in due]))
+        assert [type(answer) for answer in bench.metadata.record_puts(refused, bench.now_ms)] == [Transient, Transient]
+        assert bench.record([under_way])
         bench.check_counters()
 
     def test_together_one_that_is_refused_refuses_all(self, bench: MetadataBench) -> None:

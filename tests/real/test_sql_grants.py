@@ -28,7 +28,8 @@ from nos_ec.api.readings import Readings
 from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.attributes import encode_attributes
-from nos_ec.core.errors import ConfigError
+from nos_ec.core.conditions import ABSENT
+from nos_ec.core.errors import ConfigError, PreconditionFailed
 from nos_ec.core.expiry import ExpiryRule, encode_rules
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, log_of, new_segment_id, record_id
 from nos_ec.core.lifecycle import BlockKind
@@ -120,6 +121,8 @@ def fill(front: System) -> None:
         put(front, f"small-{number:02}")
     put(front, "small-00")
     put(front, "empty", 0)
+    with pytest.raises(PreconditionFailed):
+        front.store().put(key("empty"), BytesIO(b"refused"), condition=ABSENT)
     front.store().put_many([(key("many-1"), b"1"), (key("many-2"), b"2")])
     front.store().delete(key("many-1"))
     for name in ("large-1", "large-2", "large-2"):

@@ -72,6 +72,20 @@ def test_of_many_writers_of_one_key_one_succeeds(bench: Bench, system: System, l
     bench.assert_at_rest(system)
 
 
+@pytest.mark.landing("store")
+def test_a_refused_put_leaves_no_copy_behind(bench: Bench, system: System) -> None:
+    """Its reservation of an hour is over with the refusal."""
+    store = ObjectStore(system)
+    store.put("b/n", b"first")
+    before = set(system.landing.list_ids())
+    for number in range(3):
+        with pytest.raises(PreconditionFailed):
+            store.put("b/n", b"%d" % number, if_absent=True)
+    assert len(set(system.landing.list_ids()) - before) == 3
+    system.housekeeping().run_once()
+    assert set(system.landing.list_ids()) == before
+
+
 class Interrupted(BytesIO):
     """The bytes of a PUT, with something that happens while they are read."""
 

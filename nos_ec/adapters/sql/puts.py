@@ -217,7 +217,9 @@ def _record_turn(
     }
     refused = _refused([one for one in new if one.key not in answered], current)
     refused |= _take_steps(connection, [one for one in new if one.key not in answered | refused], now_ms)
-    _require_not_recorded(connection, [one.landing_id for one in new if one.key in refused], in_time)
+    given_up = [one.landing_id for one in new if one.key in refused and one.landing_id is not None]
+    _require_not_recorded(connection, given_up, in_time)
+    _give_up(connection, given_up, now_ms)
     answered |= refused
     fresh = [_beside_others(one, current.get(one.key)) for one in new if one.key not in answered]
     over, beside = _divided(fresh, current)
@@ -296,9 +298,9 @@ def _take_steps(connection: Connection, new: Sequence[NewObject], now_ms: int) -
     return refused | tails.refused(connection, [(one.key, one.step) for one in new if isinstance(one.step, TailOf)])
 
 
-def _require_not_recorded(connection: Connection, landing_ids: Sequence[LandingId | None], in_time: _InTime) -> None:
+def _require_not_recorded(connection: Connection, landing_ids: Sequence[LandingId], in_time: _InTime) -> None:
     """Raise RecordedBefore if an earlier call recorded one of these records, whose objects are refused now."""
-    records = [landing_id for landing_id in landing_ids if landing_id is not None and in_log(landing_id)]
+    records = [landing_id for landing_id in landing_ids if in_log(landing_id)]
     if not records or in_time.again:
         return
     if _any_entry(connection, records) or connection.execute(WAITING_OBJECTS, id_rows(records)).first():
@@ -410,6 +412,16 @@ def _claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
         taken = delete_listed(connection, LANDING_DELETIONS, _D.landing_id, IDS, "id")
         claimed = connection.execute(taken, id_rows(reserved)).rowcount
         require_all(claimed, len(set(reserved)), "reserved landing copies")
+
+
+def _give_up(connection: Connection, landing_ids: Sequence[LandingId], now_ms: int) -> None:
+    """Make the reservations of copies due now whose objects are refused. Processes that PUT may add and remove entries,
+    and need no right to change them."""
+    _claim(connection, landing_ids)
+    due = {"object_id": None, "version": None, "not_before_ms": now_ms, "doomed": False}
+    entries = [{"landing_id": landing_id, **due} for landing_id in sorted(landing_ids) if not in_log(landing_id)]
+    if entries:
+        connection.execute(insert(LANDING_DELETIONS), entries)
 
 
 def _require_first(connection: Connection, landing_ids: Sequence[LandingId], in_time: _InTime) -> None:

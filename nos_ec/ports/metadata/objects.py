@@ -182,9 +182,9 @@ class Objects(Protocol):
         Returns for each object its row, or why it alone was not recorded: a Transient when its landing id has been
         doomed meanwhile (the PUT took longer than its reservation), or is a record of a segment of the landing log that
         is not OPEN; PreconditionFailed or NotFound when its condition does not hold; NoSuchUpload or Conflict when its
-        step of an upload cannot be taken, Conflict when the block of a tail is not OPEN. In the last three cases its
-        landing copy stays reserved. together: record all
-        of them or none; raises the first such error. May be called again with the same objects after any error: those
+        step of an upload cannot be taken, Conflict when the block of a tail is not OPEN. All but a Transient make the
+        reservation of its landing copy due at `now_ms`: nothing else will claim it. together: record all of them or
+        none; raises the first such error. May be called again with the same objects after any error: those
         that an earlier call recorded are not recorded twice, and their conditions are not judged again. An empty object
         has nothing by which it is recognised, so its condition is.
         """
