@@ -32,6 +32,7 @@ def _pipeline(over_naive: float) -> tuple[Bar, ...]:
         Bar("ours_over_floor", 0.8, at_least=True),
         Bar("ours_over_naive", over_naive, at_least=True),
         Bar("ours.raw_bytes_per_user_byte", 1.40, at_least=False),
+        Bar("lifetimes.share_of_consumer", 0.02, at_least=False),
     )
 
 

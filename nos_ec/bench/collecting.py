@@ -1,11 +1,14 @@
 """`bench gc`: how fast GC moves live bytes, what it reads to decide, and what that does to GETs.
 
-ours   one run of GC over blocks of which about half is dead: choosing, headers, rows, live bytes, new groups, reading
-       them back, commits, condemned blocks. Without deleting blocks, which waits for a grace period anyway.
-floor  reads of the same live bytes and creations and appends of as many stripes, through the block store alone, with
-       as many reads and groups at a time. No rows, headers, checksums or reading back; it writes constant bytes.
+ours     one run of GC over blocks of which about half is dead: choosing, headers, rows, live bytes, new groups, reading
+         them back, commits, condemned blocks. Without deleting blocks, which waits for a grace period anyway.
+floor    reads of the same live bytes, block by block, and creations and appends of as many stripes, through the block
+         store alone, with as many reads and groups at a time. No rows, headers, checksums or reading back; it writes
+         constant bytes.
+same_io  the floor, but each group reads the objects that GC has put into it, and is read back. GC packs objects of a
+         bucket together (docs/adr/0033), so it finds few of them side by side; and it moves the last copy.
 
-Both read blocks that were written a moment ago, the floor after GC, so that caches are on its side. GETs are timed
+All read blocks that were written a moment ago, the floors after GC, so that caches are on their side. GETs are timed
 while nothing else happens, and while GC runs in a process of its own as it is configured and deployed: with rests, and
 with the priority of its unit.
 """
@@ -21,6 +24,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing import get_context
+from statistics import median
 from typing import Any
 
 from nos_consumer.assemble import drain
@@ -38,6 +42,7 @@ from nos_ec.core.packing.packer import size_max
 from nos_ec.core.workloads import sizes
 from nos_ec.engine.gc.options import LEASE_NAME, CollectorOptions
 from nos_ec.engine.gc.progress import CollectionResult
+from nos_ec.ports.metadata import Placed
 from nos_ec.settings import Settings
 from nos_gc.assemble import gc_collector, gc_service
 
@@ -123,7 +128,7 @@ class CollectingBench:
         rounds = warmed_up(self._round, self._options.rounds, self._tick)
         rates = {way: [moved.mb_per_s for moved in runs] for way, runs in rounds.items()}
         best = {way: max(found) for way, found in rates.items()}
-        ratios = sorted(ours / floor for ours, floor in zip(rates["ours"], rates["floor"], strict=True))
+        over = {way: _median_ratio(rates["ours"], rates[way]) for way in ("floor", "same_io")}
         header_bytes = sum(one.header_bytes_read for one in self._results)
         return {
             "workload": WORKLOAD,
@@ -133,7 +138,8 @@ class CollectingBench:
             "lanes": self._options_of_gc().lanes,
             "live_mb_per_s": best,
             "cpu_ms_per_mb": {way: cpu_ms_per_mb(runs) for way, runs in rounds.items()},
-            "ours_over_floor": ratios[len(ratios) // 2],
+            "ours_over_floor": over["floor"],
+            "ours_over_same_io": over["same_io"],
             "header_bytes_over_block_bytes": header_bytes / sum(one.block_bytes_examined for one in self._results),
             **self._gets(),
         }
@@ -141,16 +147,22 @@ class CollectingBench:
     # --- moving -----------------------------------------------------------------------------------
     def _round(self) -> dict[str, Moved]:
         self._fill()
-        extents = self._live_extents()
+        before_gc = self._placed()
         before, started_s = self._processes.cpu_s(), self._timer()
         result = self._collect(self._options_of_gc())
         ours = Moved(result.bytes_moved, self._timer() - started_s, self._cpu_since(before))
         self._results.append(result)
-        floor = self._floor(extents, result.stripes_written)
-        if ours.live_bytes != floor.live_bytes:
-            raise Transient(f"bench: GC moved {ours.live_bytes} of {floor.live_bytes} live bytes; see the log")
+        moved = self._moved(before_gc)
+        in_blocks = sorted(moved, key=lambda one: (one.block_id, one.offset))
+        floors = {
+            "floor": self._floor(in_blocks, result.stripes_written, reads_back=False),
+            "same_io": self._floor(moved, result.stripes_written, reads_back=True),
+        }
+        live_bytes = floors["floor"].live_bytes
+        if ours.live_bytes != live_bytes:
+            raise Transient(f"bench: GC moved {ours.live_bytes} of {live_bytes} live bytes; see the log")
         self._clear()
-        return {"ours": ours, "floor": floor}
+        return {"ours": ours, **floors}
 
     def _cpu_since(self, before: Mapping[str, float | None]) -> dict[str, float | None]:
         return {name: less(after, before[name]) for name, after in self._processes.cpu_s().items()}
@@ -170,18 +182,22 @@ class CollectingBench:
         system.store().delete_many([key for number, key in enumerate(keys) if number % KEPT_OF])
         return kept
 
-    def _live_extents(self) -> list[Extent]:
-        """Where the live objects of the victims are, block by block."""
+    def _placed(self) -> list[Placed]:
+        """The objects in blocks, in the order of their places."""
         metadata, after = self._system.metadata, None
-        found: list[Extent] = []
+        found: list[Placed] = []
         while page := metadata.list_blocks(after, 500):
             for row in page:
-                if row.state is BlockState.SEALED and row.hole_ratio >= HOLE_RATIO_MIN:
-                    found += sorted(
-                        (placed.extent for placed in metadata.placed_in(row.block_id)), key=lambda one: one.offset
-                    )
+                if row.state is not BlockState.CONDEMNED:
+                    found += sorted(metadata.placed_in(row.block_id), key=lambda one: one.extent.offset)
             after = page[-1].block_id
         return found
+
+    def _moved(self, before: Sequence[Placed]) -> list[Extent]:
+        """Where the objects were that GC has moved, in the order of their new places. Which ones it moves is for GC to
+        decide."""
+        old = {one.object_id: one.extent for one in before}
+        return [old[one.object_id] for one in self._placed() if one.extent != old[one.object_id]]
 
     def _collect(self, options: CollectorOptions) -> CollectionResult:
         system = self._system
@@ -190,8 +206,8 @@ class CollectingBench:
             collector = gc_collector(system, options)
             return collector.run(lambda: system.writer(held.lease, BlockKind.SURVIVOR))
 
-    def _floor(self, extents: Sequence[Extent], stripes: int) -> Moved:
-        """Read the extents and write so many stripes."""
+    def _floor(self, extents: Sequence[Extent], stripes: int, *, reads_back: bool) -> Moved:
+        """Read the extents, in groups in their order, and write so many stripes. reads_back: and read these as well."""
         system, geometry = self._system, self._system.geometry
         lanes, groups = self._options_of_gc().lanes, -(-stripes // geometry.stripes_per_group_max)
         bounds = [number * len(extents) // groups for number in range(groups + 1)]
@@ -205,7 +221,8 @@ class CollectingBench:
         def lane(place: int) -> None:
             block_id, at = None, 0
             for number in range(place, groups, lanes):
-                for _ in reads.map(self._read, _by_block(parts[number])):
+                in_blocks = sorted(parts[number], key=lambda one: (one.block_id, one.offset))
+                for _ in reads.map(self._read, _by_block(in_blocks)):
                     pass
                 data = bytes(sizes_of[number] * geometry.stripe_size)
                 if block_id is None or at + sizes_of[number] > geometry.stripes_per_block:
@@ -214,6 +231,8 @@ class CollectingBench:
                     system.blocks.create(block_id, data)
                 else:
                     system.blocks.append(block_id, at, data)
+                if reads_back:
+                    system.blocks.read(block_id, at * geometry.stripe_size, len(data))
                 at += sizes_of[number]
 
         with ThreadPoolExecutor(system.read_threads.slots) as reads, ThreadPoolExecutor(lanes) as writers:
@@ -265,6 +284,10 @@ class CollectingBench:
         started_s = self._timer()
         self._system.store().get(key)
         return self._timer() - started_s
+
+
+def _median_ratio(rates: Sequence[float], others: Sequence[float]) -> float:
+    return median(one / other for one, other in zip(rates, others, strict=True))
 
 
 def _by_block(extents: Sequence[Extent]) -> list[list[Extent]]:

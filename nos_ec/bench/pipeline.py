@@ -24,6 +24,7 @@ from nos_ec.bench.landing import Objects, key_of
 from nos_ec.bench.landing_ways import Copy
 from nos_ec.bench.meter import Instruments, Meter
 from nos_ec.bench.offline import measured_pack, publish, reap
+from nos_ec.bench.upkeep import LifetimesUpkeep
 from nos_ec.composition.packing import BACKLOG_WINDOWS, new_merge_list
 from nos_ec.composition.wiring import System
 from nos_ec.core.geometry import Geometry
@@ -97,7 +98,11 @@ class PipelineBench:
         latencies = group_latencies(
             self._system, self._objects, self._options.groups, self._rng, self._instruments.timer
         )
-        return self._report() | {"group_write_ms": latencies}
+        report = self._report() | {"group_write_ms": latencies}
+        self._tick("lifetimes", 0, 1)
+        ours = report["ours"]
+        upkeep = LifetimesUpkeep(self._system, self._objects, self._instruments)
+        return report | {"lifetimes": upkeep.figures(ours["objects_per_s"], ours["cpu_ms_per_object"]["client"])}
 
     def _report(self) -> dict[str, Any]:
         consumer = self._system.settings.consumer

@@ -300,6 +300,8 @@ def _print_pipeline(figures: Mapping[str, Any]) -> None:
     out.print(f"ours over floor: [bold]{figures['ours_over_floor']:.3f}[/]")
     if "ours_over_naive" in figures:
         out.print(f"ours over naive: [bold]{figures['ours_over_naive']:.2f}[/]")
+    share = figures["lifetimes"]["share_of_consumer"]
+    out.print(f"knowing how long objects live, of the consumer's CPU time: [bold]{share:.2%}[/]")
     latencies = Table(title="Writing a group, milliseconds", title_justify="left")
     for column in ("stripes", "groups", "p50", "p90", "p99"):
         latencies.add_column(column, justify="right")
@@ -404,6 +406,7 @@ def _print_read(figures: Mapping[str, Any]) -> None:
 def _print_gc(figures: Mapping[str, Any]) -> None:
     rows = {f"live MB/s, {way}": f"{rate:.1f}" for way, rate in figures["live_mb_per_s"].items()}
     rows["ours over floor"] = f"{figures['ours_over_floor']:.3f}"
+    rows["ours over the same reads and writes"] = f"{figures['ours_over_same_io']:.3f}"
     rows["header bytes per byte of blocks examined"] = f"1/{1 / figures['header_bytes_over_block_bytes']:.0f}"
     for when, found in figures["get_ms"].items():
         name = f"GET, ms, {when.replace('_', ' ')}"

@@ -59,6 +59,10 @@ def test_bench_pipeline(stack_config: Path, capfd: pytest.CaptureFixture[str], l
     assert all(value > 0 for value in ours["cpu_ms_per_object"].values())
     assert found["ours_over_floor"] == pytest.approx(ours["objects_per_s"] / floor["objects_per_s"])
     assert found["ours_over_naive"] == pytest.approx(ours["objects_per_s"] / naive["objects_per_s"])
+    parts = found["lifetimes"]
+    per_object_us = parts["stream_us_per_object"] + parts["death_us_per_object"]
+    assert min(parts.values()) > 0
+    assert parts["share_of_consumer"] * ours["cpu_ms_per_object"]["client"] * 1000 > per_object_us
     assert {stripes: one["groups"] for stripes, one in found["group_write_ms"].items()} == dict.fromkeys("1234", 2)
 
 
@@ -145,6 +149,7 @@ def test_bench_gc(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> None
     found = figures(stack_config, capfd, "gc", "--objects", "200", "--rounds", "1", "--reads", "20")
     rates = found["live_mb_per_s"]
     assert found["ours_over_floor"] == pytest.approx(rates["ours"] / rates["floor"])
+    assert found["ours_over_same_io"] == pytest.approx(rates["ours"] / rates["same_io"])
     assert 0 < found["header_bytes_over_block_bytes"] <= 1 / 200
     assert found["gets"] > 0
 

@@ -86,12 +86,14 @@ def test_a_round_has_enough_objects_to_make_its_start_and_end_negligible() -> No
 
 def test_bars_name_what_is_missed_and_what_was_not_measured() -> None:
     good = {"ours_over_floor": 0.8, "ours_over_naive": 1.8, "ours": {"raw_bytes_per_user_byte": 1.4}}
+    good["lifetimes"] = {"share_of_consumer": 0.02}
     assert missed(PIPELINE["W1"], good) == []
     assert missed(PIPELINE["W2"], good) == ["ours_over_naive is 1.800, the bar is at least 5"]
     assert missed(PIPELINE["W1"], {"ours_over_floor": 0.79}) == [
         "ours_over_floor is 0.790, the bar is at least 0.8",
         "ours_over_naive was not measured",
         "ours.raw_bytes_per_user_byte was not measured",
+        "lifetimes.share_of_consumer was not measured",
     ]
 
 
