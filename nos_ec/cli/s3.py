@@ -226,7 +226,7 @@ def _bucket(row: BucketRow, grants: dict[str, Rights]) -> dict[str, object]:
 
 def _print_buckets(found: list[tuple[BucketRow, dict[str, Rights]]], owner: str) -> None:
     if not found:
-        out.print(f"{owner} has no buckets", markup=False)
+        out.print(f"{owner} has no buckets; --owner names another account", markup=False)
         return
     table = Table("bucket", "acl", "others may", box=None, pad_edge=False)
     for row, grants in found:

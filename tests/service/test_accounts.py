@@ -125,7 +125,7 @@ def test_buckets_and_grants(cli: Cli, tmp_path: Path) -> None:
     assert "bob: read,list" in cli.text("s3", "bucket", "list", "--owner", "ann")
     assert "nothing" in cli.text("s3", "grant", "photos", "bob", "none")
     assert told(cli, "bucket", "list", "--owner", "ann") == {"buckets": [made]}
-    assert "has no buckets" in cli.text("s3", "bucket", "list", "--owner", "bob")
+    assert "bob has no buckets; --owner names another account" in cli.text("s3", "bucket", "list", "--owner", "bob")
     assert "does not exist" in refused(cli, 4, "grant", "none", "bob", "read")
     assert "is no right" in refused(cli, 2, "grant", "photos", "bob", "read,fly")
     for wrong in ("", "a/b", ".nos_ec", "x" * 256):
