@@ -12,6 +12,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import structlog
@@ -92,7 +93,7 @@ class Acceptor:
         for _ in range(TURN_MAX):
             least = self._counts.least_of_others(self._number)
             if least is not None and self.tell() > least + least // SLACK_SHARE:
-                self._pause(GIVE_WAY_S, lambda least=least: self._insist(least))  # type: ignore[misc]
+                self._pause(GIVE_WAY_S, partial(self._insist, least))
                 return
             if not self._accept_one():
                 return

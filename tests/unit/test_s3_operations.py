@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -16,6 +17,7 @@ from nos_ec.s3.errors import S3Error
 from nos_ec.s3.names import addressed, check_key, check_new_bucket, copy_source
 from nos_ec.s3.operations import SERVED, operation_of, parameters_of
 from nos_ec.s3.request import Request
+from nos_ec.s3.signing_v2 import string_to_sign
 
 
 @cache
@@ -79,6 +81,31 @@ def test_every_operation_of_the_model_is_itself_or_not_implemented(operation: st
         assert given_names <= known
     else:
         assert code_and_message(request, bucket, key) == ("NotImplemented", f"{expected} is not supported.")
+
+
+UNSIGNED_IN_VERSION_2 = {"ListObjectsV2", "GetObjectAttributes"}
+"""`list-type` changes how a listing looks, and the header that names the attributes is signed."""
+
+
+@pytest.mark.parametrize("spelling", ["as sent", "encoded"])
+@pytest.mark.parametrize("operation", sorted(SERVED - UNSIGNED_IN_VERSION_2))
+def test_signature_version_2_covers_what_makes_it_another_operation(operation: str, spelling: str) -> None:
+    """So that nobody can make another request of a presigned URL."""
+    request, bucket, key = sent(operation)
+    if spelling == "encoded":
+        names = (pair.partition(b"=") for pair in request.raw_query.split(b"&"))
+        query = b"&".join(b"".join((b"%%%02X" % name[0] + name[1:], *rest)) for name, *rest in names if name)
+        request = replace(request, raw_query=query)
+    plain = replace(request, raw_query=b"")
+    if request.raw_query and _operation_or_none(plain, bucket, key) != operation:
+        assert string_to_sign(request, "1", "/b/k") != string_to_sign(plain, "1", "/b/k")
+
+
+def _operation_or_none(request: Request, bucket: str | None, key: str | None) -> str | None:
+    try:
+        return operation_of(request, bucket, key)
+    except S3Error:
+        return None
 
 
 def code_and_message(request: Request, bucket: str | None, key: str | None) -> tuple[str, str]:
