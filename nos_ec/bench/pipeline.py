@@ -101,7 +101,7 @@ class PipelineBench:
         report = self._report() | {"group_write_ms": latencies}
         self._tick("lifetimes", 0, 1)
         ours = report["ours"]
-        upkeep = LifetimesUpkeep(self._system, self._objects, self._instruments)
+        upkeep = LifetimesUpkeep(self._system, self._instruments)
         return report | {"lifetimes": upkeep.figures(ours["objects_per_s"], ours["cpu_ms_per_object"]["client"])}
 
     def _report(self) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 An object costs the look for its stream when it is packed, and is counted when it dies. Now and then, housekeeping makes
 a survey, a packer reads the table, and a process adds the deaths that it has counted: these cost the same however many
-objects there are. They are measured where they cost most, with as many buckets in the table, and as many rows in the
-range of a survey, as there can be.
+objects there are. They are measured where they cost most: with as many buckets in the table as there can be, and, if
+the bench has packed thousands of objects, as many rows in the range of a survey.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nos_ec.adapters.system_clock import SystemClock
-from nos_ec.bench.landing import Objects
 from nos_ec.bench.meter import Instruments, less
 from nos_ec.composition.wiring import System
 from nos_ec.core.lifetimes import BUCKETS_MAX, STREAM_CUTS_DAYS, SurvivalTable
@@ -24,7 +23,6 @@ from nos_ec.engine.survival import (
     BUCKETS_COUNTED_MAX,
     COUNT_WAIT_MS,
     REFRESH_MS,
-    SURVEY_IDS,
     SURVEY_WAIT_MS,
     Deaths,
     ExpectedLifetimes,
@@ -33,6 +31,7 @@ from nos_ec.engine.survival import (
 )
 from nos_ec.ports.metadata import ObjectRow
 
+PAGE = 1000
 REPEATS = 5
 """CPU time of other processes is known to 10 ms only."""
 
@@ -48,7 +47,7 @@ class _LaterClock(SystemClock):
 
 
 class _LastRanges(random.Random):
-    """Chooses the last range of object ids and the one before in turn: two surveys look at SURVEY_IDS new objects."""
+    """Chooses the last range of object ids and the one before in turn: two surveys see as many as one ever does."""
 
     behind = 0
 
@@ -61,16 +60,15 @@ class _LastRanges(random.Random):
 class LifetimesUpkeep:
     """Measures it on a store. Its survival table is of no use afterwards."""
 
-    def __init__(self, system: System, objects: Objects, instruments: Instruments) -> None:
+    def __init__(self, system: System, instruments: Instruments) -> None:
         self._system = system
-        self._objects = objects
         self._instruments = instruments
         self._clock = _LaterClock()
 
     def figures(self, objects_per_s: float, cpu_ms_per_object: float) -> dict[str, float]:
         """Microseconds an object, milliseconds for each of what is done once in a period, and the sum as a share of the
         CPU time that packing takes a consumer. objects_per_s, cpu_ms_per_object: of that consumer."""
-        rows = self._objects.land([1] * SURVEY_IDS)
+        rows = self._rows()
         stream_us, death_us = self._stream_us(rows), self._death_us(rows)
         self._fill_table()
         survey_ms, refresh_ms, add_ms = self._survey_ms(), self._cpu_ms(self._refresh), self._add_ms()
@@ -87,6 +85,11 @@ class LifetimesUpkeep:
             "add_deaths_ms": add_ms,
             "share_of_consumer": whole_us / 1000 / cpu_ms_per_object,
         }
+
+    def _rows(self) -> list[ObjectRow]:
+        metadata = self._system.metadata
+        buckets = metadata.list_buckets("", PAGE)
+        return [row for bucket in buckets for row in metadata.list_objects(bucket, "", "", PAGE)]
 
     # --- each object ----------------------------------------------------------------------------------
     def _stream_us(self, rows: Sequence[ObjectRow]) -> float:
@@ -147,5 +150,6 @@ def _table_of(buckets: int) -> SurvivalTable:
 
 
 def _packable(row: ObjectRow) -> Packable:
-    assert row.landing_id is not None
-    return Packable(row.object_id, row.key, row.version, row.size, row.crc32c, row.landing_id)
+    source = row.landing_id or row.extent
+    assert source is not None
+    return Packable(row.object_id, row.key, row.version, row.size, row.crc32c, source)
