@@ -30,7 +30,7 @@ from typing import Any
 from nos_consumer.assemble import drain
 from nos_ec.bench.figures import latency_ms
 from nos_ec.bench.landing import Objects
-from nos_ec.bench.meter import Instruments, less
+from nos_ec.bench.meter import Instruments, spent_s
 from nos_ec.bench.offline import publish
 from nos_ec.bench.pipeline import Tick, warmed_up
 from nos_ec.composition.packing import collector_options
@@ -150,7 +150,7 @@ class CollectingBench:
         before_gc = self._placed()
         before, started_s = self._processes.cpu_s(), self._timer()
         result = self._collect(self._options_of_gc())
-        ours = Moved(result.bytes_moved, self._timer() - started_s, self._cpu_since(before))
+        ours = Moved(result.bytes_moved, self._timer() - started_s, spent_s(self._processes, before))
         self._results.append(result)
         moved = self._moved(before_gc)
         in_blocks = sorted(moved, key=lambda one: (one.block_id, one.offset))
@@ -163,9 +163,6 @@ class CollectingBench:
             raise Transient(f"bench: GC moved {ours.live_bytes} of {live_bytes} live bytes; see the log")
         self._clear()
         return {"ours": ours, **floors}
-
-    def _cpu_since(self, before: Mapping[str, float | None]) -> dict[str, float | None]:
-        return {name: less(after, before[name]) for name, after in self._processes.cpu_s().items()}
 
     def _options_of_gc(self) -> CollectorOptions:
         options = collector_options(self._system.settings)
@@ -240,7 +237,7 @@ class CollectingBench:
             for _ in writers.map(lane, range(lanes)):
                 pass
             live_bytes = sum(extent.length for extent in extents)
-            moved = Moved(live_bytes, self._timer() - started_s, self._cpu_since(before))
+            moved = Moved(live_bytes, self._timer() - started_s, spent_s(self._processes, before))
         for block_id in made:
             system.blocks.delete(block_id)
         return moved

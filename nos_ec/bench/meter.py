@@ -66,8 +66,7 @@ class Meter:
     def stop(self) -> None:
         """End the measurement."""
         self._seconds = self._instruments.timer() - self._started_s
-        after = self._instruments.processes.cpu_s()
-        self._cpu_s = {name: less(after[name], before) for name, before in self._cpu_s.items()}
+        self._cpu_s = spent_s(self._instruments.processes, self._cpu_s)
         osds = self._instruments.osds
         self._after = NO_COUNTERS if osds is None else osds.counters()
 
@@ -88,6 +87,10 @@ class Meter:
         )
 
 
-def less(value: float | None, before: float | None) -> float | None:
-    """The difference; None if either is unknown."""
+def spent_s(processes: Processes, before: Mapping[str, float | None]) -> dict[str, float | None]:
+    """CPU seconds of each group since `cpu_s` was `before`; None if they are unknown."""
+    return {name: _less(after, before[name]) for name, after in processes.cpu_s().items()}
+
+
+def _less(value: float | None, before: float | None) -> float | None:
     return None if value is None or before is None else value - before

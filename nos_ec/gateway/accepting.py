@@ -57,7 +57,6 @@ class Acceptor:
         self._begun: set[asyncio.Task[object]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._insists_on = 1
-        self._is_closed = False
         listener.setblocking(False)
         self.tell()
         self._listen()
@@ -70,9 +69,6 @@ class Acceptor:
 
     def close(self) -> None:
         """Accept nothing more."""
-        if self._is_closed:
-            return
-        self._is_closed = True
         self._loop.remove_reader(self._listener)
         if self._timer is not None:
             self._timer.cancel()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -62,5 +61,4 @@ class ConnectionCounts:
     ) -> None:
         self._counts.release()
         self._map.close()
-        with suppress(OSError):
-            os.close(self._fd)
+        os.close(self._fd)

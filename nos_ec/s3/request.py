@@ -110,9 +110,14 @@ def require_header_value(name: str, value: str) -> None:
 def decoded_query(raw_query: bytes) -> list[tuple[bytes, bytes]]:
     """(name, value) of each parameter, in the order sent. One without `=` has an empty value; empty ones are no
     parameters."""
+    return [(name, value) for name, _, value in query_parts(raw_query)]
+
+
+def query_parts(raw_query: bytes) -> list[tuple[bytes, bytes, bytes]]:
+    """(name, `=` or nothing, value) of each parameter, otherwise as `decoded_query`."""
     found = []
     for pair in raw_query.replace(b"+", b" ").split(b"&"):
         if pair:
-            name, _, value = pair.partition(b"=")
-            found.append((unquote_to_bytes(name), unquote_to_bytes(value)))
+            name, equals, value = pair.partition(b"=")
+            found.append((unquote_to_bytes(name), equals, unquote_to_bytes(value)))
     return found

@@ -17,11 +17,10 @@ import base64
 import hmac
 import re
 from dataclasses import dataclass
-from urllib.parse import unquote_to_bytes
 
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.hoisted import with_hoisted
-from nos_ec.s3.request import Request, require_header_value
+from nos_ec.s3.request import Request, query_parts, require_header_value
 from nos_ec.s3.signing import Payload, Signed, iso_8601
 
 _NAMES = frozenset(["AWSAccessKeyId", "Signature", "Expires"])
@@ -111,9 +110,8 @@ def string_to_sign(request: Request, expires: str, resource: str) -> str:
 def _subresources(request: Request) -> list[str]:
     """Those of the query, decoded as `Request.query` decodes them: what is executed must be what is signed."""
     found = []
-    for pair in request.raw_query.replace(b"+", b" ").split(b"&"):
-        sent_name, equals, sent_value = pair.partition(b"=")
-        name, value = (unquote_to_bytes(sent).decode("latin-1") for sent in (sent_name, sent_value))
+    for part in query_parts(request.raw_query):
+        name, equals, value = (word.decode("latin-1") for word in part)
         if _SUBRESOURCE.fullmatch(name):
             if _ANOTHER.search(value):
                 raise S3Error(
@@ -122,7 +120,7 @@ def _subresources(request: Request) -> list[str]:
                     " real ones. Use Signature Version 4.",
                     ArgumentName=name,
                 )
-            found.append(name + equals.decode() + value)
+            found.append(name + equals + value)
     return found
 
 

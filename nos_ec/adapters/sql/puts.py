@@ -417,11 +417,11 @@ def _claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
 def _give_up(connection: Connection, landing_ids: Sequence[LandingId], now_ms: int) -> None:
     """Make the reservations of copies due now whose objects are refused. Processes that PUT may add and remove entries,
     and need no right to change them."""
-    _claim(connection, landing_ids)
-    due = {"object_id": None, "version": None, "not_before_ms": now_ms, "doomed": False}
-    entries = [{"landing_id": landing_id, **due} for landing_id in sorted(landing_ids) if not in_log(landing_id)]
-    if entries:
-        connection.execute(insert(LANDING_DELETIONS), entries)
+    reserved = [landing_id for landing_id in landing_ids if not in_log(landing_id)]
+    if reserved:
+        _claim(connection, reserved)
+        due = {"object_id": None, "version": None, "not_before_ms": now_ms, "doomed": False}
+        connection.execute(insert(LANDING_DELETIONS), [{"landing_id": one, **due} for one in sorted(reserved)])
 
 
 def _require_first(connection: Connection, landing_ids: Sequence[LandingId], in_time: _InTime) -> None:
