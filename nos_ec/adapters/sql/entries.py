@@ -1,4 +1,4 @@
-"""Listing with folders: skips what it folds, from folder to folder.
+"""Listing, with folders and without. With folders, it skips what it folds, from folder to folder.
 
 It works by statements with literal bounds, each a short walk along the index of keys. SQLite could find all folders
 with one recursive query, in a tenth of the time, but MariaDB scans the bucket for a MIN whose bound is computed.
@@ -67,6 +67,11 @@ def list_entries(
         if len(found) <= limit and is_late():
             return EntryPage(found, next_after=_name(found[-1]))
     return EntryPage(found[:limit], next_after=_name(found[limit - 1]) if len(found) > limit else None)
+
+
+def list_objects(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
+    """See `Metadata.list_objects`."""
+    return _rows(connection, bucket, start_of(prefix, "", after), prefix_end(utf8(prefix)), limit)
 
 
 def start_of(prefix: str, delimiter: str, after: str) -> Start:

@@ -143,7 +143,7 @@ class _SqlObjects(SqlPart):
 
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
         """See the port."""
-        return self._read(objects.list_objects, bucket, prefix, after, limit)
+        return self._read(entries.list_objects, bucket, prefix, after, limit)
 
     def list_names(self, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
         """See the port."""

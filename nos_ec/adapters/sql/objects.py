@@ -23,7 +23,6 @@ from sqlalchemy import (
 from nos_ec.adapters.sql import retired, trash
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.release import release
-from nos_ec.adapters.sql.row_reading import RowsQuery, read_objects
 from nos_ec.adapters.sql.rows import (
     FIRST_MARK,
     LIVE,
@@ -289,20 +288,11 @@ def _remove_locked(connection: Connection, rows: Sequence[ObjectRow], now_ms: in
         retired.discard(connection, plain, now_ms, until_ms)
 
 
-def list_objects(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
-    """See `Metadata.list_objects`."""
-    return read_objects(connection, bucket, RowsQuery(lambda rows: _listing(rows, bucket, prefix, after, limit)))
-
-
 def list_names(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
-    """See `Metadata.list_names`. Reads the index alone."""
-    return list(connection.execute(_listing(select(_O.name), bucket, prefix, after, limit)).scalars())
-
-
-def _listing(rows: Select[Any], bucket: str, prefix: str, after: str, limit: int) -> Select[Any]:
-    """Choose from a range of (bucket, name), whatever the prefix. It scans neither the bucket nor the trash."""
-    found = by_index(rows, OBJECTS, "objects_by_trash_key").where(_O.trashed == LIVE, _O.bucket == bucket)
-    return found.where(*name_range(prefix, after)).order_by(_O.trashed, _O.bucket, _O.name).limit(limit)
+    """See `Metadata.list_names`. Reads a range of the index alone, whatever the prefix, and nothing of the trash."""
+    names = by_index(select(_O.name), OBJECTS, "objects_by_trash_key").where(_O.trashed == LIVE, _O.bucket == bucket)
+    page = names.where(*name_range(prefix, after)).order_by(_O.trashed, _O.bucket, _O.name).limit(limit)
+    return list(connection.execute(page).scalars())
 
 
 def list_buckets(connection: Connection, after: str, limit: int) -> list[str]:
