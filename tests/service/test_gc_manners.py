@@ -19,6 +19,8 @@ from nos_ec.engine.gc.control import GcControl
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.run_note import read_run
 from nos_ec.engine.gc.run_stop import Stopped
+from nos_ec.engine.gc.survivor_writer import SurvivorWriter
+from nos_ec.engine.stripe_writer import WriteResult
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_gc.assemble import gc_service
@@ -275,6 +277,43 @@ def test_a_run_rests_while_its_reads_are_slow_because_of_it(bench: Bench, monkey
         assert gc_rests(system, slow=True) > 0
         assert clock.waited_ms > 0
         bench.assert_readable(system)
+
+
+def test_reads_are_timed_beside_groups_also_when_only_one_is_under_way(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Busy ones while at least one group is under way, quiet ones while none is."""
+    monkeypatch.setattr(manners, "PROBE_S", 0.0)
+    monkeypatch.setattr(manners, "REST_S_MIN", 0.001)
+    configure(bench, "gc", "lanes = 1")
+    under_way = 0
+    busy, quiet = [], []
+    real_submit, real_collect = SurvivorWriter.submit, SurvivorWriter.collect
+
+    def submit(self: SurvivorWriter, plan: Any) -> None:
+        nonlocal under_way
+        real_submit(self, plan)
+        under_way += 1
+
+    def collect(self: SurvivorWriter, wait_ms: int) -> list[WriteResult]:
+        nonlocal under_way
+        found = real_collect(self, wait_ms)
+        under_way -= len(found)
+        return found
+
+    monkeypatch.setattr(SurvivorWriter, "submit", submit)
+    monkeypatch.setattr(SurvivorWriter, "collect", collect)
+    monkeypatch.setattr(BackOff, "busy", lambda self, seconds: busy.append(under_way))
+    monkeypatch.setattr(BackOff, "quiet", lambda self, seconds: quiet.append(under_way))
+    monkeypatch.setattr(BackOff, "wants_quiet", property(lambda self: not quiet))
+    with bench.open() as system:
+        holey(bench, system)
+        jumping(system)
+        gc_service(system).run_once()
+    assert busy
+    assert min(busy) > 0
+    assert quiet
+    assert max(quiet) == 0
 
 
 def gc_rests(system: System, *, slow: bool) -> float:

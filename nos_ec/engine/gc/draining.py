@@ -27,8 +27,8 @@ from nos_ec.engine.packable import Packable, as_told
 from nos_ec.engine.stripe_writer import Failure, WriteResult
 from nos_ec.ports.metadata import BlockRow, Placed
 
-SETTLE_WAIT_MS = 1000
-"""How long to wait for the next group that is written before looking whether to stop."""
+SETTLE_WAIT_MS = 100
+"""How long to wait for the next group that is written before looking whether to stop, and whether to time a read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +166,8 @@ class Draining:
 
     def _settle_some(self) -> None:
         """Settle the groups that are written. Waits a moment for the first if there is none."""
+        if self._writer.pending:
+            self._manners.watch()
         for written in self._writer.collect(SETTLE_WAIT_MS):
             self._settle(written)
             self._progress.show()

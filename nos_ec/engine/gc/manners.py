@@ -180,14 +180,16 @@ class Manners:
         """How many groups may be under way, with so many lanes at most."""
         return self._back_off.groups(lanes)
 
+    def watch(self) -> None:
+        """Time a read, if it is time to. To be called while groups are under way."""
+        if self._back_off.is_on and not self._is_urgent and self._run.timer() - self._probed_s >= PROBE_S:
+            self._probe(quiet=False)
+
     def wants_rest(self, lanes: int) -> bool:
-        """Whether the groups under way should end, and `rest` be called then. Also times a read, if it is time to.
-        lanes: as for `groups`."""
+        """Whether the groups under way should end, and `rest` be called then. lanes: as for `groups`."""
         if not self._back_off.is_on or self._is_urgent:
             return False
         now_s = self._run.timer()
-        if now_s - self._probed_s >= PROBE_S:
-            self._probe(quiet=False)
         if self._worked_from_s is None:
             self._worked_from_s, self._quiet_s = now_s, self._quiet_s or now_s
         self._owed_s += self._back_off.rest_s(now_s - self._worked_from_s, lanes)
