@@ -44,6 +44,7 @@ from nos_ec.ports.metadata import (
     LandingQueue,
     ObjectRow,
     Objects,
+    ObjectSummary,
     TailOf,
     UploadStep,
     VersionEntry,
@@ -349,10 +350,16 @@ class Store:
 
     def list_entries(
         self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
-    ) -> EntryPage:
+    ) -> EntryPage[ObjectRow]:
         """One page of the objects and folders of a bucket (core.folders), after the name or folder `after`. It costs a
         few rows for each folder, and may end after `budget_ms`, with fewer than `limit` entries."""
         return self._metadata.list_entries(bucket, prefix, delimiter, after, limit, budget_ms)
+
+    def list_summaries(
+        self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
+    ) -> EntryPage[ObjectSummary]:
+        """As `list_entries`, with summaries of the objects, which is cheaper."""
+        return self._metadata.list_summaries(bucket, prefix, delimiter, after, limit, budget_ms)
 
     def list_buckets(self, after: str, limit: int) -> list[str]:
         """One page of the buckets that hold an object."""

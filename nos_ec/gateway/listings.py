@@ -6,17 +6,18 @@ import base64
 from binascii import Error as BadBase64
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from nos_ec.core.errors import NotFound
+from nos_ec.core.parts import users_attributes
 from nos_ec.core.versions import VERSION_MAX
 from nos_ec.engine.store import Store
 from nos_ec.gateway.call import Call, object_key
-from nos_ec.gateway.object_headers import CHECKSUM, STORAGE_CLASS, attributes_of, checksum_of, etag_of
+from nos_ec.gateway.object_headers import CHECKSUM, STORAGE_CLASS, checksum_of, etag
 from nos_ec.gateway.reply import Reply, xml
 from nos_ec.gateway.versions import id_of, number_of
-from nos_ec.ports.metadata import EntryPage, ObjectRow, Rights, VersionEntry, VersionPage
+from nos_ec.ports.metadata import EntryPage, ObjectSummary, Rights, VersionEntry, VersionPage, summary
 from nos_ec.s3 import answers
 from nos_ec.s3.answers import Listed, Page
 from nos_ec.s3.errors import S3Error
@@ -36,7 +37,7 @@ class Listings:
         """Version 1."""
         marker = call.request.parameter("marker") or ""
         page, entries = self._page(call, marker)
-        next_marker = entries.next_after if page.delimiter or not entries.rows else None
+        next_marker = entries.next_after if page.delimiter or not entries.objects else None
         return xml(answers.list_objects(page, marker, next_marker, call.owner))
 
     def list_objects_v2(self, call: Call) -> Reply:
@@ -98,14 +99,14 @@ class Listings:
         limit = call.number("max-keys", KEYS_MAX, KEYS_MAX)
         return _Asked(call.bucket, prefix, delimiter, limit, encoding == "url")
 
-    def _page(self, call: Call, after: str) -> tuple[Page, EntryPage]:
+    def _page(self, call: Call, after: str) -> tuple[Page, EntryPage[ObjectSummary]]:
         asked = self._asked(call)
-        entries = EntryPage([], None)
+        entries: EntryPage[ObjectSummary] = EntryPage([], None)
         if asked.limit:
-            entries = self._store.list_entries(
+            entries = self._store.list_summaries(
                 call.bucket, asked.prefix, asked.delimiter, after, asked.limit, PAGE_MS_MAX
             )
-        found = [_listed(row) for row in entries.rows]
+        found = [_listed(one) for one in entries.objects]
         return asked.page(found, entries.folders, entries.next_after is not None), entries
 
 
@@ -136,26 +137,25 @@ def _listed_version(entry: VersionEntry) -> Listed:
     told: dict[str, Any] = {"version_id": id_of(entry), "latest": entry.is_latest}
     if entry.row is None:
         return Listed(entry.key.name, entry.created_ms, "", 0, delete_marker=True, **told)
-    return replace(_listed(entry.row), **told)
+    row = entry.row
+    of_row = summary(row.key.name, row.size, row.md5, row.created_ms, row.attributes)
+    return _listed(of_row)._replace(**told)
 
 
-_LISTED = (STORAGE_CLASS.encode(), CHECKSUM.encode())
+_STORAGE_CLASS, _CHECKSUM = STORAGE_CLASS.encode(), CHECKSUM.encode()
 """The attributes that a listing tells."""
 
 
-def _listed(row: ObjectRow) -> Listed:
-    if not any(name in row.attributes for name in _LISTED):
-        return Listed(row.key.name, row.created_ms, etag_of(row), row.users_size)
-    attributes = attributes_of(row)
+def _listed(one: ObjectSummary) -> Listed:
+    told = Listed(one.name, one.created_ms, etag(one.md5, one.parts), one.size)
+    if _STORAGE_CLASS not in one.attributes and _CHECKSUM not in one.attributes:
+        return told
+    attributes = users_attributes(one.attributes)
     checksum = checksum_of(attributes)
-    return Listed(
-        row.key.name,
-        row.created_ms,
-        etag_of(row),
-        row.users_size,
-        attributes.get(STORAGE_CLASS, "STANDARD"),
-        None if checksum is None else checksum.algorithm,
-        None if checksum is None else checksum.kind,
+    return told._replace(
+        storage_class=attributes.get(STORAGE_CLASS, "STANDARD"),
+        checksum_algorithm=None if checksum is None else checksum.algorithm,
+        checksum_type=None if checksum is None else checksum.kind,
     )
 
 

@@ -124,7 +124,11 @@ def told_checksum(request: Request) -> dict[str, str]:
 
 def etag_of(row: ObjectRow) -> str:
     """Without quotes."""
-    md5, parts = row.tag
+    return etag(*row.tag)
+
+
+def etag(md5: bytes, parts: int | None) -> str:
+    """parts: as in `ObjectRow.tag`."""
     return md5.hex() if parts is None else f"{md5.hex()}-{parts}"
 
 

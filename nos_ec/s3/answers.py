@@ -40,10 +40,9 @@ class Owner:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """An object in a listing. etag: without quotes. version_id: only of interest to ListObjectVersions, as are latest
-    and delete_marker."""
+class Listed(NamedTuple):
+    """An object in a listing. etag: without quotes, with nothing to escape. version_id: only of interest to
+    ListObjectVersions, as are latest and delete_marker."""
 
     key: str
     modified_ms: int
@@ -505,7 +504,10 @@ def _facts(row: Listed) -> str:
             f"<ChecksumAlgorithm>{row.checksum_algorithm}</ChecksumAlgorithm>"
             f"{_optional('ChecksumType', row.checksum_type)}"
         )
-    return f"{_etag(row.etag)}{checksum}<Size>{row.size}</Size><StorageClass>{escape(row.storage_class)}</StorageClass>"
+    return (
+        f"<ETag>&quot;{row.etag}&quot;</ETag>{checksum}<Size>{row.size}</Size>"
+        f"<StorageClass>{escape(row.storage_class)}</StorageClass>"
+    )
 
 
 def _contents(page: Page, owner: Owner | None) -> str:

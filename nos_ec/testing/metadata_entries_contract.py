@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import NAME_BYTES_MAX
-from nos_ec.ports.metadata import EntryPage, ObjectRow
+from nos_ec.core.parts import Composition, UploadId, composed
+from nos_ec.ports.metadata import EntryPage, ObjectRow, ObjectSummary
 from nos_ec.testing.metadata_bench import MetadataBench
 
 FOREVER_MS = 10**9
@@ -23,9 +24,25 @@ DELIMITERS = st.sampled_from(["/", "", "a", "ab", "é", LAST, "//", "/a", "\x7f"
 LONGEST = "l" * (NAME_BYTES_MAX - 4)
 
 
-def names_of(page: EntryPage) -> list[str]:
+def names_of(page: EntryPage[ObjectRow]) -> list[str]:
     """The names and folders of a page, in its order."""
     return [entry if isinstance(entry, str) else entry.key.name for entry in page.entries]
+
+
+def entries_of(
+    bench: MetadataBench, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
+) -> EntryPage[ObjectRow]:
+    """A page of list_entries. That of list_summaries is the same, with summaries."""
+    asked = ("bucket", prefix, delimiter, after, limit, budget_ms)
+    page, told = bench.metadata.list_entries(*asked), bench.metadata.list_summaries(*asked)
+    entries = [entry if isinstance(entry, str) else summary_of(entry) for entry in page.entries]
+    assert told == EntryPage(entries, page.next_after)
+    return page
+
+
+def summary_of(row: ObjectRow) -> ObjectSummary:
+    """What list_summaries tells of an object."""
+    return ObjectSummary(row.key.name, row.users_size, *row.tag, row.created_ms, row.attributes)
 
 
 def modelled(names: Sequence[str], prefix: str, delimiter: str, after: str) -> list[str]:
@@ -44,7 +61,7 @@ def all_entries(
     """All pages of a listing, one after the other."""
     found: list[str] = []
     while True:
-        page = bench.metadata.list_entries("bucket", prefix, delimiter, after, limit, budget_ms)
+        page = entries_of(bench, prefix, delimiter, after, limit, budget_ms)
         assert len(page.entries) <= limit
         found += names_of(page)
         if page.next_after is None:
@@ -54,7 +71,7 @@ def all_entries(
 
 
 class EntriesContract:
-    """list_entries."""
+    """list_entries and list_summaries."""
 
     def test_pages_of_any_size_are_those_of_the_model(self, bench: MetadataBench) -> None:
         # A function of its own for each run: Hypothesis wants no method that several classes inherit.
@@ -74,7 +91,7 @@ class EntriesContract:
             assert all_entries(bench, prefix, delimiter, after, limit, 0 if late else FOREVER_MS) == expected
             inside = [(prefix + name)[: len(prefix) + 2] for name in names]
             for start in (*names, *inside, *expected):
-                page = bench.metadata.list_entries("bucket", prefix, delimiter, start, limit, FOREVER_MS)
+                page = entries_of(bench, prefix, delimiter, start, limit, FOREVER_MS)
                 rest = modelled(names, prefix, delimiter, start)
                 assert names_of(page) == rest[:limit]
                 assert page.next_after == (rest[limit - 1] if len(rest) > limit else None)
@@ -86,27 +103,31 @@ class EntriesContract:
         bench.put("2026/elsewhere/x", bucket="Bucket")
         bench.put("2026/03/deleted")
         bench.delete_into_trash("2026/03/deleted", 1000)
-        page = bench.metadata.list_entries("bucket", "2026/", "/", "", 10, FOREVER_MS)
+        page = entries_of(bench, "2026/", "/", "", 10, FOREVER_MS)
         assert page.folders == ["2026/01/", "2026/02/"]
-        assert page.rows == [bench.get("2026/plain")]
+        assert page.objects == [bench.get("2026/plain")]
         assert page.next_after is None
-        page = bench.metadata.list_entries("bucket", "2026/", "/", "2026/01/a", 10, FOREVER_MS)
+        page = entries_of(bench, "2026/", "/", "2026/01/a", 10, FOREVER_MS)
         assert page.folders == ["2026/02/"], "a folder in which `after` lies is passed over"
-        page = bench.metadata.list_entries("bucket", "2026/", "/", "2026/01", 10, FOREVER_MS)
+        page = entries_of(bench, "2026/", "/", "2026/01", 10, FOREVER_MS)
         assert page.folders == ["2026/01/", "2026/02/"]
-        with pytest.raises(InvalidInput):
-            bench.metadata.list_entries("bucket", "\ud800", "/", "", 9, FOREVER_MS)
+        for listing in (bench.metadata.list_entries, bench.metadata.list_summaries):
+            with pytest.raises(InvalidInput):
+                listing("bucket", "\ud800", "/", "", 9, FOREVER_MS)
 
     def test_rows_in_every_state_are_whole(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         bench.record([replace(bench.new(" two  words ", 5), attributes=b"\0\xff words"), bench.new("empty", 0)])
         bench.metadata.mark_published([bench.put("queued")], 5)
         bench.packed("packed", 7)
+        attributes = composed({"a": "b"}, Composition(UploadId(bytes(16)), 5 << 30, 6, 3, b"m" * 16))
+        bench.record([replace(bench.new("composed", 9), attributes=attributes)])
         bench.metadata.record_large(bench.large("large", lease), lease, bench.now_ms)
-        rows = [bench.get(name) for name in (" two  words ", "empty", "large", "packed", "queued")]
+        rows = [bench.get(name) for name in (" two  words ", "composed", "empty", "large", "packed", "queued")]
         assert len({row.state for row in rows}) == 5
+        assert summary_of(rows[1])[1:4] == (5 << 30, b"m" * 16, 3)
         assert bench.metadata.list_objects("bucket", "", "", 9) == rows
-        assert bench.metadata.list_entries("bucket", "", "/", "", 9, FOREVER_MS).rows == rows
+        assert entries_of(bench, "", "/", "", 9, FOREVER_MS).objects == rows
 
     def test_the_longest_names_and_the_greatest_characters(self, bench: MetadataBench) -> None:
         names = [LONGEST, LONGEST + LAST, LONGEST[:-4] + LAST * 2, LONGEST + "llll", LAST * 256, LAST * 255 + "/aaa"]
@@ -120,7 +141,7 @@ class EntriesContract:
 
     def test_a_page_ends_when_its_time_is_over(self, bench: MetadataBench) -> None:
         bench.put_all([f"{i}/{j}" for i in range(5) for j in range(3)])
-        page = bench.metadata.list_entries("bucket", "", "/", "", 10, 0)
+        page = entries_of(bench, "", "/", "", 10, 0)
         assert names_of(page) == ["0/"]
         assert page.next_after == "0/"
         assert all_entries(bench, "", "/", "", 10, 0) == [f"{i}/" for i in range(5)]
@@ -128,6 +149,6 @@ class EntriesContract:
     def test_entries_are_in_byte_order(self, bench: MetadataBench) -> None:
         names = ["a", "a/b", "a.c", "B/c", "\uffff/", "\U00010000/", "é/1"]
         bench.put_all(names)
-        page = bench.metadata.list_entries("bucket", "", "/", "", 10, FOREVER_MS)
+        page = entries_of(bench, "", "/", "", 10, FOREVER_MS)
         assert names_of(page) == ["B/", "a", "a.c", "a/", "é/", "\uffff/", "\U00010000/"]
         assert [isinstance(entry, ObjectRow) for entry in page.entries] == [False, True, True, *[False] * 4]

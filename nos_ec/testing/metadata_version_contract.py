@@ -123,7 +123,7 @@ class VersionContract:
         with pytest.raises(NotFound):
             metadata.version(KEY, 77)
         assert metadata.list_objects("bucket", "", "", 9) == [rows[2]]
-        assert metadata.list_entries("bucket", "", "/", "", 9, _TO_THE_END).rows == [rows[2]]
+        assert metadata.list_entries("bucket", "", "/", "", 9, _TO_THE_END).objects == [rows[2]]
         found = metadata.objects_with([row.object_id for row in rows])
         assert [found[row.object_id].is_noncurrent for row in rows] == [True, True, False]
         assert metadata.listed_as_noncurrent(rows) == {rows[0].object_id, rows[1].object_id}

@@ -57,10 +57,13 @@ class SqlDamage:
         if metadata._engine.dialect.name != "sqlite":  # the servers refuse the state, and store none if made to
             damaged, told = damaged.prefix_with("IGNORE"), told.replace("LOST", "")
         metadata._transactions.write(lambda connection: connection.execute(damaged))
-        for listing in (
+        listings: list[Callable[[], object]] = [
             lambda: metadata.list_objects("bucket", "", "", 9),
             lambda: metadata.list_entries("bucket", "", "/", "", 9, 10**9),
-        ):
+        ]
+        if "name" in damage:  # a summary does not tell the state
+            listings.append(lambda: metadata.list_summaries("bucket", "", "/", "", 9, 10**9))
+        for listing in listings:
             with pytest.raises(Corrupt, match=told):
                 listing()
 

@@ -331,6 +331,7 @@ class SqlPlans:
         asked: dict[str, Callable[[], object]] = {
             "list_names": lambda: metadata.list_names("bucket", "", "", 50),
             "list_entries": lambda: metadata.list_entries("bucket", "n00", "/", "", 50, 10**9),
+            "list_summaries": lambda: metadata.list_summaries("bucket", "n00", "/", "", 50, 10**9),
             "get": lambda: metadata.get(last),
             "put": put_one,
             "trash_page": lambda: metadata.trash_page(None, 20),
@@ -507,6 +508,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "expired_trash": lambda: metadata.expired_trash(bench.now_ms + 5, 20),
         "purge_trash": lambda: metadata.purge_trash(metadata.expired_trash(bench.now_ms + 5, 20), bench.now_ms),
         "list_entries": lambda: metadata.list_entries("bucket", "n01", "5", "n0100", 50, 10**9),
+        "list_summaries": lambda: metadata.list_summaries("bucket", "n01", "5", "n0100", 50, 10**9),
         "list_buckets": lambda: metadata.list_buckets("", 50),
         "record a tail": lambda: metadata.record_puts([tail_of(bench, bench.block(lease))], bench.now_ms),
         "segments": lambda: metadata.segments(large.object_id, large.version),

@@ -10,23 +10,25 @@ folders follow each other, and fewer than GROWTH times as many as plain names we
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, LargeBinary, Select, bindparam
 
-from nos_ec.adapters.sql.row_reading import RowsQuery, read_objects
+from nos_ec.adapters.sql.row_reading import RowsQuery, read_objects, read_summaries
 from nos_ec.adapters.sql.rows import LIVE, by_index, prefix_end
 from nos_ec.adapters.sql.schema import OBJECTS, utf8
 from nos_ec.core.folders import folder_of
-from nos_ec.ports.metadata import EntryPage, ObjectRow
+from nos_ec.ports.metadata import EntryPage, ObjectRow, ObjectSummary
 
 FIRST_ROWS = 2
 GROWTH = 8
 
 _O = OBJECTS.c
+_Object = TypeVar("_Object", ObjectRow, ObjectSummary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,41 +39,68 @@ class Start:
     itself: bool
 
 
-def list_entries(
-    connection: Connection,
-    bucket: str,
-    prefix: str,
-    delimiter: str,
-    after: str,
-    limit: int,
-    is_late: Callable[[], bool],
-) -> EntryPage:
-    """See `Metadata.list_entries`. is_late: whether the time for the page is over."""
-    found: list[ObjectRow | str] = []
-    start, end = start_of(prefix, delimiter, after), prefix_end(utf8(prefix))
-    rows_max = FIRST_ROWS
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a page is asked for. end_s: when the time for it is over (time.monotonic)."""
+
+    bucket: str
+    prefix: str
+    delimiter: str
+    after: str
+    limit: int
+    end_s: float
+
+
+def list_entries(connection: Connection, asked: Asked) -> EntryPage[ObjectRow]:
+    """See `Metadata.list_entries`."""
+    return _page(asked, partial(_rows, connection, asked.bucket), lambda row: row.key.name)
+
+
+def list_summaries(connection: Connection, asked: Asked) -> EntryPage[ObjectSummary]:
+    """See `Metadata.list_summaries`."""
+    return _page(asked, partial(_summaries, connection, asked.bucket), lambda summary: summary.name)
+
+
+def _page(
+    asked: Asked,
+    read: Callable[[Start, bytes | None, int], list[_Object]],
+    name_of: Callable[[_Object], str],
+) -> EntryPage[_Object]:
+    """read: returns the next objects from a start on, before an end, at most so many."""
+    found: list[_Object | str] = []
+    prefix, delimiter, limit = asked.prefix, asked.delimiter, asked.limit
+    start, end = start_of(prefix, delimiter, asked.after), prefix_end(utf8(prefix))
+    rows_max = FIRST_ROWS if delimiter else limit + 1
     while len(found) <= limit:  # one more than is returned, to tell whether there are more
-        asked = min(rows_max, limit + 1 - len(found))
-        rows = _rows(connection, bucket, start, end, asked)
+        count = min(rows_max, limit + 1 - len(found))
+        rows = read(start, end, count)
         folder = None
         for row in rows:
-            folder = folder_of(row.key.name, prefix, delimiter)
+            folder = folder_of(name_of(row), prefix, delimiter)
             if folder is None:
                 found.append(row)
             elif not found or found[-1] != folder:
                 found.append(folder)
-        if len(rows) < asked:
+        if len(rows) < count:
             break
-        start = Start(utf8(rows[-1].key.name), itself=False) if folder is None else behind(folder)
+        start = Start(utf8(name_of(rows[-1])), itself=False) if folder is None else behind(folder)
         rows_max = rows_max * GROWTH if folder is None else FIRST_ROWS
-        if len(found) <= limit and is_late():
-            return EntryPage(found, next_after=_name(found[-1]))
-    return EntryPage(found[:limit], next_after=_name(found[limit - 1]) if len(found) > limit else None)
+        if len(found) <= limit and time.monotonic() >= asked.end_s:
+            return EntryPage(found, next_after=_name(found[-1], name_of))
+    return EntryPage(found[:limit], next_after=_name(found[limit - 1], name_of) if len(found) > limit else None)
 
 
 def list_objects(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
     """See `Metadata.list_objects`."""
     return _rows(connection, bucket, start_of(prefix, "", after), prefix_end(utf8(prefix)), limit)
+
+
+def _rows(connection: Connection, bucket: str, start: Start, end: bytes | None, limit: int) -> list[ObjectRow]:
+    return read_objects(connection, bucket, *_walk(bucket, start, end, limit))
+
+
+def _summaries(connection: Connection, bucket: str, start: Start, end: bytes | None, limit: int) -> list[ObjectSummary]:
+    return read_summaries(connection, *_walk(bucket, start, end, limit))
 
 
 def start_of(prefix: str, delimiter: str, after: str) -> Start:
@@ -90,14 +119,15 @@ def behind(folder: str) -> Start:
     return Start(end, itself=True)
 
 
-def _rows(connection: Connection, bucket: str, start: Start, end: bytes | None, limit: int) -> list[ObjectRow]:
+def _walk(bucket: str, start: Start, end: bytes | None, limit: int) -> tuple[RowsQuery, dict[str, Any]]:
+    """The query for the next rows, and its parameters."""
     bounds: dict[str, Any] = {"in_bucket": bucket, "least": start.name, "rows_max": limit}
     if end is not None:
         bounds["end"] = end
-    return read_objects(connection, bucket, _WALKS[start.itself, end is not None], bounds)
+    return _WALKS[start.itself, end is not None], bounds
 
 
-def _walk(rows: Select[Any], *, itself: bool, ends: bool) -> Select[Any]:
+def _narrowed(rows: Select[Any], *, itself: bool, ends: bool) -> Select[Any]:
     least = bindparam("least", type_=LargeBinary)
     found = (
         by_index(rows, OBJECTS, "objects_by_trash_key")
@@ -109,11 +139,11 @@ def _walk(rows: Select[Any], *, itself: bool, ends: bool) -> Select[Any]:
 
 
 _WALKS = {
-    (itself, ends): RowsQuery(partial(_walk, itself=itself, ends=ends))
+    (itself, ends): RowsQuery(partial(_narrowed, itself=itself, ends=ends))
     for itself in (False, True)
     for ends in (False, True)
 }
 
 
-def _name(entry: ObjectRow | str) -> str:
-    return entry if isinstance(entry, str) else entry.key.name
+def _name(entry: _Object | str, name_of: Callable[[_Object], str]) -> str:
+    return entry if isinstance(entry, str) else name_of(entry)

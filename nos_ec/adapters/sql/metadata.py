@@ -65,6 +65,7 @@ from nos_ec.ports.metadata import (
     NewLargeObject,
     NewObject,
     ObjectRow,
+    ObjectSummary,
     Placed,
     Segment,
     SegmentRow,
@@ -151,11 +152,18 @@ class _SqlObjects(SqlPart):
 
     def list_entries(
         self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
-    ) -> EntryPage:
+    ) -> EntryPage[ObjectRow]:
         """See the port."""
-        end_s = time.monotonic() + budget_ms / 1000
         return self._read(
-            entries.list_entries, bucket, prefix, delimiter, after, limit, lambda: time.monotonic() >= end_s
+            entries.list_entries, entries.Asked(bucket, prefix, delimiter, after, limit, _end_s(budget_ms))
+        )
+
+    def list_summaries(
+        self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
+    ) -> EntryPage[ObjectSummary]:
+        """See the port."""
+        return self._read(
+            entries.list_summaries, entries.Asked(bucket, prefix, delimiter, after, limit, _end_s(budget_ms))
         )
 
     def list_buckets(self, after: str, limit: int) -> list[str]:
@@ -546,3 +554,7 @@ class SqlMetadata(
 def _conforms_to_port(store: SqlMetadata) -> Metadata:
     """For mypy alone: it fails when a signature here no longer fits the port."""
     return store
+
+
+def _end_s(budget_ms: int) -> float:
+    return time.monotonic() + budget_ms / 1000

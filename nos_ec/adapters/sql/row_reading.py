@@ -1,4 +1,4 @@
-"""Reads whole rows of `objects` for listings, on MySQL and MariaDB as one column each.
+"""Reads rows of `objects` for listings, whole or in summary, on MySQL and MariaDB as one column each.
 
 The driver is written in Python, and most of what a page of a listing costs is its reading of columns. So the server
 joins those of a row into one string of bytes, as for a single look-up (look_up.py): a page of 1,000 rows takes 0.58 to
@@ -14,11 +14,11 @@ from typing import Any
 from sqlalchemy import ColumnClause, Connection, Select, literal_column, select
 
 from nos_ec.adapters.sql.rows import OBJECT_COLUMNS, object_row
-from nos_ec.adapters.sql.schema import ID_BYTES
+from nos_ec.adapters.sql.schema import ID_BYTES, OBJECTS
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
-from nos_ec.ports.metadata import ObjectRow
+from nos_ec.ports.metadata import ObjectRow, ObjectSummary, summary
 
 _NO_ID = f"x'{bytes(ID_BYTES).hex()}'"
 _JOINED: ColumnClause[bytes] = literal_column(
@@ -27,11 +27,15 @@ _JOINED: ColumnClause[bytes] = literal_column(
     " COALESCE(block_offset, 0), COALESCE(HEX(attributes), ''), name))"
 )
 """Three ids, then words. The name is the last one, because it may contain spaces."""
+_SUMMARY_JOINED: ColumnClause[bytes] = literal_column(
+    "CONCAT(md5, CONCAT_WS(' ', size, created_ms, COALESCE(HEX(attributes), ''), name))"
+)
+_SUMMARY_COLUMNS = (OBJECTS.c.name, OBJECTS.c.size, OBJECTS.c.md5, OBJECTS.c.created_ms, OBJECTS.c.attributes)
 _STATES = {state.value.encode(): state for state in ObjectState}
 
 
 class RowsQuery:
-    """A query of whole rows. `narrowed` makes a select of `objects` choose them. Keep a query that is asked again and
+    """A query of rows. `narrowed` makes a select of `objects` choose them. Keep a query that is asked again and
     again with other parameters: to build one takes as long as to read ten rows."""
 
     def __init__(self, narrowed: Callable[[Select[Any]], Select[Any]]) -> None:
@@ -47,6 +51,16 @@ class RowsQuery:
         """With a column for each value."""
         return self._narrowed(select(*OBJECT_COLUMNS))
 
+    @cached_property
+    def joined_summaries(self) -> Select[Any]:
+        """As `joined`, only what a summary tells."""
+        return self._narrowed(select(_SUMMARY_JOINED))
+
+    @cached_property
+    def summaries(self) -> Select[Any]:
+        """As `columns`, likewise."""
+        return self._narrowed(select(*_SUMMARY_COLUMNS))
+
 
 def read_objects(
     connection: Connection, bucket: str, query: RowsQuery, parameters: Mapping[str, Any] | None = None
@@ -54,10 +68,32 @@ def read_objects(
     """The rows that the query finds, all of this bucket. Raises Corrupt for a damaged row."""
     if connection.dialect.name != "sqlite":
         try:
-            return [_object_row(bucket, joined) for joined in connection.execute(query.joined, parameters).scalars()]
+            return [
+                _object_row(bucket, joined) for joined in connection.execute(query.joined, parameters).scalars().all()
+            ]
         except (ValueError, KeyError, InvalidInput):
             pass  # a row is damaged: read column by column, which tells which one
     return [object_row(row) for row in connection.execute(query.columns, parameters)]
+
+
+def read_summaries(
+    connection: Connection, query: RowsQuery, parameters: Mapping[str, Any] | None = None
+) -> list[ObjectSummary]:
+    """Summaries of the rows that the query finds: a third of the work. Raises Corrupt for a damaged row."""
+    if connection.dialect.name != "sqlite":
+        try:
+            return [
+                _summary(joined) for joined in connection.execute(query.joined_summaries, parameters).scalars().all()
+            ]
+        except ValueError:
+            pass  # as above
+    return [summary(*row) for row in connection.execute(query.summaries, parameters)]
+
+
+def _summary(joined: bytes) -> ObjectSummary:
+    size, created_ms, attributes, name = joined[ID_BYTES:].split(b" ", 3)
+    told = bytes.fromhex(attributes.decode()) if attributes else b""
+    return summary(name.decode(), int(size), joined[:ID_BYTES], int(created_ms), told)
 
 
 def _object_row(bucket: str, joined: bytes) -> ObjectRow:

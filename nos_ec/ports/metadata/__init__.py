@@ -55,8 +55,10 @@ from nos_ec.ports.metadata.objects import (
     NewObject,
     ObjectRow,
     Objects,
+    ObjectSummary,
     Segment,
     TailOf,
+    summary,
 )
 from nos_ec.ports.metadata.rebuilding import Rebuilding, Rebuilt
 from nos_ec.ports.metadata.repairs import QUARANTINE, QUARANTINE_ENDED, Repairs
@@ -116,6 +118,7 @@ __all__ = [
     "NewObject",
     "ObjectFacts",
     "ObjectRow",
+    "ObjectSummary",
     "Notes",
     "Objects",
     "PartOf",
@@ -150,4 +153,5 @@ __all__ = [
     "WaitReason",
     "WaitingBlocks",
     "WaitingRow",
+    "summary",
 ]
