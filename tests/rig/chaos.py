@@ -98,6 +98,7 @@ hole_ratio_min = 0.3
 block_grace_ms = 2000
 wait_ms = 1000
 reserve_bytes = 0
+read_slowdown_max = 0
 [log]
 backend = "kafka"
 partitions = 6

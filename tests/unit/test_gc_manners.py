@@ -46,14 +46,19 @@ def backing_off(quiet_s: float, busy_s: float, times: int, slowdown_max: float =
 
 
 def test_gc_gets_slower_and_slower_while_reads_are_too_slow_but_always_gets_on() -> None:
-    speeds = [backing_off(0.010, 0.016, times).speed for times in range(12)]
+    speeds = [backing_off(0.010, 0.020, times).speed for times in range(12)]
     assert speeds == sorted(speeds, reverse=True)
-    assert speeds[:2] == pytest.approx([SPEED_START, 0.7 * SPEED_START])
+    assert speeds[:2] == pytest.approx([SPEED_START, 0.75 * SPEED_START])
     assert speeds[-1] == SPEED_MIN
-    slowest = backing_off(0.010, 0.016, 20)
+    slowest = backing_off(0.010, 0.020, 20)
     assert slowest.groups(4) == 1
     assert slowest.rest_s(1, lanes=4) == pytest.approx(4)
     assert slowest.rest_s(1, lanes=1) == pytest.approx(19)
+
+
+def test_gc_gets_slower_by_as_much_as_reads_are_too_slow_and_at_most_by_half() -> None:
+    for busy_s, factor in ((0.01501, 1.0), (0.018, 1 / 1.2), (0.030, 0.5), (0.300, 0.5)):
+        assert backing_off(0.010, busy_s, 1).speed == pytest.approx(factor * SPEED_START, rel=0.001)
 
 
 def test_gc_has_fewer_groups_under_way_before_it_rests() -> None:

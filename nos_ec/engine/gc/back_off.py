@@ -17,7 +17,8 @@ PROBES = 16
 QUIET_MIN = 4
 """Without so many quiet reads nothing is compared."""
 QUANTILE = 0.9
-SLOWER, FASTER = 0.7, 1.15
+SLOWER, FASTER = 0.5, 1.15
+"""A decision changes the speed by as much as reads are too slow, but not below the first; otherwise by the second."""
 SPEED_START, SPEED_MIN = 0.25, 0.05
 """GC begins with the first, and always gets on at the second."""
 SLACK_S = 0.0005
@@ -55,8 +56,9 @@ class BackOff:
         self._busy.append(seconds)
         if len(self._busy) < PROBES or len(self._quiet) < QUIET_MIN:
             return
-        allowed = max(_quantile(self._quiet) * self._slowdown_max, _quantile(self._quiet) + SLACK_S)
-        factor = SLOWER if _quantile(self._busy) > allowed else FASTER
+        allowed_s = max(_quantile(self._quiet) * self._slowdown_max, _quantile(self._quiet) + SLACK_S)
+        busy_s = _quantile(self._busy)
+        factor = max(SLOWER, allowed_s / busy_s) if busy_s > allowed_s else FASTER
         self.speed = min(1.0, max(SPEED_MIN, self.speed * factor))
         self._busy.clear()
 

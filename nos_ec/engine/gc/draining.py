@@ -27,7 +27,7 @@ from nos_ec.engine.packable import Packable, as_told
 from nos_ec.engine.stripe_writer import Failure, WriteResult
 from nos_ec.ports.metadata import BlockRow, Placed
 
-SETTLE_WAIT_MS = 100
+SETTLE_WAIT_MS = 50
 """How long to wait for the next group that is written before looking whether to stop, and whether to time a read."""
 
 

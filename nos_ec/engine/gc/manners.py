@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 POLL_MS = 5_000
 """How often a run looks at what is asked of it, and notes where it is."""
-PROBE_S = 0.1
+PROBE_S = 0.05
 """The least time between two timed reads."""
 REST_S_MIN, REST_S_MAX = 0.2, 5.0
 """Rests are collected until they are worth waiting for the groups under way. None is longer than that."""
