@@ -16,11 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Column,
+    ColumnElement,
     Connection,
+    Integer,
+    LargeBinary,
     Select,
     SmallInteger,
     and_,
@@ -397,6 +402,19 @@ def _walk(
 ) -> list[VersionEntry]:
     """The next entries, in order: one statement, so that nothing is between two tables meanwhile. rank: begin with
     those of the name of `start` that are behind it; the current one is, if what was before it was deleted since."""
+    query = _walk_query(itself=start.itself, ends=end is not None, ranked=rank is not None)
+    bounds: dict[str, Any] = {"in_bucket": bucket, "least": start.name, "rows_max": limit}
+    if end is not None:
+        bounds["end"] = end
+    if rank is not None:
+        bounds |= {"after_rank": rank, "before_version": VERSION_MAX - rank}
+    return [_walked(row) for row in connection.execute(query, bounds)]
+
+
+@cache
+def _walk_query(*, itself: bool, ends: bool, ranked: bool) -> Select[Any]:
+    """Kept, because a page of folders asks for each of them, and to build it takes as long as to read ten rows."""
+    bucket, least = bindparam("in_bucket", type_=_O.bucket.type), bindparam("least", type_=LargeBinary)
     current = by_index(
         select(
             _O.bucket,
@@ -409,29 +427,25 @@ def _walk(
         OBJECTS,
         "objects_by_trash_key",
     ).where(_O.trashed == LIVE, _O.bucket == bucket)
+    others = by_index(select(*COLUMNS), VERSIONS, "PRIMARY").where(_V.bucket == bucket)
     parts = [
-        current.where(*_from(_O.name, start, end)).order_by(_O.trashed, _O.bucket, _O.name),
-        by_index(select(*COLUMNS), VERSIONS, "PRIMARY")
-        .where(_V.bucket == bucket, *_from(_V.name, start, end))
-        .order_by(_V.bucket, _V.name, _V.age_rank),
+        current.where(*_from(_O.name, itself, ends)).order_by(_O.trashed, _O.bucket, _O.name),
+        others.where(*_from(_V.name, itself, ends)).order_by(_V.bucket, _V.name, _V.age_rank),
     ]
-    if rank is not None:
-        parts.append(
-            by_index(select(*COLUMNS), VERSIONS, "PRIMARY")
-            .where(_V.bucket == bucket, _V.name == start.name, _V.age_rank > rank)
-            .order_by(_V.bucket, _V.name, _V.age_rank)
-        )
-        parts.append(current.where(_O.name == start.name, _O.version < VERSION_MAX - rank))
-    walks = [part.limit(limit).subquery(f"walk_{number}") for number, part in enumerate(parts)]
+    if ranked:
+        behind_rank = others.where(_V.name == least, _V.age_rank > bindparam("after_rank", type_=BigInteger))
+        parts.append(behind_rank.order_by(_V.bucket, _V.name, _V.age_rank))
+        parts.append(current.where(_O.name == least, _O.version < bindparam("before_version", type_=BigInteger)))
+    rows_max = bindparam("rows_max", type_=Integer)
+    walks = [part.limit(rows_max).subquery(f"walk_{number}") for number, part in enumerate(parts)]
     walked = union_all(*(select(*walk.c) for walk in walks)).subquery("walked")
     columns = [walked.c.bucket, walked.c.name, walked.c.age_rank, walked.c.is_null, walked.c.created_ms]
-    query = (
+    return (
         select(*columns, *TRASH_COLUMNS)
         .join_from(walked, OBJECTS, _O.object_id == walked.c.object_id, isouter=True)
         .order_by(walked.c.bucket, walked.c.name, walked.c.age_rank)
-        .limit(limit)
+        .limit(rows_max)
     )
-    return [_walked(row) for row in connection.execute(query)]
 
 
 def _walked(found: Sequence[Any]) -> VersionEntry:
@@ -443,10 +457,10 @@ def _walked(found: Sequence[Any]) -> VersionEntry:
     return VersionEntry(key, row.version, row.created_ms, not row.has_version_id, row)
 
 
-def _from(name: Any, start: Start, end: bytes | None) -> list[Any]:
-    least = bindparam(None, start.name, type_=name.type)
-    bounds = [name >= least if start.itself else name > least]
-    return bounds if end is None else [*bounds, name < bindparam(None, end, type_=name.type)]
+def _from(name: Column[Any], itself: bool, ends: bool) -> list[ColumnElement[bool]]:
+    least = bindparam("least", type_=LargeBinary)
+    bounds = [name >= least if itself else name > least]
+    return [*bounds, name < bindparam("end", type_=LargeBinary)] if ends else bounds
 
 
 # --- whole tables -------------------------------------------------------------------------------------
