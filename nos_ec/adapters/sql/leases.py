@@ -34,6 +34,11 @@ _NAMES = JsonRows("names", name=WRITER_BYTES_MAX)
 _LOCK_NAMED = looked_up(
     select(_L.name).join_from(_NAMES.table, LEASES, _L.name == _NAMES["name"]).with_for_update(of=LEASES), LEASES
 )
+_HOLD = (
+    select(_L.epoch)
+    .where(_L.name == bindparam("held", type_=_L.name.type), _L.epoch == bindparam("in_epoch"))
+    .with_for_update(read=True)
+)
 _FENCED = advance_block(BlockState.OPEN, BlockEvent.FENCE)
 _FENCE = (
     UpdateListed(BLOCKS)
@@ -152,7 +157,7 @@ def require(connection: Connection, lease: Lease) -> None:
 
     The lock is shared, so that commits of one writer to several blocks do not wait for each other.
     """
-    if connection.execute(select(_L.epoch).where(_is(lease)).with_for_update(read=True)).first() is None:
+    if connection.execute(_HOLD, {"held": lease.name, "in_epoch": lease.epoch}).first() is None:
         raise _lost(lease)
 
 

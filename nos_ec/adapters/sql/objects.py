@@ -147,6 +147,7 @@ OLDEST_LANDING_ID = (
     .limit(1)
 )
 """The bound makes planners tell a look-up in an index from a scan, also when it holds for every id."""
+_REMOVE = delete(OBJECTS).where(_O.object_id == bindparam("removed"))
 _NAMED = JsonRows("named", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX, version=0)
 COMPLETE = looked_up(
     select(*OBJECT_COLUMNS)
@@ -254,7 +255,7 @@ def remove(
         trash.put_into(connection, [row], now_ms, until_ms)
         return row
     release(connection, [row], now_ms)
-    require_all(connection.execute(delete(OBJECTS).where(_O.object_id == row.object_id)).rowcount, 1, "objects")
+    require_all(connection.execute(_REMOVE, {"removed": row.object_id}).rowcount, 1, "objects")
     return row
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -218,6 +219,11 @@ def delete_listed(connection: Connection, table: Table, matched: Column[Any], ro
 
     MySQL 8.0 runs the IN (SELECT ...) of a DELETE once per row of the table; SQLite has no DELETE with a join.
     """
-    if connection.dialect.name == "sqlite":
+    return _delete_listed(connection.dialect.name == "sqlite", table, matched, rows, listed)
+
+
+@cache
+def _delete_listed(in_sqlite: bool, table: Table, matched: Column[Any], rows: JsonRows, listed: str) -> Delete:
+    if in_sqlite:
         return delete(table).where(matched.in_(select(rows[listed])))
     return DeleteListed(table).where(matched == rows[listed])

@@ -7,6 +7,7 @@ after it has locked the object's row. So nobody waits for rows of this table.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
 import structlog
 from sqlalchemy import Connection, Delete, Select, bindparam, delete, insert, select
@@ -58,18 +59,20 @@ def leave(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
 def leave_moved(connection: Connection, moves: JsonRows, listed: Mapping[str, str], copies: int) -> None:
     """Remove the rows of the objects in `moves` that are in the landing store: as many as there are `copies`. `listed`
     is the parameter of `moves`. Their rows in `objects` are locked and still have the landing ids. Raises Transient."""
-    gone = connection.execute(_delete_moved(connection, moves), listed).rowcount
+    gone = connection.execute(_delete_moved(connection.dialect.name == "sqlite", moves), listed).rowcount
     _require_gone(connection, gone, copies, _moved(moves), listed)
 
 
-def _delete_moved(connection: Connection, moves: JsonRows) -> Delete:
-    if connection.dialect.name == "sqlite":
+@cache
+def _delete_moved(in_sqlite: bool, moves: JsonRows) -> Delete:
+    if in_sqlite:
         return delete(WAITING).where(
             _W.landing_id.in_(select(_O.landing_id).join_from(moves.table, OBJECTS, _O.object_id == moves["object_id"]))
         )
     return DeleteListed(WAITING).where(moves["object_id"] == _O.object_id, _W.landing_id == _O.landing_id)
 
 
+@cache
 def _moved(moves: JsonRows) -> Select[tuple[bytes]]:
     return looked_up(
         select(_W.landing_id)
