@@ -1,52 +1,51 @@
-"""The command line: commands, global options, exit codes."""
+"""The command line: commands, global options, exit codes.
+
+Loading the modules of all commands takes a third longer than loading those of one. So only that of the command that is
+asked for is loaded.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nos_ec import __version__
-from nos_ec.cli import (
-    api,
-    audit,
-    bench,
-    check,
-    config,
-    dead_letters,
-    demo,
-    explain,
-    export,
-    metadata,
-    objects,
-    quarantine,
-    s3,
-    scrub,
-    services,
-    shards,
-    simulate,
-    status,
-    trash,
-)
 from nos_ec.cli.context import Context, log_for_people, logs_json
 from nos_ec.cli.errors import EXIT_BUG, EXIT_READER_GONE, report
 from nos_ec.cli.output import stdout
 from nos_ec.cli.streams import ReaderGone
 from nos_ec.core.errors import NosError
 
-app = typer.Typer(
-    name="nos-ec",
-    help="Packs small objects into full erasure-coded stripes, and reclaims the holes that deletes leave.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+MODULES = {
+    "objects": ("put", "get", "rm", "ls", "stat"),
+    "services": ("init", "producer", "consumer", "gc"),
+    "api": ("api",),
+    "s3": ("s3",),
+    "status": ("status",),
+    "check": ("check", "apply"),
+    "quarantine": ("quarantine",),
+    "trash": ("undelete", "trash"),
+    "scrub": ("scrub",),
+    "explain": ("explain",),
+    "audit": ("audit",),
+    "shards": ("shards",),
+    "metadata": ("metadata",),
+    "dead_letters": ("dead-letters",),
+    "export": ("export",),
+    "simulate": ("simulate",),
+    "config": ("config",),
+    "demo": ("demo",),
+    "bench": ("bench",),
+}
+"""The commands that each module of nos_ec.cli registers, in the order of `nos-ec --help`."""
+_MODULE_OF = {command: module for module, names in MODULES.items() for command in names}
 
 
-@app.callback(invoke_without_command=True)
 def root(
     ctx: typer.Context,
     config: Annotated[
@@ -66,30 +65,35 @@ def root(
     ctx.obj = Context(config)
 
 
-objects.register(app)
-services.register(app)
-api.register(app)
-s3.register(app)
-status.register(app)
-check.register(app)
-quarantine.register(app)
-trash.register(app)
-scrub.register(app)
-explain.register(app)
-audit.register(app)
-shards.register(app)
-metadata.register(app)
-dead_letters.register(app)
-export.register(app)
-simulate.register(app)
-config.register(app)
-demo.register(app)
-bench.register(app)
+def commands(arguments: Sequence[str]) -> typer.core.TyperGroup:
+    """`nos-ec` with the command that these arguments ask for and those of its module; with all commands if that is not
+    clear, as when help is asked for."""
+    words = list(arguments)
+    while words and words[0].partition("=")[0] == "--config":
+        del words[: 1 if "=" in words[0] else 2]
+    module = _MODULE_OF.get(words[0]) if words else None
+    return all_commands() if module is None else _registered(module)
+
+
+def all_commands() -> typer.core.TyperGroup:
+    """`nos-ec` with its commands."""
+    return _registered(*MODULES)
 
 
 @cache
-def all_commands() -> typer.core.TyperGroup:
-    """`nos-ec` with its commands. Made once, because that takes longer than some commands do."""
+def _registered(*modules: str) -> typer.core.TyperGroup:
+    """With the commands of these modules. Made once, because that takes longer than some commands do."""
+    app = typer.Typer(
+        name="nos-ec",
+        help="Packs small objects into full erasure-coded stripes, and reclaims the holes that deletes leave.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(root)
+    for module in modules:
+        import_module(f"nos_ec.cli.{module}").register(app)
     made = typer.main.get_command(app)
     assert isinstance(made, typer.core.TyperGroup)
     return made
@@ -109,7 +113,7 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     try:
-        all_commands()(args=arguments, prog_name="nos-ec")
+        commands(arguments)(args=arguments, prog_name="nos-ec")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_BUG
     return 0

@@ -21,8 +21,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from nos_ec.cli.app import all_commands
+
 ROOT = Path(__file__).parents[2]
-LOADED = ("nos_ec.cli.app", "sqlalchemy.dialects.sqlite", "nos_gc.assemble")
+LOADED = ("sqlalchemy.dialects.sqlite", "nos_gc.assemble")
 STREAMS = ("stdin", "stdout", "stderr")
 
 
@@ -73,6 +75,7 @@ def serve() -> None:
     """The template: for each request, answer with a pid, and with the exit code when that process has ended."""
     for name in LOADED:
         importlib.import_module(name)
+    all_commands()
     for line in sys.stdin.buffer:
         pid = os.fork()
         if pid == 0:

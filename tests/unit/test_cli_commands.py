@@ -1,0 +1,55 @@
+"""Which modules `nos-ec` loads for a command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+import typer
+
+from nos_ec.cli.app import MODULES, all_commands, commands
+
+ALL = [command for names in MODULES.values() for command in names]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_registers_the_commands_that_are_listed_for_it(module: str) -> None:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    import_module(f"nos_ec.cli.{module}").register(app)
+    found = typer.main.get_command(app)
+    assert isinstance(found, typer.core.TyperGroup)
+    assert sorted(found.commands) == sorted(MODULES[module])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["put", "a/b", "file"], MODULES["objects"]),
+        (["--config", "gc", "trash", "list"], MODULES["trash"]),
+        (["--config=ls", "gc", "run"], MODULES["services"]),
+        (["--config", "a", "--config=b", "bench"], MODULES["bench"]),
+        ([], ALL),
+        (["--help"], ALL),
+        (["--help", "put"], ALL),
+        (["-h", "put"], ALL),
+        (["--config", "put"], ALL),
+        (["--config"], ALL),
+        (["--version"], ALL),
+        (["putt"], ALL),
+        (["", "put"], ALL),
+    ],
+)
+def test_only_the_commands_of_its_module_are_loaded_if_that_is_clear(arguments: list[str], found: list[str]) -> None:
+    assert sorted(commands(arguments).commands) == sorted(found)
+    assert sorted(all_commands().commands) == sorted(ALL)
+
+
+def test_a_command_does_not_load_the_modules_of_others() -> None:
+    program = "import sys; from nos_ec.cli.app import commands; commands(['put']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "nos_ec.cli.objects" in loaded
+    assert not loaded & {"nos_ec.cli.bench", "nos_ec.cli.simulate", "nos_ec.cli.demo", "nos_ec.bench.pipeline"}
