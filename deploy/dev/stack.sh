@@ -116,6 +116,11 @@ status() {
 clean() {
     down
     rm -rf --one-file-system "$folder/ceph" "$folder/kafka" "$folder/mysql" "$folder/mariadb" "$base"
+    local one
+    for one in prometheus s3_clients; do # of which `install` leaves nothing but logs here
+        rm -f "$folder/$one/install.log" "$folder/$one/fetch.log"
+        if [ -d "$folder/$one" ]; then rmdir --ignore-fail-on-non-empty "$folder/$one"; fi
+    done
     echo "$name: the data in $folder was removed"
 }
 
