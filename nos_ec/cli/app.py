@@ -1,6 +1,6 @@
 """The command line: commands, global options, exit codes.
 
-Loading the modules of all commands takes a third longer than loading those of one. So only that of the command that is
+Loading the modules of all commands takes half as long again as loading that of one. So only that of the command that is
 asked for is loaded.
 """
 

@@ -36,7 +36,7 @@ _READY_MS = 5000
 
 def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Serve S3 clients over HTTP. Runs until SIGTERM. Requires a master key (docs/S3.md)."""
-    # Imported here, as below: the server would take a good part of the start-up time of the other commands of s3.
+    # Imported here, as below: the other commands of `nos-ec s3` load this module, and need no server.
     from nos_ec.gateway.certificate import find_certificate
     from nos_ec.gateway.server import listening_for_gateways
 

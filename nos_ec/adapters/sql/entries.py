@@ -13,12 +13,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, LargeBinary, Select, bindparam
 
-from nos_ec.adapters.sql.row_reading import RowsQuery, read_objects, read_summaries
+from nos_ec.adapters.sql.row_reading import SUMMARY, WHOLE, RowsQuery, Shape
 from nos_ec.adapters.sql.rows import LIVE, by_index, prefix_end
 from nos_ec.adapters.sql.schema import OBJECTS, utf8
 from nos_ec.core.folders import folder_of
@@ -51,14 +51,19 @@ class Asked:
     end_s: float
 
 
+def end_of(budget_ms: int) -> float:
+    """When the time for a page is over that begins now (time.monotonic)."""
+    return time.monotonic() + budget_ms / 1000
+
+
 def list_entries(connection: Connection, asked: Asked) -> EntryPage[ObjectRow]:
     """See `Metadata.list_entries`."""
-    return _page(asked, partial(_rows, connection, asked.bucket), lambda row: row.key.name)
+    return _page(asked, partial(_rows, WHOLE, connection, asked.bucket), lambda row: row.key.name)
 
 
 def list_summaries(connection: Connection, asked: Asked) -> EntryPage[ObjectSummary]:
     """See `Metadata.list_summaries`."""
-    return _page(asked, partial(_summaries, connection, asked.bucket), lambda summary: summary.name)
+    return _page(asked, partial(_rows, SUMMARY, connection, asked.bucket), lambda summary: summary.name)
 
 
 def _page(
@@ -92,15 +97,7 @@ def _page(
 
 def list_objects(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
     """See `Metadata.list_objects`."""
-    return _rows(connection, bucket, start_of(prefix, "", after), prefix_end(utf8(prefix)), limit)
-
-
-def _rows(connection: Connection, bucket: str, start: Start, end: bytes | None, limit: int) -> list[ObjectRow]:
-    return read_objects(connection, bucket, *_walk(bucket, start, end, limit))
-
-
-def _summaries(connection: Connection, bucket: str, start: Start, end: bytes | None, limit: int) -> list[ObjectSummary]:
-    return read_summaries(connection, *_walk(bucket, start, end, limit))
+    return _rows(WHOLE, connection, bucket, start_of(prefix, "", after), prefix_end(utf8(prefix)), limit)
 
 
 def start_of(prefix: str, delimiter: str, after: str) -> Start:
@@ -119,12 +116,18 @@ def behind(folder: str) -> Start:
     return Start(end, itself=True)
 
 
-def _walk(bucket: str, start: Start, end: bytes | None, limit: int) -> tuple[RowsQuery, dict[str, Any]]:
-    """The query for the next rows, and its parameters."""
+def _rows(
+    shape: Shape[_Object], connection: Connection, bucket: str, start: Start, end: bytes | None, limit: int
+) -> list[_Object]:
     bounds: dict[str, Any] = {"in_bucket": bucket, "least": start.name, "rows_max": limit}
     if end is not None:
         bounds["end"] = end
-    return _WALKS[start.itself, end is not None], bounds
+    return _walk(shape, itself=start.itself, ends=end is not None).read(connection, bucket, bounds)
+
+
+@cache
+def _walk(shape: Shape[_Object], *, itself: bool, ends: bool) -> RowsQuery[_Object]:
+    return RowsQuery(shape, partial(_narrowed, itself=itself, ends=ends))
 
 
 def _narrowed(rows: Select[Any], *, itself: bool, ends: bool) -> Select[Any]:
@@ -136,13 +139,6 @@ def _narrowed(rows: Select[Any], *, itself: bool, ends: bool) -> Select[Any]:
         .limit(bindparam("rows_max"))
     )
     return found.where(_O.name < bindparam("end", type_=LargeBinary)) if ends else found
-
-
-_WALKS = {
-    (itself, ends): RowsQuery(partial(_narrowed, itself=itself, ends=ends))
-    for itself in (False, True)
-    for ends in (False, True)
-}
 
 
 def _name(entry: _Object | str, name_of: Callable[[_Object], str]) -> str:

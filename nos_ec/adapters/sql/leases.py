@@ -34,11 +34,9 @@ _NAMES = JsonRows("names", name=WRITER_BYTES_MAX)
 _LOCK_NAMED = looked_up(
     select(_L.name).join_from(_NAMES.table, LEASES, _L.name == _NAMES["name"]).with_for_update(of=LEASES), LEASES
 )
-_HOLD = (
-    select(_L.epoch)
-    .where(_L.name == bindparam("held", type_=_L.name.type), _L.epoch == bindparam("in_epoch"))
-    .with_for_update(read=True)
-)
+_IS = and_(_L.name == bindparam("held", type_=_L.name.type), _L.epoch == bindparam("in_epoch"))
+"""The condition that a row is a lease, with the parameters that `_of` makes."""
+_HOLD = select(_L.epoch).where(_IS).with_for_update(read=True)
 _FENCED = advance_block(BlockState.OPEN, BlockEvent.FENCE)
 _FENCE = (
     UpdateListed(BLOCKS)
@@ -102,7 +100,7 @@ def acquire_free(connection: Connection, names: Sequence[str], now_ms: int, ttl_
 def renew(connection: Connection, lease: Lease, now_ms: int, ttl_ms: int) -> Lease:
     """See `Metadata.renew_lease`."""
     expires_ms = now_ms + ttl_ms
-    if connection.execute(update(LEASES).where(_is(lease)).values(expires_ms=expires_ms)).rowcount == 0:
+    if connection.execute(update(LEASES).where(_IS).values(expires_ms=expires_ms), _of(lease)).rowcount == 0:
         raise _lost(lease)
     return Lease(lease.name, lease.epoch, expires_ms)
 
@@ -122,7 +120,7 @@ def release_all(connection: Connection, held: Sequence[Lease]) -> None:
     """See `Metadata.release_leases`."""
     # One by one, because planners would read all leases, or all blocks, if given several leases at once.
     for lease in sorted(held, key=lambda lease: lease.name):
-        connection.execute(delete(LEASES).where(_is(lease)))
+        connection.execute(delete(LEASES).where(_IS), _of(lease))
     for lease in held:
         _fence_blocks(connection, lease)
 
@@ -146,7 +144,7 @@ def begins_with(prefix: str) -> ColumnElement[bool]:
 
 def fence(connection: Connection, lease: Lease, now_ms: int) -> bool:
     """See `Metadata.fence_lease`."""
-    gone = connection.execute(delete(LEASES).where(_is(lease), _over(now_ms))).rowcount
+    gone = connection.execute(delete(LEASES).where(_IS, _over(now_ms)), _of(lease)).rowcount
     if gone:
         _fence_blocks(connection, lease)
     return bool(gone)
@@ -157,7 +155,7 @@ def require(connection: Connection, lease: Lease) -> None:
 
     The lock is shared, so that commits of one writer to several blocks do not wait for each other.
     """
-    if connection.execute(_HOLD, {"held": lease.name, "in_epoch": lease.epoch}).first() is None:
+    if connection.execute(_HOLD, _of(lease)).first() is None:
         raise _lost(lease)
 
 
@@ -167,8 +165,8 @@ def _over(now_ms: int) -> ColumnElement[bool]:
     return or_(_L.expires_ms <= now_ms, _L.expires_ms > now_ms + LEASE_MS_MAX)
 
 
-def _is(lease: Lease) -> ColumnElement[bool]:
-    return and_(_L.name == lease.name, _L.epoch == lease.epoch)
+def _of(lease: Lease) -> dict[str, str | int]:
+    return {"held": lease.name, "in_epoch": lease.epoch}
 
 
 def _among(held: Sequence[Lease]) -> ColumnElement[bool]:

@@ -12,7 +12,6 @@ several parts get one object. With delegation, every method would be listed twic
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 
 from nos_ec.adapters.sql import (
@@ -155,7 +154,7 @@ class _SqlObjects(SqlPart):
     ) -> EntryPage[ObjectRow]:
         """See the port."""
         return self._read(
-            entries.list_entries, entries.Asked(bucket, prefix, delimiter, after, limit, _end_s(budget_ms))
+            entries.list_entries, entries.Asked(bucket, prefix, delimiter, after, limit, entries.end_of(budget_ms))
         )
 
     def list_summaries(
@@ -163,7 +162,7 @@ class _SqlObjects(SqlPart):
     ) -> EntryPage[ObjectSummary]:
         """See the port."""
         return self._read(
-            entries.list_summaries, entries.Asked(bucket, prefix, delimiter, after, limit, _end_s(budget_ms))
+            entries.list_summaries, entries.Asked(bucket, prefix, delimiter, after, limit, entries.end_of(budget_ms))
         )
 
     def list_buckets(self, after: str, limit: int) -> list[str]:
@@ -554,7 +553,3 @@ class SqlMetadata(
 def _conforms_to_port(store: SqlMetadata) -> Metadata:
     """For mypy alone: it fails when a signature here no longer fits the port."""
     return store
-
-
-def _end_s(budget_ms: int) -> float:
-    return time.monotonic() + budget_ms / 1000

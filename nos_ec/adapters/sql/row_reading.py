@@ -7,11 +7,12 @@ joins those of a row into one string of bytes, as for a single look-up (look_up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from sqlalchemy import ColumnClause, Connection, Select, literal_column, select
+from sqlalchemy import ColumnClause, ColumnElement, Connection, Select, literal_column, select
 
 from nos_ec.adapters.sql.rows import OBJECT_COLUMNS, object_row
 from nos_ec.adapters.sql.schema import ID_BYTES, OBJECTS
@@ -20,6 +21,7 @@ from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.ports.metadata import ObjectRow, ObjectSummary, summary
 
+_Read = TypeVar("_Read")
 _NO_ID = f"x'{bytes(ID_BYTES).hex()}'"
 _JOINED: ColumnClause[bytes] = literal_column(
     f"CONCAT(md5, COALESCE(landing_id, {_NO_ID}), COALESCE(block_id, {_NO_ID}),"
@@ -34,63 +36,7 @@ _SUMMARY_COLUMNS = (OBJECTS.c.name, OBJECTS.c.size, OBJECTS.c.md5, OBJECTS.c.cre
 _STATES = {state.value.encode(): state for state in ObjectState}
 
 
-class RowsQuery:
-    """A query of rows. `narrowed` makes a select of `objects` choose them. Keep a query that is asked again and
-    again with other parameters: to build one takes as long as to read ten rows."""
-
-    def __init__(self, narrowed: Callable[[Select[Any]], Select[Any]]) -> None:
-        self._narrowed = narrowed
-
-    @cached_property
-    def joined(self) -> Select[Any]:
-        """With one column."""
-        return self._narrowed(select(_JOINED))
-
-    @cached_property
-    def columns(self) -> Select[Any]:
-        """With a column for each value."""
-        return self._narrowed(select(*OBJECT_COLUMNS))
-
-    @cached_property
-    def joined_summaries(self) -> Select[Any]:
-        """As `joined`, only what a summary tells."""
-        return self._narrowed(select(_SUMMARY_JOINED))
-
-    @cached_property
-    def summaries(self) -> Select[Any]:
-        """As `columns`, likewise."""
-        return self._narrowed(select(*_SUMMARY_COLUMNS))
-
-
-def read_objects(
-    connection: Connection, bucket: str, query: RowsQuery, parameters: Mapping[str, Any] | None = None
-) -> list[ObjectRow]:
-    """The rows that the query finds, all of this bucket. Raises Corrupt for a damaged row."""
-    if connection.dialect.name != "sqlite":
-        try:
-            return [
-                _object_row(bucket, joined) for joined in connection.execute(query.joined, parameters).scalars().all()
-            ]
-        except (ValueError, KeyError, InvalidInput):
-            pass  # a row is damaged: read column by column, which tells which one
-    return [object_row(row) for row in connection.execute(query.columns, parameters)]
-
-
-def read_summaries(
-    connection: Connection, query: RowsQuery, parameters: Mapping[str, Any] | None = None
-) -> list[ObjectSummary]:
-    """Summaries of the rows that the query finds: a third of the work. Raises Corrupt for a damaged row."""
-    if connection.dialect.name != "sqlite":
-        try:
-            return [
-                _summary(joined) for joined in connection.execute(query.joined_summaries, parameters).scalars().all()
-            ]
-        except ValueError:
-            pass  # as above
-    return [summary(*row) for row in connection.execute(query.summaries, parameters)]
-
-
-def _summary(joined: bytes) -> ObjectSummary:
+def _summary(_bucket: str, joined: bytes) -> ObjectSummary:
     size, created_ms, attributes, name = joined[ID_BYTES:].split(b" ", 3)
     told = bytes.fromhex(attributes.decode()) if attributes else b""
     return summary(name.decode(), int(size), joined[:ID_BYTES], int(created_ms), told)
@@ -115,3 +61,47 @@ def _object_row(bucket: str, joined: bytes) -> ObjectRow:
         created_ms=int(created_ms),
         attributes=bytes.fromhex(attributes.decode()) if attributes else b"",
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape(Generic[_Read]):
+    """What is read of a row. of_joined: makes it of the bucket and the one column `joined`, and raises ValueError,
+    KeyError or InvalidInput for a damaged row; of_columns: of `columns`, and raises Corrupt."""
+
+    joined: ColumnClause[bytes]
+    of_joined: Callable[[str, bytes], _Read]
+    columns: Sequence[ColumnElement[Any]]
+    of_columns: Callable[[Sequence[Any]], _Read]
+
+
+WHOLE = Shape(_JOINED, _object_row, OBJECT_COLUMNS, object_row)
+SUMMARY = Shape(_SUMMARY_JOINED, _summary, _SUMMARY_COLUMNS, lambda row: summary(*row))
+"""What listings tell: a third of the work."""
+
+
+class RowsQuery(Generic[_Read]):
+    """A query of rows. `narrowed` makes a select of `objects` choose them. Keep a query that is asked again and
+    again with other parameters: to build one takes as long as to read ten rows."""
+
+    def __init__(self, shape: Shape[_Read], narrowed: Callable[[Select[Any]], Select[Any]]) -> None:
+        self._shape = shape
+        self._narrowed = narrowed
+
+    @cached_property
+    def _joined(self) -> Select[Any]:
+        return self._narrowed(select(self._shape.joined))
+
+    @cached_property
+    def _columns(self) -> Select[Any]:
+        return self._narrowed(select(*self._shape.columns))
+
+    def read(self, connection: Connection, bucket: str, parameters: Mapping[str, Any]) -> list[_Read]:
+        """What is read of the rows that the query finds, all of this bucket. Raises Corrupt for a damaged row."""
+        shape = self._shape
+        if connection.dialect.name != "sqlite":
+            try:
+                found = connection.execute(self._joined, parameters).scalars().all()
+                return [shape.of_joined(bucket, joined) for joined in found]
+            except (ValueError, KeyError, InvalidInput):
+                pass  # a row is damaged: read column by column, which tells which one
+        return [shape.of_columns(row) for row in connection.execute(self._columns, parameters)]

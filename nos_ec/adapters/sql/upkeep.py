@@ -4,7 +4,6 @@ access keys, uploads, versions, inspection, repairs, explanations, scrubbing, re
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 
 from nos_ec.adapters.sql import (
@@ -19,6 +18,7 @@ from nos_ec.adapters.sql import (
     uploads,
     versions,
 )
+from nos_ec.adapters.sql.entries import end_of
 from nos_ec.adapters.sql.part import SqlPart
 from nos_ec.core.errors import NosError
 from nos_ec.core.geometry import Geometry
@@ -196,10 +196,8 @@ class SqlVersions(SqlPart):
         self, bucket: str, prefix: str, delimiter: str, after: tuple[str, int | None], limit: int, budget_ms: int
     ) -> VersionPage:
         """See the port."""
-        end_s = time.monotonic() + budget_ms / 1000
-        return self._read(
-            versions.list_versions, bucket, prefix, delimiter, after, limit, lambda: time.monotonic() >= end_s
-        )
+        end_s = end_of(budget_ms)
+        return self._read(versions.list_versions, bucket, prefix, delimiter, after, limit, end_s)
 
     def delete_versions(
         self, deletions: Sequence[VersionDeletion], now_ms: int, until_ms: int | None = None

@@ -14,7 +14,8 @@ What is done to one key is done one after the other, although a key without a cu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -352,9 +353,10 @@ def list_versions(
     delimiter: str,
     after: tuple[str, int | None],
     limit: int,
-    is_late: Callable[[], bool],
+    end_s: float,
 ) -> VersionPage:
-    """See `Versions.list_versions`. Walks as `entries.list_entries` does, along both tables at once."""
+    """See `Versions.list_versions`. Walks as `entries.list_entries` does, along both tables at once. end_s: when the
+    time for the page is over (time.monotonic)."""
     found: list[VersionEntry | str] = []
     name, version = after
     start, end = start_of(prefix, delimiter, name), prefix_end(utf8(prefix))
@@ -384,7 +386,7 @@ def list_versions(
         else:
             start, rank = behind(folder), None
         rows_max = rows_max * GROWTH if folder is None else FIRST_ROWS
-        if len(found) <= limit and is_late():
+        if len(found) <= limit and time.monotonic() >= end_s:
             return VersionPage(found, _after(found[-1]))
     return VersionPage(found[:limit], _after(found[limit - 1]) if len(found) > limit else None)
 
