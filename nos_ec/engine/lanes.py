@@ -61,8 +61,9 @@ class Lanes:
 
     @property
     def full(self) -> bool:
-        """True when another `submit` might block."""
-        return self._plans.full()
+        """True when two plans per lane are pending: `submit` might block, or results should be collected first. Groups
+        may fail faster than they are planned, so results that nobody has seen yet count too."""
+        return self._pending >= 2 * self.count
 
     def submit(self, plan: GroupPlan[Packable]) -> None:
         """Hand a plan to the next free lane. Waits until there is room."""
