@@ -41,15 +41,16 @@ class SegmentSeal:
             self.release_unless_known(segment)
         return end
 
-    def release_unless_known(self, segment: SegmentId) -> None:
-        """Give back a segment that came into being after the trimmer had given it back. One with a row that is not
-        DOOMED is the trimmer's. The caller knows that none of its PUTs was acknowledged. Raises Transient,
-        ConfigError."""
+    def release_unless_known(self, segment: SegmentId) -> bool:
+        """Give back a segment that came into being after the trimmer had given it back, or that might. One with a row
+        that is not DOOMED is the trimmer's. The caller knows that none of its PUTs was acknowledged. Returns whether it
+        is given back. Raises Transient, ConfigError."""
         row = self._metadata.landing_segment(segment)
         if row is not None and row.state is not SegmentState.DOOMED:
-            return
-        why = "it came into being after it had been given back, and holds nothing that was acknowledged"
+            return False
+        why = "others have given it back before, and it holds nothing that was acknowledged"
         self._trail.record(segments_released([segment], {}, why))
         for error in self._medium.release([segment]).values():
             raise error
         kill_point("segment_seal.released")
+        return True

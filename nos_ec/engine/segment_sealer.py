@@ -108,7 +108,7 @@ class SegmentSealer:
         with self._lock:
             footer = segment.footer(self._take_lsns(1), now_ms, self._randomness(NONCE_SIZE))
         try:
-            end = self._in_medium.seal(segment.id, footer, segment.records)
+            end = 0 if self._is_gone(segment) else self._in_medium.seal(segment.id, footer, segment.records)
         except NosError as error:
             _log.warning("landing segment not sealed; trying again", segment=segment.id.hex(), error=str(error))
             with self._lock:
@@ -117,6 +117,11 @@ class SegmentSealer:
         kill_point("landing_log.sealed_in_medium")
         with self._lock:
             segment.sealed(end)
+
+    def _is_gone(self, segment: LogSegment) -> bool:
+        """Whether others have given back a segment in which nothing has landed. Its seal might create it anew, and if
+        the metadata failed then, nobody would give it back. Raises Transient, ConfigError."""
+        return not segment.records and self._in_medium.release_unless_known(segment.id)
 
     def give_back(self) -> None:
         """Give back segments of a lost lease that came into being too late: those that have no row, and hold no PUT

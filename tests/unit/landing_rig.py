@@ -91,7 +91,7 @@ class Rig:
 
     def seal(self, segment: SegmentId) -> int:
         try:
-            return self.medium.seal(segment, None, 0)
+            return self.medium.reopened().seal(segment, None, 0)
         except NotFound:
             return 0
 

@@ -228,6 +228,22 @@ def test_giving_back_what_was_begun_late_is_tried_again(joined: Rig) -> None:
     assert not joined.log._sealer.is_due()
 
 
+@pytest.mark.parametrize("call", ["landing_segment", "release"])
+def test_the_end_of_a_log_that_was_overtaken_leaves_nothing_behind(joined: Rig, call: str) -> None:
+    """Nobody would look for a sealed, empty segment without a row."""
+
+    def fails_once(segment: SegmentId) -> None:
+        joined.medium.on_append = lambda segment: None
+        raise Transient("time-out")
+
+    joined.medium.on_append = fails_once
+    joined.land(copies(100))
+    others_give_back_all(joined)
+    joined.faults.before[call] += [Transient("away")]
+    joined.log.close()
+    assert list(joined.medium.segments()) == []
+
+
 def test_acknowledged_puts_are_not_given_back_with_a_lost_lease(joined: Rig) -> None:
     """Somebody has restored older metadata under a running process: its segments have no rows, but are needed."""
     ids = joined.put(copies(100))
