@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -24,6 +23,7 @@ from nos_ec.gateway.record import CLIENT_CLOSED, Record
 from nos_ec.gateway.reply import Reply
 from nos_ec.gateway.service import Service
 from nos_ec.gateway.tally import Tally
+from nos_ec.gateway.workers import Workers
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request
 
@@ -89,16 +89,16 @@ class App:
     def __init__(
         self,
         service: Service,
-        executor: Executor,
-        uploads: Executor,
+        workers: Workers,
+        uploads: Workers,
         new_id: Callable[[], str],
         options: AppOptions,
         tally: Tally,
     ) -> None:
-        """uploads: serves the requests whose bodies are read while they are served, so that slow ones hold up no
+        """uploads: serve the requests whose bodies are read while they are served, so that slow ones hold up no
         others."""
         self._service = service
-        self._executor = executor
+        self._workers = workers
         self._uploads = uploads
         self._new_id = new_id
         self._options = options
@@ -152,8 +152,8 @@ class App:
             body.end()
         elif is_small:
             await body.fetch_all()
-        pool = self._uploads if has_body and not is_small else self._executor
-        return await asyncio.get_running_loop().run_in_executor(pool, self._service.answer, request, body, record)
+        workers = self._uploads if has_body and not is_small else self._workers
+        return await workers.run(self._service.answer, request, body, record)
 
     async def _send(self, reply: Reply, body: _Body, way: _Way, *, closes: bool) -> None:
         headers = [(name.encode("latin-1"), _encoded(value)) for name, value in reply.headers.items()]
@@ -172,10 +172,9 @@ class App:
         await self._send_pieces(reply.body, way)
 
     async def _send_pieces(self, pieces: Iterator[bytes], way: _Way) -> None:
-        loop = asyncio.get_running_loop()
         gone = asyncio.ensure_future(_disconnected(way.receive))
         try:
-            while piece := await loop.run_in_executor(self._executor, _next, pieces):
+            while piece := await self._workers.run(_next, pieces):
                 if gone.done():
                     raise _ClientGone
                 await way.send_piece(piece)
@@ -188,7 +187,7 @@ class App:
             way.connection.abort()
         finally:
             gone.cancel()
-            await loop.run_in_executor(self._executor, _close, pieces)
+            await self._workers.run(_close, pieces)
 
 
 class _ClientGone(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from types import TracebackType
 
@@ -32,6 +31,7 @@ from nos_ec.gateway.public_access import PublicAccessOperations
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.gateway.service import Service
 from nos_ec.gateway.tally import Tally
+from nos_ec.gateway.workers import Workers
 from nos_ec.monitoring.web_server import WebServer, listening
 from nos_ec.ports.clock import Beat, unwatched
 from nos_ec.settings import S3Settings
@@ -94,10 +94,10 @@ class GatewayServer(WebServer):
         options = AppOptions(settings.body_wait_ms / 1000, settings.requests_max, settings.access_log, proxies)
         self.tally = Tally()
         self.certificate = certificate
-        self._executor = ThreadPoolExecutor(settings.threads, "s3")
-        self._uploads = ThreadPoolExecutor(settings.threads, "s3-upload")
+        self._workers = Workers(settings.threads, "s3")
+        self._uploads = Workers(settings.threads, "s3-upload")
         super().__init__(
-            App(service, self._executor, self._uploads, new_id, options, self.tally),
+            App(service, self._workers, self._uploads, new_id, options, self.tally),
             "s3",
             listener,
             stop_wait_s=STOP_WAIT_S,
@@ -117,5 +117,5 @@ class GatewayServer(WebServer):
     ) -> None:
         """Also ends the threads."""
         super().__exit__(kind, error, trace)
-        for pool in (self._executor, self._uploads):
-            pool.shutdown(wait=True, cancel_futures=True)
+        for workers in (self._workers, self._uploads):
+            workers.close()

@@ -7,7 +7,6 @@ import http.client
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -20,6 +19,7 @@ from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.store import Store
 from nos_ec.gateway.http_protocol import GatewayProtocol
 from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
+from nos_ec.gateway.workers import Workers
 from nos_ec.ports.metadata import KeyState, Rights
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
@@ -543,15 +543,14 @@ def test_a_reader_that_goes_away_ends_the_reading(
 def test_a_small_object_takes_one_turn_of_a_thread(gateway: Gateway, ann: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each turn costs as much as a third of the reading."""
     turns: list[object] = []
-    submit = ThreadPoolExecutor.submit
+    run = Workers.run
 
-    def counting(pool: ThreadPoolExecutor, *call: Any, **arguments: Any) -> Any:
-        if pool._thread_name_prefix == "s3":
-            turns.append(call[0])
-        return submit(pool, *call, **arguments)
+    def counting(workers: Workers, *call: Any) -> Any:
+        turns.append(call[0])
+        return run(workers, *call)
 
     ann.put_object(Bucket="photos", Key="k", Body=b"hello")
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", counting)
+    monkeypatch.setattr(Workers, "run", counting)
     assert ann.get_object(Bucket="photos", Key="k")["Body"].read() == b"hello"
     assert len(turns) == 1
 

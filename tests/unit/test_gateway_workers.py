@@ -1,0 +1,143 @@
+"""Threads that run calls for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+
+from nos_ec.gateway.workers import Workers
+
+WAIT_S_MAX = 30.0
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    made = Workers(2, "tested")
+    yield made
+    made.close()
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return uvloop.run(asyncio.wait_for(coroutine, WAIT_S_MAX))
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("tested-")]
+
+
+def test_what_calls_return_and_raise(workers: Workers) -> None:
+    async def main() -> None:
+        assert await workers.run(divmod, 17, 5) == (3, 2)
+        with pytest.raises(ZeroDivisionError):
+            await workers.run(divmod, 17, 0)
+        with pytest.raises(SystemExit):
+            await workers.run(exit)
+        assert await workers.run(divmod, 1, 1) == (1, 0), "the thread has survived it"
+
+    run(main())
+
+
+def test_no_more_threads_than_calls_and_than_allowed(workers: Workers) -> None:
+    go_on, begun = threading.Event(), threading.Semaphore(0)
+
+    def wait() -> str:
+        begun.release()
+        assert go_on.wait(WAIT_S_MAX)
+        return threading.current_thread().name
+
+    async def main() -> None:
+        for _ in range(3):
+            assert await workers.run(int) == 0
+        assert len(threads()) == 1
+        calls = [workers.run(wait) for _ in range(5)]
+        for _ in range(2):
+            assert begun.acquire(timeout=WAIT_S_MAX)
+        assert len(threads()) == 2
+        assert not begun.acquire(blocking=False)
+        go_on.set()
+        assert set(await asyncio.gather(*calls)) <= {"tested-0", "tested-1"}
+
+    run(main())
+    workers.close()
+    assert threads() == []
+
+
+def test_a_call_that_is_cancelled_before_its_turn_is_not_run(workers: Workers) -> None:
+    go_on, ran = threading.Event(), list[int]()
+
+    async def main() -> None:
+        busy = [workers.run(go_on.wait, WAIT_S_MAX) for _ in range(2)]
+        cancelled, kept = workers.run(ran.append, 1), workers.run(ran.append, 2)
+        cancelled.cancel()
+        go_on.set()
+        await asyncio.gather(*busy, kept)
+
+    run(main())
+    assert ran == [2]
+
+
+def test_a_call_that_is_cancelled_while_it_runs_ends_without_a_word(workers: Workers) -> None:
+    go_on, begun = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(WAIT_S_MAX)
+
+    async def main() -> None:
+        call = workers.run(wait)
+        assert begun.wait(WAIT_S_MAX)
+        call.cancel()
+        go_on.set()
+        for _ in range(3):
+            await workers.run(int)
+        assert call.cancelled()
+
+    run(main())
+
+
+def test_closing_drops_what_waits_and_lets_end_what_runs() -> None:
+    """Also when the loop has ended."""
+    workers = Workers(1, "tested")
+    go_on, begun, ran = threading.Event(), threading.Event(), list[int]()
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(WAIT_S_MAX)
+        ran.append(1)
+
+    async def main() -> None:
+        workers.run(wait)
+        assert begun.wait(WAIT_S_MAX)
+        workers.run(ran.append, 2)
+
+    run(main())
+    threading.Timer(0.1, go_on.set).start()
+    workers.close()
+    assert ran == [1]
+    assert threads() == []
+
+
+def test_answers_are_not_kept(workers: Workers) -> None:
+    """A thread that waits for the next call holds no memory of the last one."""
+
+    class Answer:
+        pass
+
+    async def main() -> None:
+        gone = weakref.ref(await workers.run(Answer))
+        await asyncio.sleep(0)
+        for _ in range(100):
+            gc.collect()
+            if gone() is None:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("the answer is still in memory")
+
+    run(main())
