@@ -96,11 +96,13 @@ class BucketAccess:
 
     def rights_of(self, account: str | None, *, with_acl: bool = True) -> Rights:
         """What an account may do, or anybody for None. with_acl: also by the ACL of the bucket."""
+        if account is not None and account in (ROOT_ACCOUNT, self.row.owner):
+            return EVERYTHING
         found = bucket_rights(self.effective(self.acl), account) if with_acl else Rights.NONE
         if account is None:
             return found
         found |= self.grants.get(account, Rights.NONE)
-        return EVERYTHING if account in (ROOT_ACCOUNT, self.row.owner) or Rights.OWNER in found else found
+        return EVERYTHING if Rights.OWNER in found else found
 
 
 def no_bucket(name: str) -> S3Error:

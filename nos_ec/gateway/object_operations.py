@@ -111,7 +111,7 @@ class ObjectOperations:
         request = call.request
         headers = headers_of(row, attributes, with_checksum=request.header("x-amz-checksum-mode") == "ENABLED")
         headers |= self.expiry_headers(row, attributes) | version_headers(call.versioning, row)
-        for name in _OVERRIDABLE:
+        for name in _OVERRIDABLE if request.query else ():
             value = request.parameter(f"response-{name}")
             if value is not None:
                 if call.account is None:

@@ -12,6 +12,7 @@ already (nos_ec.s3.hoisted).
 from __future__ import annotations
 
 from enum import Enum
+from functools import cache
 
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.hoisted import is_presigned
@@ -273,7 +274,7 @@ def operation_of(request: Request, bucket: str | None, key: str | None) -> str:
     name = _name_of(request, _place(bucket, key))
     if name not in SERVED and name != POST_FORM:
         raise S3Error("NotImplemented", f"{name} is not supported.")
-    for parameter in parameters_of(name):
+    for parameter in parameters_of(name) & request.query.keys():
         request.parameter(parameter)
     check_version_id(request.parameter("versionId"))
     if name in _NO_VERSION and "versionId" in request.query:
@@ -285,6 +286,7 @@ def operation_of(request: Request, bucket: str | None, key: str | None) -> str:
     return name
 
 
+@cache
 def parameters_of(operation: str) -> frozenset[str]:
     """The query parameters that an operation looks at, each of which may be sent once."""
     return frozenset(_PARAMETERS.get(operation, "").split()) | {"versionId"}
