@@ -540,8 +540,8 @@ STORE_PLACEMENT_GROUPS = _gauge(
     "store_placement_groups",
     STORE,
     "Placement groups of the pool of blocks and of that of landing copies, each in one state: complete, degraded (its"
-    " OSDs are there, but some data is not), undersized (an OSD is missing) or inactive (operations wait). Only on"
-    " Ceph, and absent while the monitors have not answered for a minute.",
+    " OSDs are there, but some data is not), undersized (an OSD is missing) or inactive (operations wait, longer than a"
+    " group needs to peer). Only on Ceph, and absent while the monitors have not answered for a minute.",
     "All but complete should be 0. See `ceph health detail`; replace the lost OSD before others of the group fail.",
     "holds",
     "state",

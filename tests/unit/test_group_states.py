@@ -94,6 +94,29 @@ def test_each_state_of_each_pool_is_counted(monitors: Monitors, states: GroupSta
     assert samples["landing", "inactive"] == 0
 
 
+def test_a_group_that_peers_for_a_moment_counts_as_before(monitors: Monitors, states: GroupStates) -> None:
+    """Ceph moves groups all the time, and an alert for each of them would wake somebody."""
+    before = states.states()
+    for peering in ("peering", "remapped+peering"):
+        monitors.groups |= {"5.0": peering, "5.1f": peering}
+        assert states.states() == before
+        monitors.groups |= {"5.0": "active+clean", "5.1f": "active+undersized+degraded"}
+        assert states.states() == before
+    monitors.groups |= {"5.0": "down", "6.0": "peering"}
+    assert states.states() == before
+    monitors.groups["6.0"] = "active+clean"
+    assert states.states() == {"blocks": counts(undersized=1, inactive=1), "landing": counts(complete=1)}
+    monitors.groups["5.0"] = "active+clean"
+    assert states.states() == before
+
+
+def test_a_group_that_was_never_active_is_inactive_at_once(monitors: Monitors, states: GroupStates) -> None:
+    monitors.groups = {"5.0": "unknown", "6.0": "active+clean"}
+    assert states.states()["blocks"] == counts(inactive=1)
+    monitors.groups["5.1"] = "creating+peering"
+    assert states.states()["blocks"] == counts(inactive=2)
+
+
 def test_nobody_asks_until_somebody_wants_to_know_and_then_not_too_often(monitors: Monitors) -> None:
     states = GroupStates(cast(RadosCluster, monitors), POOLS)
     assert monitors.asked == 0

@@ -3,6 +3,10 @@
 The OSDs decode and recover without telling their clients, so this is how a lost OSD shows. A separate thread asks, at
 most once per STALE_AFTER_S and only while somebody wants to know: a process whose metrics are not scraped sends
 nothing. Nobody waits for a monitor that hangs.
+
+While Ceph moves groups between OSDs, each is inactive for a moment, when it peers. Operations hardly notice, but in a
+cluster that rebalances there is often one such group. So a group that was active counts as it did before until it is
+inactive in two answers in a row.
 """
 
 from __future__ import annotations
@@ -42,6 +46,8 @@ class GroupStates:
         self._pools = pools
         self._changed = threading.Condition()
         self._states: States | None = None
+        self._of_groups: dict[str, dict[int, GroupState]] = {}
+        """The state of each group in the last answer, by what its pool holds. Only the thread that asks uses it."""
         self._answered_s = self._ask_from_s = 0.0
         self._asking: threading.Thread | None = None
         self._failure: NosError | None = None
@@ -75,7 +81,7 @@ class GroupStates:
         states, failure = None, None
         try:
             brief = self._cluster.command("pg dump", dumpcontents=["pgs_brief"])
-            states = {what: self._count(brief, name) for what, name in self._pools.items()}
+            states = {what: self._count(brief, what) for what in self._pools}
         except NosError as error:
             failure = error
         except Exception as error:
@@ -91,7 +97,11 @@ class GroupStates:
             self._asking = None
             self._changed.notify_all()
 
-    def _count(self, brief: object, pool_name: str) -> dict[GroupState, int]:
-        groups = with_groups(ClusterMap(1, 1), brief, self._cluster.pool_id(pool_name)).groups
-        found = Counter(group_state(group) for group in groups.values())
+    def _count(self, brief: object, what: str) -> dict[GroupState, int]:
+        groups = with_groups(ClusterMap(1, 1), brief, self._cluster.pool_id(self._pools[what])).groups
+        before = self._of_groups.get(what, {})
+        now = self._of_groups[what] = {number: group_state(group) for number, group in groups.items()}
+        found = Counter(
+            before.get(number, state) if state is GroupState.INACTIVE else state for number, state in now.items()
+        )
         return {state: found[state] for state in GroupState}
