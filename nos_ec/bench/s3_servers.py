@@ -45,9 +45,10 @@ class Server:
 # --- gateways of nos_ec ---------------------------------------------------------------------------
 @contextmanager
 def gateways(settings: Settings, folder: Path, count: int) -> Iterator[Server]:
-    """Yield `count` processes of `nos-ec s3 serve` on free ports. folder: for their configuration, which has secrets
-    and which only its owner may read. Raises Transient when one does not start."""
-    s3 = settings.s3.model_copy(update={"host": "127.0.0.1", "port": 0, "access_cache_ms": 2000})
+    """Yield `count` processes of `nos-ec s3 serve` on free ports, whatever `s3.processes` says: CPU time of children
+    would not be counted. folder: for their configuration, which has secrets and which only its owner may read. Raises
+    Transient when one does not start."""
+    s3 = settings.s3.model_copy(update={"host": "127.0.0.1", "port": 0, "processes": 1, "access_cache_ms": 2000})
     config = folder / "gateway.toml"
     write_settings(settings.model_copy(update={"s3": s3}), config)
     environment = without_settings(os.environ) | {"NOS_EC_S3__MASTER_KEY": os.urandom(32).hex()}
