@@ -19,7 +19,6 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
     run: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -40,14 +39,13 @@ class Workers:
     def run(self, call: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
         """Run a call when a thread is free. The future has what it returns or raises. A call whose future is cancelled
         before its turn comes is not run."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[_T] = loop.create_future()
+        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._under_way += 1
         if len(self._threads) < min(self._under_way, self._count):
             thread = Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._calls.put(_Call(loop, future, call, arguments))
+        self._calls.put(_Call(future, call, arguments))
         return future
 
     def close(self) -> None:
@@ -73,7 +71,7 @@ class Workers:
             except BaseException as raised:
                 error = raised
         with suppress(RuntimeError):  # the loop has ended
-            call.loop.call_soon_threadsafe(self._end, call.future, result, error)
+            call.future.get_loop().call_soon_threadsafe(self._end, call.future, result, error)
 
     def _end(self, future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
         self._under_way -= 1
