@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from threading import Event
 
 from nos_ec.core.attributes import decode_attributes
 from nos_ec.core.conditions import Condition
@@ -32,6 +33,7 @@ from nos_ec.core.parts import (
     require_room,
 )
 from nos_ec.core.versions import Versioning
+from nos_ec.engine.parking import BackOff
 from nos_ec.engine.store import Store
 from nos_ec.engine.streams import ByteStream
 from nos_ec.ports.clock import Clock
@@ -40,6 +42,8 @@ from nos_ec.ports.metadata import Completes, Metadata, ObjectRow, PartOf, Upload
 PAGE_PARTS = 1000
 COMPLETE_TRIES = 10
 """Each further try means that a part was stored during the previous one."""
+COMPLETE_BACK_OFF = BackOff(first_ms=20, max_ms=2000)
+"""Between tries, about 6 s in all: what was about to store parts has time to come to an end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +122,15 @@ class MultipartUploads:
         versioning: Versioning | None = None,
     ) -> ObjectRow:
         """Make one object of the parts, durably. choose: given all parts, returns those that the object is to have, at
-        least one, in ascending order of their numbers, and its attributes; what it raises is raised. It is asked again
-        if another part was stored meanwhile. The parts that it does not choose are deleted.
+        least one, in ascending order of their numbers, and its attributes; what it raises is raised. It is asked again,
+        after a wait, if another part was stored meanwhile. The parts that it does not choose are deleted.
 
         Raises NoSuchUpload, PreconditionFailed or NotFound (the condition does not hold), InvalidInput (too many
         attributes), NoSpace, Transient.
         """
-        for _ in range(COMPLETE_TRIES):
+        for tries in range(COMPLETE_TRIES):
+            if tries:
+                self._clock.wait(Event(), COMPLETE_BACK_OFF.wait_ms(tries))
             current = self.find_open(upload.upload_id, upload.key)
             stored = list(self.all_parts(current))
             chosen, attributes = choose(stored)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import random
 import threading
+from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
@@ -19,8 +20,9 @@ from nos_ec.core.errors import InvalidInput, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import UploadId, parts_bucket
 from nos_ec.engine.store import Store
-from nos_ec.engine.uploads import MultipartUploads
+from nos_ec.engine.uploads import COMPLETE_TRIES, MultipartUploads, StoredPart
 from nos_ec.ports.metadata import ObjectRow
+from nos_ec.testing.clock import FakeClock
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
 
@@ -327,6 +329,29 @@ def test_parts_at_the_same_time_as_a_completion(ann: Any, gateway: Gateway) -> N
             thread.join()
         assert set(stored) <= {"NoSuchUpload"}, attempt
         assert ann.get_object(Bucket="photos", Key="k")["Body"].read() == b"first"
+
+
+def test_a_completion_waits_longer_and_longer_for_parts(gateway: Gateway, ann: Any) -> None:
+    upload_id, _ = begun(ann, "k", {1: b"first"})
+    uploads = multipart_uploads(gateway.system)
+    uploads._clock = clock = FakeClock(began_ms := gateway.system.clock.now_ms())
+    upload = uploads.find_open(UploadId(bytes.fromhex(upload_id)), ObjectKey("photos", "k"))
+    tries_ms: list[int] = []
+
+    def choose(parts: Sequence[StoredPart]) -> tuple[Sequence[StoredPart], dict[str, str]]:
+        tries_ms.append(clock.now_ms() - began_ms)
+        if len(tries_ms) != last:
+            uploads.put_part(upload, 1, BytesIO(b"again"), b"")
+        return parts, {}
+
+    last = 0
+    with pytest.raises(Transient, match="again and again"):
+        uploads.complete(upload, choose)
+    assert tries_ms == [0, 20, 60, 140, 300, 620, 1260, 2540, 4540, 6540]
+    tries_ms.clear()
+    last = COMPLETE_TRIES
+    assert uploads.complete(upload, choose).composition is not None
+    assert ann.get_object(Bucket="photos", Key="k")["Body"].read() == b"again"
 
 
 def test_several_complete_an_upload_at_once(gateway: Gateway, ann: Any) -> None:
