@@ -93,6 +93,9 @@ class LogRecovery:
         return [row.segment for row in open_ones if (f"{LEASE_PREFIX}{log_of(row.segment)}", row.epoch) not in held]
 
     def _seal(self, segment: SegmentId) -> bool:
+        if not self._is_open(segment):
+            self.parked.release(segment)
+            return False
         try:
             end = self._in_medium.seal(segment)
         except Transient as error:
@@ -110,3 +113,13 @@ class LogRecovery:
         self.parked.release(segment)
         _log.info("landing segment of a dead process sealed", segment=segment.hex(), end=end)
         return True
+
+    def _is_open(self, segment: SegmentId) -> bool:
+        """Whether the segment still waits for its seal. If others have sealed it meanwhile, given it back and forgotten
+        it, a seal might create it anew, and if the metadata failed then, nobody would give it back."""
+        try:
+            row = self._metadata.landing_segment(segment)
+        except Transient as error:
+            self.parked.park(segment, error)
+            raise
+        return row is not None and row.state is SegmentState.OPEN

@@ -374,6 +374,41 @@ def test_an_orphan_whose_row_is_locked_fails_one_run(log: Log, monkeypatch: pyte
     assert len(log.recovery.parked) == 0
 
 
+@pytest.mark.parametrize("trimmed", [False, True], ids=["sealed", "forgotten"])
+def test_an_orphan_that_another_process_has_sealed_meanwhile_is_left_alone(
+    log: Log, monkeypatch: pytest.MonkeyPatch, trimmed: bool
+) -> None:
+    """A seal might create it anew, which nobody would give back if the metadata failed right then."""
+    segment, _ = log.segment(created=False)
+    log.die()
+    other = LogRecovery(log.metadata, log.medium, log.clock)
+
+    def overtaken(_rest_ms: int) -> None:
+        assert other.run_once(unwatched, fenced=True) == 1
+        if trimmed:
+            assert log.trimmer.run_once().released == 1
+        monkeypatch.setattr(log.medium, "seal", failing)
+
+    assert log.recovery.run_once(overtaken, fenced=True) == 0
+    assert len(log.recovery.parked) == 0
+    assert trimmed or log.state(segment) is SegmentState.SEALED
+
+
+def test_an_orphan_whose_row_cannot_be_looked_up_is_sealed_by_the_next_run(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment, _ = log.segment()
+    log.die()
+    with monkeypatch.context() as patched:
+        patched.setattr(log.metadata, "landing_segment", failing)
+        with pytest.raises(Transient, match="away"):
+            log.recovery.run_once(unwatched, fenced=True)
+    assert log.recovery.run_once(unwatched, fenced=False) == 0
+    log.clock.advance(log_recovery.BACK_OFF.max_ms)
+    assert log.recovery.run_once(unwatched, fenced=False) == 1
+    assert log.state(segment) is SegmentState.SEALED
+
+
 def test_a_look_for_orphans_that_failed_is_repeated_at_once(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     log.segment()
     log.die()
