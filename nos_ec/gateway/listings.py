@@ -148,9 +148,10 @@ _STORAGE_CLASS, _CHECKSUM = STORAGE_CLASS.encode(), CHECKSUM.encode()
 
 def _listed(one: ObjectSummary) -> Listed:
     told = Listed(one.name, one.created_ms, etag(one.md5, one.parts), one.size)
-    if _STORAGE_CLASS not in one.attributes and _CHECKSUM not in one.attributes:
+    kept = one.attributes
+    if not kept or (_STORAGE_CLASS not in kept and _CHECKSUM not in kept):
         return told
-    attributes = users_attributes(one.attributes)
+    attributes = users_attributes(kept)
     checksum = checksum_of(attributes)
     return told._replace(
         storage_class=attributes.get(STORAGE_CLASS, "STANDARD"),

@@ -123,15 +123,22 @@ def _escaped(match: re.Match[str]) -> str:
 
 def time_of(time_ms: int) -> str:
     """As S3 has it: ISO 8601 in UTC, to the millisecond."""
-    seconds, ms = divmod(time_ms, 1000)
-    day, second = divmod(seconds, 86400)
-    return f"{_date(day)}T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}.{ms:03}Z"
+    minutes, ms = divmod(time_ms, 60_000)
+    day, minute = divmod(minutes, 1440)
+    digits = str(100_000 + ms)
+    return f"{_date(day)}T{_hour_and_minute(minute)}:{digits[1:3]}.{digits[3:]}Z"
 
 
 @lru_cache(maxsize=4096)
 def _date(day: int) -> str:
     """day: since 1970. A page of 1,000 keys would spend most of its time in datetime."""
     return datetime.fromtimestamp(day * 86400, UTC).date().isoformat()
+
+
+@lru_cache(maxsize=1440)
+def _hour_and_minute(minute: int) -> str:
+    """minute: of the day."""
+    return f"{minute // 60:02}:{minute % 60:02}"
 
 
 def error_answer(error: S3Error, resource: str, request_id: str, host_id: str) -> bytes:

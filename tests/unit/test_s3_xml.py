@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 from urllib.parse import unquote_plus
@@ -91,6 +92,12 @@ def test_a_client_reads_the_prefix_whether_it_decodes_or_not(prefix: str) -> Non
     found = read("ListObjects", answers.list_objects(asked, "", None, OWNER))["Prefix"]
     assert unquote_plus(found) == prefix
     assert found == prefix or unquote_plus(prefix) != prefix or prefix == "\x01"
+
+
+@given(st.integers(0, 250_000_000_000_000))
+def test_a_time_has_all_its_digits(time_ms: int) -> None:
+    expected = datetime.fromtimestamp(time_ms // 1000, UTC).replace(microsecond=time_ms % 1000 * 1000)
+    assert answers.time_of(time_ms) == expected.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @pytest.mark.parametrize("encode", [False, True])
