@@ -7,10 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,20 +19,13 @@ from nos_ec.settings import Settings, load_settings, without_settings
 from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster
 from tests.rig.dev_servers import free_port
 from tests.rig.patience import patient
+from tests.rig.waiting import until
 
 COMMANDS = {"gc": ["gc", "run", "--apply", "--loop"]}
 """Those of daemons that are not called like their command."""
 WAIT_S_MAX = 120.0
 END_S_MAX = 60.0
 """Two thirds of what systemd waits for (deploy/systemd)."""
-
-
-def until(happened: Callable[[], bool], what: str, tell: Callable[[], str] = str) -> None:
-    """Wait for a state."""
-    deadline_s = time.monotonic() + WAIT_S_MAX
-    while not happened():
-        assert time.monotonic() < deadline_s, f"it did not happen that {what}: {tell()}"
-        time.sleep(0.1)
 
 
 class CephStore:

@@ -29,8 +29,9 @@ from nos_ec.core.ids import ObjectKey
 from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster
 from tests.rig.dev_servers import DevServer, free_port
 from tests.rig.prometheus import RULES, Prometheus, compressed, recorded
+from tests.rig.waiting import until
 
-from .ceph_daemons import CephStore, Daemon, until
+from .ceph_daemons import CephStore, Daemon
 from .conftest import or_skip
 
 pytestmark = [

@@ -21,8 +21,9 @@ from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import BlockKind
 from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster
+from tests.rig.waiting import until
 
-from .ceph_daemons import CephStore, Daemon, until
+from .ceph_daemons import CephStore, Daemon
 from .write_flow import prepare
 
 pytestmark = pytest.mark.real

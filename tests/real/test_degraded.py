@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -32,6 +32,7 @@ from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster, OwnBlockStore
 from tests.rig.chaos_fleet import UNREACHED
 from tests.rig.dev_servers import DevServer
 from tests.rig.patience import patient
+from tests.rig.waiting import until
 
 pytestmark = [
     pytest.mark.real,
@@ -264,13 +265,6 @@ class Flow:
         """The last lines of the daemons' logs."""
         texts = [(self._folder / f"{name}.log").read_text()[-2000:] for name in self._daemons]
         return f"{len(self.acknowledged)} acknowledged\n" + "\n".join(texts)
-
-
-def until(happened: Callable[[], bool], what: str, tell: Callable[[], str]) -> None:
-    deadline_s = time.monotonic() + WAIT_S_MAX
-    while not happened():
-        assert time.monotonic() < deadline_s, f"it did not happen that {what}: {tell()}"
-        time.sleep(0.2)
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ from nos_ec.ports.message_log import DeadLetter, GroupProgress, Message, Message
 from nos_ec.testing.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take
 from tests.rig.dev_servers import DevServer
 from tests.rig.stalls import Stalls
+from tests.rig.waiting import until
 
 from .conftest import run
 
@@ -205,13 +206,6 @@ def topic_settings(admin: AdminClient, name: str) -> dict[str, str]:
     """{setting: value} of a topic."""
     (answer,) = admin.describe_configs([ConfigResource(ResourceType.TOPIC, name)]).values()
     return {setting: entry.value for setting, entry in answer.result().items()}
-
-
-def until(condition: Callable[[], bool], wait_s: float = 60.0) -> None:
-    """Call it until it returns true, for longer than a client takes to abandon a driver that has lost its brokers."""
-    deadline = time.monotonic() + wait_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
 
 
 def answered(ask: Callable[[], object]) -> bool:

@@ -7,9 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -79,11 +77,3 @@ class DaemonProcess:
             finally:
                 self.process.kill()
                 self.process.wait()
-
-
-def until(condition: Callable[[], bool], what: str, *, wait_s: float = 180.0) -> None:
-    """Wait until it is true. Raises AssertionError after `wait_s`."""
-    deadline_s = time.monotonic() + wait_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {wait_s:.0f} s: {what}"
-        time.sleep(0.1)

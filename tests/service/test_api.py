@@ -56,9 +56,10 @@ from nos_gc.assemble import gc_collector, gc_service
 from tests.rig.at_rest import end_log
 from tests.rig.dev_servers import free_port
 from tests.rig.notify_socket import NotifySocket
+from tests.rig.waiting import until
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
-from .test_endpoints import UNEQUAL, expected_names, until
+from .test_endpoints import UNEQUAL, expected_names
 
 TOKEN = "a-token-of-more-than-16-characters"
 Operation = APIOperation[Any, Any, Any, Any]

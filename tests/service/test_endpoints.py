@@ -33,6 +33,7 @@ from tests.rig.dev_servers import free_port
 from tests.rig.full_store import Shape, fill
 from tests.rig.notify_socket import NotifySocket
 from tests.rig.readiness import await_ready
+from tests.rig.waiting import until
 
 from .conftest import SHORT, SHORT_OVER_MS, STRIPE, WAIT_S_MAX, Bench
 
@@ -95,13 +96,6 @@ def daemon(bench: Bench, service: str, **environment: str) -> Iterator[Daemon]:
 
 def alive(process: subprocess.Popen[bytes]) -> None:
     assert process.poll() is None, "the daemon ended"
-
-
-def until(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + WAIT_S_MAX
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {WAIT_S_MAX:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 def expected_names(service: str) -> set[str]:

@@ -25,9 +25,10 @@ from nos_producer.service import ProducerOptions, ProducerService
 from nos_producer.slots import HeldSlots
 from nos_producer.spreading import SpreadOptions
 from tests.rig.at_rest import end_log
+from tests.rig.waiting import until
 
 from .conftest import WAIT_S_MAX, Bench
-from .test_endpoints import Daemon, daemon, until
+from .test_endpoints import Daemon, daemon
 
 TTL_MS = 30_000
 REPUBLISH_MS = 600_000

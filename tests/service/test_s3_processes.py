@@ -10,9 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.settings import without_settings
 from tests.rig.dev_servers import free_port
 from tests.rig.notify_socket import NotifySocket
+from tests.rig.waiting import until
 
 from .conftest import WAIT_S_MAX, Bench
 from .s3_gateway import Gateway
@@ -62,13 +62,6 @@ class Served(Daemon):
         """Its processes."""
         found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True)
         return [int(word) for word in found.stdout.split()]
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {WAIT_S_MAX:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ from nos_ec.gateway import http_protocol
 from nos_ec.gateway.record import CLIENT_CLOSED, UNKNOWN
 from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
 from nos_ec.gateway.tally import Tally
+from tests.rig.waiting import until
 
 from .conftest import CHUNK, WAIT_S_MAX, Bench
 from .s3_gateway import MASTERS, SETTINGS, Gateway, refused
@@ -53,13 +54,6 @@ def serving(system: System) -> Iterator[Serving]:
     service, listener = make_service(system, MASTERS, QUICK), listening_for_gateways(QUICK)
     with GatewayServer(service, QUICK, lambda: f"{next(ids):016X}", listener) as server:
         yield Serving(system, server)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S_MAX
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def lines_of(capture: Any) -> list[dict[str, Any]]:

@@ -31,9 +31,10 @@ from nos_ec.composition.backends import remove_log
 from nos_ec.composition.wiring import initialise
 from nos_ec.settings import load_settings
 from tests.rig.backlog import Backlog
-from tests.rig.daemons import DaemonProcess, until
+from tests.rig.daemons import DaemonProcess
 from tests.rig.dev_servers import DevServer
 from tests.rig.switched_proxy import SwitchedProxy
+from tests.rig.waiting import until
 
 PARTITIONS = 12
 LARGE_SHARE = 0.9

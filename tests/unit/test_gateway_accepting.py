@@ -6,9 +6,8 @@ import errno
 import os
 import socket
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,6 +17,7 @@ from nos_ec.gateway.accepting import SharingServer
 from nos_ec.gateway.connection_counts import ConnectionCounts
 from nos_ec.gateway.http_protocol import GatewayProtocol
 from nos_ec.monitoring.web_server import WebServer, listening
+from tests.rig.waiting import until
 
 WAIT_S = 60
 REQUEST = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -75,13 +75,6 @@ def answers(connections: Sequence[socket.socket]) -> Counter[str]:
             received += some
         found[received[-1:].decode()] += 1
     return found
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_counts_are_seen_by_all_that_share_them() -> None:

@@ -6,8 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -23,6 +22,7 @@ from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.metrics import INFO, SHARD_READS, SOURCE_FAILURES
 from nos_ec.monitoring.s3_metrics import S3_ERRORS, S3_RECEIVED_BYTES, S3_RESTARTS, S3_SECONDS, S3_UNDER_WAY
 from nos_ec.testing.clock import FakeClock
+from tests.rig.waiting import until
 
 WAIT_S = 60
 
@@ -135,13 +135,6 @@ def only() -> Iterator[ConnectionCounts]:
     """Of a single process."""
     with ConnectionCounts.create(1) as made:
         yield made
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class WallClock(FakeClock):

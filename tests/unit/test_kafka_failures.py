@@ -6,7 +6,6 @@ The driver is scripted: a real broker does not do these things on demand.
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, suppress
@@ -24,6 +23,7 @@ from nos_ec.adapters.kafka.offset_look_up import EARLIEST, OffsetLookUp
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.adapters.kafka.topic_watch import TopicWatch
 from nos_ec.core.errors import ConfigError, Conflict, Transient
+from tests.rig.waiting import until
 
 Step = DriverMessage | Callable[[], None] | None
 
@@ -234,9 +234,9 @@ def test_an_abandoned_client_is_closed_although_an_exception_references_it() -> 
             while consumer._client.driver is first:
                 with suppress(Transient):  # no broker answers
                     consumer.poll(1, 0)
-            eventually(lambda: is_closed(first.memberid))
+            until(lambda: is_closed(first.memberid))
             consumer._look_up.renew()
-            eventually(lambda: is_closed(partial(looks.list_topics, timeout=0.1)))
+            until(lambda: is_closed(partial(looks.list_topics, timeout=0.1)))
     finally:
         gc.enable()
 
@@ -250,14 +250,6 @@ def is_closed(call: Callable[[], object]) -> bool:
     except KafkaException:
         return False
     return False
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until it holds."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come true"
-        time.sleep(0.01)
 
 
 def test_callbacks_of_an_abandoned_client_are_ignored(

@@ -20,6 +20,7 @@ from nos_ec.testing.clock import SetClock
 from nos_ec.testing.faulty import Faults, faulty
 from nos_ec.testing.memory_medium import MemoryMedium
 from nos_ec.testing.memory_segments import MemorySegments
+from tests.rig.waiting import until
 
 pytestmark = pytest.mark.invariant(1, 8)
 
@@ -87,15 +88,6 @@ def rig() -> Iterator[Rig]:
     rig.close()
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(WAIT_S * 100):
-        if holds():
-            return
-        pause.wait(0.01)
-    pytest.fail("it never came to hold")
-
-
 def test_no_put_waits_for_a_seal_or_the_next_segment(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the seal of one segment hangs, PUTs go on through many more segments."""
     hangs, go = threading.Event(), threading.Event()
@@ -116,7 +108,7 @@ def test_no_put_waits_for_a_seal_or_the_next_segment(rig: Rig, monkeypatch: pyte
         rig.put(2000)
     assert len(rig.segments.rows) == 1
     rig.put(2000)
-    eventually(lambda: len(rig.segments.rows) == 2)
+    until(lambda: len(rig.segments.rows) == 2)
     assert creators[1] == "landing-log"
     monkeypatch.setattr(rig.medium, "seal", hanging)
     for _ in range(5):
@@ -127,14 +119,14 @@ def test_no_put_waits_for_a_seal_or_the_next_segment(rig: Rig, monkeypatch: pyte
     assert len(rig.segments.rows) > 5
     assert {row.state for row in rig.segments.rows.values()} == {SegmentState.OPEN}
     go.set()
-    eventually(lambda: rig.log.counters.sealed >= 4)
+    until(lambda: rig.log.counters.sealed >= 4)
 
 
 def test_an_idle_log_is_tended(rig: Rig) -> None:
     landing_id = rig.put()
     rig.clock.advance(AGE_MS)
     rig.clock.step.set()
-    eventually(lambda: rig.segments.rows[segment_of(landing_id)].state is SegmentState.SEALED)
+    until(lambda: rig.segments.rows[segment_of(landing_id)].state is SegmentState.SEALED)
 
 
 def test_the_keeper_is_woken_only_when_there_is_upkeep(rig: Rig) -> None:
@@ -156,10 +148,10 @@ def test_a_bug_in_one_look_does_not_end_the_thread(rig: Rig) -> None:
     rig.faults.before["seal_segments"] += [ZeroDivisionError("bug")]
     for _ in range(20):
         rig.put(2000)
-    eventually(lambda: not rig.faults.before["seal_segments"])
+    until(lambda: not rig.faults.before["seal_segments"])
     assert rig.log.counters.sealed == 0
     rig.clock.step.set()
-    eventually(lambda: rig.log.counters.sealed >= 1)
+    until(lambda: rig.log.counters.sealed >= 1)
 
 
 def test_after_refusals_upkeep_comes_without_a_success() -> None:
@@ -219,7 +211,7 @@ def test_closing_does_not_wait_for_all_that_the_keeper_has_to_do(monkeypatch: py
     assert hangs.wait(WAIT_S)
     closing = threading.Thread(target=rig.close)
     closing.start()
-    eventually(lambda: rig.log._closed)
+    until(lambda: rig.log._closed)
     go.set()
     closing.join(WAIT_S)
     assert not closing.is_alive()

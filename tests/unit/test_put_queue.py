@@ -27,15 +27,9 @@ from nos_ec.engine.put_batches import NewPut, PutBatches
 from nos_ec.engine.put_queue import PutQueue
 from nos_ec.ports.metadata import NewObject, ObjectRow, Objects
 from nos_ec.testing.clock import FakeClock
+from tests.rig.waiting import until
 
 WAIT_S_MAX = 10.0
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S_MAX
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.001)
 
 
 def new_put(name: str, size: int = 1) -> NewPut:

@@ -22,6 +22,7 @@ from nos_ec.core.errors import ConfigError, NosError, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.object_hash import placement_group
 from nos_ec.core.placement import NO_OSD, ClusterMap, Fullness
+from tests.rig.waiting import until
 
 POOL = "blocks"
 GROUPS = 8
@@ -94,17 +95,10 @@ def placement(cluster: RadosCluster) -> Iterator[RadosPlacement]:
         yield placement
 
 
-def eventually(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.01)
-
-
 def ready(placement: RadosPlacement, monitors: Monitors) -> None:
     """Wait until it knows the groups: ids that are given out before that are not remembered."""
     placement.new_block_id()
-    eventually(lambda: bool(known(placement).groups) and monitors.watcher is not None)
+    until(lambda: bool(known(placement).groups) and monitors.watcher is not None)
 
 
 def known(placement: RadosPlacement) -> ClusterMap:
@@ -132,7 +126,7 @@ def test_a_line_of_the_log_renews_the_map_at_once(
     monitors.up[group % 4] = 0
     monitors.push("pgmap v17: nothing to do with us")
     monitors.push(f"osd.{group % 4} marked down")
-    eventually(lambda: not placement.healthy(block_id))
+    until(lambda: not placement.healthy(block_id))
 
 
 def test_without_a_manager_the_map_of_the_monitors_is_used(placement: RadosPlacement, monitors: Monitors) -> None:
@@ -141,7 +135,7 @@ def test_without_a_manager_the_map_of_the_monitors_is_used(placement: RadosPlace
     monitors.failing = {"osd df", "pg dump"}
     monitors.up[placement_group(block_id.hex(), "", GROUPS) % 4] = 0
     monitors.push("osd.0 marked down")
-    eventually(lambda: not placement.healthy(block_id))
+    until(lambda: not placement.healthy(block_id))
 
 
 def test_without_monitors_blocks_are_placed_by_the_last_map_or_anywhere(
@@ -160,14 +154,14 @@ def test_a_map_is_renewed_by_the_clock_when_the_log_cannot_be_watched(
 ) -> None:
     monitors.failing = {"log"}
     with closing(ClusterView(cluster, POOL, refresh_s=0.05)):
-        eventually(lambda: monitors.asked.count("pg dump") > 2)
+        until(lambda: monitors.asked.count("pg dump") > 2)
 
 
 def test_the_map_is_renewed_after_an_error_that_is_a_bug(cluster: RadosCluster, monitors: Monitors) -> None:
     """Otherwise blocks would be placed for ever by an old map, or each block would wait for the first map."""
     monitors.bugs = 1
     with closing(ClusterView(cluster, POOL, refresh_s=0.05)) as view:
-        eventually(lambda: bool((view.current() or ClusterMap(1, 1)).groups))
+        until(lambda: bool((view.current() or ClusterMap(1, 1)).groups))
     assert not monitors.bugs
 
 
@@ -202,7 +196,7 @@ def _change(placement: RadosPlacement, monitors: Monitors, up: list[int]) -> Non
     """Let OSDs come or go, and wait until the map shows it."""
     monitors.up = up
     monitors.push("osd.0 changed")
-    eventually(lambda: [osd.is_up for osd in known(placement).osds.values()] == [one == 1 for one in up])
+    until(lambda: [osd.is_up for osd in known(placement).osds.values()] == [one == 1 for one in up])
 
 
 def test_the_number_of_remembered_conditions_is_bounded(placement: RadosPlacement, monitors: Monitors) -> None:
