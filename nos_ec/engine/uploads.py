@@ -42,8 +42,8 @@ from nos_ec.ports.metadata import Completes, Metadata, ObjectRow, PartOf, Upload
 PAGE_PARTS = 1000
 COMPLETE_TRIES = 10
 """Each further try means that a part was stored during the previous one."""
-COMPLETE_BACK_OFF = BackOff(first_ms=20, max_ms=2000)
-"""Between tries, about 6 s in all: what was about to store parts has time to come to an end."""
+COMPLETE_BACK_OFF = BackOff(first_ms=10, max_ms=500)
+"""Between tries: 2 s in all for the parts that are under way, but no longer, as a thread of the gateway waits."""
 
 
 @dataclass(frozen=True, slots=True)
