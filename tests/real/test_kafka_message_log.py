@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import IO
 
 import pytest
@@ -37,9 +38,9 @@ from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, Conflict, TooLarge, Transient
 from nos_ec.ports.message_log import DeadLetter, GroupProgress, Message, MessageConsumer, MessagePublisher
 from nos_ec.testing.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take
+from tests.rig import waiting
 from tests.rig.dev_servers import DevServer
 from tests.rig.stalls import Stalls
-from tests.rig.waiting import until
 
 from .conftest import run
 
@@ -51,6 +52,7 @@ SESSION_MS = 4000
 STALL_MS_MAX = 6000
 """Other sessions survive a stall of the machine, and a broker that is too busy for their heartbeats."""
 HEARTBEATS_MS = 1500
+until = partial(waiting.until, wait_s=60)
 """Time without a heartbeat after which members that are to be removed are removed."""
 
 _numbers = itertools.count()

@@ -17,9 +17,8 @@ from nos_ec.core.errors import ConfigError, Conflict, Transient
 from nos_ec.ports.message_log import MessageConsumer
 from nos_ec.testing.message_log_contract import ends, keys_of_partitions, take
 from tests.rig.dev_servers import DevServer
-from tests.rig.waiting import until
 
-from .test_kafka_message_log import PARTITIONS, KafkaHarness, answered, published
+from .test_kafka_message_log import PARTITIONS, KafkaHarness, answered, published, until
 
 pytestmark = pytest.mark.real
 
@@ -77,7 +76,7 @@ def collect(consumer: MessageConsumer, wanted: set[bytes], *, commit: bool) -> s
         except (Transient, Conflict):
             return False
 
-    until(poll)
+    until(poll, wait_s=120)
     return got
 
 

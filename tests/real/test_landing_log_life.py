@@ -28,10 +28,10 @@ from nos_ec.settings import without_settings
 from nos_ec.testing.audit import problems
 from tests.rig.ceph_cluster import POOL_LANDING, CephCluster
 from tests.rig.chaos_fleet import Actor, Fleet
+from tests.rig.daemons import until
 from tests.rig.dev_servers import DevServer, free_port, stop_process
 from tests.rig.patience import PATIENCE_MS
 from tests.rig.sql_roles import RoleStore
-from tests.rig.waiting import until
 
 from .gateway_process import ACKNOWLEDGED, REFUSED, data_of, key_of
 

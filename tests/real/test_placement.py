@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,13 @@ from nos_ec.core.object_hash import object_hash, placement_group
 from nos_ec.core.placement import ClusterMap, Condition, Fullness, Grade, GroupState, condition
 from nos_ec.settings import Settings, load_settings
 from nos_ec.testing.audit import problems
+from tests.rig import waiting
 from tests.rig.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster
 
 from .write_flow import Work, WriteFlow, prepare
 
 pytestmark = pytest.mark.real
+until = partial(waiting.until, wait_s=60)
 
 NAMESPACE = "placement"
 SILENCE_S_MAX = 20.0
@@ -49,13 +52,6 @@ def group_of(block_id: BlockId) -> int:
 
 def _all(view: ClusterView) -> list[Condition]:
     return [condition(known(view), group) for group in range(GROUPS)]
-
-
-def await_true(happened: Callable[[], bool], wait_s: float = 60) -> None:
-    deadline = time.monotonic() + wait_s
-    while not happened():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -107,7 +103,7 @@ def test_the_group_of_an_object_is_the_one_the_cluster_says(ceph: CephCluster) -
 
 
 def test_the_map_is_what_the_cluster_has(ceph: CephCluster, view: ClusterView) -> None:
-    await_true(lambda: len(known(view).groups) == known(view).group_count)
+    until(lambda: len(known(view).groups) == known(view).group_count)
     cluster = known(view)
     assert sorted(cluster.osds) == ceph.osds()
     assert all(osd.is_up and osd.is_in and 0 < osd.fill_ratio < 1 for osd in cluster.osds.values())
@@ -121,7 +117,7 @@ def test_the_map_is_what_the_cluster_has(ceph: CephCluster, view: ClusterView) -
 @pytest.mark.parametrize("role", ["front", "consumer", "gc", "reader"])
 def test_the_keys_may_read_the_cluster_map(ceph: CephCluster, role: str) -> None:
     with RadosCluster(ceph.options(role)) as cluster, closing(ClusterView(cluster, POOL_BLOCKS)) as view:
-        await_true(lambda: bool(known(view).groups) and any(osd.fill_ratio for osd in known(view).osds.values()))
+        until(lambda: bool(known(view).groups) and any(osd.fill_ratio for osd in known(view).osds.values()))
 
 
 def test_a_dead_osd_shows_in_the_states_of_the_groups(ceph: CephCluster) -> None:
@@ -141,32 +137,32 @@ def test_a_dead_osd_shows_in_the_states_of_the_groups(ceph: CephCluster) -> None
             assert all(sum(one[holds].values()) == total for one in found for holds, total in totals.items())
             return [one[holds][state] for one in found for holds in totals]
 
-        await_true(lambda: counted(GroupState.COMPLETE) == [*totals.values()] * len(views))
+        until(lambda: counted(GroupState.COMPLETE) == [*totals.values()] * len(views))
         with ceph.osds_killed([3]):
-            await_true(lambda: all(counted(GroupState.UNDERSIZED)))
+            until(lambda: all(counted(GroupState.UNDERSIZED)))
             assert not any(counted(GroupState.INACTIVE))
-        await_true(lambda: counted(GroupState.COMPLETE) == [*totals.values()] * len(views))
+        until(lambda: counted(GroupState.COMPLETE) == [*totals.values()] * len(views))
 
 
 def test_the_log_reveals_a_dead_osd(ceph: CephCluster, view: ClusterView, placement: RadosPlacement) -> None:
     if not ceph.owned():
         pytest.skip("the cluster is not this test run's to break")
     placement.new_block_id()  # from now on it asks; what it gives out before it knows the groups is not remembered
-    await_true(lambda: bool(_known_to(placement).groups))
+    until(lambda: bool(_known_to(placement).groups))
     begun = [placement.new_block_id() for _ in range(60)]
     assert all(placement.healthy(block_id) for block_id in begun)
-    await_true(lambda: bool(known(view).groups))
+    until(lambda: bool(known(view).groups))
     groups = known(view).groups.values()
     dies = min(known(view).osds, key=lambda osd: sum(osd in group.acting for group in groups))
     assert any(dies not in group.acting for group in groups), "groups that stay clean"
     with ceph.osds_killed([dies]):
-        await_true(lambda: not known(view).osds[dies].is_up)
+        until(lambda: not known(view).osds[dies].is_up)
         hit = {block_id for block_id in begun if condition(known(view), group_of(block_id)).missing}
         assert hit
-        await_true(lambda: {block_id for block_id in begun if not placement.healthy(block_id)} == hit)
+        until(lambda: {block_id for block_id in begun if not placement.healthy(block_id)} == hit)
         # Few groups are clean now; what is chosen among the others is not left again at once.
         with closing(ClusterView(ceph.admin, POOL_BLOCKS, refresh_s=0.5)) as fresh:
-            await_true(lambda: {now.grade for now in _all(fresh)} == {Grade.CLEAN, Grade.DEGRADED})
+            until(lambda: {now.grade for now in _all(fresh)} == {Grade.CLEAN, Grade.DEGRADED})
             assert all(now.missing <= 1 for now in _all(fresh))
             chosen = [placement.new_block_id() for _ in range(40)]
             time.sleep(6)
@@ -178,11 +174,11 @@ def test_an_osd_that_is_nearly_full_is_known(ceph: CephCluster, view: ClusterVie
         pytest.skip("the cluster is not this test run's to break")
     ceph.admin.command("osd set-nearfull-ratio", ratio=0.0001)
     try:
-        await_true(lambda: {osd.fullness for osd in known(view).osds.values()} == {Fullness.NEARLY})
+        until(lambda: {osd.fullness for osd in known(view).osds.values()} == {Fullness.NEARLY})
         assert condition(known(view), 0).grade is Grade.DEGRADED
     finally:
         ceph.admin.command("osd set-nearfull-ratio", ratio=0.85)
-    await_true(lambda: {osd.fullness for osd in known(view).osds.values()} == {Fullness.ROOMY})
+    until(lambda: {osd.fullness for osd in known(view).osds.values()} == {Fullness.ROOMY})
 
 
 # --- a writer in full flow --------------------------------------------------------------------------------------
@@ -230,7 +226,7 @@ def prepared(made: Settings) -> Work:
 def settle_and_check(made: Settings, work: Work) -> None:
     """Recovery of abandoned blocks; then everything reads back and block counters add up."""
     with open_system(_patient(made)) as system:
-        await_true(lambda: _recovered(system))
+        until(lambda: _recovered(system))
         store = system.store()
         for key, data in work.data.items():
             assert store.get(key) == data

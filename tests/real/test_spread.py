@@ -20,9 +20,8 @@ from nos_ec.core.lifecycle import BlockState
 from nos_ec.core.messages import decode_pack_request
 from nos_ec.settings import load_settings
 from nos_ec.testing.audit import all_blocks, problems
-from tests.rig.daemons import DaemonProcess
+from tests.rig.daemons import DaemonProcess, until
 from tests.rig.dev_servers import DevServer
-from tests.rig.waiting import until
 
 pytestmark = pytest.mark.real
 

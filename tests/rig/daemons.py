@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from nos_ec.settings import without_settings
+from tests.rig import waiting
 from tests.rig.dev_servers import free_port
 
 STOP_S_MAX = 120.0
 ANSWER_S_MAX = 60.0
+until = partial(waiting.until, wait_s=180)
 
 
 class DaemonProcess:

@@ -14,10 +14,10 @@ from botocore.session import Session
 from nos_ec.composition.backends import remove_log, remove_objects
 from tests.rig.ceph_cluster import CephCluster
 from tests.rig.chaos_fleet import CODES, Actor, Fleet
+from tests.rig.daemons import until
 from tests.rig.patience import PATIENCE_MS
 from tests.rig.s3_gateway import Access, GatewayProcess, create_key
 from tests.rig.sql_roles import RoleStore
-from tests.rig.waiting import until
 
 CONFIG = """
 [store]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-WAIT_S_MAX = 180.0
-"""Longer than anything takes that works, also on a machine that is busy and stalls. What never comes true costs a test
-this long."""
+WAIT_S_MAX = 120.0
+"""The usual limit: longer than anything takes that works, also on a machine that is busy and stalls. A test whose
+condition comes true in the end in any case, by a time limit of the product, needs one below that."""
 REST_S_MAX = 0.05
 
 

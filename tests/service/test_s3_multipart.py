@@ -7,6 +7,7 @@ import hashlib
 import random
 import threading
 from collections.abc import Sequence
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -336,7 +337,7 @@ def test_parts_at_the_same_time_as_a_completion(ann: Any, gateway: Gateway) -> N
         threads = [threading.Thread(target=store, args=(client,)) for client in clients]
         for thread in threads:
             thread.start()
-        until(lambda: is_completed(ann, "k", upload_id, parts), "it is completed")  # noqa: B023
+        until(partial(is_completed, ann, "k", upload_id, parts), "it is completed")
         for thread in threads:
             thread.join()
         assert set(stored) <= {"NoSuchUpload"}, attempt

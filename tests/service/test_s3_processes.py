@@ -25,9 +25,9 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.gateway.accounts import Accounts
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.settings import without_settings
+from tests.rig import waiting
 from tests.rig.dev_servers import free_port
 from tests.rig.notify_socket import NotifySocket
-from tests.rig.waiting import until
 
 from .conftest import WAIT_S_MAX, Bench
 from .s3_gateway import Gateway
@@ -35,6 +35,7 @@ from .test_endpoints import UNEQUAL, Daemon, expected_names, shown_names
 
 pytestmark = pytest.mark.timed
 MASTER = "12" * 32
+until = partial(waiting.until, wait_s=20)
 
 
 class Served(Daemon):

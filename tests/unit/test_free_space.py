@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from nos_ec.adapters.rados import free_space
 from nos_ec.adapters.rados.free_space import FreeSpace, Room, room_of
 from nos_ec.core.errors import Transient
+from tests.rig import waiting
 
 CALLERS = 10
 OBJECT_BYTES_MAX = 100
 WAIT_S_MAX = 60.0
+until = partial(waiting.until, wait_s=WAIT_S_MAX)
 
 
 class Monitors:
@@ -65,20 +67,6 @@ def space(monitors: Monitors, monkeypatch: pytest.MonkeyPatch) -> Iterator[FreeS
     space.close()
 
 
-def until_asked(monitors: Monitors, count: int) -> None:
-    deadline_s = time.monotonic() + WAIT_S_MAX
-    while monitors.asked < count:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
-
-
-def until_value(space: FreeSpace, size_bytes: int) -> None:
-    deadline_s = time.monotonic() + WAIT_S_MAX
-    while space.value() != size_bytes:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
-
-
 def is_fresh(monitors: Monitors, space: FreeSpace) -> bool:
     """Whether a change is reported at once."""
     monitors.free_bytes += 1
@@ -95,7 +83,7 @@ def test_no_caller_waits_for_a_monitor_that_hangs(monitors: Monitors, space: Fre
     assert monitors.asked == 2
     monitors.free_bytes = 500
     monitors.go_on()
-    until_value(space, 500)
+    until(lambda: space.value() == 500)
     assert monitors.asked_at_once == 1
 
 
@@ -116,9 +104,7 @@ def test_an_answer_that_is_late_is_waited_for_once(
     monkeypatch.setattr(free_space, "FRESH_WAIT_S", WAIT_S_MAX)
     assert space.value() == 1000, "no caller waits for the late one any more"
     monitors.go_on()
-    deadline_s = time.monotonic() + WAIT_S_MAX
-    while not is_fresh(monitors, space):
-        assert time.monotonic() < deadline_s
+    until(lambda: is_fresh(monitors, space))
     assert all(is_fresh(monitors, space) for _ in range(10)), "answers come in time again, and are waited for again"
 
 
@@ -126,7 +112,7 @@ def test_without_any_figure_all_wait_for_one_answer(monitors: Monitors, space: F
     monitors.hang()
     with ThreadPoolExecutor(CALLERS) as pool:
         futures = [pool.submit(space.value) for _ in range(CALLERS)]
-        until_asked(monitors, 1)
+        until(lambda: monitors.asked >= 1)
         assert not any(future.done() for future in futures)
         monitors.go_on()
         assert {future.result(WAIT_S_MAX) for future in futures} == {1000}
@@ -152,7 +138,7 @@ def test_a_failure_leaves_the_last_figure(monitors: Monitors, space: FreeSpace) 
         assert space.value() == 1000
     monitors.fails = False
     monitors.free_bytes = 10
-    until_value(space, 10)
+    until(lambda: space.value() == 10)
 
 
 def test_bytes_written_during_a_request_are_not_forgotten(
@@ -166,7 +152,7 @@ def test_bytes_written_during_a_request_are_not_forgotten(
     assert space.value() == 850
     monkeypatch.setattr(free_space, "STALE_AFTER_S", WAIT_S_MAX)
     monitors.go_on()
-    until_value(space, 950)  # the answer knows of the first 100, not of the 50
+    until(lambda: space.value() == 950)  # the answer knows of the first 100, not of the 50
     space.spent(5000)
     assert space.value() == 0
 

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ from nos_ec.gateway.accepting import SharingServer
 from nos_ec.gateway.connection_counts import ConnectionCounts
 from nos_ec.gateway.http_protocol import GatewayProtocol
 from nos_ec.monitoring.web_server import WebServer, listening
-from tests.rig.waiting import until
+from tests.rig import waiting
 
 WAIT_S = 60
+until = partial(waiting.until, wait_s=WAIT_S)
 REQUEST = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -22,9 +23,10 @@ from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.metrics import INFO, SHARD_READS, SOURCE_FAILURES
 from nos_ec.monitoring.s3_metrics import S3_ERRORS, S3_RECEIVED_BYTES, S3_RESTARTS, S3_SECONDS, S3_UNDER_WAY
 from nos_ec.testing.clock import FakeClock
-from tests.rig.waiting import until
+from tests.rig import waiting
 
 WAIT_S = 60
+until = partial(waiting.until, wait_s=WAIT_S)
 
 
 def tally_of(requests: int, under_way: int = 0) -> Tally:

@@ -23,9 +23,10 @@ from nos_ec.adapters.kafka.offset_look_up import EARLIEST, OffsetLookUp
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.adapters.kafka.topic_watch import TopicWatch
 from nos_ec.core.errors import ConfigError, Conflict, Transient
-from tests.rig.waiting import until
+from tests.rig import waiting
 
 Step = DriverMessage | Callable[[], None] | None
+until = partial(waiting.until, wait_s=30)
 
 
 class ScriptedDriver:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from random import Random
 
 import google_crc32c
@@ -20,12 +21,13 @@ from nos_ec.testing.clock import SetClock
 from nos_ec.testing.faulty import Faults, faulty
 from nos_ec.testing.memory_medium import MemoryMedium
 from nos_ec.testing.memory_segments import MemorySegments
-from tests.rig.waiting import until
+from tests.rig import waiting
 
 pytestmark = pytest.mark.invariant(1, 8)
 
 AGE_MS = 60_000
 WAIT_S = 20
+until = partial(waiting.until, wait_s=WAIT_S)
 
 
 class Steps(SetClock):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any, cast
 
@@ -27,9 +28,10 @@ from nos_ec.engine.put_batches import NewPut, PutBatches
 from nos_ec.engine.put_queue import PutQueue
 from nos_ec.ports.metadata import NewObject, ObjectRow, Objects
 from nos_ec.testing.clock import FakeClock
-from tests.rig.waiting import until
+from tests.rig import waiting
 
 WAIT_S_MAX = 10.0
+until = partial(waiting.until, wait_s=WAIT_S_MAX)
 
 
 def new_put(name: str, size: int = 1) -> NewPut:

@@ -22,10 +22,11 @@ from nos_ec.core.errors import ConfigError, NosError, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.object_hash import placement_group
 from nos_ec.core.placement import NO_OSD, ClusterMap, Fullness
-from tests.rig.waiting import until
+from tests.rig import waiting
 
 POOL = "blocks"
 GROUPS = 8
+until = partial(waiting.until, wait_s=60)
 
 
 class Monitors:

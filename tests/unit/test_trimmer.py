@@ -399,10 +399,7 @@ def test_an_orphan_whose_row_cannot_be_looked_up_is_sealed_by_the_next_run(
 ) -> None:
     segment, _ = log.segment()
     log.die()
-    with monkeypatch.context() as patched:
-        patched.setattr(log.metadata, "landing_segment", failing)
-        with pytest.raises(Transient, match="away"):
-            log.recovery.run_once(unwatched, fenced=True)
+    recovery_fails(log, monkeypatch, "landing_segment")
     assert log.recovery.run_once(unwatched, fenced=False) == 0
     log.clock.advance(log_recovery.BACK_OFF.max_ms)
     assert log.recovery.run_once(unwatched, fenced=False) == 1
@@ -412,11 +409,16 @@ def test_an_orphan_whose_row_cannot_be_looked_up_is_sealed_by_the_next_run(
 def test_a_look_for_orphans_that_failed_is_repeated_at_once(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     log.segment()
     log.die()
+    recovery_fails(log, monkeypatch, "list_leases")
+    assert log.recovery.run_once(unwatched, fenced=False) == 1
+
+
+def recovery_fails(log: Log, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """One run, in which this call of the metadata fails."""
     with monkeypatch.context() as patched:
-        patched.setattr(log.metadata, "list_leases", failing)
+        patched.setattr(log.metadata, call, failing)
         with pytest.raises(Transient, match="away"):
             log.recovery.run_once(unwatched, fenced=True)
-    assert log.recovery.run_once(unwatched, fenced=False) == 1
 
 
 def failing(*_: object) -> NoReturn:
