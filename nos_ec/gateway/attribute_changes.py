@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from threading import Event
 
 from nos_ec.core.errors import Transient
+from nos_ec.engine.parking import BackOff
 from nos_ec.engine.store import READ_TRIES, Store
 from nos_ec.gateway.object_headers import encoded
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ObjectRow
 
-WAIT_MS_FIRST = 4
-WAIT_MS_MAX = 500
-"""The longest wait after the first try that lost, and the longest of all. They double in between."""
+BACK_OFF = BackOff(first_ms=4, max_ms=500)
+"""The longest waits after tries that lost."""
 
 
 class AttributeChanges:
@@ -31,12 +31,12 @@ class AttributeChanges:
         """Replace the attributes of these names with `value`. read: returns a version and its attributes. Returns that
         version. Raises what it raises, MetadataTooLarge, and Transient if the object changed at each of READ_TRIES
         tries."""
-        for tries in range(READ_TRIES):
+        for tries in range(1, READ_TRIES + 1):
             row, attributes = read()
             kept = {name: text for name, text in attributes.items() if name not in names}
             if self._store.set_attributes_of(row, encoded(kept | dict(value))):
                 return row
-            if tries < READ_TRIES - 1:
-                wait_ms = self._random() * min(WAIT_MS_FIRST << tries, WAIT_MS_MAX)
+            if tries < READ_TRIES:
+                wait_ms = self._random() * BACK_OFF.wait_ms(tries)
                 self._clock.wait(Event(), max(1, round(wait_ms)))
         raise Transient(f"{row.key} changed again and again; try again", key=row.key)
