@@ -62,6 +62,10 @@ class Connection(Protocol):
         """Whether nothing more can be sent."""
         ...
 
+    def join_head(self) -> None:
+        """Send the head of the answer, which comes next, together with the first piece of its body."""
+        ...
+
     def abort(self) -> None:
         """Close it, so that the client notices that the answer is not whole."""
         ...
@@ -161,6 +165,8 @@ class App:
             headers.append((b"content-length", b"%d" % reply.size))
         if closes:
             headers.append((b"connection", b"close"))
+        if reply.body and isinstance(reply.body, bytes):
+            way.connection.join_head()
         await way.send({"type": "http.response.start", "status": reply.status, "headers": headers})
         if isinstance(reply.body, bytes):
             if closes:

@@ -14,6 +14,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from nos_ec.gateway.joined_writes import JoinedWrites
 from nos_ec.monitoring.web_server import CONNECTIONS_MAX
 
 HEAD_BYTES_MAX = 64 << 10
@@ -53,7 +54,8 @@ class GatewayProtocol(HttpToolsProtocol):
     """Whether there are more than CONNECTIONS_MAX connections: the application answers that, and then closes."""
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        self._joined = JoinedWrites(transport)
+        super().connection_made(self._joined)  # type: ignore[arg-type]
         self._watch()
         self.is_crowded = len(self.connections) > CONNECTIONS_MAX
         if len(self.connections) > CONNECTIONS_MAX + CROWD_MAX:
@@ -62,6 +64,9 @@ class GatewayProtocol(HttpToolsProtocol):
     @property
     def is_closing(self) -> bool:
         return self.transport.is_closing()
+
+    def join_head(self) -> None:
+        self._joined.keep_next()
 
     def abort(self) -> None:
         self._disconnect()

@@ -209,6 +209,15 @@ def test_another_protocol_is_not_followed(wire: Wire) -> None:
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
+def test_head_and_body_are_sent_together(wire: Wire) -> None:
+    with wire.open() as connection:
+        for _ in range(3):
+            connection.sendall(GOOD)
+            assert connection.recv(1 << 16).endswith(b"\r\n\r\npublic")
+            connection.sendall(GOOD.replace(b"GET", b"HEAD"))
+            assert connection.recv(1 << 16).endswith(b"\r\n\r\n")
+
+
 def test_a_client_of_http_1_0_is_served(wire: Wire) -> None:
     answer = wire.answer(b"GET /photos/k HTTP/1.0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
