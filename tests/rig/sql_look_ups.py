@@ -16,6 +16,8 @@ from sqlalchemy import QueuePool
 from nos_ec.adapters.sql import look_up, objects
 from nos_ec.adapters.sql.look_up import LOOK_UPS_IDLE_MAX
 from nos_ec.adapters.sql.metadata import SqlMetadata
+from nos_ec.adapters.sql.mysql_connection import MySqlConnection
+from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.testing.metadata_bench import MetadataBench
@@ -49,10 +51,32 @@ class SqlLookUps:
             assert row.state is state
             assert row == metadata._transactions.write(objects.find, key), "read in a transaction, by all its columns"
 
+    def test_what_is_not_there_is_asked_for_twice(
+        self, metadata: SqlMetadata, bench: MetadataBench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An object that appears between the two is found."""
+        row, gone = bench.put("n"), ObjectKey("bucket", "gone")
+        with pytest.raises(NotFound):
+            metadata.get(gone)
+        asked, one_row = list[bytes](), MySqlConnection.one_row
+
+        def nothing_at_first(connection: MySqlConnection, statement: bytes) -> Any:
+            asked.append(statement)
+            return None if len(asked) == 1 else one_row(connection, statement)
+
+        monkeypatch.setattr(MySqlConnection, "one_row", nothing_at_first)
+        assert metadata.get(row.key) == row
+        assert [b"EXISTS" in statement for statement in asked] == [False, True]
+        asked.clear()
+        with pytest.raises(NotFound):
+            metadata.get(gone)
+        assert len(asked) == 2
+
     def test_it_does_not_scan(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         bench.put_all([f"n{i}" for i in range(300)])
         with metadata._engine.connect() as connection:
-            assert scans(connection, look_up.BY_KEY, (b"bucket", b"n7")) == []
+            for statement in (look_up.BY_KEY, look_up.IS_THERE):
+                assert scans(connection, statement % (b"bucket".hex(), b"n7".hex()), ()) == []
 
     def test_an_answer_half_read_is_nobody_elses(
         self, metadata: SqlMetadata, bench: MetadataBench, monkeypatch: pytest.MonkeyPatch
@@ -60,8 +84,8 @@ class SqlLookUps:
         """Invariant c."""
         row, other = bench.put("n"), bench.put("other")
 
-        def interrupted(cursor: Any, _key: ObjectKey) -> str | None:
-            cursor.connection._execute_command(COMMAND.COM_QUERY, "SELECT 'the answer to something else'")
+        def interrupted(connection: Any, _key: ObjectKey) -> Any:
+            connection._execute_command(COMMAND.COM_QUERY, "SELECT 'the answer to something else'")
             raise KeyboardInterrupt
 
         monkeypatch.setattr(look_up, "_asked", interrupted)
@@ -77,9 +101,9 @@ class SqlLookUps:
         row, many = bench.put("n"), LOOK_UPS_IDLE_MAX + 4
         asked, together = look_up._asked, Barrier(many)
 
-        def at_once(cursor: Any, key: ObjectKey) -> str | None:
+        def at_once(connection: Any, key: ObjectKey) -> Any:
             together.wait(30)
-            return asked(cursor, key)
+            return asked(connection, key)
 
         monkeypatch.setattr(look_up, "_asked", at_once)
         with ThreadPoolExecutor(many) as threads:

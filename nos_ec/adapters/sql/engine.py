@@ -15,19 +15,17 @@ from __future__ import annotations
 import logging
 import random
 import sqlite3
-import ssl
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pymysql.connections import Connection as PyMySqlConnection  # type: ignore[import-untyped]
 from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from nos_ec.adapters.sql import mysql_options
+from nos_ec.adapters.sql.mysql_connection import MySqlConnection
 from nos_ec.core.errors import ConfigError
 
 SQLITE_BUSY_MS = 10_000
@@ -137,24 +135,7 @@ def _mysql_engine(url: URL, read_s: int, **options: Any) -> Engine:
 
 
 def _mysql_connect(_dialect: Dialect, _record: ConnectionPoolEntry, args: Any, options: Any) -> Any:
-    return _MySqlConnection(*args, **options)
-
-
-class _MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
-    """Without TLS options, PyMySQL encrypts if the server can, and checks no certificate. Yet for each connection it
-    reads the authorities that the system trusts, which takes longer than all the rest of connecting (Debian 12: 74 of
-    114 ms). This one does not."""
-
-    def _create_ssl_ctx(self, options: Any) -> ssl.SSLContext:
-        return super()._create_ssl_ctx(options) if options else _tls_without_authority()
-
-
-@cache
-def _tls_without_authority() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
+    return MySqlConnection(*args, **options)
 
 
 def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:

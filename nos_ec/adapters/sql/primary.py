@@ -7,12 +7,14 @@ before. A statement that writes needs no such check, because a read-only server 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sqlalchemy import Connection, text
 
-READ_ONLY_FLAGS = "CONCAT_WS(',', @@global.read_only, @@global.innodb_read_only)"
-"""Aurora uses the second flag. MySQL's super_read_only also sets the first one."""
-_OFF = frozenset({"0", "OFF"})
-"""MariaDB 12 returns a word."""
+READ_ONLY_FLAGS = "@@global.read_only, @@global.innodb_read_only"
+"""Two columns. Aurora uses the second flag. MySQL's super_read_only also sets the first one."""
+_OFF = frozenset({0, b"0", "OFF", b"OFF"})
+"""As the driver has them, or as the server sends them. MariaDB 12 returns a word."""
 _ASK = text(f"SELECT {READ_ONLY_FLAGS}")
 
 
@@ -20,17 +22,12 @@ class ReadOnlyServer(Exception):
     """The server accepts no writes, so its answers may be old."""
 
 
-def as_text(value: str | bytes) -> str:
-    """The server's concatenation of numbers and text as str. Some servers return it as bytes."""
-    return value if isinstance(value, str) else value.decode()
-
-
-def check_flags(flags: str) -> None:
+def check_flags(flags: Iterable[object]) -> None:
     """Raise ReadOnlyServer unless these values of READ_ONLY_FLAGS come from a server that accepts writes."""
-    if not _OFF.issuperset(flags.split(",")):
+    if not _OFF.issuperset(flags):
         raise ReadOnlyServer
 
 
 def require_primary(connection: Connection) -> None:
     """Raise ReadOnlyServer if the server is read-only, or a driver error. One round trip."""
-    check_flags(as_text(connection.execute(_ASK).scalar_one()))
+    check_flags(connection.execute(_ASK).one())

@@ -1,8 +1,8 @@
 """Reads rows of `objects` for listings, whole or in summary, on MySQL and MariaDB as one column each.
 
 The driver is written in Python, and most of what a page of a listing costs is its reading of columns. So the server
-joins those of a row into one string of bytes, as for a single look-up (look_up.py): a page of 1,000 rows takes 0.58 to
-0.80 of the CPU time. SQLite's driver is fast with columns.
+joins those of a row into one string of bytes: a page of 1,000 rows takes 0.58 to 0.80 of the CPU time. SQLite's driver
+is fast with columns.
 """
 
 from __future__ import annotations

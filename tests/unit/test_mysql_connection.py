@@ -1,0 +1,135 @@
+"""The row of an answer in MySQL's protocol, however its bytes arrive."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import pymysql  # type: ignore[import-untyped]
+import pytest
+from pymysql.constants import COMMAND  # type: ignore[import-untyped]
+
+from nos_ec.adapters.sql.mysql_connection import MySqlConnection
+
+END = b"\xfe\0\0\2\0"
+KILLED = b"\xff" + struct.pack("<H", 1317) + b"#70100Query execution was interrupted"
+COLUMN = b"\x03def\x06nos_ec\x01o\x07objects\x01n\x04name\x0c\x3f\0\0\4\0\0\xfd\x80\0\0\0\0"
+
+
+def text(value: bytes) -> bytes:
+    """A value as a row has it."""
+    size = len(value)
+    if size < 251:
+        return bytes([size]) + value
+    return (b"\xfc" + size.to_bytes(2, "little") if size < 1 << 16 else b"\xfd" + size.to_bytes(3, "little")) + value
+
+
+def sent(*packets: bytes) -> bytes:
+    """The packets of an answer, each with its head."""
+    return b"".join([len(p).to_bytes(3, "little") + bytes([n % 256]) + p for n, p in zip(count(1), packets)])
+
+
+class Reader:
+    """Gives an answer in pieces that end at these places, and then what `then` says."""
+
+    def __init__(self, answer: bytes, ends: Sequence[int], then: Exception | None = None) -> None:
+        self._answer, self._ends, self._at, self._then = answer, [*ends, len(answer)], 0, then
+
+    def read(self, size: int) -> bytes:
+        found = self._answer[self._at : self._at + size]
+        self._at += len(found)
+        return found
+
+    def close(self) -> None:
+        self._ends = [0]
+
+    def read1(self, size: int) -> bytes:
+        end = next((end for end in self._ends if end > self._at), self._at)
+        if end == self._at and self._then is not None:
+            raise self._then
+        return self.read(min(size, end - self._at))
+
+
+class Asked(MySqlConnection):
+    """A connection on which one answer comes."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(defer_connect=True)
+        self._rfile = reader
+        self._current_timeout = self._read_timeout
+
+    def _execute_command(self, command: int, statement: bytes) -> None:
+        assert (command, statement) == (COMMAND.COM_QUERY, b"SELECT")
+        self._next_seq_id = 1
+
+
+def answered(answer: bytes, ends: Sequence[int] = (), then: Exception | None = None) -> Any:
+    return Asked(Reader(answer, ends, then)).one_row(b"SELECT")
+
+
+ROW = [b"7", None, b"", b"\xff\xfe\xfb raw", b"a" * 250, b"b" * 251, b"c" * 300]
+
+
+def answer_of(*rows: Sequence[bytes | None], columns: int) -> bytes:
+    found = [b"".join([b"\xfb" if value is None else text(value) for value in row]) for row in rows]
+    return sent(bytes([columns]), *[COLUMN] * columns, END, *found, END)
+
+
+def test_a_row_has_the_values_that_were_sent() -> None:
+    assert answered(answer_of(ROW, columns=len(ROW))) == ROW
+
+
+def test_a_row_is_read_wherever_the_answer_is_cut() -> None:
+    answer = answer_of(ROW, columns=len(ROW))
+    for end in range(len(answer)):
+        assert answered(answer, [end]) == ROW
+    assert answered(answer, list(range(len(answer)))) == ROW
+
+
+def test_a_row_is_read_behind_known_and_behind_other_descriptions() -> None:
+    two, three = [b"1", None], [b"2", b"", b"3"]
+    answers = [answer_of(two, columns=2), answer_of(three, columns=3)]
+    for ends in ([], [1], range(80), range(200)):
+        connection = Asked(Reader(b"", ()))
+        for at in (0, 0, 1, 1, 0):
+            connection._rfile = Reader(answers[at], ends)
+            assert connection.one_row(b"SELECT") == (two, three)[at]
+
+
+@pytest.mark.parametrize("size", [8191, 65535, 65536, 1 << 20])
+def test_a_long_value_is_read(size: int) -> None:
+    assert answered(answer_of([b"x" * size, b"1"], columns=2)) == [b"x" * size, b"1"]
+
+
+def test_a_row_that_begins_like_an_end_is_a_row() -> None:
+    """Only a value of 16 MiB or more has such a length; the server may still write a shorter one so."""
+    row = b"\xfe" + (9).to_bytes(8, "little") + b"long one."
+    assert answered(sent(b"\1", COLUMN, END, row, END)) == [b"long one."]
+
+
+def test_no_row() -> None:
+    assert answered(answer_of(columns=3)) is None
+
+
+@pytest.mark.parametrize("before", [[], [b"\1", COLUMN, END], [b"\1", COLUMN, END, b"\1x"]], ids=len)
+def test_what_the_server_refuses_is_raised(before: list[bytes]) -> None:
+    """At once, or when the statement is killed between two packets."""
+    with pytest.raises(pymysql.err.OperationalError) as raised:
+        answered(sent(*before, KILLED))
+    assert raised.value.args == (1317, "Query execution was interrupted")
+
+
+def test_two_rows_are_no_answer() -> None:
+    with pytest.raises(pymysql.err.InternalError, match="more than one row"):
+        answered(answer_of([b"1"], [b"2"], columns=1))
+
+
+def test_a_connection_that_ends_is_told() -> None:
+    answer = answer_of(ROW, columns=len(ROW))
+    for end in (0, 1, 4, 5, 60, len(answer) - 1):
+        with pytest.raises(pymysql.err.OperationalError, match="Lost connection"):
+            answered(answer[:end])
+    with pytest.raises(pymysql.err.OperationalError, match=r"Lost connection .*timed out"):
+        answered(answer[:60], then=TimeoutError("timed out"))
