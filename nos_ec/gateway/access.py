@@ -39,6 +39,15 @@ _T = TypeVar("_T")
 
 _log = structlog.get_logger(__name__)
 
+_OF_ACCESS = (
+    DocumentKind.VERSIONING,
+    DocumentKind.ACL,
+    DocumentKind.POLICY,
+    DocumentKind.PUBLIC_ACCESS,
+    DocumentKind.OWNERSHIP,
+)
+"""The documents that BucketAccess is made of."""
+
 EVERYTHING = Rights.READ | Rights.WRITE | Rights.LIST | Rights.OWNER | Rights.READ_ACL | Rights.WRITE_ACL
 
 
@@ -176,50 +185,50 @@ class Access:
         row = None if name.startswith(".") else self._metadata.bucket(name)  # those are the store's own
         if row is None:
             raise no_bucket(name)
-        said = self._metadata.bucket_document(name, DocumentKind.VERSIONING)
-        versioning = None if said is None else Versioning(said.decode())
+        found = self._metadata.bucket_documents(name, _OF_ACCESS)
+        said = found.get(DocumentKind.VERSIONING)
         return BucketAccess(
             row,
             self._metadata.grants(name),
-            self._acl_of(row),
-            self._policy_of(name),
-            versioning,
-            self._public_access_of(name),
-            self._ownership_of(name),
+            _acl_of(row, found.get(DocumentKind.ACL)),
+            _policy_of(name, found.get(DocumentKind.POLICY)),
+            None if said is None else Versioning(said.decode()),
+            _public_access_of(name, found.get(DocumentKind.PUBLIC_ACCESS)),
+            _ownership_of(name, found.get(DocumentKind.OWNERSHIP)),
         )
 
-    def _public_access_of(self, name: str) -> PublicAccessBlock:
-        """One that cannot be read blocks everything, until the owner replaces it."""
-        body = self._metadata.bucket_document(name, DocumentKind.PUBLIC_ACCESS)
-        try:
-            return BLOCK_NOTHING if body is None else public_access_block(body)
-        except S3Error as error:
-            _log.error("public access block not read; it blocks everything", bucket=name, error=str(error))
-            return BLOCK_EVERYTHING
 
-    def _ownership_of(self, name: str) -> Ownership | None:
-        """One that cannot be read lets no ACL count."""
-        body = self._metadata.bucket_document(name, DocumentKind.OWNERSHIP)
-        try:
-            return None if body is None else Ownership(body.decode())
-        except ValueError:
-            _log.error("ownership controls not read; no ACL counts", bucket=name)
-            return Ownership.ENFORCED
+def _acl_of(row: BucketRow, body: bytes | None) -> str:
+    if row.acl is not CannedAcl.GRANTS:
+        return row.acl.value
+    return CannedAcl.PRIVATE.value if body is None else body.decode()
 
-    def _policy_of(self, name: str) -> Policy | None:
-        """A policy that cannot be read denies everything, until the owner replaces it."""
-        body = self._metadata.bucket_document(name, DocumentKind.POLICY)
-        try:
-            return None if body is None else policy_of(body, name)
-        except S3Error as error:
-            _log.error("bucket policy not read; it denies everything", bucket=name, error=str(error))
-            return deny_everything()
 
-    def _acl_of(self, row: BucketRow) -> str:
-        if row.acl is not CannedAcl.GRANTS:
-            return row.acl.value
-        body = self._metadata.bucket_document(row.name, DocumentKind.ACL)
-        return CannedAcl.PRIVATE.value if body is None else body.decode()
+def _policy_of(name: str, body: bytes | None) -> Policy | None:
+    """A policy that cannot be read denies everything, until the owner replaces it."""
+    try:
+        return None if body is None else policy_of(body, name)
+    except S3Error as error:
+        _log.error("bucket policy not read; it denies everything", bucket=name, error=str(error))
+        return deny_everything()
+
+
+def _public_access_of(name: str, body: bytes | None) -> PublicAccessBlock:
+    """One that cannot be read blocks everything, until the owner replaces it."""
+    try:
+        return BLOCK_NOTHING if body is None else public_access_block(body)
+    except S3Error as error:
+        _log.error("public access block not read; it blocks everything", bucket=name, error=str(error))
+        return BLOCK_EVERYTHING
+
+
+def _ownership_of(name: str, body: bytes | None) -> Ownership | None:
+    """One that cannot be read lets no ACL count."""
+    try:
+        return None if body is None else Ownership(body.decode())
+    except ValueError:
+        _log.error("ownership controls not read; no ACL counts", bucket=name)
+        return Ownership.ENFORCED
 
 
 def _key_of(name: str, kind: DocumentKind) -> str:

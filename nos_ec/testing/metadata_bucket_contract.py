@@ -185,6 +185,17 @@ class BucketContract:
         assert metadata.set_bucket_document("bucket", DocumentKind.TAGS, None, 5)
         assert metadata.bucket_document("bucket", DocumentKind.TAGS) is None
 
+    def test_some_documents_of_a_bucket(self, bench: MetadataBench) -> None:
+        metadata, (first, second, *others) = bench.metadata, DocumentKind
+        for name in ("bucket", "other"):
+            metadata.create_bucket(name, "ann", PRIVATE, 5)
+            for kind in (first, second):
+                metadata.set_bucket_document(name, kind, f"{kind} of {name}".encode(), 5)
+        assert metadata.bucket_documents("bucket", (second, *others)) == {second: f"{second} of bucket".encode()}
+        assert metadata.bucket_documents("other", (first, second)).keys() == {first, second}
+        assert metadata.bucket_documents("other", others) == metadata.bucket_documents("other", ()) == {}
+        assert metadata.bucket_documents("none", tuple(DocumentKind)) == {}
+
     def test_documents_of_a_kind(self, bench: MetadataBench) -> None:
         metadata = bench.metadata
         names = ["a", "b", "é", "\U0001f600", "\uffee", "z"]

@@ -8,7 +8,7 @@ again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
@@ -145,6 +145,12 @@ def document(connection: Connection, name: str, kind: DocumentKind) -> bytes | N
     """See `Buckets.bucket_document`."""
     body: bytes | None = connection.execute(select(_D.body).where(_D.bucket == name, _D.kind == kind)).scalar()
     return body
+
+
+def documents(connection: Connection, name: str, kinds: Collection[DocumentKind]) -> dict[DocumentKind, bytes]:
+    """See `Buckets.bucket_documents`."""
+    found = connection.execute(select(_D.kind, _D.body).where(_D.bucket == name, _D.kind.in_(kinds)))
+    return {kind: body for kind, body in found}  # noqa: C416 - tuples, for the types
 
 
 def documents_of(connection: Connection, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:

@@ -78,6 +78,10 @@ class SqlBuckets(SqlPart):
         """See the port."""
         return self._read(buckets.document, name, kind)
 
+    def bucket_documents(self, name: str, kinds: Collection[DocumentKind]) -> dict[DocumentKind, bytes]:
+        """See the port."""
+        return self._read(buckets.documents, name, kinds)
+
     def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
         """See the port."""
         return self._write(buckets.set_document, name, kind, body, now_ms)

@@ -7,7 +7,7 @@ bucket, and cost nothing more (docs/adr/0030).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, StrEnum
 from typing import Protocol
@@ -130,6 +130,10 @@ class Buckets(Protocol):
 
     def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
         """The body that was set last."""
+        ...
+
+    def bucket_documents(self, name: str, kinds: Collection[DocumentKind]) -> dict[DocumentKind, bytes]:
+        """Those of these kinds that the bucket has, as of one point in time."""
         ...
 
     def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
