@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from nos_ec.core.errors import NosError
-from nos_ec.core.expiry import DAY_MS, BucketRules, decode_rules
+from nos_ec.core.expiry import BucketRules, decode_rules
 from nos_ec.core.versions import Versioning
 from nos_ec.gateway.accounts import AccountsMetadata
 from nos_ec.gateway.acls import bucket_rights, is_full_control, is_public, object_rights, without_groups
@@ -122,17 +122,13 @@ def no_bucket(name: str) -> S3Error:
 class Access:
     """Looks up access keys and buckets. Safe to call from several threads."""
 
-    def __init__(
-        self, metadata: AccountsMetadata, masters: MasterKeys, clock: Clock, remember_ms: int, day_ms: int = DAY_MS
-    ) -> None:
-        """day_ms: the length of a day of lifecycle rules."""
+    def __init__(self, metadata: AccountsMetadata, masters: MasterKeys, clock: Clock, remember_ms: int) -> None:
         self._metadata = metadata
         self._masters = masters
         self._accounts: _Remembered[Account | None] = _Remembered(clock, remember_ms)
         self._buckets: _Remembered[BucketAccess] = _Remembered(clock, remember_ms)
         self._documents: _Remembered[bytes | None] = _Remembered(clock, remember_ms, DOCUMENTS_MAX)
         self._rules: _Remembered[BucketRules | None] = _Remembered(clock, remember_ms, DOCUMENTS_MAX)
-        self._day_ms = day_ms
 
     def account(self, access_key: str) -> Account | None:
         """Whose key it is; None if there is no active key of this name. Raises Transient, ConfigError, Corrupt."""
@@ -179,7 +175,7 @@ class Access:
 
     def _look_up_rules(self, name: str) -> BucketRules | None:
         body = self._metadata.bucket_document(name, DocumentKind.LIFECYCLE)
-        return None if body is None else BucketRules(decode_rules(body), self._day_ms)
+        return None if body is None else BucketRules(decode_rules(body))
 
     def _look_up_bucket(self, name: str) -> BucketAccess:
         row = None if name.startswith(".") else self._metadata.bucket(name)  # those are the store's own

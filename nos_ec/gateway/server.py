@@ -46,7 +46,7 @@ def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> S
     """The gateway of an open store, without its server."""
     store, metadata, clock = system.store(), system.metadata, system.clock
     uploads = multipart_uploads(system, store)
-    access = Access(metadata, masters, clock, settings.access_cache_ms, settings.lifecycle_day_ms)
+    access = Access(metadata, masters, clock, settings.access_cache_ms)
     objects = ObjectOperations(store, uploads, access, AttributeChanges(store, clock, Random().random))
     return Service(
         access,

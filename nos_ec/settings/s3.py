@@ -116,7 +116,8 @@ class S3Settings(Section):
         default=86_400,
         ge=1,
         le=86_400,
-        description="Length of a day of lifecycle rules in seconds. Only for tests: objects expire early with less.",
+        description="Length of a day of lifecycle rules in seconds. Only for tests: objects expire early with less."
+        " Headers count whole days all the same, as radosgw's do.",
     )
     master_key: SecretStr | None = Field(
         default=None,
