@@ -33,11 +33,11 @@ _OWNERS = {"bucket-owner-read": "private", "bucket-owner-full-control": "private
 _NAME_OF_GROUP = {ALL_USERS: "~all", AUTHENTICATED_USERS: "~authenticated"}
 _GROUP_OF_NAME = {name: uri for uri, name in _NAME_OF_GROUP.items()}
 _HEADERS = {
-    "x-amz-grant-full-control": "FULL_CONTROL",
     "x-amz-grant-read": "READ",
-    "x-amz-grant-read-acp": "READ_ACP",
     "x-amz-grant-write": "WRITE",
+    "x-amz-grant-read-acp": "READ_ACP",
     "x-amz-grant-write-acp": "WRITE_ACP",
+    "x-amz-grant-full-control": "FULL_CONTROL",
 }
 _GRANTEE = re.compile(r'\s*([A-Za-z]+)\s*=\s*(?:"([^"]*)"|([^",\s]*))\s*')
 _ACL_RIGHTS = {"READ_ACP": Rights.READ_ACL, "WRITE_ACP": Rights.WRITE_ACL}
@@ -46,11 +46,11 @@ _ON_OBJECT = {"READ": Rights.READ, **_ACL_RIGHTS}
 
 
 def grants_of(acl: str, owner: Owner) -> list[Grant]:
-    """What a stored ACL grants."""
+    """What a stored ACL grants: in the order given, and of a canned ACL with the owner last."""
     if "=" in acl:
         return [_grant(*entry.partition("=")[::2]) for entry in acl.split(" ")]
     groups = _GROUPS.get(_OWNERS.get(acl, acl), ())
-    return [Grant("FULL_CONTROL", owner), *(Grant(permission, uri=uri) for uri, permission in groups)]
+    return [*(Grant(permission, uri=uri) for uri, permission in groups), Grant("FULL_CONTROL", owner)]
 
 
 @lru_cache(maxsize=1024)
@@ -154,11 +154,6 @@ def canned(acl: str) -> str:
     if acl not in _GROUPS and acl not in _OWNERS:
         raise S3Error("InvalidArgument", f"{acl!r} is no canned ACL.", ArgumentName="x-amz-acl", ArgumentValue=acl)
     return acl
-
-
-def opens(acl: str) -> bool:
-    """Whether a stored ACL allows anything to others than the owner."""
-    return _OWNERS.get(acl, acl) != "private"
 
 
 @lru_cache(maxsize=1024)

@@ -36,7 +36,7 @@ from nos_ec.gateway.object_operations import ObjectOperations, attributes_of_cal
 from nos_ec.gateway.preconditions import write_condition
 from nos_ec.gateway.reply import Reply, empty, xml
 from nos_ec.gateway.stored_body import CopiedBody, store_body
-from nos_ec.gateway.versions import source_headers, version_headers
+from nos_ec.gateway.versions import source_headers, stored_headers
 from nos_ec.ports.metadata import ObjectRow, Rights, UploadRow, UploadState
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import Algorithm, ChecksumType
@@ -163,7 +163,7 @@ class MultipartOperations:
         attributes = _attributes(row)
         location = f"{call.request.base}/{call.bucket}/{quote(call.key, safe='/')}"
         answer = answers.upload_completed(location, call.bucket, call.key, etag_of(row), checksum_of(attributes))
-        headers = self._objects.expiry_headers(row, attributes) | version_headers(call.versioning, row)
+        headers = self._objects.expiry_headers(row, attributes) | stored_headers(call.versioning, row)
         return xml(answer, headers)
 
     def _completed(self, upload: UploadRow) -> ObjectRow:

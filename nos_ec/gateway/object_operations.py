@@ -13,7 +13,7 @@ from nos_ec.core.versions import Versioning
 from nos_ec.engine.store import READ_TRIES, Store
 from nos_ec.engine.uploads import MultipartUploads
 from nos_ec.gateway.access import Access, BucketAccess
-from nos_ec.gateway.acls import grants_of, of_headers, opens
+from nos_ec.gateway.acls import grants_of, of_headers
 from nos_ec.gateway.attribute_changes import AttributeChanges
 from nos_ec.gateway.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.bucket_operations import acl_of, document
@@ -51,6 +51,7 @@ from nos_ec.gateway.versions import (
     no_such_version,
     number_of,
     source_headers,
+    stored_headers,
     version_headers,
 )
 from nos_ec.ports.metadata import AddMarker, DeleteVersion, ObjectRow, Rights
@@ -282,7 +283,7 @@ class ObjectOperations:
             raise S3Error("NoSuchKey", "The specified key does not exist.", Key=call.key) from None
         assert body.computed is not None
         etag = body.computed.md5.hex()
-        headers = self.expiry_headers(row, attributes) | version_headers(call.versioning, row)
+        headers = self.expiry_headers(row, attributes) | stored_headers(call.versioning, row)
         return etag, {"etag": f'"{etag}"', **checksum_headers(attributes), **headers}
 
     def expiry_headers(self, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
@@ -368,7 +369,7 @@ class ObjectOperations:
             lambda stream, told: self._store.put(call.object_key, stream, told, condition, call.versioning),
             self._store.set_attributes_of,
         )
-        headers = version_headers(call.versioning, made) | source_headers(of_source, row)
+        headers = stored_headers(call.versioning, made) | source_headers(of_source, row)
         headers |= self.expiry_headers(made, attributes)
         return xml(answers.copied(etag_of(made), made.created_ms, checksum_of(attributes)), headers)
 
@@ -510,11 +511,8 @@ def _alone(checksum: answers.Checksum | None) -> answers.Checksum | None:
 
 
 def attributes_of_call(call: Call) -> dict[str, str]:
-    """What a request says of its object. Only who owns the bucket, and so the object, may open it to others.
-    Raises S3Error, also if the bucket allows no such ACL."""
+    """What a request says of its object. Raises S3Error, also if the bucket allows no such ACL."""
     found = attributes_of_request(call.request, content_encoding_of(call.request, call.payload))
-    if opens(found.get(ACL, "private")):
-        call.require(Rights.OWNER)
     acl = of_headers(call.request)
     if acl is not None and call.access is not None:
         call.access.require_acl(acl, of_headers=True)

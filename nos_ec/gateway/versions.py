@@ -38,6 +38,11 @@ def version_headers(versioning: Versioning | None, row: ObjectRow) -> dict[str, 
     return {} if versioning is None else {"x-amz-version-id": id_of(row)}
 
 
+def stored_headers(versioning: Versioning | None, row: ObjectRow) -> dict[str, str]:
+    """What a request is told that has stored this version. Only an Enabled bucket makes one with an id of its own."""
+    return version_headers(versioning, row) if versioning is Versioning.ENABLED else {}
+
+
 def source_headers(versioning: Versioning | None, row: ObjectRow) -> dict[str, str]:
     """The header with the id of the version that was copied."""
     return {} if versioning is None else {"x-amz-copy-source-version-id": id_of(row)}

@@ -14,7 +14,7 @@ import re
 from binascii import Error as BadBase64
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from nos_ec.s3.errors import S3Error
@@ -24,6 +24,7 @@ POLICY_SIZE_MAX = 20 << 10
 CONDITIONS_MAX = 200
 _NEED_NO_CONDITION = frozenset(["awsaccesskeyid", "signature", "x-amz-signature", "policy", "file"])
 _FREE = "x-ignore-"
+_EXPIRATION = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?Z")
 _CREDENTIAL = re.compile(r"(.+)/([0-9]{8})/([0-9A-Za-z_-]{1,64})/s3/aws4_request")
 
 
@@ -143,11 +144,15 @@ def _parsed(policy: str) -> dict[str, Any]:
 
 
 def _expiration_ms(document: dict[str, Any]) -> int:
+    """Raises S3Error for all but the one form of ISO 8601 that S3 takes, which clients write."""
+    text = document["expiration"]
     try:
-        time = datetime.fromisoformat(document["expiration"])
+        time = datetime.fromisoformat(text) if _EXPIRATION.fullmatch(text) else None
     except ValueError:
-        raise _invalid("its expiration must be a time in ISO 8601") from None
-    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+        time = None
+    if time is None:
+        raise _invalid("its expiration must be a time such as 2030-01-01T12:00:00.000Z")
+    return int(time.timestamp() * 1000)
 
 
 def _condition(condition: object) -> tuple[str, object, object]:
