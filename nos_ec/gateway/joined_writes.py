@@ -14,7 +14,6 @@ class JoinedWrites:
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
-        self.is_closing = transport.is_closing
         self._keeps = False
         self._kept = b""
 

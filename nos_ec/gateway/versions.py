@@ -6,10 +6,10 @@ The id of a version is its number, in 16 hexadecimal digits; `null` is that of a
 from __future__ import annotations
 
 import re
-from email.utils import formatdate
 
 from nos_ec.core.versions import VERSION_MAX, Versioning
 from nos_ec.gateway.call import Call
+from nos_ec.gateway.object_headers import http_date
 from nos_ec.ports.metadata import ObjectRow, VersionEntry
 from nos_ec.s3.errors import S3Error
 
@@ -76,7 +76,7 @@ def is_marker(marker: VersionEntry) -> S3Error:
     error.headers |= {
         "x-amz-delete-marker": "true",
         "x-amz-version-id": id_of(marker),
-        "last-modified": formatdate(marker.created_ms // 1000, usegmt=True),
+        "last-modified": http_date(marker.created_ms),
         "allow": "DELETE",
     }
     return error

@@ -52,8 +52,8 @@ SESSION_MS = 4000
 STALL_MS_MAX = 6000
 """Other sessions survive a stall of the machine, and a broker that is too busy for their heartbeats."""
 HEARTBEATS_MS = 1500
-until = partial(waiting.until, wait_s=60)
 """Time without a heartbeat after which members that are to be removed are removed."""
+until = partial(waiting.until, wait_s=60)
 
 _numbers = itertools.count()
 

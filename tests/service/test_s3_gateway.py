@@ -94,7 +94,7 @@ def test_acl_and_tags_of_a_bucket(gateway: Gateway, ann: Any) -> None:
         else:
             refused("AccessDenied", 403, nobody.put_object, Bucket="photos", Key="k", Body=b"x")
         shown = ann.get_bucket_acl(Bucket="photos")
-        assert [grant["Permission"] for grant in shown["Grants"]][-1] == "FULL_CONTROL"
+        assert shown["Grants"][-1]["Permission"] == "FULL_CONTROL"
         ann.put_bucket_acl(Bucket="photos", AccessControlPolicy={"Owner": shown["Owner"], "Grants": shown["Grants"]})
         assert ann.get_bucket_acl(Bucket="photos")["Grants"] == shown["Grants"]
         assert may_list

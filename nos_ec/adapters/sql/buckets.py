@@ -150,7 +150,7 @@ def document(connection: Connection, name: str, kind: DocumentKind) -> bytes | N
 def documents(connection: Connection, name: str, kinds: Collection[DocumentKind]) -> dict[DocumentKind, bytes]:
     """See `Buckets.bucket_documents`."""
     found = connection.execute(select(_D.kind, _D.body).where(_D.bucket == name, _D.kind.in_(kinds)))
-    return {kind: body for kind, body in found}  # noqa: C416 - tuples, for the types
+    return {row.kind: row.body for row in found}
 
 
 def documents_of(connection: Connection, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:

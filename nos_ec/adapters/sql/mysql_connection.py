@@ -42,11 +42,11 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
         self._execute_command(COMMAND.COM_QUERY, statement)
         columns = self._read_packet().read_length_encoded_integer()
         received = _piece(self._rfile)
-        is_known = self._descriptions and received.startswith(self._descriptions)
-        packets = _packets(self._rfile, received, len(self._descriptions) if is_known else 0, self.encoding)
-        if not is_known:
-            described = [next(packets)[0] for _ in range(columns + 1)]  # and the packet that ends them
-            self._descriptions = b"".join(described)
+        known = len(self._descriptions) if received.startswith(self._descriptions) else 0
+        packets = _packets(self._rfile, received, known, self.encoding)
+        if not known:
+            # With the packet that ends them.
+            self._descriptions = b"".join([next(packets)[0] for _ in range(columns + 1)])
         _, row = next(packets)
         if _is_end(row):
             return None
