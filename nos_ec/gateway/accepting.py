@@ -62,7 +62,9 @@ class Acceptor:
         self._listen()
 
     def tell(self) -> int:
-        """Tell the other processes how many connections this one has, and return it."""
+        """Tell the other processes how many connections this one has, and return it. One that has just been
+        accepted may be counted twice: it is served, but its task has not ended. The next call, at the latest that of
+        `on_tick`, puts it right."""
         connections = self._served() + len(self._begun)
         self._counts.write(self._number, connections)
         return connections
