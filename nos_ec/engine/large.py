@@ -113,13 +113,10 @@ class LargeObjects:
         if condition is not None and (refusal := self._refusal(key, condition)) is not None:
             raise refusal
         with self._lease.lent() as loan:
-            version = self._metadata.next_version(key, self._clock.now_ms(), of_all=versioning is not None)
-            if versioning is Versioning.ENABLED:
-                version += next(self._turns) * _TURN % _MS  # of PUTs that begin in one millisecond, each is a version
             made: list[BlockId] = []
             try:
                 size_max = 0 if tails is None else tails.size_max
-                new, tail = self._write(key, version, head, rest, attributes, loan, made, size_max)
+                new, tail = self._write(key, versioning, head, rest, attributes, loan, made, size_max)
                 new = replace(new, condition=condition, step=step, versioning=versioning)
                 kill_point("large.written")
                 if tails is not None and tail:
@@ -145,7 +142,7 @@ class LargeObjects:
                 f"object {key} was changed by another client while it was being stored; nothing was changed", key=key
             )
         row = self._recorded(new)
-        if versioning is Versioning.ENABLED and (not recorded or row.version != version):
+        if versioning is Versioning.ENABLED and (not recorded or row.version != new.version):
             raise Transient(f"{key}: another request stored a version of the same number; send it again", key=key)
         if step is not None and not recorded:
             self._require_open(step, key)
@@ -202,7 +199,7 @@ class LargeObjects:
     def _write(
         self,
         key: ObjectKey,
-        version: int,
+        versioning: Versioning | None,
         head: bytes,
         rest: ByteStream,
         attributes: bytes,
@@ -211,7 +208,11 @@ class LargeObjects:
         tail_max: int,
     ) -> tuple[NewLargeObject, bytes]:
         """Write all segments. Returns the tail, of at most `tail_max` bytes, as well. Adds the id of each block to
-        `made` when it is allocated, so that `made` is right after a failure too."""
+        `made` when it is allocated, so that `made` is right after a failure too.
+
+        The version is that of the time when the first block is full, or the stream has ended: of two PUTs that fit into
+        a block, the one whose bytes are whole last wins, however early it began."""
+        version = 0
         md5 = hashlib.md5(usedforsecurity=False)
         crc32c = 0
         size = 0
@@ -222,7 +223,7 @@ class LargeObjects:
         tail = b""
         last = False
         while not last:
-            block = LargeBlock(self._blocks.geometry, key, version, size, front)
+            block = LargeBlock(self._blocks.geometry, key, size, front)
             for window in block.fill(stream):
                 md5.update(window)
             crc32c = joined(crc32c, block.crc32c, block.length)
@@ -230,20 +231,30 @@ class LargeObjects:
             last = stream.at_end()
             if last:
                 tail = block.cut_tail(tail_max)
+            if not segments:
+                version = self._next_version(key, versioning)
             # The size of a stream is known only at its end, so the last segment carries it and the others have 0.
-            about = (size, attributes) if last else (0, b"")
+            about = (version, size, attributes) if last else (version, 0, b"")
             segments.append(self._write_block(block, about, loan, made))
             block_stripes.append(block.stripes)
         new = NewLargeObject(key, version, size, crc32c, md5.digest(), segments, block_stripes, attributes)
         return replace(new, tail_bytes=len(tail)), tail
+
+    def _next_version(self, key: ObjectKey, versioning: Versioning | None) -> int:
+        version = self._metadata.next_version(key, self._clock.now_ms(), of_all=versioning is not None)
+        if versioning is Versioning.ENABLED:
+            version += next(self._turns) * _TURN % _MS  # each PUT of a millisecond makes a version of its own
+        return version
 
     def _front(self, key: ObjectKey, attributes: bytes) -> int:
         """Bytes of header and name. Those of the last segment, which nobody knows to be the last before it is read."""
         record_size = name_record_size(key.bucket, key.name, (0, 0), attributes)
         return header_length(1) + names_size_max(record_size)
 
-    def _write_block(self, block: LargeBlock, about: tuple[int, bytes], loan: Loan, made: list[BlockId]) -> Segment:
-        """about: the size of the object and its attributes, as the name record of this segment has them."""
+    def _write_block(
+        self, block: LargeBlock, about: tuple[int, int, bytes], loan: Loan, made: list[BlockId]
+    ) -> Segment:
+        """about: version, size and attributes of the object, as the name record of this segment has them."""
         require_room(self._blocks, block.stripes * self._blocks.geometry.stripe_size, self._reserve_bytes)
         for tries_left in reversed(range(APPEND_TRIES)):
             block_id = self._placement.new_block_id()

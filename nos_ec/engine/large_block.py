@@ -24,7 +24,7 @@ WINDOW_BYTES = 4 << 20
 class LargeBlock:
     """A block with the bytes of a large object from `offset` on, behind `front` bytes for header and names."""
 
-    def __init__(self, geometry: Geometry, key: ObjectKey, version: int, offset: int, front: int) -> None:
+    def __init__(self, geometry: Geometry, key: ObjectKey, offset: int, front: int) -> None:
         self.front = front
         self.length = 0
         """Bytes of data."""
@@ -32,7 +32,6 @@ class LargeBlock:
         """Of the data."""
         self._geometry = geometry
         self._key = key
-        self._version = version
         self._offset = offset
         self._bytes = bytearray(front)
 
@@ -69,11 +68,12 @@ class LargeBlock:
             self.crc32c = google_crc32c.extend(self.crc32c, window)
         return tail
 
-    def group(self, place: GroupPlace, object_size: int, attributes: bytes) -> bytearray:
-        """The whole block, once it is filled, as the group that is written to `place`. The next call changes it."""
+    def group(self, place: GroupPlace, version: int, object_size: int, attributes: bytes) -> bytearray:
+        """The whole block, once it is filled, as the group that is written to `place`. version: of the object. The next
+        call changes it."""
         with memoryview(self._bytes) as whole, whole[self.front : self.front + self.length] as data:
             segment = self._offset, object_size
-            item = GroupItem(self._key, self._version, self.front, data, self.crc32c, segment, attributes)
+            item = GroupItem(self._key, version, self.front, data, self.crc32c, segment, attributes)
             front = header_and_names(self._geometry, place, [item])
             whole[: len(front)] = front
         return self._bytes

@@ -106,3 +106,17 @@ def test_large_puts_of_a_process_share_a_lease_and_failed_ones_leave_nothing(ben
     assert states == {BlockState.SEALED, BlockState.FENCED}, "what the failed PUT wrote waits for recovery"
     bench.settle(system)
     assert left_over(system) == []
+
+
+@pytest.mark.parametrize("size", [5 * STRIPE, 7 * STRIPE + 1])
+def test_of_two_puts_into_a_block_each_the_one_whose_bytes_are_whole_last_wins(system: System, size: int) -> None:
+    store = ObjectStore(system)
+
+    def body() -> Iterator[bytes]:
+        yield b"b" * (size - 1)
+        store.put("b/large", b"a" * size)
+        yield b"b"
+
+    info = store.put("b/large", body())
+    assert store.head("b/large") == info
+    assert store.get("b/large") == b"b" * size
