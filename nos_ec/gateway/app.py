@@ -1,7 +1,8 @@
 """The ASGI application: reads requests and bodies, sends answers. Operations run in a pool of threads.
 
 A request of a small body is served by one thread once its body is there. So slow clients hold no thread, unless they
-send large bodies. A large answer takes a thread for each window of it, and none while the client reads.
+send large bodies, or have no signature and wait to be told to send one. A large answer takes a thread for each window
+of it, and none while the client reads.
 
 Source: ASGI specification, HTTP and WebSocket message format, version 2.5.
 """
@@ -152,11 +153,15 @@ class App:
         length = request.header("content-length")
         is_small = length is not None and length.isascii() and length.isdigit() and int(length) <= SMALL_BODY_BYTES
         has_body = length not in (None, "0") or b"transfer-encoding" in request.header_values
+        # Reading the body tells the client to send it. A stranger is told only when an operation wants to have it.
+        asks_first = b"expect" in request.header_values and b"authorization" not in request.header_values
+        workers = self._workers
         if not has_body:
             body.end()
-        elif is_small:
+        elif is_small and not asks_first:
             await body.fetch_all()
-        workers = self._uploads if has_body and not is_small else self._workers
+        else:
+            workers = self._uploads
         return await workers.run(self._service.answer, request, body, record)
 
     async def _send(self, reply: Reply, body: _Body, way: _Way, *, closes: bool) -> None:

@@ -22,6 +22,8 @@ from nos_ec.s3.request import Request
 
 BUCKETS_MAX = 10_000
 BUCKET_TAGS_MAX = 50
+_RECREATES = "us-east-1"
+"""The region in which the owner of a bucket may create it again (CreateBucket of the S3 API reference)."""
 
 
 class BucketOperations:
@@ -63,7 +65,8 @@ class BucketOperations:
         )
 
     def create_bucket(self, call: Call) -> Reply:
-        """Of the account that asks."""
+        """Of the account that asks. In us-east-1, as in S3, its owner may create it again; other than there, that
+        changes nothing, and an ACL that is not the bucket's is refused, as by radosgw."""
         account = call.require_account()
         check_new_bucket(call.bucket)
         refuse_unsupported(call.request)
@@ -85,16 +88,22 @@ class BucketOperations:
             self._access.set_document(call.bucket, DocumentKind.OWNERSHIP, ownership.encode(), self._clock.now_ms())
         self._access.forget_bucket(call.bucket)
         if not made:
-            row = self._metadata.bucket(call.bucket)
-            if row is not None and row.owner == account:
-                raise S3Error("BucketAlreadyOwnedByYou", "You own this bucket already.", BucketName=call.bucket)
-            raise S3Error("BucketAlreadyExists", "The requested bucket name is not available.", BucketName=call.bucket)
+            self._require_same(call.bucket, account, acl, ownership)
         return empty({"location": f"/{call.bucket}"})
 
+    def _require_same(self, bucket: str, account: str, acl: str, ownership: Ownership | None) -> None:
+        """That a bucket is just as this account would have created it. Raises BucketAlreadyOwnedByYou,
+        BucketAlreadyExists."""
+        there = self._access.bucket(bucket)
+        is_owners = there.row.owner == account
+        if is_owners and self._region != _RECREATES:
+            raise S3Error("BucketAlreadyOwnedByYou", "You own this bucket already.", BucketName=bucket)
+        if not is_owners or there.acl != acl or ownership not in (None, there.ownership):
+            raise S3Error("BucketAlreadyExists", "The requested bucket name is not available.", BucketName=bucket)
+
     def head_bucket(self, call: Call) -> Reply:
-        """To whoever may do anything in it."""
-        if not call.rights:
-            call.require(Rights.LIST)
+        """To whoever may list it."""
+        call.require(Rights.LIST)
         return empty({"x-amz-bucket-region": self._region})
 
     def delete_bucket(self, call: Call) -> Reply:

@@ -49,6 +49,7 @@ from nos_ec.gateway.versions import (
     id_of,
     is_marker,
     no_such_version,
+    not_there,
     number_of,
     source_headers,
     stored_headers,
@@ -196,7 +197,7 @@ class ObjectOperations:
             marker = None if versioning is None else self._store.latest_marker(key)
             if marker is not None:
                 raise hidden_by(marker) from None
-            raise S3Error("NoSuchKey", "The specified key does not exist.", Key=key.name) from None
+            raise not_there(key.name) from None
         if entry.row is None:
             raise is_marker(entry) if self._may_list(call, key) else denied()
         return entry.row

@@ -129,8 +129,9 @@ def expected_of(
     compute if the request names no algorithm. of_object: the checksum in the headers is that of an object, as of
     CompleteMultipartUpload, and not of the body.
 
-    Raises S3Error: InvalidDigest (a bad Content-MD5), InvalidRequest (a bad or second checksum, an unknown trailer),
-    NotImplemented (an algorithm that we lack), BadDigest (another algorithm than `x-amz-sdk-checksum-algorithm`)."""
+    Raises S3Error: InvalidDigest (a bad Content-MD5), InvalidRequest (a second checksum, an unknown trailer),
+    NotImplemented (an algorithm that we lack), BadDigest (a value that no checksum of its algorithm has, as radosgw
+    says; another algorithm than `x-amz-sdk-checksum-algorithm`)."""
     content_md5 = request.header("content-md5")
     md5 = None
     if content_md5 is not None:
@@ -173,7 +174,7 @@ def checksum_of(request: Request) -> tuple[Algorithm, bytes] | None:
         algorithm = _BY_HEADER.get(name) or _refuse(name, "The header")
         value = decoded(request.header(name) or "", algorithm.size)
         if value is None:
-            raise S3Error("InvalidRequest", f"Value for {name} header is invalid.")
+            raise S3Error("BadDigest", f"Value for {name} header is invalid.")
         if found:
             raise _several()
         found = (algorithm, value)
@@ -251,7 +252,7 @@ class BodyCheck:
 
     def finish(self, trailers: Mapping[str, str]) -> Computed:
         """Compares, at the end of the body. trailers: by name in lower case. Raises S3Error: BadDigest,
-        XAmzContentSHA256Mismatch, InvalidRequest (a trailer that is no checksum of its algorithm)."""
+        XAmzContentSHA256Mismatch."""
         expected, md5 = self._expected, self._md5.digest()
         if self._sha256 is not None and not hmac.compare_digest(self._sha256.hexdigest(), expected.sha256 or ""):
             raise S3Error(
@@ -275,7 +276,7 @@ class BodyCheck:
         if value is None:
             value = decoded(trailers[expected.algorithm.header], expected.algorithm.size)
             if value is None:
-                raise S3Error("InvalidRequest", f"Value for {expected.algorithm.header} trailing header is invalid.")
+                raise S3Error("BadDigest", f"Value for {expected.algorithm.header} trailing header is invalid.")
         if value != computed:
             name = expected.algorithm.value
             raise S3Error("BadDigest", f"The {name} you specified did not match the calculated checksum.")

@@ -23,7 +23,8 @@ from nos_ec.s3.signing import sign, signing_key
 POLICY_SIZE_MAX = 20 << 10
 CONDITIONS_MAX = 200
 _NEED_NO_CONDITION = frozenset(["awsaccesskeyid", "signature", "x-amz-signature", "policy", "file"])
-_FREE = "x-ignore-"
+_FREE = ("x-ignore-", "x-amz-checksum-")
+"""Fields that begin so need no condition either. A checksum can only make an upload fail; radosgw takes it, too."""
 _EXPIRATION = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?Z")
 _CREDENTIAL = re.compile(r"(.+)/([0-9]{8})/([0-9A-Za-z_-]{1,64})/s3/aws4_request")
 

@@ -12,7 +12,9 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from .s3_gateway import MASTERS, SETTINGS, Gateway, refused
+from nos_ec.composition.wiring import System
+
+from .s3_gateway import MASTERS, SETTINGS, Gateway, refused, serving
 
 NAMED = {"Bucket": "photos", "Key": "k"}
 
@@ -138,7 +140,7 @@ def test_a_checksum_of_an_object_that_is_none(ann: Any) -> None:
     part = ann.upload_part(**upload, PartNumber=1, Body=b"x", ChecksumAlgorithm="CRC32")
     parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
     complete = {**upload, "MultipartUpload": parts}
-    refused("InvalidRequest", 400, ann.complete_multipart_upload, **complete, ChecksumCRC32="abc")
+    refused("BadDigest", 400, ann.complete_multipart_upload, **complete, ChecksumCRC32="abc")
     refused("BadDigest", 400, ann.complete_multipart_upload, **complete, ChecksumCRC32="AAAAAA==")
     assert ann.complete_multipart_upload(**complete, ChecksumCRC32=part["ChecksumCRC32"])["ETag"]
 
@@ -162,6 +164,47 @@ def test_an_acl_comes_in_one_way(gateway: Gateway, ann: Any) -> None:
         put(**named, ACL="private")
         put(**named, AccessControlPolicy=document)
     assert gateway.raw("GET", "/photos/k")[0] == 403
+
+
+def test_an_owner_creates_a_bucket_again(gateway: Gateway, ann: Any) -> None:
+    ann.put_object(**NAMED, Body=b"abc")
+    ann.put_bucket_versioning(Bucket="photos", VersioningConfiguration={"Status": "Enabled"})
+    for acl in ({}, {"ACL": "private"}):
+        ann.create_bucket(Bucket="photos", **acl)
+    ann.create_bucket(Bucket="music", GrantRead="id=bob", ObjectOwnership="ObjectWriter")
+    ann.create_bucket(Bucket="music", GrantRead="id=bob")
+    for bucket, other in (
+        ("photos", {"ACL": "public-read"}),
+        ("photos", {"GrantRead": "id=bob"}),
+        ("photos", {"ObjectOwnership": "ObjectWriter"}),
+        ("music", {}),
+        ("music", {"GrantRead": "id=bob", "ObjectOwnership": "BucketOwnerPreferred"}),
+    ):
+        refused("BucketAlreadyExists", 409, ann.create_bucket, Bucket=bucket, **other)
+    refused("BucketAlreadyExists", 409, gateway.client("bob").create_bucket, Bucket="photos")
+    refused("BucketAlreadyExists", 409, gateway.client("root").create_bucket, Bucket="photos")
+    assert ann.get_object(**NAMED)["Body"].read() == b"abc"
+    assert ann.get_bucket_versioning(Bucket="photos")["Status"] == "Enabled"
+    assert gateway.raw("GET", "/photos")[0] == 403
+
+
+def test_an_owner_creates_a_bucket_again_elsewhere(system: System) -> None:
+    with serving(system, SETTINGS.model_copy(update={"region": "eu-north-1"})) as gateway:
+        ann = gateway.client("ann")
+        location = {"CreateBucketConfiguration": {"LocationConstraint": "eu-north-1"}}
+        ann.create_bucket(Bucket="photos", **location)
+        refused("BucketAlreadyOwnedByYou", 409, ann.create_bucket, Bucket="photos", **location)
+        refused("BucketAlreadyExists", 409, gateway.client("bob").create_bucket, Bucket="photos", **location)
+
+
+@pytest.mark.parametrize("allowed", ["READ", "WRITE"])
+def test_who_may_list_a_bucket_may_ask_whether_it_is_there(gateway: Gateway, ann: Any, allowed: str) -> None:
+    ann.put_bucket_acl(Bucket="photos", **{f"Grant{allowed.title()}": "id=bob"})
+    bob = gateway.client("bob")
+    if allowed == "READ":
+        bob.head_bucket(Bucket="photos")
+    else:
+        refused("403", 403, bob.head_bucket, Bucket="photos")
 
 
 def test_ownership_of_a_new_bucket(ann: Any) -> None:

@@ -135,6 +135,10 @@ def test_tags_and_checksums_of_a_form(gateway: Gateway, ann: Any) -> None:
     assert ann.get_object_tagging(**NAMED)["TagSet"] == [{"Key": "a", "Value": "1 & 2"}]
     assert ann.head_object(**NAMED, ChecksumMode="ENABLED")["ChecksumSHA256"] == sha256
     denied(poster.post(fields, b"other"), 400, "BadDigest")
+    fields = poster.fields() | {"x-amz-checksum-sha256": sha256}
+    assert poster.post(fields)[0] == 204, "a checksum needs no condition"
+    for wrong in (sha256[::-1], "nonsense"):
+        denied(poster.post(fields | {"x-amz-checksum-sha256": wrong}), 400, "BadDigest")
     denied(poster.post(poster.fields(tagging="<Tagging>")), 400, "MalformedXML")
     denied(poster.post(poster.fields(x_amz_server_side_encryption="AES256")), 501, "NotImplemented")
     assert ann.get_object(**NAMED)["Body"].read() == b"bar"

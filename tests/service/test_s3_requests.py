@@ -98,20 +98,24 @@ def test_a_body_of_unknown_length_needs_its_sha_256(gateway: Gateway, ann: Any) 
     assert ann.get_object(**NAMED)["Body"].read() == b"x"
 
 
-def test_a_put_waits_for_100_continue(gateway: Gateway, ann: Any) -> None:
-    ann.put_bucket_acl(Bucket="photos", ACL="public-read-write")
+@pytest.mark.parametrize("size", [1, 300_000])
+def test_a_put_waits_for_100_continue(gateway: Gateway, ann: Any, size: int) -> None:
     parts = urlsplit(gateway.url)
     for acl, first in (("public-read-write", 100), ("private", 403)):
         ann.put_bucket_acl(Bucket="photos", ACL=acl)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
         connection.putrequest("PUT", "/photos/k")
-        connection.putheader("Content-Length", "300000")
+        connection.putheader("Content-Length", str(size))
         connection.putheader("Expect", "100-continue")
         connection.endheaders()
         assert connection.sock is not None
-        line = connection.sock.recv(16)
-        assert int(line.split()[1]) == first
+        with connection.sock.makefile("rb") as answers:
+            assert int(answers.readline().split()[1]) == first
+            if first == 100:
+                connection.send(b"x" * size)
+                assert (answers.readline(), answers.readline()) == (b"\r\n", b"HTTP/1.1 200 OK\r\n")
         connection.close()
+    assert ann.get_object(**NAMED)["Body"].read() == b"x" * size
 
 
 @pytest.mark.parametrize("value", ["", "AWS4-HMAC-SHA256", "AWS k:s", "Basic YTpi"])
