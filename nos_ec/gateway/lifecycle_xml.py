@@ -25,10 +25,7 @@ SIZE_MAX = 2**50
 OF_RULE, FILTER, EMPTY, AND = "rule", "filter", "empty", "and"
 """How the conditions are written: as the Prefix of the rule, in a Filter, in an empty one, in the And of one."""
 _ACTIONS = ("Expiration", "NoncurrentVersionExpiration", "AbortIncompleteMultipartUpload")
-_UNSUPPORTED = {
-    "Transition": "Transitions are not supported: a store has one storage class.",
-    "NoncurrentVersionTransition": "Transitions are not supported: a store has one storage class.",
-}
+_TRANSITIONS = ("Transition", "NoncurrentVersionTransition")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9:.]{5,15}(Z|[+-][0-9]{2}:?[0-9]{2})?)?")
 
 
@@ -143,7 +140,11 @@ def _expiration(element: Element) -> tuple[int | None, int | None, bool | None]:
     if "Days" in parts:
         what = "'Days' for Expiration action must be a positive integer"
         return _number(parts["Days"], 1, NUMBER_MAX, what), None, None
-    text = _text(parts["Date"])
+    return None, _date_ms(parts["Date"]), None
+
+
+def _date_ms(element: Element) -> int:
+    text = _text(element)
     try:
         date = datetime.fromisoformat(text) if _DATE.fullmatch(text) else None
     except ValueError:
@@ -153,7 +154,15 @@ def _expiration(element: Element) -> tuple[int | None, int | None, bool | None]:
     date_ms = round((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1000)
     if date_ms % DAY_MS or not 0 <= date_ms < _YEAR_10000_MS:
         raise _invalid("'Date' must be at midnight GMT", "Date")
-    return None, date_ms, None
+    return date_ms
+
+
+def _refuse_transition(element: Element) -> None:
+    """Raises NotImplemented, and MalformedXML or InvalidArgument for a date that S3 would refuse as well."""
+    for child in element.children:
+        if child.name == "Date":
+            _date_ms(child)
+    raise S3Error("NotImplemented", "Transitions are not supported: a store has one storage class.")
 
 
 _Conditions = tuple[str, str, tuple[tuple[str, str], ...], int | None, int | None]
@@ -216,13 +225,13 @@ def _number(element: Element, least: int, most: int, reason: str) -> int:
 
 
 def _children(element: Element, *names: str) -> dict[str, Element]:
-    """The elements in another one, each at most once. Raises NotImplemented for those of _UNSUPPORTED."""
+    """The elements in another one, each at most once. Raises MalformedXML; for a transition as `_refuse_transition`."""
     if element.text.strip():
         raise malformed(f"{element.name!r} has text.")
     found: dict[str, Element] = {}
     for child in element.children:
-        if child.name in _UNSUPPORTED and element.name == "Rule":
-            raise S3Error("NotImplemented", _UNSUPPORTED[child.name])
+        if child.name in _TRANSITIONS and element.name == "Rule":
+            _refuse_transition(child)
         if child.name not in names or child.name in found:
             raise malformed(f"{child.name!r} in {element.name!r} is unknown or repeated.")
         found[child.name] = child

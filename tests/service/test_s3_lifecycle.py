@@ -119,6 +119,10 @@ def test_a_configuration_comes_back_as_it_was_put(gateway: Gateway, ann: Any) ->
                 )
             ],
         ),
+        (
+            "InvalidArgument",
+            [rule(Transitions=[{"Date": datetime(2031, 2, 3, 4, tzinfo=UTC), "StorageClass": "GLACIER"}])],
+        ),
         ("InvalidArgument", [rule(NoncurrentVersionExpiration={"NoncurrentDays": 0})]),
         ("InvalidArgument", [rule(NoncurrentVersionExpiration={"NoncurrentDays": 1, "NewerNoncurrentVersions": 0})]),
         ("InvalidArgument", [rule(NoncurrentVersionExpiration={"NoncurrentDays": 1, "NewerNoncurrentVersions": 101})]),
@@ -158,6 +162,7 @@ def test_bad_configurations_are_refused(ann: Any, code: str, rules: list[dict[st
     [
         {"NoncurrentVersionTransitions": [{"NoncurrentDays": 1, "StorageClass": "GLACIER"}]},
         {"Transitions": [{"Days": 1, "StorageClass": "GLACIER"}]},
+        {"Transitions": [{"Date": datetime(2031, 2, 3, tzinfo=UTC), "StorageClass": "GLACIER"}]},
     ],
 )
 def test_what_the_store_cannot_do_is_refused(ann: Any, more: dict[str, Any]) -> None:
