@@ -18,7 +18,7 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.gateway.accounts import require_account
 from nos_ec.ports.metadata import CannedAcl, Rights
 from nos_ec.s3.answers import ALL_USERS, AUTHENTICATED_USERS, Grant, Owner
-from nos_ec.s3.documents import GRANTS_MAX
+from nos_ec.s3.documents import GRANTS_MAX, unknown_mail_address
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request
 
@@ -118,7 +118,7 @@ def _grantee(grant: Grant) -> str:
 
 def of_headers(request: Request) -> str | None:
     """The ACL that the headers of a request set, as it is stored; None if they set none. Raises InvalidRequest for a
-    canned ACL and grants, InvalidArgument, NotImplemented for a grantee by mail address."""
+    canned ACL and grants, InvalidArgument, and as `unknown_mail_address` for a grantee by mail address."""
     acl = request.header("x-amz-acl")
     grants = []
     for name, permission in _HEADERS.items():
@@ -142,7 +142,7 @@ def _grantees(name: str, text: str) -> Iterable[tuple[Owner | None, str | None]]
         elif kind == "uri":
             yield None, value
         elif kind == "emailaddress":
-            raise S3Error("NotImplemented", "Grantees by mail address are not supported.")
+            raise unknown_mail_address()
         else:
             raise S3Error(
                 "InvalidArgument", 'A grantee is id="..." or uri="...".', ArgumentName=name, ArgumentValue=part.strip()

@@ -214,10 +214,10 @@ def require_closed(ownership: Ownership, acl: str, owner: str) -> None:
 
 def document(call: Call, *, of_object: bool = False) -> bytes:
     """The body, checked. of_object: as of `checksums.expected_of`. Raises S3Error."""
-    body = CheckedBody(call.request, call.signed, call.source, of_object=of_object)
-    if body.length > DOCUMENT_SIZE_MAX:
+    body = CheckedBody(call.request, call.signed, call.source, of_object=of_object).read(DOCUMENT_SIZE_MAX + 1)
+    if len(body) > DOCUMENT_SIZE_MAX:
         raise S3Error("MaxMessageLengthExceeded", f"The document has more than {DOCUMENT_SIZE_MAX} bytes.")
-    return body.read_all()
+    return body
 
 
 def acl_of(call: Call) -> str:

@@ -278,13 +278,17 @@ class MultipartOperations:
                 folder = None
 
     def _told(self, upload: UploadRow, call: Call) -> answers.Upload:
+        """As its owner, S3 and radosgw name who has begun it, unless the owner of the bucket is enforced."""
+        assert call.access is not None
+        initiator = owner_named(upload.owner) if upload.owner else call.owner
         attributes = _attributes(upload)
         algorithm, kind = _checksum_of_upload(upload)
         return answers.Upload(
             upload.key.name,
             upload.upload_id.hex(),
             upload.since_ms,
-            owner_named(upload.owner) if upload.owner else call.owner,
+            initiator,
+            initiator if call.access.has_acls else call.owner,
             attributes.get(STORAGE_CLASS, "STANDARD"),
             None if algorithm is None else algorithm.value,
             None if kind is None else kind.value,

@@ -456,10 +456,11 @@ class ObjectOperations:
 
     # --- what can be changed later ----------------------------------------------------------------
     def get_tagging(self, call: Call) -> Reply:
-        """None is no error. An ACL that lets others read an object does not show its tags."""
+        """None is no error. They come in the order of their keys, as from radosgw; S3 names no order. An ACL that lets
+        others read an object does not show its tags."""
         call.require(Rights.READ)
         row, attributes = self._readable(call, call.object_key)
-        return xml(answers.tagging(tags_of(attributes)), version_headers(call.versioning, row))
+        return xml(answers.tagging(dict(sorted(tags_of(attributes).items()))), version_headers(call.versioning, row))
 
     def put_tagging(self, call: Call) -> Reply:
         """In place of all tags that it had."""

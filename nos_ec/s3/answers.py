@@ -97,6 +97,7 @@ class Upload:
     key: str
     upload_id: str
     initiated_ms: int
+    initiator: Owner
     owner: Owner
     storage_class: str = "STANDARD"
     checksum_algorithm: str | None = None
@@ -309,7 +310,7 @@ def list_parts(
     return _answer(
         "ListPartsResult",
         *_upload_head(bucket, upload.key, upload.upload_id),
-        f"{_owner(upload.owner, 'Initiator')}{_owner(upload.owner)}",
+        f"{_owner(upload.initiator, 'Initiator')}{_owner(upload.owner)}",
         _element("StorageClass", upload.storage_class),
         f"<PartNumberMarker>{marker}</PartNumberMarker>{next_marker}<MaxParts>{max_parts}</MaxParts>",
         f"<IsTruncated>{_boolean(truncated)}</IsTruncated>",
@@ -336,7 +337,7 @@ def list_uploads(
     """ListMultipartUploads. The next markers: only if the page is cut."""
     listed = [
         f"<Upload>{_name('Key', upload.key, encode)}{_element('UploadId', upload.upload_id)}"
-        f"{_owner(upload.owner, 'Initiator')}{_owner(upload.owner)}{_element('StorageClass', upload.storage_class)}"
+        f"{_owner(upload.initiator, 'Initiator')}{_owner(upload.owner)}{_element('StorageClass', upload.storage_class)}"
         f"<Initiated>{time_of(upload.initiated_ms)}</Initiated>"
         f"{_optional('ChecksumAlgorithm', upload.checksum_algorithm)}"
         f"{_optional('ChecksumType', upload.checksum_type)}</Upload>"

@@ -67,17 +67,17 @@ def trailers_announced(request: Request, payload: Payload) -> frozenset[str]:
 
 
 def content_encoding_of(request: Request, payload: Payload) -> str | None:
-    """What to keep of Content-Encoding: all but `aws-chunked`, which is of the transfer and not of the object. Raises
-    InvalidRequest if the body is framed, as its decoded length tells, and the signature does not say so: the framing
-    would become part of the object."""
-    sent = b",".join(request.header_values.get(b"content-encoding", [])).decode("latin-1")
+    """What to keep of Content-Encoding: all of it, as it was sent, but `aws-chunked`, which is of the transfer and not
+    of the object. Raises InvalidRequest if the body is framed, as its decoded length tells, and the signature does not
+    say so: the framing would become part of the object."""
+    sent = b", ".join(request.header_values.get(b"content-encoding", [])).decode("latin-1")
     codings = [coding for part in sent.split(",") if (coding := part.strip())]
     kept = [coding for coding in codings if coding.lower() != "aws-chunked"]
     if len(kept) < len(codings) and not payload.is_chunked and b"x-amz-decoded-content-length" in request.header_values:
         raise S3Error(
             "InvalidRequest", "Content-Encoding is aws-chunked, but x-amz-content-sha256 does not say STREAMING-."
         )
-    return ",".join(kept) or None
+    return (sent if kept == codings else ", ".join(kept)) if kept else None
 
 
 class ChunkedBody:

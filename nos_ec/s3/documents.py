@@ -292,9 +292,14 @@ def create_bucket(body: bytes) -> str | None:
     return _fields(document, "LocationConstraint").get("LocationConstraint", "").strip() or None
 
 
+def unknown_mail_address() -> S3Error:
+    """What is answered to a grantee by mail address, since no account has one."""
+    return S3Error("UnresolvableGrantByEmailAddress", "No account of this store has a mail address; name its id.")
+
+
 def access_control(body: bytes) -> tuple[Owner, list[Grant]]:
-    """PutBucketAcl, PutObjectAcl: the owner, and the grants. Raises MalformedACLError, MalformedXML, or NotImplemented
-    for a grantee by mail address."""
+    """PutBucketAcl, PutObjectAcl: the owner, and the grants. Raises MalformedACLError, MalformedXML, or as
+    `unknown_mail_address` for a grantee by mail address."""
     owner = None
     grants: list[Grant] | None = None
     for child in _only(parse(body, "AccessControlPolicy"), "Owner", "AccessControlList"):
@@ -331,5 +336,5 @@ def _grant(element: Element) -> Grant:
         if uri:
             return Grant(permissions[0], uri=uri)
     if kind == "AmazonCustomerByEmail":
-        raise S3Error("NotImplemented", "Grantees by mail address are not supported.")
+        raise unknown_mail_address()
     raise S3Error("MalformedACLError", "The type of a Grantee is unknown.")

@@ -77,6 +77,7 @@ STATUS_OF = {
     "SlowDown": 503,
     "TooManyBuckets": 400,
     "UnexpectedContent": 400,
+    "UnresolvableGrantByEmailAddress": 400,
     "XAmzContentChecksumMismatch": 400,
     "XAmzContentSHA256Mismatch": 400,
 }

@@ -144,6 +144,8 @@ def _only(data: dict[str, Any], names: frozenset[str], where: str) -> None:
 
 
 def _statement(data: dict[str, Any], bucket: str) -> Statement:
+    if data.get("Effect") == "Allow" and "NotPrincipal" in data:
+        raise malformed_policy("Allow with NotPrincipal is not supported.")
     _only(data, _OF_STATEMENT, "a statement")
     if data.get("Effect") not in ("Allow", "Deny"):
         raise malformed_policy("The Effect of a statement is Allow or Deny.")

@@ -132,7 +132,8 @@ def test_grants_in_headers(gateway: Gateway, ann: Any) -> None:
     refused("InvalidArgument", 400, ann.put_object, **put, GrantRead="bob")
     refused("InvalidArgument", 400, ann.put_object, **put, GrantRead='id="b o"')
     refused("InvalidArgument", 400, ann.put_object, **put, GrantRead="id=~all")
-    refused("NotImplemented", 501, ann.put_object, **put, GrantRead='emailAddress="bob@example.com"')
+    by_mail = {"GrantRead": 'emailAddress="bob@example.com"'}
+    refused("UnresolvableGrantByEmailAddress", 400, ann.put_object, **put, **by_mail)
     many = ",".join(f"id=account{number}" for number in range(101))
     refused("MalformedACLError", 400, ann.put_object, **put, GrantRead=many)
     gateway.accounts.grant("photos", "bob", Rights.WRITE | Rights.READ)

@@ -312,8 +312,8 @@ def test_tags_and_acl_of_an_object(bench: Bench, gateway: Gateway, ann: Any) -> 
     for settled in (False, True):
         if settled:
             bench.settle(gateway.system)
-        tags = [{"Key": "a", "Value": f"{settled} &"}]
-        ann.put_object_tagging(**named, Tagging={"TagSet": tags})
+        tags = [{"Key": "a", "Value": f"{settled} &"}, {"Key": "b", "Value": ""}]
+        ann.put_object_tagging(**named, Tagging={"TagSet": tags[::-1]})
         assert ann.get_object_tagging(**named)["TagSet"] == tags
         ann.delete_object_tagging(**named)
         assert ann.get_object_tagging(**named)["TagSet"] == []

@@ -208,6 +208,15 @@ def test_who_may_upload(gateway: Gateway, ann: Any) -> None:
         (bob.list_multipart_uploads, {"Bucket": "photos"}),
     ):
         refused("AccessDenied", 403, call, **arguments)
+    ann.put_bucket_acl(Bucket="photos", ACL="public-read-write")
+    upload_id, _ = begun(bob, "k", {1: b"first"})
+    for ownership, owner in (("ObjectWriter", "bob"), ("BucketOwnerEnforced", "ann")):
+        controls = {"Rules": [{"ObjectOwnership": ownership}]}
+        if owner == "ann":
+            ann.put_bucket_acl(Bucket="photos", ACL="private")
+        ann.put_bucket_ownership_controls(Bucket="photos", OwnershipControls=controls)
+        listed = ann.list_parts(**of_upload | {"UploadId": upload_id})
+        assert (listed["Initiator"]["ID"], listed["Owner"]["ID"]) == ("bob", owner)
 
 
 def test_checksums_of_parts_and_of_the_whole(ann: Any) -> None:

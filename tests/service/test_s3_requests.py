@@ -89,6 +89,14 @@ def test_a_signed_body_in_chunks_of_http_needs_no_length(bench: Bench, ann: Any,
     assert got["ChecksumCRC32"] == put["ChecksumCRC32"]
 
 
+def test_a_document_in_chunks_of_http_needs_no_length(ann: Any) -> None:
+    ann.put_object(**NAMED, Body=b"x")
+    with_headers(ann, "DeleteObjects", Transfer_Encoding="chunked")
+    assert ann.delete_objects(Bucket="photos", Delete={"Objects": [{"Key": "k"}]})["Deleted"] == [{"Key": "k"}]
+    long = [{"Key": f"{number:0>1000}"} for number in range(3000)]
+    refused("MaxMessageLengthExceeded", 400, ann.delete_objects, Bucket="photos", Delete={"Objects": long})
+
+
 def test_a_body_of_unknown_length_needs_its_sha_256(gateway: Gateway, ann: Any) -> None:
     ann.put_bucket_acl(Bucket="photos", ACL="public-read-write")
     for text, status in ((None, 411), ("UNSIGNED-PAYLOAD", 411), (b"other", 400), (b"x", 200)):

@@ -231,7 +231,9 @@ def test_multipart() -> None:
         "ChecksumCRC32": "abc=-2",
         "ChecksumType": "COMPOSITE",
     }
-    upload = Upload("k&", "id", TIME_MS, OWNER, checksum_algorithm="CRC32", checksum_type="COMPOSITE")
+    upload = Upload(
+        "k&", "id", TIME_MS, Owner("bob", "Bob"), OWNER, checksum_algorithm="CRC32", checksum_type="COMPOSITE"
+    )
     parts = [Part(2, 5, TIME_MS, "e2", Checksum("CRC32", "AAAA")), Part(7, 6, TIME_MS, "e7")]
     parsed = read("ListParts", answers.list_parts("b", upload, parts, marker=1, max_parts=2, truncated=True))
     assert [(part["PartNumber"], part["Size"], part["ETag"]) for part in parsed["Parts"]] == [
@@ -240,7 +242,7 @@ def test_multipart() -> None:
     ]
     assert parsed["Parts"][0]["ChecksumCRC32"] == "AAAA"
     assert (parsed["PartNumberMarker"], parsed["NextPartNumberMarker"], parsed["MaxParts"]) == (1, 7, 2)
-    assert (parsed["IsTruncated"], parsed["Owner"], parsed["Initiator"]) == (True, THEIRS, THEIRS)
+    assert (parsed["IsTruncated"], parsed["Owner"], parsed["Initiator"]["ID"]) == (True, THEIRS, "bob")
     assert (parsed["ChecksumAlgorithm"], parsed["ChecksumType"], parsed["Key"]) == ("CRC32", "COMPOSITE", "k&")
     body = answers.list_uploads(
         "b",
@@ -257,7 +259,7 @@ def test_multipart() -> None:
     )
     parsed = read("ListMultipartUploads", body)
     (found,) = parsed["Uploads"]
-    assert (found["Key"], found["UploadId"], found["Initiator"]) == ("k&", "id", THEIRS)
+    assert (found["Key"], found["UploadId"], found["Owner"], found["Initiator"]["ID"]) == ("k&", "id", THEIRS, "bob")
     assert (parsed["NextKeyMarker"], parsed["NextUploadIdMarker"], parsed["IsTruncated"]) == ("k&", "id", True)
     assert parsed["CommonPrefixes"] == [{"Prefix": "f/"}]
 
@@ -466,7 +468,7 @@ def test_bad_acls_are_refused(inside: str, code: str) -> None:
     [
         ("CanonicalUser", "ALL", "MalformedACLError"),
         ("Other", "READ", "MalformedACLError"),
-        ("AmazonCustomerByEmail", "READ", "NotImplemented"),
+        ("AmazonCustomerByEmail", "READ", "UnresolvableGrantByEmailAddress"),
     ],
 )
 def test_bad_grants_are_refused(kind: str, permission: str, code: str) -> None:
