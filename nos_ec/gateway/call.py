@@ -92,7 +92,7 @@ class Call:
         if not text.isascii() or not text.isdigit() or len(text) > 10:
             raise S3Error(
                 "InvalidArgument",
-                f"{parameter} must be a number.",
+                f"{parameter} must be a whole number, and not negative.",
                 ArgumentName=parameter,
                 ArgumentValue=text,
             )

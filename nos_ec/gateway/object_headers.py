@@ -30,7 +30,7 @@ TAGS, ACL, CHECKSUM, STORAGE_CLASS = TAGS_ATTRIBUTE, "s3:acl", "s3:checksum", "s
 LATIN_1 = "s3:latin-1"
 """The names of headers that did not come as UTF-8, separated by commas. Clients get the bytes that they have sent."""
 DEFAULT_TYPE = "binary/octet-stream"
-STORAGE_CLASSES = frozenset(["STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING"])
+STORAGE_CLASSES = ("STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING")
 _UNSUPPORTED = re.compile(r"x-amz-(server-side-encryption|object-lock-|website-redirect-location)")
 
 
@@ -67,7 +67,7 @@ def attributes_of_request(request: Request, encoding: str | None) -> dict[str, s
     storage_class = request.header("x-amz-storage-class")
     if storage_class is not None:
         if storage_class not in STORAGE_CLASSES:
-            raise S3Error("InvalidStorageClass", f"The storage class {storage_class!r} is not known.")
+            raise S3Error("InvalidStorageClass", f"{storage_class!r} is none of {', '.join(STORAGE_CLASSES)}.")
         if storage_class != "STANDARD":
             found[STORAGE_CLASS] = storage_class
     acl = of_headers(request)

@@ -48,9 +48,12 @@ BUCKET_ACTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "s3:ListBucketVersions": "ListObjectVersions",
             "s3:PutBucketAcl": "PutBucketAcl",
             "s3:PutBucketCORS": "PutBucketCors DeleteBucketCors",
+            "s3:PutBucketLogging": "PutBucketLogging",
+            "s3:PutBucketNotification": "PutBucketNotificationConfiguration",
             "s3:PutBucketOwnershipControls": "PutBucketOwnershipControls DeleteBucketOwnershipControls",
             "s3:PutBucketPolicy": "PutBucketPolicy",
             "s3:PutBucketPublicAccessBlock": "PutPublicAccessBlock DeletePublicAccessBlock",
+            "s3:PutBucketRequestPayment": "PutBucketRequestPayment",
             "s3:PutBucketTagging": "PutBucketTagging DeleteBucketTagging",
             "s3:PutBucketVersioning": "PutBucketVersioning",
             "s3:PutEncryptionConfiguration": "DeleteBucketEncryption",
@@ -102,8 +105,8 @@ OF_VERSION: Mapping[str, str] = MappingProxyType(
 """Actions on a version that a request names."""
 _OTHERS = (
     "BypassGovernanceRetention CreateBucket GetObjectTorrent GetObjectVersionTorrent ListAllMyBuckets"
-    " ObjectOwnerOverrideToBucketOwner PutAccelerateConfiguration PutAnalyticsConfiguration PutBucketLogging"
-    " PutBucketNotification PutBucketObjectLockConfiguration PutBucketRequestPayment PutBucketWebsite"
+    " ObjectOwnerOverrideToBucketOwner PutAccelerateConfiguration PutAnalyticsConfiguration"
+    " PutBucketObjectLockConfiguration PutBucketWebsite"
     " PutIntelligentTieringConfiguration PutInventoryConfiguration PutMetricsConfiguration PutObjectLegalHold"
     " PutObjectRetention ReplicateDelete ReplicateObject ReplicateTags RestoreObject"
 )

@@ -288,7 +288,7 @@ def create_bucket(body: bytes) -> str | None:
     document = parse(body, "CreateBucketConfiguration")
     for child in document.children:
         if child.name in ("Location", "Bucket", "Tags"):
-            raise S3Error("NotImplemented", f"{child.name} of a new bucket is not supported.")
+            raise S3Error("NotImplemented", f"{child.name} cannot be set when a bucket is created.")
     return _fields(document, "LocationConstraint").get("LocationConstraint", "").strip() or None
 
 

@@ -231,7 +231,8 @@ def _resource(resource: str, bucket: str, *, negated: bool) -> str:
 
 
 def _invalid(what: str, told: Any) -> S3Error:
-    return S3Error("MalformedPolicy", f"Invalid {what} in policy", Detail=str(told)[:200])
+    told = str(told)[:200]
+    return S3Error("MalformedPolicy", f"Invalid {what} in policy: {told}", Detail=told)
 
 
 def _patterns(patterns: Iterable[str], *, negated: bool = False) -> Patterns:

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any
 
 from nos_ec.s3.errors import S3Error
-from nos_ec.s3.signing import sign, signing_key
+from nos_ec.s3.signing import sign, signing_key, unknown_key
 
 POLICY_SIZE_MAX = 20 << 10
 CONDITIONS_MAX = 200
@@ -82,9 +82,7 @@ def verify_form(claim: FormClaim, secret: str | None) -> None:
     """secret: that of the access key, None if there is no such key. Raises InvalidAccessKeyId,
     SignatureDoesNotMatch."""
     if secret is None:
-        raise S3Error(
-            "InvalidAccessKeyId", "There is no such access key in this store.", AWSAccessKeyId=claim.access_key
-        )
+        raise unknown_key(claim.access_key)
     if claim.day is not None and claim.region is not None:
         computed = sign(signing_key(secret, claim.day, claim.region), claim.policy)
     else:

@@ -134,14 +134,19 @@ def unsigned(request: Request) -> Signed | None:
     return Signed("", payload, sent.lower() if payload is Payload.SHA256 else None, b"", "", "", "")
 
 
+def unknown_key(access_key: str) -> S3Error:
+    """What is answered to a signature by a key that is not there, or disabled."""
+    return S3Error(
+        "InvalidAccessKeyId", "This store has no such access key, or it is disabled.", AWSAccessKeyId=access_key
+    )
+
+
 def verify(request: Request, claim: Claim, secret: str | None) -> Signed:
     """secret: that of claim.access_key, None if there is no such key.
 
     Raises S3Error: InvalidAccessKeyId, SignatureDoesNotMatch, AccessDenied (a header that must be signed is not)."""
     if secret is None:
-        raise S3Error(
-            "InvalidAccessKeyId", "There is no such access key in this store.", AWSAccessKeyId=claim.access_key
-        )
+        raise unknown_key(claim.access_key)
     key = signing_key(secret, claim.date[:8], claim.region)
     headers = _canonical_headers(request, claim.signed_headers)
     first = None

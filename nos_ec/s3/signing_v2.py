@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.hoisted import with_hoisted
 from nos_ec.s3.request import Request, query_parts, require_header_value
-from nos_ec.s3.signing import Payload, Signed, iso_8601
+from nos_ec.s3.signing import Payload, Signed, iso_8601, unknown_key
 
 _NAMES = frozenset(["AWSAccessKeyId", "Signature", "Expires"])
 _SUBRESOURCE = re.compile(
@@ -71,9 +71,7 @@ def verify_v2(request: Request, claim: ClaimV2, secret: str | None, host_bucket:
     """secret: that of the access key, None if there is no such key. host_bucket: the bucket that the Host header names,
     None if the path does. Raises InvalidAccessKeyId, SignatureDoesNotMatch."""
     if secret is None:
-        raise S3Error(
-            "InvalidAccessKeyId", "There is no such access key in this store.", AWSAccessKeyId=claim.access_key
-        )
+        raise unknown_key(claim.access_key)
     path = request.raw_path.decode("latin-1") or "/"
     resource = path if host_bucket is None else f"/{host_bucket}{path}"
     to_sign = string_to_sign(request, claim.expires, resource)

@@ -79,6 +79,21 @@ def test_what_a_bucket_does_not_have_can_be_deleted_and_not_set(ann: Any) -> Non
     refused("NotImplemented", 501, ann.put_bucket_website, Bucket="photos", WebsiteConfiguration=website)
 
 
+def test_a_configuration_may_be_set_to_what_it_is(gateway: Gateway, ann: Any) -> None:
+    topic = {"TopicArn": "arn:aws:sns:us-east-1:1:t", "Events": ["s3:ObjectCreated:*"]}
+    target = {"TargetBucket": "photos", "TargetPrefix": ""}
+    for put, name, as_it_is, other in (
+        ("logging", "BucketLoggingStatus", {}, {"LoggingEnabled": target}),
+        ("notification_configuration", "NotificationConfiguration", {}, {"TopicConfigurations": [topic]}),
+        ("request_payment", "RequestPaymentConfiguration", {"Payer": "BucketOwner"}, {"Payer": "Requester"}),
+    ):
+        call = getattr(ann, f"put_bucket_{put}")
+        call(Bucket="photos", **{name: as_it_is})
+        refused("NotImplemented", 501, call, Bucket="photos", **{name: other})
+        bobs = getattr(gateway.client("bob"), f"put_bucket_{put}")
+        refused("AccessDenied", 403, bobs, Bucket="photos", **{name: as_it_is})
+
+
 @pytest.mark.parametrize("value", [b"caf\xe9", "caf\u00e9".encode(), b"\x80\xff", b"plain", b""])
 def test_metadata_comes_back_byte_for_byte(gateway: Gateway, ann: Any, value: bytes) -> None:
     ann.put_bucket_acl(Bucket="photos", ACL="public-read-write")
