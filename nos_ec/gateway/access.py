@@ -138,6 +138,13 @@ class Access:
         """Raises S3Error (NoSuchBucket), Transient."""
         return self._buckets.find(name, self._look_up_bucket)
 
+    def require_same(self, seen: BucketAccess) -> None:
+        """For when a body has come: a bucket that was deleted meanwhile must not come back with the object in it, nor
+        may the object get into the next one of that name. Raises S3Error (NoSuchBucket), Transient."""
+        row = self.bucket(seen.row.name).row
+        if (row.owner, row.created_ms) != (seen.row.owner, seen.row.created_ms):
+            raise no_bucket(row.name)
+
     def document(self, name: str, kind: DocumentKind) -> bytes | None:
         """A document of a bucket; None if it has none. Raises Transient."""
         return self._documents.find(_key_of(name, kind), lambda _: self._metadata.bucket_document(name, kind))

@@ -1,8 +1,7 @@
 """The ASGI application: reads requests and bodies, sends answers. Operations run in a pool of threads.
 
 A request of a small body is served by one thread once its body is there. So slow clients hold no thread, unless they
-send large bodies, or have no signature and wait to be told to send one. A large answer takes a thread for each window
-of it, and none while the client reads.
+send large bodies. A large answer takes a thread for each window of it, and none while the client reads.
 
 Source: ASGI specification, HTTP and WebSocket message format, version 2.5.
 """
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nos_ec.gateway.access_log import log_access
-from nos_ec.gateway.body import Source
+from nos_ec.gateway.body import BodyWanted, Source, Unasked
 from nos_ec.gateway.failures import translated
 from nos_ec.gateway.proxies import TrustedProxies
 from nos_ec.gateway.record import CLIENT_CLOSED, Record
@@ -153,15 +152,15 @@ class App:
         length = request.header("content-length")
         is_small = length is not None and length.isascii() and length.isdigit() and int(length) <= SMALL_BODY_BYTES
         has_body = length not in (None, "0") or b"transfer-encoding" in request.header_values
-        # Reading the body tells the client to send it. A stranger is told only when an operation wants to have it.
-        asks_first = b"expect" in request.header_values and b"authorization" not in request.header_values
-        workers = self._workers
         if not has_body:
             body.end()
-        elif is_small and not asks_first:
+        elif is_small:
+            if b"expect" in request.header_values and b"authorization" not in request.header_values:
+                # Reading the body tells the client to send it. A stranger may have to be refused before that.
+                with suppress(BodyWanted):
+                    return await self._workers.run(self._service.answer, request, Unasked(), record)
             await body.fetch_all()
-        else:
-            workers = self._uploads
+        workers = self._uploads if has_body and not is_small else self._workers
         return await workers.run(self._service.answer, request, body, record)
 
     async def _send(self, reply: Reply, body: _Body, way: _Way, *, closes: bool) -> None:

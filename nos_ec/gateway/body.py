@@ -22,6 +22,18 @@ class Source(Protocol):
         ...
 
 
+class BodyWanted(Exception):
+    """An operation wants to have a body that nobody has asked the client for yet."""
+
+
+class Unasked(Source):
+    """Stands for such a body."""
+
+    def next_piece(self) -> bytes:
+        """Raises BodyWanted."""
+        raise BodyWanted
+
+
 def length_of(request: Request, signed: Signed | None) -> int:
     """Bytes of the body, decoded; OBJECT_BYTES_MAX if it is of unknown length. Raises MissingContentLength,
     InvalidArgument, EntityTooLarge."""

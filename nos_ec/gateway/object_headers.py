@@ -45,9 +45,9 @@ def refuse_unsupported(request: Request) -> None:
 def attributes_of_request(request: Request, encoding: str | None) -> dict[str, str]:
     """What a PUT says of its object. encoding: what to keep of Content-Encoding. Raises S3Error."""
     found = {name: value for name in KEPT if (value := request.header(name))}
-    latin_1 = {name for name in found if not _is_utf8(request.header_values[name.encode()][0])}
     if encoding:
         found[ENCODING] = encoding
+    latin_1 = {name for name in found if not _is_utf8(b",".join(request.header_values[name.encode()]))}
     size = 0
     for raw, values in request.header_values.items():
         name = raw.decode("latin-1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from nos_ec.core.conditions import Condition
@@ -262,7 +263,8 @@ class ObjectOperations:
     def put_object(self, call: Call) -> Reply:
         """Durable when it is answered."""
         call.require(Rights.WRITE)
-        body = CheckedBody(call.request, call.signed, call.source, lambda: self._require_bucket(call))
+        assert call.access is not None
+        body = CheckedBody(call.request, call.signed, call.source, partial(self._access.require_same, call.access))
         return empty(self.store(call, body)[1])
 
     def store(self, call: Call, body: CheckedBody | FormBody) -> tuple[str, dict[str, str]]:
@@ -290,10 +292,6 @@ class ObjectOperations:
     def expiry_headers(self, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
         """The header that says when the object expires, if a rule of its bucket says so."""
         return expiry_headers(self._access.rules(row.key.bucket), row, attributes)
-
-    def _require_bucket(self, call: Call) -> None:
-        """Once a body has come: a bucket that was deleted meanwhile must not come back with the object in it."""
-        self._access.bucket(call.bucket)
 
     def source_of_copy(self, call: Call) -> tuple[ObjectRow, dict[str, str], Versioning | None]:
         """The version that `x-amz-copy-source` names, its attributes, and the versioning of its bucket. Raises S3Error,
@@ -362,7 +360,9 @@ class ObjectOperations:
         if known is not None and of_bytes and (algorithm is None or known.algorithm == algorithm.value):
             attributes[CHECKSUM], algorithm = old[CHECKSUM], None
         condition = write_condition(request)
-        body = CopiedBody(self._store.open_version(row), row.users_size, algorithm)
+        assert call.access is not None
+        at_end = partial(self._access.require_same, call.access)
+        body = CopiedBody(self._store.open_version(row), row.users_size, algorithm, at_end)
         made, attributes = store_body(
             body,
             attributes,

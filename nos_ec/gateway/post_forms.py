@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from urllib.parse import quote, urlencode
 
 from nos_ec.gateway.access import Access
@@ -46,7 +47,7 @@ class PostForms:
         """Store the file of a form. The policy of a signed form says what may be in it; an anonymous form needs a
         bucket that anybody may write to."""
         access = self._access.bucket(bucket)
-        body = FormBody(request, source, lambda: self._require_bucket(bucket))
+        body = FormBody(request, source, partial(self._access.require_same, access))
         key = body.fields.get("key", "").replace("${filename}", body.file_name)
         if not key:
             raise S3Error(
@@ -62,9 +63,6 @@ class PostForms:
         etag, headers = self._objects.store(call, body)
         location = f"{request.base}{request.raw_path.decode('latin-1').rstrip('/')}/{quote(key)}"
         return _answer(fields, bucket, etag, {**headers, "location": location})
-
-    def _require_bucket(self, bucket: str) -> None:
-        self._access.bucket(bucket)
 
     def _sender(self, fields: Mapping[str, str], bucket: str) -> tuple[str | None, SizeRange | None]:
         """The account that has signed the form, None for nobody, and the sizes that its policy allows."""

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from nos_ec.core.errors import NosError
 from nos_ec.gateway.absent_configurations import ABSENT_CONFIGURATIONS, absent_configuration
 from nos_ec.gateway.access import Access
-from nos_ec.gateway.body import Source
+from nos_ec.gateway.body import BodyWanted, Source
 from nos_ec.gateway.bucket_operations import BucketOperations
 from nos_ec.gateway.call import Call
 from nos_ec.gateway.cors import Cors
@@ -119,9 +119,11 @@ class Service:
         }
 
     def answer(self, request: Request, source: Source, record: Record) -> Reply:
-        """Never raises. Notes in the record what it finds out."""
+        """Raises nothing but BodyWanted. Notes in the record what it finds out."""
         try:
             reply = self._answer(request, source, record)
+        except BodyWanted:
+            raise
         except Exception as error:
             reply = _refusal(request, translated(error, request_id=record.request_id), record)
         if b"origin" in request.header_values and request.method != "OPTIONS":

@@ -32,7 +32,15 @@ class Body(Protocol):
 class CopiedBody:
     """What is copied from another object, as the body of a request is read."""
 
-    def __init__(self, pieces: Iterator[bytes], length: int, algorithm: Algorithm | None) -> None:
+    def __init__(
+        self,
+        pieces: Iterator[bytes],
+        length: int,
+        algorithm: Algorithm | None,
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """at_end: called when all was read; what it raises keeps the last bytes back."""
+        self._at_end = at_end
         self.length = length
         self.computed: Computed | None = None
         self._pieces = Pieces(pieces)
@@ -54,6 +62,7 @@ class CopiedBody:
 
     def _end_if_all(self) -> None:
         if self._left <= 0 and self.computed is None:
+            self._at_end()
             checksum = None if self._checksum is None else self._checksum.digest()
             self.computed = Computed(self._md5.digest(), self._algorithm, checksum)
 

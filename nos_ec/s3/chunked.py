@@ -22,7 +22,7 @@ from collections.abc import Collection
 from enum import Enum, auto
 
 from nos_ec.s3.errors import S3Error
-from nos_ec.s3.request import Request
+from nos_ec.s3.request import Request, text_of
 from nos_ec.s3.signing import Payload, Signed, sign
 
 CHUNK_SIZE_MIN = 8192
@@ -70,8 +70,8 @@ def content_encoding_of(request: Request, payload: Payload) -> str | None:
     """What to keep of Content-Encoding: all of it, as it was sent, but `aws-chunked`, which is of the transfer and not
     of the object. Raises InvalidRequest if the body is framed, as its decoded length tells, and the signature does not
     say so: the framing would become part of the object."""
-    sent = b", ".join(request.header_values.get(b"content-encoding", [])).decode("latin-1")
-    codings = [coding for part in sent.split(",") if (coding := part.strip())]
+    sent = text_of(b", ".join(request.header_values.get(b"content-encoding", [])))
+    codings = [coding for part in sent.split(",") if (coding := part.strip(" \t"))]
     kept = [coding for coding in codings if coding.lower() != "aws-chunked"]
     if len(kept) < len(codings) and not payload.is_chunked and b"x-amz-decoded-content-length" in request.header_values:
         raise S3Error(

@@ -59,11 +59,7 @@ class Request:
             return None
         if len(values) > 1:
             raise S3Error("InvalidRequest", f"The header {name} was sent more than once.")
-        value = values[0].strip(b" \t")
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return value.decode("latin-1")
+        return text_of(values[0].strip(b" \t"))
 
     @cached_property
     def query(self) -> dict[str, list[str]]:
@@ -86,6 +82,14 @@ class Request:
         if len(values) > 1:
             raise S3Error("InvalidArgument", f"The query parameter {name} was sent more than once.", ArgumentName=name)
         return values[0]
+
+
+def text_of(value: bytes) -> str:
+    """What the bytes of a header say: UTF-8, or else Latin-1."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def is_header_name(name: str) -> bool:

@@ -105,6 +105,7 @@ def test_metadata_comes_back_byte_for_byte(gateway: Gateway, ann: Any, value: by
     connection.putheader("x-amz-meta-a", value)
     connection.putheader("x-amz-meta-b", "\u00fc".encode())
     connection.putheader("content-language", value or b"de")
+    connection.putheader("content-encoding", (value or b"br") + b", aws-chunked")
     connection.endheaders(b"x")
     assert connection.getresponse().read() == b""
     connection.close()
@@ -116,6 +117,7 @@ def test_metadata_comes_back_byte_for_byte(gateway: Gateway, ann: Any, value: by
         assert headers["x-amz-meta-a"].encode("latin-1") == value
         assert headers["x-amz-meta-b"].encode("latin-1") == "\u00fc".encode()
         assert headers["content-language"].encode("latin-1") == (value or b"de")
+        assert headers["content-encoding"].encode("latin-1") == (value or b"br")
 
 
 def test_conditions_of_rfc_9110_on_a_put(ann: Any) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import pytest
 from botocore.exceptions import ClientError
 
+from nos_ec.engine.store import Store
+from nos_ec.gateway.app import SMALL_BODY_BYTES
+from nos_ec.ports.metadata import ObjectRow
+
 from .conftest import CHUNK, STRIPE, Bench
-from .s3_gateway import Gateway, refused
+from .s3_gateway import SETTINGS, Gateway, refused
 
 NAMED = {"Bucket": "photos", "Key": "k"}
 
@@ -106,24 +112,96 @@ def test_a_body_of_unknown_length_needs_its_sha_256(gateway: Gateway, ann: Any) 
     assert ann.get_object(**NAMED)["Body"].read() == b"x"
 
 
-@pytest.mark.parametrize("size", [1, 300_000])
-def test_a_put_waits_for_100_continue(gateway: Gateway, ann: Any, size: int) -> None:
-    parts = urlsplit(gateway.url)
-    for acl, first in (("public-read-write", 100), ("private", 403)):
-        ann.put_bucket_acl(Bucket="photos", ACL=acl)
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
-        connection.putrequest("PUT", "/photos/k")
+FORM = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+POSTED = b"".join([FORM % (b"key", b"k"), FORM % (b"file", b"posted"), b"--x--\r\n"])
+UNSIGNED = [("PUT", "/photos/k", b"x"), ("PUT", "/photos/k", b"x" * 300_000), ("POST", "/photos", POSTED)]
+
+
+class Asking:
+    """An unsigned request whose client waits to be told to send the body."""
+
+    def __init__(self, gateway: Gateway, method: str, target: str, size: int) -> None:
+        parts = urlsplit(gateway.url)
+        self._connection = connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+        connection.putrequest(method, target)
         connection.putheader("Content-Length", str(size))
+        connection.putheader("Content-Type", "multipart/form-data; boundary=x")
         connection.putheader("Expect", "100-continue")
         connection.endheaders()
         assert connection.sock is not None
-        with connection.sock.makefile("rb") as answers:
-            assert int(answers.readline().split()[1]) == first
-            if first == 100:
-                connection.send(b"x" * size)
-                assert (answers.readline(), answers.readline()) == (b"\r\n", b"HTTP/1.1 200 OK\r\n")
-        connection.close()
-    assert ann.get_object(**NAMED)["Body"].read() == b"x" * size
+        self._answers = connection.sock.makefile("rb")
+        self.first = self._status()
+
+    def _status(self) -> int:
+        return int(self._answers.readline().split()[1])
+
+    def send(self, body: bytes) -> int:
+        """Send the body that the gateway has asked for. Returns the status."""
+        assert (self.first, self._answers.readline()) == (100, b"\r\n")
+        self._connection.send(body)
+        return self._status()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._answers.close()
+        self._connection.close()
+
+
+@pytest.mark.parametrize(("method", "target", "body"), UNSIGNED[:2])
+def test_a_put_waits_for_100_continue(gateway: Gateway, ann: Any, method: str, target: str, body: bytes) -> None:
+    with Asking(gateway, method, target, len(body)) as asking:
+        assert asking.first == 403
+    ann.put_bucket_acl(Bucket="photos", ACL="public-read-write")
+    with Asking(gateway, method, target, len(body)) as asking:
+        assert asking.send(body) == 200
+    assert ann.get_object(**NAMED)["Body"].read() == body
+
+
+@pytest.mark.parametrize(("method", "target"), [("PUT", "/photos/k"), ("POST", "/photos")])
+def test_strangers_that_send_no_body_hold_no_thread(gateway: Gateway, ann: Any, method: str, target: str) -> None:
+    ann.put_bucket_acl(Bucket="photos", ACL="public-read-write")
+    with ExitStack() as stack:
+        for _ in range(3 * SETTINGS.threads):
+            assert stack.enter_context(Asking(gateway, method, target, 100)).first == 100
+        ann.put_object(**NAMED, Body=bytes(600_000))
+    assert ann.head_object(**NAMED)["ContentLength"] == 600_000
+
+
+@pytest.mark.parametrize(("method", "target", "body"), UNSIGNED)
+def test_a_body_does_not_get_into_the_next_bucket_of_the_name(
+    gateway: Gateway, ann: Any, method: str, target: str, body: bytes
+) -> None:
+    ann.put_bucket_acl(Bucket="photos", ACL="public-read-write")
+    bob = gateway.client("bob")
+    with Asking(gateway, method, target, len(body)) as asking:
+        ann.delete_bucket(Bucket="photos")
+        bob.create_bucket(Bucket="photos")
+        assert asking.send(body) == (404 if len(body) > SMALL_BODY_BYTES else 403)
+    assert bob.list_objects_v2(Bucket="photos")["KeyCount"] == 0
+
+
+@pytest.mark.parametrize("size", [CHUNK, 5 * STRIPE])
+def test_a_copy_does_not_get_into_the_next_bucket_of_the_name(
+    gateway: Gateway, ann: Any, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    ann.create_bucket(Bucket="source")
+    ann.put_object(Bucket="source", Key="k", Body=bytes(size))
+    bob, read = gateway.client("bob"), Store.open_version
+    deleted: list[ObjectRow] = []
+
+    def slow(store: Store, row: ObjectRow, *place: int) -> Iterator[bytes]:
+        for piece in read(store, row, *place):
+            if not deleted:
+                ann.delete_bucket(Bucket="photos")
+                bob.create_bucket(Bucket="photos")
+                deleted.append(row)
+            yield piece
+
+    monkeypatch.setattr(Store, "open_version", slow)
+    refused("NoSuchBucket", 404, ann.copy_object, **NAMED, CopySource="source/k")
+    assert bob.list_objects_v2(Bucket="photos")["KeyCount"] == 0
 
 
 @pytest.mark.parametrize("value", ["", "AWS4-HMAC-SHA256", "AWS k:s", "Basic YTpi"])

@@ -335,6 +335,7 @@ def test_the_headers() -> None:
         (["deflate,gzip"], "deflate,gzip"),
         (["deflate", "gzip"], "deflate, gzip"),
         ([" , "], None),
+        (["\u00e0,aws-chunked , gzip\u00a0"], "\u00e0, gzip\u00a0"),
         (["aws-chunked", "gzip"], "gzip"),
         ([""], None),
     ],
