@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -79,7 +80,7 @@ def demo(
     }
     emit(data, as_json, lambda: _print(report))
     if keep:
-        err.print(f"the store was kept; look at it with: nos-ec --config {run.config_file} status", markup=False)
+        err.print(f"the store was kept; look at it with: {_program()} --config {run.config_file} status", markup=False)
         if run.access is not None:
             err.print(_s3_text(run, run.access), markup=False, highlight=False, soft_wrap=True)
     if report.verify.mismatches:
@@ -91,12 +92,17 @@ def demo(
         )
 
 
+def _program() -> str:
+    """How to start this program: by its name, if it is on the PATH."""
+    return "nos-ec" if shutil.which("nos-ec") else f"{sys.executable} -m nos_ec"
+
+
 def _s3_text(run: Demo, access: Access) -> str:
     """How to use the kept store with S3 clients."""
     return "\n".join(
         [
             "for S3 clients, serve it:",
-            f"  nos-ec --config {run.config_file} s3 serve",
+            f"  {_program()} --config {run.config_file} s3 serve",
             "and in another shell:",
             f"  export AWS_ACCESS_KEY_ID={access.access_key}",
             f"  export AWS_SECRET_ACCESS_KEY={access.secret}",
