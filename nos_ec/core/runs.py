@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 RUN_BYTES_MAX = 4 << 20
 """The usual limit of a run: long enough that an operation costs little beside its bytes, and small in memory."""
 
+Piece = TypeVar("Piece", bytes, memoryview)
 Range = tuple[int, int]
 """(offset, length), both in bytes and not negative."""
 
@@ -52,11 +54,12 @@ def _runs(ranges: Sequence[Range], gap_max: int, bytes_max: int) -> Iterator[Run
         yield Run(start, end - start, tuple(members))
 
 
-def cut_runs(ranges: Sequence[Range], runs: Sequence[Run], found: Iterable[bytes]) -> list[bytes]:
-    """The bytes of each range, from those of the runs. Bytes past the end of a run that was read short are missing in
-    its ranges as well. When `found` reads as it goes, one run is in memory besides what the ranges hold."""
-    cut = [b""] * len(ranges)
+def cut_runs(ranges: Sequence[Range], runs: Sequence[Run], found: Iterable[Piece]) -> list[Piece]:
+    """The bytes of each range, from those of the runs: views of these, if they are views. Bytes past the end of a run
+    that was read short are missing in its ranges as well. When `found` reads as it goes, one run is in memory besides
+    what the ranges hold."""
+    cut: list[Piece | None] = [None] * len(ranges)
     for run, data in zip(runs, found, strict=True):
         for index, at in run.ranges:
             cut[index] = data[at : at + ranges[index][1]]
-    return cut
+    return [piece for piece in cut if piece is not None]

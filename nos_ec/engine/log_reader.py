@@ -78,17 +78,18 @@ class LogReader:
             found = self._medium.read(segment, [(run.offset, run.length) for run in runs])
         except NosError as error:
             return [_of_record(error, landing_id) for landing_id, _ in wanted]
-        pieces = cut_runs(ranges, runs, found)
+        # As views, so that a record is copied once, out of its run.
+        pieces = cut_runs(ranges, runs, [memoryview(run) for run in found])
         return [self._outcome(landing_id, size, data) for (landing_id, size), data in zip(wanted, pieces, strict=True)]
 
-    def _outcome(self, landing_id: LandingId, size: int, data: bytes) -> bytes | NosError:
+    def _outcome(self, landing_id: LandingId, size: int, data: memoryview) -> bytes | NosError:
         """The data in what was read of the first copy, or in another one."""
 
         def check(parts: list[bytes]) -> bytes:
             return _data_of(parts[0], landing_id, size)
 
         try:
-            return check([data])
+            return _data_of(data, landing_id, size)
         except Corrupt as error:
             try:
                 return self._checked(landing_id, [(0, RECORD_HEADER_SIZE + size)], check, error)
@@ -121,10 +122,10 @@ class LogReader:
         raise failure
 
 
-def _data_of(data: bytes, landing_id: LandingId, size: int) -> bytes:
+def _data_of(data: bytes | memoryview, landing_id: LandingId, size: int) -> bytes:
     """The first `size` bytes of the data of a record, checked against its CRC if that is all."""
-    header = _header_of(data, landing_id)
-    found = data[RECORD_HEADER_SIZE : RECORD_HEADER_SIZE + size]
+    header = _header_of(bytes(data[:RECORD_HEADER_SIZE]), landing_id)
+    found = bytes(data[RECORD_HEADER_SIZE : RECORD_HEADER_SIZE + size])
     _require(header, size, whole=len(found) == size)
     if size == header.data_length and google_crc32c.value(found) != header.data_crc32c:
         raise Corrupt(f"landing record {landing_id.hex()}: checksum of its data does not match", landing_id=landing_id)
