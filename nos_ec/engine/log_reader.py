@@ -84,15 +84,12 @@ class LogReader:
 
     def _outcome(self, landing_id: LandingId, size: int, data: memoryview) -> bytes | NosError:
         """The data in what was read of the first copy, or in another one."""
-
-        def check(parts: list[bytes]) -> bytes:
-            return _data_of(parts[0], landing_id, size)
-
         try:
             return _data_of(data, landing_id, size)
         except Corrupt as error:
             try:
-                return self._checked(landing_id, [(0, RECORD_HEADER_SIZE + size)], check, error)
+                ranges = [(0, RECORD_HEADER_SIZE + size)]
+                return self._checked(landing_id, ranges, lambda parts: _data_of(parts[0], landing_id, size), error)
             except NosError as failure:
                 return failure
         except NosError as error:

@@ -113,10 +113,6 @@ class CheckedBody:
         del self._buffer[:size]
         return found
 
-    def read_all(self) -> bytes:
-        """All that is left. Only for short bodies. Raises S3Error."""
-        return self.read(self.length + 1)
-
     def _fetch(self) -> None:
         raw = self._source.next_piece()
         if not raw:

@@ -88,12 +88,12 @@ class BucketOperations:
             self._access.set_document(call.bucket, DocumentKind.OWNERSHIP, ownership.encode(), self._clock.now_ms())
         self._access.forget_bucket(call.bucket)
         if not made:
-            self._require_same(call.bucket, account, acl, ownership)
+            self._require_as_asked(call.bucket, account, acl, ownership)
         return empty({"location": f"/{call.bucket}"})
 
-    def _require_same(self, bucket: str, account: str, acl: str, ownership: Ownership | None) -> None:
+    def _require_as_asked(self, bucket: str, account: str, acl: str, ownership: Ownership | None) -> None:
         """That a bucket is just as this account would have created it. Raises BucketAlreadyOwnedByYou,
-        BucketAlreadyExists."""
+        BucketAlreadyExists, and NoSuchBucket if it was deleted meanwhile."""
         there = self._access.bucket(bucket)
         is_owners = there.row.owner == account
         if is_owners and self._region != _RECREATES:

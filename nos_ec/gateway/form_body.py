@@ -64,10 +64,6 @@ class FormBody:
         del self._buffer[:size]
         return found
 
-    def read_all(self) -> bytes:
-        """All that is left. Only for short bodies. Raises S3Error."""
-        return self.read(self.length + 1)
-
     # --- parts ------------------------------------------------------------------------------------
     def _callbacks(self) -> dict[str, Callable[..., None]]:
         self._header_name, self._header_value = b"", b""

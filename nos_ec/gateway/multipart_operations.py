@@ -36,7 +36,7 @@ from nos_ec.gateway.object_operations import ObjectOperations, attributes_of_cal
 from nos_ec.gateway.preconditions import write_condition
 from nos_ec.gateway.reply import Reply, empty, xml
 from nos_ec.gateway.stored_body import CopiedBody, store_body
-from nos_ec.gateway.versions import source_headers, stored_headers
+from nos_ec.gateway.versions import no_such_key, source_headers, stored_headers
 from nos_ec.ports.metadata import ObjectRow, Rights, UploadRow, UploadState
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import Algorithm, ChecksumType
@@ -198,7 +198,7 @@ class MultipartOperations:
             return self._uploads.complete(upload, choose, write_condition(request), call.versioning)
         except NotFound as error:
             if request.header("if-match") is not None and not self._is_there(call):
-                raise S3Error("NoSuchKey", "The specified key does not exist.", Key=call.key) from None
+                raise no_such_key(call.key) from None
             # The same request may have been served meanwhile.
             again = self._uploads.find(upload.upload_id, upload.key)
             if again.state is UploadState.COMPLETED:

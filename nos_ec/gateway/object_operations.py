@@ -49,6 +49,7 @@ from nos_ec.gateway.versions import (
     hidden_by,
     id_of,
     is_marker,
+    no_such_key,
     no_such_version,
     not_there,
     number_of,
@@ -283,7 +284,7 @@ class ObjectOperations:
                 self._store.set_attributes_of,
             )
         except NotFound:
-            raise S3Error("NoSuchKey", "The specified key does not exist.", Key=call.key) from None
+            raise no_such_key(call.key) from None
         assert body.computed is not None
         etag = body.computed.md5.hex()
         headers = self.expiry_headers(row, attributes) | stored_headers(call.versioning, row)
@@ -504,7 +505,7 @@ def _deletion(
 
 def _undeleted(error: NosError, key: str) -> Exception:
     """Why a DELETE has not taken effect."""
-    return S3Error("NoSuchKey", "The specified key does not exist.", Key=key) if isinstance(error, NotFound) else error
+    return no_such_key(key) if isinstance(error, NotFound) else error
 
 
 def _alone(checksum: answers.Checksum | None) -> answers.Checksum | None:

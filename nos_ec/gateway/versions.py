@@ -58,17 +58,22 @@ def no_such_version(key: str, version: str) -> S3Error:
     return S3Error("NoSuchVersion", "The specified version does not exist.", Key=key, VersionId=version)
 
 
+def no_such_key(key: str) -> S3Error:
+    """What is answered when there is no such object."""
+    return S3Error("NoSuchKey", "The specified key does not exist.", Key=key)
+
+
 def not_there(key: str) -> S3Error:
-    """What is answered for an object that is not there, and no delete marker either, as by radosgw. S3 leaves the
+    """The same to a GET or HEAD, and that no delete marker hides the object, as radosgw answers it. S3 leaves the
     header out of answers with an object, and says nothing of others."""
-    error = S3Error("NoSuchKey", "The specified key does not exist.", Key=key)
+    error = no_such_key(key)
     error.headers["x-amz-delete-marker"] = "false"
     return error
 
 
 def hidden_by(marker: VersionEntry) -> S3Error:
     """What is answered for an object whose newest version is a delete marker."""
-    error = S3Error("NoSuchKey", "The specified key does not exist.", Key=marker.key.name)
+    error = no_such_key(marker.key.name)
     error.headers |= {"x-amz-delete-marker": "true", "x-amz-version-id": id_of(marker)}
     return error
 
