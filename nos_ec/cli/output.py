@@ -20,9 +20,11 @@ err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def emit(data: Mapping[str, Any], as_json: bool, human: Callable[[], None]) -> None:
-    """Print `data` as one line of JSON, or let `human` print it for people."""
+    """Print `data` as one line of JSON, or let `human` print it for people. Whoever reads a pipe gets it at once, since
+    a server goes on for long after it has told its address."""
     if as_json:
         stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+        stdout.flush()
     else:
         human()
 
