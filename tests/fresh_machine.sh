@@ -62,6 +62,7 @@ deploy() { python3 tests/deploy_machine.py <"$data/stack/nos-ec.env"; }
 step "make venv" make venv
 step "the Debian package" tests/fresh_package.sh
 step "make demo" make demo DEMO_ARGS="--limit-objects 2000 --limit-bytes 50000000"
+step "make demo, over S3" make demo DEMO_ARGS="--s3 --limit-objects 500 --limit-bytes 20000000"
 for database in mariadb mysql; do
     step "make up DATABASE=$database" make up DATABASE=$database
     step "make stack-status ($database)" make stack-status
