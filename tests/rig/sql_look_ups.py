@@ -121,3 +121,18 @@ class SqlLookUps:
         assert max(kept.since_s for kept in metadata._look_ups._idle) > newest, "one was given back for another"
         metadata._look_ups.close()
         assert pool.checkedout() == 0
+
+    @pytest.mark.parametrize("mode", ["", "ANSI_QUOTES", "NO_BACKSLASH_ESCAPES"])
+    def test_every_character_of_a_parameter_arrives(self, metadata: SqlMetadata, mode: str) -> None:
+        """However the server reads quotes: also those that end a text, a statement or its escaping elsewhere."""
+        characters = "".join(map(chr, [*range(0x300), 0x2019, 0xFF07, 0xFF3C, 0x1F512]))
+        hostile = ["\\", "\\'", "'\\", "''", "\\\\'", "%s", "'; SELECT 1; -- ", "\x1a\r\n\0"]
+        texts = [characters, *characters[:0x80], *hostile]
+        with metadata._engine.connect() as connection:
+            connection.exec_driver_sql(f"SET SESSION sql_mode = '{mode}'")
+            try:
+                for text in texts:
+                    found = connection.exec_driver_sql("SELECT %s, %s", (text, f"x{text}y")).one()
+                    assert tuple(found) == (text, f"x{text}y")
+            finally:
+                connection.invalidate()

@@ -1,7 +1,8 @@
-"""PyMySQL's connection, faster in two places: when it connects, and when it reads a single row.
+"""PyMySQL's connection, faster in three places: when it connects, when it quotes texts, and when it reads a single row.
 
-Source of what `one_row` relies on: MySQL Source Code Documentation, "Client/Server Protocol", on packets, the text
-resultset and length-encoded strings. MariaDB sends the same.
+Sources: of what `one_row` relies on, MySQL Source Code Documentation, "Client/Server Protocol", on packets, the text
+resultset and length-encoded strings. Of which characters must be escaped, MySQL C API Developer Guide,
+mysql_real_escape_string_quote: the backslash and the quote around the text. MariaDB does the same in both.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from pymysql.connections import Connection as PyMySqlConnection  # type: ignore[import-untyped]
-from pymysql.constants import COMMAND, CR  # type: ignore[import-untyped]
+from pymysql.constants import COMMAND, CR, SERVER_STATUS  # type: ignore[import-untyped]
 from pymysql.err import InternalError, OperationalError  # type: ignore[import-untyped]
 from pymysql.protocol import MysqlPacket  # type: ignore[import-untyped]
 
@@ -53,6 +54,13 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
         if not _is_end(next(packets)[1]):
             raise InternalError("more than one row")
         return _values(row)
+
+    def _escape_string(self, s: str) -> str:
+        """The text as it stands between single quotes. PyMySQL looks each character up in a table, which takes 50
+        nanoseconds: for the rows of a group of small objects, half a millisecond. Two searches take a hundredth."""
+        if self.server_status & SERVER_STATUS.SERVER_STATUS_NO_BACKSLASH_ESCAPES:
+            return str(super()._escape_string(s))
+        return s.replace("\\", "\\\\").replace("'", "\\'")
 
     def _create_ssl_ctx(self, options: Any) -> ssl.SSLContext:
         return super()._create_ssl_ctx(options) if options else _tls_without_authority()
