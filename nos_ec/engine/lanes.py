@@ -1,13 +1,20 @@
 """Several stripe writers side by side, each on its own thread.
 
-9  at most one plan per lane is in flight and one more per lane waits; beyond that, `submit` blocks
+Groups are planned in an order in which neighbours belong together (core/packing/streams.py). So a lane gets a run of
+consecutive groups of a stream, as many as fill a block, while another lane gets the next run: handed out one by one,
+they would be dealt to as many blocks as there are lanes. A lane that has nothing to do takes a group from the end of
+the longest run that waits behind another group.
+
+9  at most `ahead` plans per lane are pending; beyond that, `full` is true
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from nos_ec.core.histogram import Histogram
 from nos_ec.core.packing.plan import GroupPlan
@@ -15,25 +22,49 @@ from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 
 WRITE_SECONDS_BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+AHEAD = 2
+"""Plans that are pending for each lane: the one that it writes, and one that waits, so that it is never idle."""
+
+Plan = GroupPlan[Packable]
+
+
+@dataclass(slots=True)
+class _Run:
+    """Of a stream. stripes: that are still to be planned for it."""
+
+    lane: int
+    stripes: int
 
 
 class Lanes:
-    """Feeds plans to writers. One thread submits and collects; the writers run on their own threads.
+    """Feeds plans to writers. One thread submits, collects and withdraws; the writers run on their own threads.
 
-    `timer` returns monotonic seconds, from any start. `write_seconds` has the write times of the collected groups, by
-    the number of stripes in a group; any thread may read it.
+    `timer` returns monotonic seconds, from any start. run_stripes: stripes of a run. ahead: plans pending for each lane
+    before `full` says that it is enough; with fewer than a run has, runs are cut short. `write_seconds` has the write
+    times of the collected groups, by the number of stripes in a group; any thread may read it.
     """
 
-    def __init__(self, writers: Sequence[StripeWriter], timer: Callable[[], float]) -> None:
+    def __init__(
+        self, writers: Sequence[StripeWriter], timer: Callable[[], float], *, run_stripes: int = 1, ahead: int = AHEAD
+    ) -> None:
         self._timer = timer
+        self._run_stripes = run_stripes
+        self._ahead = ahead
         self._started_s: list[float | None] = [None] * len(writers)
         """For each lane, when it began its current group; each lane's thread sets its own."""
         self.write_seconds: dict[int, Histogram] = {}
-        self._plans: queue.Queue[GroupPlan[Packable] | None] = queue.Queue(maxsize=len(writers))
+        self._changed = threading.Condition()
+        shared: deque[Plan] = deque()
+        self._waiting = [deque[Plan]() if run_stripes > 1 else shared for _ in writers]
+        """By lane. Without runs all lanes have the same one, so that none waits behind a group that takes long."""
+        self._runs: dict[int, _Run] = {}
+        self._writing = 0
+        self._writing_max = len(writers)
+        self._closing = False
         self._results: queue.SimpleQueue[tuple[WriteResult | BaseException, float]] = queue.SimpleQueue()
         self._pending = 0
         self._threads = [
-            threading.Thread(target=self._run, args=(index, writer), name=f"lane-{index}", daemon=True)
+            threading.Thread(target=self._work, args=(index, writer), name=f"lane-{index}", daemon=True)
             for index, writer in enumerate(writers)
         ]
         for thread in self._threads:
@@ -61,14 +92,34 @@ class Lanes:
 
     @property
     def full(self) -> bool:
-        """True when two plans per lane are pending: `submit` might block, or results should be collected first. Groups
-        may fail faster than they are planned, so results that nobody has seen yet count too."""
-        return self._pending >= 2 * self.count
+        """True when as many plans are pending as should be: results should be collected first. Groups may fail faster
+        than they are planned, so results that nobody has seen yet count too."""
+        return self._pending >= self._ahead * self._writing_max
 
-    def submit(self, plan: GroupPlan[Packable]) -> None:
-        """Hand a plan to the next free lane. Waits until there is room."""
-        self._plans.put(plan)
+    def limit(self, lanes: int) -> None:
+        """Let no more than so many lanes, at least one, begin a group from now on."""
+        lanes = max(1, min(lanes, self.count))
+        if lanes != self._writing_max:
+            with self._changed:
+                self._writing_max = lanes
+                self._changed.notify_all()
+
+    def submit(self, plan: Plan) -> None:
+        """Add a plan to the run of its stream, or begin another run with it."""
         self._pending += 1
+        with self._changed:
+            self._waiting[self._lane_for(plan)].append(plan)
+            self._changed.notify_all()
+
+    def withdraw(self) -> list[Plan]:
+        """Take back the plans that no lane has begun."""
+        with self._changed:
+            plans: list[Plan] = []
+            for waiting in self._waiting:
+                plans += waiting
+                waiting.clear()
+        self._pending -= len(plans)
+        return plans
 
     def collect(self, wait_ms: int) -> list[WriteResult]:
         """The available results. While any plan is pending, waits at most `wait_ms` for the first result.
@@ -92,20 +143,63 @@ class Lanes:
         return results
 
     def close(self) -> list[WriteResult]:
-        """Let the plans in flight finish, seal the writers' blocks and end the threads. Returns the last results."""
-        for _ in self._threads:
-            self._plans.put(None)
+        """Let the pending plans finish, seal the writers' blocks and end the threads. Returns the last results."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
         for thread in self._threads:
             thread.join()
         return self.collect(wait_ms=0)
 
-    def _run(self, index: int, writer: StripeWriter) -> None:
-        while (plan := self._plans.get()) is not None:
-            started_s = self._started_s[index] = self._timer()
+    def _lane_for(self, plan: Plan) -> int:
+        run = self._runs.get(plan.stream)
+        if run is None or run.stripes < plan.stripe_count or len(self._waiting[run.lane]) >= self._ahead:
+            lane = min(range(self.count), key=self._load)
+            run = self._runs[plan.stream] = _Run(lane, max(self._run_stripes, plan.stripe_count))
+        run.stripes -= plan.stripe_count
+        return run.lane
+
+    def _load(self, lane: int) -> int:
+        return len(self._waiting[lane]) + (self._started_s[lane] is not None)
+
+    # --- the threads of the lanes -----------------------------------------------------------------
+    def _work(self, index: int, writer: StripeWriter) -> None:
+        while (plan := self._next(index)) is not None:
             try:
                 result: WriteResult | BaseException = writer.write(plan)
             except BaseException as error:
                 result = error
-            self._started_s[index] = None
-            self._results.put((result, self._timer() - started_s))
+            self._end(index, result)
         writer.close()
+
+    def _next(self, index: int) -> Plan | None:
+        """The next plan of a lane, or one that waits behind another lane's. None when the lanes close and all are
+        taken."""
+        with self._changed:
+            while True:
+                if self._writing < self._writing_max:
+                    plan = self._take(index)
+                    if plan is not None:
+                        self._writing += 1
+                        self._started_s[index] = self._timer()
+                        self._changed.notify_all()  # another lane may take what waits behind it
+                        return plan
+                if self._closing and not any(self._waiting):
+                    return None
+                self._changed.wait()
+
+    def _take(self, index: int) -> Plan | None:
+        if self._waiting[index]:
+            return self._waiting[index].popleft()
+        behind = [
+            waiting for lane, waiting in enumerate(self._waiting) if waiting and self._started_s[lane] is not None
+        ]
+        return max(behind, key=len).pop() if behind else None
+
+    def _end(self, index: int, result: WriteResult | BaseException) -> None:
+        with self._changed:
+            started_s, self._started_s[index] = self._started_s[index], None
+            self._writing -= 1
+            self._changed.notify_all()
+        assert started_s is not None
+        self._results.put((result, self._timer() - started_s))

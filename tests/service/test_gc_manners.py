@@ -288,7 +288,7 @@ def test_reads_are_timed_beside_groups_also_when_only_one_is_under_way(
     configure(bench, "gc", "lanes = 1")
     under_way = 0
     busy, quiet = [], []
-    real_submit, real_collect = SurvivorWriter.submit, SurvivorWriter.collect
+    real_submit, real_collect, real_withdraw = SurvivorWriter.submit, SurvivorWriter.collect, SurvivorWriter.withdraw
 
     def submit(self: SurvivorWriter, plan: Any) -> None:
         nonlocal under_way
@@ -301,8 +301,15 @@ def test_reads_are_timed_beside_groups_also_when_only_one_is_under_way(
         under_way -= len(found)
         return found
 
+    def withdraw(self: SurvivorWriter) -> Any:
+        nonlocal under_way
+        found = real_withdraw(self)
+        under_way -= len(found)
+        return found
+
     monkeypatch.setattr(SurvivorWriter, "submit", submit)
     monkeypatch.setattr(SurvivorWriter, "collect", collect)
+    monkeypatch.setattr(SurvivorWriter, "withdraw", withdraw)
     monkeypatch.setattr(BackOff, "busy", lambda self, seconds: busy.append(under_way))
     monkeypatch.setattr(BackOff, "quiet", lambda self, seconds: quiet.append(under_way))
     monkeypatch.setattr(BackOff, "wants_quiet", property(lambda self: not quiet))

@@ -1,17 +1,18 @@
-"""How many plans the lanes take."""
+"""How many plans the lanes take, and which lane gets which."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from time import perf_counter
 from typing import cast
 
 import pytest
 
-from nos_ec.core.packing.plan import GroupPlan
-from nos_ec.engine.lanes import Lanes
-from nos_ec.engine.packable import Packable
+from nos_ec.engine.lanes import Lanes, Plan
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
+
+WAIT_S = 10
 
 
 class FailingWriter:
@@ -28,6 +29,51 @@ class FailingWriter:
         pass
 
 
+class HeldWriter:
+    """Writes a group when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.begins, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
+
+    def write(self, plan: Plan) -> WriteResult:
+        self.begun.append(plan.data_length)
+        self.begins.release()
+        assert self.may_end.acquire(timeout=WAIT_S)
+        return WriteResult()
+
+    def close(self) -> None:
+        self.begun.append(-1)
+
+    def step(self) -> None:
+        """End its group, and wait until it has begun another one."""
+        self.may_end.release()
+        assert self.begins.acquire(timeout=WAIT_S)
+
+
+def plan(number: int = 0, stream: int = 0, stripes: int = 1) -> Plan:
+    """A plan that is known by its number."""
+    return Plan(stripes, 0, 0, (), number, stream)
+
+
+def lanes_of(writers: Sequence[HeldWriter], run_stripes: int, ahead: int = 4) -> Lanes:
+    """Lanes of these writers, each of which has begun a group of its own (a stream that no other plan has)."""
+    lanes = Lanes([cast(StripeWriter, one) for one in writers], perf_counter, run_stripes=run_stripes, ahead=ahead)
+    for number in range(len(writers)):
+        lanes.submit(plan(1000 + number, stream=1000 + number, stripes=run_stripes))
+    for writer in writers:
+        assert writer.begins.acquire(timeout=WAIT_S)
+        writer.begun.clear()
+    return lanes
+
+
+def end(lanes: Lanes, writers: Sequence[HeldWriter]) -> None:
+    for writer in writers:
+        writer.may_end.release(100)
+    lanes.close()
+    assert not lanes.pending
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_results_that_nobody_has_collected_keep_the_lanes_full(count: int) -> None:
     """Otherwise one round of planning would try the whole backlog on a disk that refuses everything."""
@@ -35,10 +81,97 @@ def test_results_that_nobody_has_collected_keep_the_lanes_full(count: int) -> No
     lanes = Lanes([cast(StripeWriter, writer)] * count, perf_counter)
     for submitted in range(2 * count):
         assert not lanes.full, submitted
-        lanes.submit(cast(GroupPlan[Packable], object()))
-        assert writer.failed.acquire(timeout=10)
+        lanes.submit(plan())
+        assert writer.failed.acquire(timeout=WAIT_S)
     assert lanes.full
     while lanes.pending:
         lanes.collect(wait_ms=10_000)
     assert not lanes.full
     lanes.close()
+
+
+def test_a_lane_writes_a_run_of_groups_that_follow_each_other() -> None:
+    """As many as fill a block. Each stream has runs of its own."""
+    writers = [HeldWriter() for _ in range(3)]
+    lanes = lanes_of(writers, run_stripes=4)
+    for number in range(6):
+        lanes.submit(plan(number, stripes=2))
+        lanes.submit(plan(100 + number, stream=1, stripes=2))
+    for _ in range(4):
+        for writer in writers:
+            writer.step()
+    for first in (0, 2, 4, 100, 102, 104):
+        (lane,) = [writer.begun for writer in writers if first in writer.begun]
+        assert first + 1 in lane[lane.index(first) :]
+    end(lanes, writers)
+
+
+def test_an_idle_lane_takes_the_end_of_a_run() -> None:
+    writers = [HeldWriter(), HeldWriter()]
+    lanes = lanes_of(writers, run_stripes=8, ahead=8)
+    for number in range(5):
+        lanes.submit(plan(number))
+    (busy,) = [lane for lane in range(2) if lanes._waiting[lane]]
+    for _ in range(3):
+        writers[1 - busy].step()
+    assert writers[1 - busy].begun == [4, 3, 2]
+    writers[busy].step()
+    assert writers[busy].begun == [0], "a run goes on in its order"
+    end(lanes, writers)
+    assert sorted([*writers[0].begun, *writers[1].begun]) == [-1, -1, 0, 1, 2, 3, 4], "each group once"
+
+
+def test_a_run_is_cut_short_when_too_much_waits_for_its_lane() -> None:
+    writers = [HeldWriter(), HeldWriter()]
+    lanes = lanes_of(writers, run_stripes=100, ahead=3)
+    for number in range(4):
+        assert not lanes.full
+        lanes.submit(plan(number))
+    assert sorted(len(waiting) for waiting in lanes._waiting) == [1, 3]
+    assert lanes.full
+    end(lanes, writers)
+
+
+def test_what_no_lane_has_begun_can_be_withdrawn() -> None:
+    writers = [HeldWriter(), HeldWriter()]
+    lanes = lanes_of(writers, run_stripes=4)
+    plans = [plan(number) for number in range(5)]
+    for one in plans:
+        lanes.submit(one)
+    assert sorted(lanes.withdraw(), key=lambda one: one.data_length) == plans
+    assert lanes.pending == 2
+    assert lanes.withdraw() == []
+    end(lanes, writers)
+    assert [writer.begun for writer in writers] == [[-1], [-1]]
+
+
+def test_fewer_lanes_may_write_and_keep_the_order() -> None:
+    writers = [HeldWriter() for _ in range(3)]
+    lanes = lanes_of(writers, run_stripes=8, ahead=8)
+    lanes.limit(1)
+    for number in range(4):
+        lanes.submit(plan(number))
+    (owner,) = [lane for lane in range(3) if lanes._waiting[lane]]
+    for lane in range(3):
+        if lane != owner:
+            writers[lane].may_end.release()
+    while lanes.pending > 5:
+        lanes.collect(wait_ms=10_000)
+    assert lanes.busy == 1, "the others have ended and begin nothing"
+    for _ in range(4):
+        writers[owner].step()
+        assert lanes.busy == 1
+    assert writers[owner].begun == [0, 1, 2, 3]
+    lanes.limit(99)
+    end(lanes, writers)
+
+
+def test_without_runs_no_group_waits_behind_one_that_takes_long() -> None:
+    writers = [HeldWriter(), HeldWriter()]
+    lanes = lanes_of(writers, run_stripes=1)
+    for number in range(4):
+        lanes.submit(plan(number))
+    for _ in range(4):
+        writers[1].step()
+    assert writers[1].begun == [0, 1, 2, 3]
+    end(lanes, writers)

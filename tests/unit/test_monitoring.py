@@ -24,7 +24,6 @@ from nos_ec.core.histogram import Histogram
 from nos_ec.core.ids import LandingId, timed_id
 from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.lanes import WRITE_SECONDS_BOUNDS, Lanes
-from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 from nos_ec.monitoring import metrics
 from nos_ec.monitoring.endpoint import Endpoint
@@ -465,7 +464,7 @@ def test_lanes_count_and_time_the_groups_in_flight(stripe_count: int) -> None:
     writer = SlowWriter(seconds, WriteResult(stripe_count=stripe_count))
     lanes = Lanes([cast(StripeWriter, writer)], lambda: seconds[0])
     assert (lanes.count, lanes.busy, lanes.busy_s_max()) == (1, 0, 0)
-    lanes.submit(cast(GroupPlan[Packable], object()))
+    lanes.submit(GroupPlan(1, 0, 0, (), 0))
     assert writer.begun.wait(10)
     seconds[0] += 2
     assert (lanes.busy, lanes.busy_s_max()) == (1, 2)

@@ -5,18 +5,20 @@ blocks are read while groups are written, several at a time. One thread does eve
 settles what became of them. A block is condemned as soon as it is empty. A block that fails is set aside, and the batch
 continues with the others.
 
- 9  the merge list, the rows of the next few blocks, and a group for each lane are in memory
+ 9  the merge list, the rows of the next few blocks, plans for a block and the bytes of a group for each lane are in
+    memory
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.packing.plan import MergeList
+from nos_ec.core.packing.plan import GroupPlan, MergeList
 from nos_ec.engine.gc.condemned import CondemnedBlocks
 from nos_ec.engine.gc.manners import Manners
 from nos_ec.engine.gc.read_ahead import ReadAhead
@@ -81,6 +83,8 @@ class Draining:
         self._emptying: dict[BlockId, _Emptying] = {}
         self._finished: set[BlockId] = set()
         self._ended_by: NosError | None = None
+        self._withdrawn: deque[GroupPlan[Packable]] = deque()
+        """Groups that were planned, and wait until the run has rested."""
         self._is_stale = False
         """Whether objects of parked blocks are in the merge list. It is made anew when no group is under way."""
 
@@ -96,6 +100,8 @@ class Draining:
                 self._begin(block, ahead)
                 self._write_ready(flush=False)
         self._write_ready(flush=True)
+        if not self._may_go_on():
+            self._writer.withdraw()
         while self._writer.pending:
             self._settle_some()
         return Drained(frozenset(self._finished), self._ended_by)
@@ -142,24 +148,34 @@ class Draining:
     def _write_ready(self, *, flush: bool) -> None:
         """Hand the groups that are ready to the lanes; with `flush`, write all waiting objects."""
         while self._may_go_on():
-            if self._is_stale or self._writer.is_full(self._manners.groups(self._lane_count)):
+            self._writer.limit(self._manners.groups(self._lane_count))
+            if self._is_stale or self._writer.full:
                 self._settle_some()
                 continue
             if self._manners.wants_rest(self._lane_count):
                 self._rest()
                 continue
-            plan = self._merge_list.plan(self._clock.now_ms(), flush=flush)
+            plan = self._next_plan(flush=flush)
             if plan is not None:
                 self._writer.submit(plan)
-                moved_bytes = plan.data_length + plan.stripe_count * self._run.blocks.geometry.stripe_size
-                self._manners.spend(moved_bytes, len(plan.placed) + 1)
             elif flush and self._writer.pending:  # objects of a group that fails are planned again
                 self._settle_some()
             else:
                 break
 
+    def _next_plan(self, *, flush: bool) -> GroupPlan[Packable] | None:
+        """The next group to write; None if there is none. Waits until as much may be read and written."""
+        if self._withdrawn:
+            return self._withdrawn.popleft()
+        plan = self._merge_list.plan(self._clock.now_ms(), flush=flush)
+        if plan is not None:
+            moved_bytes = plan.data_length + plan.stripe_count * self._run.blocks.geometry.stripe_size
+            self._manners.spend(moved_bytes, len(plan.placed) + 1)
+        return plan
+
     def _rest(self) -> None:
-        """Let the groups under way end, and rest."""
+        """Let the groups under way end, and rest. Those that wait for a lane are written afterwards."""
+        self._withdrawn.extendleft(reversed(self._writer.withdraw()))
         while self._writer.pending:
             self._settle_some()
         self._manners.rest()
@@ -229,10 +245,12 @@ class Draining:
             if emptying is not None:
                 self._park(emptying.block, error)
         self._is_stale = True
+        self._writer.withdraw()
 
     def _replan(self) -> None:
         """Make a merge list of what is left of the other blocks. No group is under way, so nothing is planned twice."""
         self._is_stale = False
+        self._withdrawn.clear()
         self._merge_list = self._new_merge_list()
         for emptying in self._emptying.values():
             self._add(emptying.left.values())

@@ -1,6 +1,6 @@
 """Writing the groups of one run, several at a time, until too many of them fail.
 
-9  at most two plans per lane are under way, and only one per lane is in memory
+9  plans for a block per lane are pending, and the bytes of one group per lane are in memory
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from math import ceil
 from nos_ec.core.errors import NosError, NoSpace
 from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.gc.run_context import RunContext
-from nos_ec.engine.lanes import Lanes
+from nos_ec.engine.lanes import AHEAD, Lanes
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 
@@ -29,8 +29,9 @@ class SurvivorWriter:
         self._stop = run.stop
         self._timer = run.timer
         self._lanes_max = run.options.lanes
-        self._stripes_per_block = run.blocks.geometry.stripes_per_block
+        self._geometry = run.blocks.geometry
         self._lane_count = 1
+        self._writing_max = self._lanes_max
         self._new_writer = new_writer
         self._lanes: Lanes | None = None
         self._failures = 0
@@ -38,12 +39,18 @@ class SurvivorWriter:
     def expect(self, stripes: float) -> None:
         """Say how much the run will write, before it writes. Each lane leaves a block behind that is not full, so there
         are no more lanes than blocks to fill."""
-        self._lane_count = max(1, min(self._lanes_max, ceil(stripes / self._stripes_per_block)))
+        self._lane_count = max(1, min(self._lanes_max, ceil(stripes / self._geometry.stripes_per_block)))
 
-    def is_full(self, lanes: int) -> bool:
-        """Whether as many groups are under way as may be while no more than that many lanes are to work. If all lanes
-        are, another plan for each of them waits, so that none is idle while results are settled."""
-        return self.pending >= (lanes if lanes < self._lane_count else 2 * self._lane_count)
+    def limit(self, lanes: int) -> None:
+        """Let no more than so many lanes begin a group from now on."""
+        self._writing_max = lanes
+        if self._lanes is not None:
+            self._lanes.limit(lanes)
+
+    @property
+    def full(self) -> bool:
+        """Whether as many groups are pending as should be: for each lane that may write, as many as fill a block."""
+        return self._lanes is not None and self._lanes.full
 
     @property
     def pending(self) -> int:
@@ -51,10 +58,18 @@ class SurvivorWriter:
         return 0 if self._lanes is None else self._lanes.pending
 
     def submit(self, plan: GroupPlan[Packable]) -> None:
-        """Hand a group to the next free lane. Waits while all lanes are busy and each has another plan."""
+        """Hand a group to a lane: the next ones of its stream follow it there, until its block is full."""
         if self._lanes is None:
-            self._lanes = Lanes([self._new_writer() for _ in range(self._lane_count)], self._timer)
+            stripes, of_group = self._geometry.stripes_per_block, self._geometry.stripes_per_group_max
+            writers = [self._new_writer() for _ in range(self._lane_count)]
+            ahead = max(AHEAD, stripes // of_group)
+            self._lanes = Lanes(writers, self._timer, run_stripes=stripes, ahead=ahead)
+            self._lanes.limit(self._writing_max)
         self._lanes.submit(plan)
+
+    def withdraw(self) -> list[GroupPlan[Packable]]:
+        """Take back the groups that no lane has begun."""
+        return [] if self._lanes is None else self._lanes.withdraw()
 
     def collect(self, wait_ms: int) -> list[WriteResult]:
         """The results that are there. While a group is pending, waits at most `wait_ms` for the first. Raises what
@@ -78,4 +93,5 @@ class SurvivorWriter:
     def close(self) -> None:
         """Let the groups under way end, and seal the open blocks, if any."""
         if self._lanes is not None:
+            self._lanes.withdraw()
             self._lanes.close()
