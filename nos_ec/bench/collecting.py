@@ -5,8 +5,9 @@ ours     one run of GC over blocks of which about half is dead: choosing, header
 floor    reads of the same live bytes, block by block, and creations and appends of as many stripes, through the block
          store alone, with as many reads and groups at a time. No rows, headers, checksums or reading back; it writes
          constant bytes.
-same_io  the floor, but each group reads the objects that GC has put into it, and is read back. GC packs objects of a
-         bucket together (docs/adr/0033), so it finds few of them side by side; and it moves the last copy.
+safe     the floor, but each group is read back as well, as GC must do because it moves the last copy.
+same_io  the same, but each group reads the objects that GC has put into it. GC packs objects of a bucket together
+         (docs/adr/0033), so it finds few of them side by side.
 
 All read blocks that were written a moment ago, the floors after GC, so that caches are on their side. GETs are timed
 while nothing else happens, and while GC runs in a process of its own as it is configured and deployed: with rests, and
@@ -128,7 +129,7 @@ class CollectingBench:
         rounds = warmed_up(self._round, self._options.rounds, self._tick)
         rates = {way: [moved.mb_per_s for moved in runs] for way, runs in rounds.items()}
         best = {way: max(found) for way, found in rates.items()}
-        over = {way: _median_ratio(rates["ours"], rates[way]) for way in ("floor", "same_io")}
+        over = {way: _median_ratio(rates["ours"], rates[way]) for way in ("floor", "safe", "same_io")}
         header_bytes = sum(one.header_bytes_read for one in self._results)
         return {
             "workload": WORKLOAD,
@@ -139,6 +140,8 @@ class CollectingBench:
             "live_mb_per_s": best,
             "cpu_ms_per_mb": {way: cpu_ms_per_mb(runs) for way, runs in rounds.items()},
             "ours_over_floor": over["floor"],
+            "ours_over_safe": over["safe"],
+            "safe_over_floor": _median_ratio(rates["safe"], rates["floor"]),
             "ours_over_same_io": over["same_io"],
             "header_bytes_over_block_bytes": header_bytes / sum(one.block_bytes_examined for one in self._results),
             **self._gets(),
@@ -156,6 +159,7 @@ class CollectingBench:
         in_blocks = sorted(moved, key=lambda one: (one.block_id, one.offset))
         floors = {
             "floor": self._floor(in_blocks, result.stripes_written, reads_back=False),
+            "safe": self._floor(in_blocks, result.stripes_written, reads_back=True),
             "same_io": self._floor(moved, result.stripes_written, reads_back=True),
         }
         live_bytes = floors["floor"].live_bytes

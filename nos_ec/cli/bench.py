@@ -406,6 +406,8 @@ def _print_read(figures: Mapping[str, Any]) -> None:
 def _print_gc(figures: Mapping[str, Any]) -> None:
     rows = {f"live MB/s, {way}": f"{rate:.1f}" for way, rate in figures["live_mb_per_s"].items()}
     rows["ours over floor"] = f"{figures['ours_over_floor']:.3f}"
+    rows["ours over the floor that reads back"] = f"{figures['ours_over_safe']:.3f}"
+    rows["that floor over the floor"] = f"{figures['safe_over_floor']:.3f}"
     rows["ours over the same reads and writes"] = f"{figures['ours_over_same_io']:.3f}"
     rows["header bytes per byte of blocks examined"] = f"1/{1 / figures['header_bytes_over_block_bytes']:.0f}"
     for when, found in figures["get_ms"].items():

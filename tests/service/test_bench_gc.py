@@ -29,7 +29,9 @@ def test_the_command_measures_gc_and_its_floor_and_leaves_nothing(
     found = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
     rates = found["live_mb_per_s"]
     assert found["ours_over_floor"] == pytest.approx(rates["ours"] / rates["floor"])
-    assert found["ours_over_same_io"] == pytest.approx(rates["ours"] / rates["same_io"])
+    for way in ("safe", "same_io"):
+        assert found[f"ours_over_{way}"] == pytest.approx(rates["ours"] / rates[way])
+    assert found["safe_over_floor"] == pytest.approx(rates["safe"] / rates["floor"])
     assert 0 < found["header_bytes_over_block_bytes"] < 1
     assert found["gets"] > 0
     p99 = {when: one["p99"] for when, one in found["get_ms"].items()}
