@@ -12,8 +12,9 @@ import typer
 
 from nos_ec.bench.gc.bound import bound_write_amplification
 from nos_ec.bench.gc.events import event_workload, live_blocks, read_events
+from nos_ec.bench.gc.packer import PackerOptions
 from nos_ec.bench.gc.simulation import GcOptions, GcResult, simulate_gc
-from nos_ec.bench.gc.workloads import GC_WORKLOADS, Workload, gc_workload
+from nos_ec.bench.gc.workloads import GC_WORKLOADS, Workload, gc_workload, sized
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import count_text, emit, facts, print_lines, size_text, ticking
 from nos_ec.core.errors import InvalidInput
@@ -30,6 +31,8 @@ from nos_ec.core.gc_policy import (
 from nos_ec.core.lifetimes import STREAM_CUTS_DAYS, STREAMS
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.ratios import rounded
+from nos_ec.core.workloads import WORKLOADS
+from nos_ec.settings import Settings
 
 PRICE_DAYS = 20.0
 PolicyName = Literal["space-target", "price", "threshold", "greedy"]
@@ -73,6 +76,13 @@ def gc_command(
         bool, typer.Option(help="Sort the survivors of a cycle by stream, bucket, prefix and age.")
     ] = True,
     hints: Annotated[bool, typer.Option("--hints", help="Let lifecycle rules tell when objects expire.")] = False,
+    sizes: Annotated[
+        str | None,
+        typer.Option(help=f"Draw sizes as simulate packing does: {', '.join(WORKLOADS)}. Default: all the same."),
+    ] = None,
+    packer: Annotated[
+        bool, typer.Option("--packer", help="Pack as configured: with its window, streams, lanes and stripes.")
+    ] = False,
     blocks: Annotated[int, typer.Option(min=10, help="Live bytes, in blocks.")] = 2000,
     block_objects: Annotated[int, typer.Option(min=1, help="Objects that a block has room for.")] = 128,
     block_bytes: Annotated[
@@ -87,12 +97,21 @@ def gc_command(
     """Run a GC policy over simulated days without storing anything. Shows how much is written and how much space is
     taken, next to a bound: the least that any policy could write at that space if it knows only bucket and age."""
     chosen = _policy(policy, space_amp, floor_days, price_days, hole_ratio_min)
-    geometry = context(ctx).settings().geometry.value()
+    settings = context(ctx).settings()
+    geometry = settings.geometry.value()
+    if packer:
+        _refuse(ctx, "with --packer", "sort_window", "sort_survivors", "block_bytes")
+        if sizes is None and events is None:
+            raise InvalidInput("--packer needs objects that have sizes: give --sizes W1, or --events")
     if events is None:
         _refuse(ctx, "without --events", "block_bytes")
-        source = _Source(gc_workload(workload, seed), workload, blocks, block_objects)
+        source = _Source(gc_workload(workload, seed), workload, blocks, block_objects, counts_objects=True)
+        if sizes is not None:
+            _refuse(ctx, "with --sizes", "block_objects")
+            drawn_sizes = sized(gc_workload(workload, seed), sizes, seed, size_max(geometry))
+            source = _Source(drawn_sizes, f"{workload}, sizes of {sizes}", blocks, geometry.block_size)
     else:
-        _refuse(ctx, "with --events", "workload", "blocks", "block_objects")
+        _refuse(ctx, "with --events", "workload", "blocks", "block_objects", "sizes")
         source = _from_events(events, seed, days, block_bytes or geometry.block_size, size_max(geometry))
     options = GcOptions(
         policy=chosen,
@@ -106,6 +125,7 @@ def gc_command(
         hints=hints,
         days=days,
         seed=seed,
+        packer=_packer(settings) if packer else None,
     )
     drawn = source.workload
     with ticking() as tick:
@@ -122,8 +142,10 @@ def gc_command(
         "sort_window_blocks": sort_window,
         "sort_survivors": sort_survivors,
         "hints": hints,
-        "block_objects": block_objects if events is None else None,
-        "block_bytes": None if events is None else source.block_bytes,
+        "sizes": sizes,
+        "packer": None if options.packer is None else options.packer.figures,
+        "block_objects": block_objects if events is None and sizes is None else None,
+        "block_bytes": None if events is None and sizes is None else source.block_bytes,
         "bound_write_amplification": rounded(bound),
         "raw_bytes_per_live_byte": rounded((geometry.k + geometry.m) / geometry.k * result.space_amplification),
         **_rounded(asdict(result)),
@@ -133,13 +155,15 @@ def gc_command(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What is simulated. title: for people. facts: what a file of events says of itself, for JSON; None without one."""
+    """What is simulated. title: for people. counts_objects: all are equally large, and sizes count them. facts: what a
+    file of events says of itself, for JSON; None without one."""
 
     workload: Workload
     title: str
     blocks: int
     block_bytes: int
     large_bytes: int | None = None
+    counts_objects: bool = False
     facts: dict[str, Any] | None = None
 
 
@@ -163,7 +187,13 @@ def _from_events(path: Path, seed: int, days: float | None, block_bytes: int, la
         "live_bytes": round(found.live_bytes),
         "bytes_per_day": rounded(found.live_bytes / found.mean_days),
     }
-    return _Source(found, str(path), live_blocks(found, block_bytes), block_bytes, large_bytes, facts)
+    return _Source(found, str(path), live_blocks(found, block_bytes), block_bytes, large_bytes, facts=facts)
+
+
+def _packer(settings: Settings) -> PackerOptions:
+    """That of a store with these settings."""
+    consumer = settings.consumer
+    return PackerOptions(settings.geometry.value(), consumer.policy, consumer.window_objects, consumer.lanes)
 
 
 def _refuse(ctx: typer.Context, when: str, *names: str) -> None:
@@ -205,7 +235,7 @@ def _print(figures: Mapping[str, Any], source: _Source, result: GcResult) -> Non
         "never packed": f"{result.never_packed:.1%} of what users wrote died in the landing store",
         "landing store": f"{result.landing_ratio:.2%} of the live bytes wait there",
         "live": f"{result.live_blocks:,.0f} blocks of "
-        + (f"{source.block_bytes} objects" if source.facts is None else size_text(source.block_bytes)),
+        + (f"{source.block_bytes} objects" if source.counts_objects else size_text(source.block_bytes)),
         "measured": f"the last {result.measured_days:,.0f} days",
         "cycles": f"{result.cycles:,}"
         + "".join(f"; {count:,} missed the target: {reason}" for reason, count in result.behind.items()),

@@ -408,6 +408,26 @@ def test_simulate(cli: Cli, tmp_path: Path) -> None:
     assert "line 2" in cli("simulate", "--sizes", str(path), exits=2)["message"]
 
 
+def test_simulate_gc_with_sizes_and_with_the_packer_of_the_store(cli: Cli, bench: Bench) -> None:
+    arguments = ["simulate", "gc", "--workload", "B", "--blocks", "20", "--days", "200", "--sizes", "W2"]
+    plain, packed = cli(*arguments), cli(*arguments, "--packer")
+    assert plain["packer"] is None
+    assert packed["packer"] == {"policy": "best", "window": 50, "lanes": 1}, "as configured"
+    for found in (plain, packed):
+        assert (found["sizes"], found["block_objects"]) == ("W2", None)
+        with bench.open() as system:
+            assert found["block_bytes"] == system.geometry.block_size
+        assert found["space_amplification"] <= 1.2
+        assert found["write_amplification"] > 1
+    assert "--sizes W1" in cli("simulate", "gc", "--packer", exits=2)["message"]
+    assert (
+        "--sort-window does nothing with --packer"
+        in cli(*arguments, "--packer", "--sort-window", "4", exits=2)["message"]
+    )
+    assert "--block-objects does nothing" in cli(*arguments, "--block-objects", "4", exits=2)["message"]
+    assert "W1, W2" in cli("simulate", "gc", "--sizes", "W9", exits=2)["message"]
+
+
 def test_demo(cli: Cli, tmp_path: Path, bench: Bench) -> None:
     """The whole demo on a folder of this test, small stripes and all; no byte may differ."""
     source = tmp_path / "source"

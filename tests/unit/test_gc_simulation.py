@@ -10,11 +10,14 @@ import pytest
 
 from nos_ec.bench.gc.blocks import Blocks
 from nos_ec.bench.gc.bound import amplification_at, bound_write_amplification, live_share_at
-from nos_ec.bench.gc.simulation import PERIODS, GcOptions, simulate_gc
-from nos_ec.bench.gc.workloads import GC_WORKLOADS, Law, Life, Objects, gc_workload
+from nos_ec.bench.gc.packer import PackerOptions
+from nos_ec.bench.gc.simulation import PERIODS, GcOptions, GcResult, simulate_gc
+from nos_ec.bench.gc.workloads import GC_WORKLOADS, Law, Life, Objects, gc_workload, sized
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.gc_policy import Price, SpaceTarget, Threshold
+from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifetimes import UNKNOWN
+from nos_ec.core.packing.packer import size_max
 from tests.rig.gc_bars import Bar, measure
 
 SMALL: dict[str, Any] = {"blocks": 60, "block_bytes": 32}
@@ -235,3 +238,65 @@ def test_the_books_of_the_blocks() -> None:
 def test_senseless_settings_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidInput):
         wrong()
+
+
+def of_a_store(lanes: int, name: str = "D", blocks: int = 60, days: float = 500, **options: Any) -> GcResult:
+    geometry = Geometry()
+    packer = PackerOptions(geometry, "best", 100, lanes)
+    workload = sized(gc_workload(name, 1), "W1", 1, size_max(geometry))
+    policy = SpaceTarget(1.3, floor_days=0)
+    return simulate_gc(
+        workload,
+        GcOptions(policy, blocks=blocks, block_bytes=geometry.block_size, packer=packer, days=days, **options),
+    )
+
+
+def test_with_the_packer_of_a_store_figures_fit_together() -> None:
+    result = of_a_store(2, "B", days=300)
+    assert result == of_a_store(2, "B", days=300)
+    assert result.write_amplification == pytest.approx(1 + result.copied_bytes / result.user_bytes)
+    assert result.live_blocks == pytest.approx(60, rel=0.15)
+    assert 1.2 < result.space_amplification <= 1.3
+    assert result.landing_ratio > 0, "objects wait for their groups"
+    delayed = of_a_store(2, "B", days=300, min_age_days=3)
+    assert 0.1 < delayed.never_packed < 0.4
+
+
+def test_lanes_write_what_belongs_together_to_several_blocks() -> None:
+    """So more is copied later where buckets and prefixes are deleted as a whole."""
+    assert of_a_store(1).copied_bytes < 0.95 * of_a_store(8).copied_bytes
+
+
+def test_the_books_of_the_packer_of_a_store() -> None:
+    """Random arrivals, deaths and cycles: sums are those of the objects, no block is overfull, no live object is
+    lost."""
+    rng, geometry = random.Random(5), Geometry()
+    objects, dead = Objects(), bytearray()
+    objects.buckets = ["a", "b"]
+    policy = SpaceTarget(1.1, floor_days=0)
+    packer = PackerOptions(geometry, "best", 50, 3)
+    options = GcOptions(policy, streams=2, blocks=10, block_bytes=geometry.block_size, packer=packer)
+    blocks = Blocks(objects, dead, options)
+    for step in range(120):
+        new = list(range(len(objects), len(objects) + rng.randrange(60)))
+        for _ in new:
+            objects.add(step, Life(rng.randrange(2), step + 100), rng.choice([0, 1, 5000, 300_000, 3_000_000]))
+        dead.extend(bytes(len(new)))
+        blocks.born(len(new))
+        blocks.pack(new, step, UNKNOWN, fresh=True, ordered=False)
+        for number in rng.sample(range(len(objects)), min(len(objects), 30)):
+            if not dead[number]:
+                dead[number] = 1
+                blocks.died(number)
+        blocks.delete_dead()
+        if policy.is_due(blocks.stored):
+            blocks.collect(policy.plan(blocks.sealed(step), blocks.stored), step, UNKNOWN)
+        placed = {number: block for block, members in blocks._members.items() for number in members}
+        living = [number for number in placed if not dead[number]]
+        assert blocks.stored.live_bytes == sum(objects.size[number] for number in living)
+        assert blocks.stored.stored_bytes == sum(blocks._filled[block] for block in blocks._members)
+        assert all(blocks._block_of[number] == block for number, block in placed.items() if not dead[number])
+        assert all(blocks._filled[block] <= geometry.block_size for block in blocks._members)
+        waiting = sum(not dead[n] and objects.size[n] > 0 for n in range(len(objects))) - len(living)
+        assert waiting <= 5 * 50, "all others are in blocks"
+    assert len(blocks) > 10

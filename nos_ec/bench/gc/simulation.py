@@ -19,6 +19,7 @@ from math import ceil, exp
 
 from nos_ec.bench.gc.blocks import Blocks
 from nos_ec.bench.gc.bound import amplification_at
+from nos_ec.bench.gc.packer import PackerOptions
 from nos_ec.bench.gc.watch import Watch
 from nos_ec.bench.gc.workloads import Objects, Workload
 from nos_ec.core.errors import InvalidInput
@@ -45,7 +46,8 @@ class GcOptions:
     their own, which GC does not rewrite; None: all share blocks. min_age_days: how long objects stay in the landing
     store before they are packed. sort_window_blocks: how many blocks of arrivals are packed in order; 0 packs them as
     they arrive. sort_survivors: whether those of a cycle are. hints: whether expiry is known from lifecycle rules.
-    days: None for those of the workload.
+    days: None for those of the workload. packer: packs objects as in a store, in its order, whatever else is said of
+    order here; None: objects are written one after the other, each as large as it is.
     """
 
     policy: GcPolicy = field(default_factory=SpaceTarget)
@@ -59,6 +61,7 @@ class GcOptions:
     hints: bool = False
     days: float | None = None
     seed: int = 1
+    packer: PackerOptions | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.streams <= len(STREAM_CUTS_DAYS):
@@ -166,6 +169,8 @@ class _Run:
         self._deaths: list[list[int]] = [[] for _ in range(self._ticks)]
         self._landed: list[int] = []
         self._landed_bytes = 0
+        self._due = 0
+        """Bytes that became due to be packed since the last look."""
         self._blocks = Blocks(self._objects, self._dead, options)
         self._lifetimes = Watch(self._objects, self._dead, workload.survival())
         self._sums = _Sums()
@@ -181,7 +186,6 @@ class _Run:
         self._born(0, 0)
         period_days = (self._end - self._start) / PERIODS
         at_period, at_measured = self._sums.copy(), self._sums.copy()
-        looked_at = 0
         for tick in range(self._ticks):
             begins = tick * self._tick_days
             ends = begins + self._tick_days
@@ -189,8 +193,8 @@ class _Run:
                 self._fill_first_blocks(begins)
             self._arrive(tick, begins)
             self._die(tick)
-            if begins >= self._start and self._sums.user - looked_at >= self._options.block_bytes:
-                looked_at = self._sums.user
+            if begins >= self._start and self._due >= self._options.block_bytes:
+                self._due = 0
                 self._look(ends)
             if self._lifetimes.survey(ends):
                 tell(round(ends), round(self._end))
@@ -232,10 +236,14 @@ class _Run:
         del landed[:old]
         size = self._objects.size
         left = sum(size[number] for number in leaving)
-        self._landed_bytes -= left
-        self._sums.user += left
         living = [number for number in leaving if not self._dead[number]]
-        self._sums.packed += self._blocks.pack(living, now, self._lifetimes.now, fresh=True, ordered=window > 0)
+        died = left - sum(size[number] for number in living)
+        packed = self._blocks.pack(living, now, self._lifetimes.now, fresh=True, ordered=window > 0)
+        self._due += left
+        # With the packer of a store, what waits for its group is still in the landing store.
+        self._landed_bytes -= died + packed
+        self._sums.user += died + packed
+        self._sums.packed += packed
 
     def _born(self, first: int, tick: int) -> None:
         dies, ticks, width = self._objects.dies, self._ticks, self._tick_days

@@ -18,15 +18,17 @@ with an empty store.
 from __future__ import annotations
 
 import random
+import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from math import ceil, exp, floor, log, sqrt
 from typing import NamedTuple, Protocol
 
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.lifetimes import SurvivalTable
+from nos_ec.core.workloads import sizes
 
 
 class Objects:
@@ -350,3 +352,52 @@ def gc_workload(name: str, seed: int) -> Drawn:
     if name not in _KINDS:
         raise InvalidInput(f"unknown workload {name!r}; choose one of: {', '.join(GC_WORKLOADS)}")
     return _KINDS[name](random.Random(seed))
+
+
+SIZES_DRAWN = 50_000
+"""So many sizes are drawn to know their mean."""
+
+
+def sized(workload: Drawn, sizes_of: str, seed: int, size_max: int) -> Sized:
+    """A workload whose objects have the sizes in bytes of a workload of `simulate packing`. Raises InvalidInput for an
+    unknown name, or a `size_max` (bytes) that is too small for it."""
+    mean = sum(sizes(sizes_of, SIZES_DRAWN, random.Random(seed), size_max)) / SIZES_DRAWN
+    return Sized(workload, sizes(sizes_of, sys.maxsize, random.Random(seed), size_max), mean)
+
+
+class Sized:
+    """A workload whose objects have sizes in bytes. sizes: without end. mean: of them."""
+
+    def __init__(self, workload: Drawn, sizes: Iterator[int], mean: float) -> None:
+        self._workload = workload
+        self._sizes = sizes
+        self._mean = mean
+        self.mean_days = workload.mean_days
+        self.history_days = workload.history_days
+        self.days = workload.days
+        self.measured_days = workload.measured_days
+        self.growth = workload.growth
+        self.bytes_per_day: float | None = None
+
+    def begin(self, objects: Objects, count: int) -> None:
+        """See `Workload`. count: bytes."""
+        self._workload.begin(objects, round(count / self._mean))
+        self._give_sizes(objects, 0)
+
+    def arrive(self, objects: Objects, begins: float, days: float, bytes_per_day: float) -> None:
+        """See `Workload`."""
+        first = len(objects)
+        self._workload.arrive(objects, begins, days, bytes_per_day / self._mean)
+        self._give_sizes(objects, first)
+
+    def survival(self) -> SurvivalTable:
+        """See `Workload`."""
+        return self._workload.survival()
+
+    def laws(self) -> list[Law]:
+        """See `Workload`."""
+        return self._workload.laws()
+
+    def _give_sizes(self, objects: Objects, first: int) -> None:
+        for number in range(first, len(objects)):
+            objects.size[number] = next(self._sizes)

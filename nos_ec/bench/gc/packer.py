@@ -1,0 +1,75 @@
+"""Packs the objects of a simulated store as consumers and GC pack those of a real one.
+
+Objects wait in merge lists, which know streams and order, and are laid out in groups of whole stripes. So neighbours in
+that order lie apart: the merge list chooses by size among a window of objects, and several lanes of a consumer write
+the groups in turn, each to a block of its own. Lanes of GC fill block after block (nos_ec/engine/lanes.py), like one
+lane. Consumers always have a backlog, and no stream is folded.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nos_ec.bench.simulate import KEY_BYTES
+from nos_ec.composition.packing import GC_GATHERED_MAX, NO_DEADLINE_MS
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.header import NAME_RECORD_FIXED
+from nos_ec.core.packing.merge_list import merge_list
+from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
+from nos_ec.core.packing.streams import GATHERED_WINDOWS, Sorting, StreamedMergeList, StreamOptions
+
+_NOW_MS = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PackerOptions:
+    """policy, window_objects: of the merge lists. lanes: of a consumer."""
+
+    geometry: Geometry
+    policy: str
+    window_objects: int
+    lanes: int
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What it is, for people and programs."""
+        return {"policy": self.policy, "window": self.window_objects, "lanes": self.lanes}
+
+
+class StorePacker:
+    """The merge lists of a store. sorting: stream, bucket, prefix and time of birth of an object, which is a number."""
+
+    def __init__(
+        self, options: PackerOptions, streams: int, sorting: Callable[[int], tuple[int, str, str, float]]
+    ) -> None:
+        self._options = options
+        self._streams = streams
+        self._sorting: Sorting[int] = lambda number, _: sorting(number)
+        self._rng = random.Random(0)
+        self._fresh = self._new_list(GATHERED_WINDOWS * options.window_objects)
+
+    def fresh(self, objects: Iterable[tuple[int, int]]) -> Iterator[GroupPlan[int]]:
+        """Add fresh objects, each a number and a size, to those that wait. Yields the groups that are ready."""
+        return _groups(self._fresh, objects, flush=False)
+
+    def survivors(self, objects: Iterable[tuple[int, int]]) -> Iterator[GroupPlan[int]]:
+        """Yields groups of all survivors of a cycle."""
+        return _groups(self._new_list(GC_GATHERED_MAX), objects, flush=True)
+
+    def _new_list(self, gathered_max: int) -> MergeList[int]:
+        options = StreamOptions(self._streams, gathered_max, None, stream_bytes_min=0)
+        return StreamedMergeList(self._plain, self._sorting, self._options.window_objects, NO_DEADLINE_MS, options)
+
+    def _plain(self, window: int) -> MergeList[int]:
+        options = self._options
+        return merge_list(options.policy, options.geometry, window, NO_DEADLINE_MS, self._rng)
+
+
+def _groups(waiting: MergeList[int], objects: Iterable[tuple[int, int]], *, flush: bool) -> Iterator[GroupPlan[int]]:
+    for number, size in objects:
+        waiting.add(Candidate(size, NAME_RECORD_FIXED + KEY_BYTES, number, _NOW_MS))
+    while (plan := waiting.plan(_NOW_MS, flush=flush)) is not None:
+        yield plan
