@@ -24,7 +24,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import NAME_RECORD_FIXED
 from nos_ec.core.packing.bounds import utilisation_max
 from nos_ec.core.packing.merge_list import merge_list
-from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
+from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList, P
 from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, StreamOptions
 
 KEY_BYTES = 40
@@ -243,7 +243,7 @@ def _run(
         _serve(merge, batch, arrivals, figures, timer)
     if not figures.groups:
         figures.flushed = True
-        for plan in _drain(merge, arrivals, flush=True):
+        for plan in groups_ready(merge, arrivals, flush=True):
             figures.count(plan, arrivals)
     return figures
 
@@ -258,12 +258,13 @@ def _serve(
     figures.seconds += timer() - begun
     figures.arrive(batch, arrivals)
     begun = timer()
-    plans = list(_drain(merge, arrivals, flush=False))
+    plans = list(groups_ready(merge, arrivals, flush=False))
     figures.seconds += timer() - begun
     for plan in plans:
         figures.count(plan, arrivals)
 
 
-def _drain(merge: MergeList[None], now_ms: int, *, flush: bool) -> Iterator[GroupPlan[None]]:
+def groups_ready(merge: MergeList[P], now_ms: int, *, flush: bool) -> Iterator[GroupPlan[P]]:
+    """Take the groups that a merge list has ready; with `flush`, groups of all that waits."""
     while (plan := merge.plan(now_ms, flush=flush)) is not None:
         yield plan

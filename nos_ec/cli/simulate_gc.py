@@ -105,10 +105,11 @@ def gc_command(
             raise InvalidInput("--packer needs objects that have sizes: give --sizes W1, or --events")
     if events is None:
         _refuse(ctx, "without --events", "block_bytes")
-        source = _Source(gc_workload(workload, seed), workload, blocks, block_objects, counts_objects=True)
+        alike = gc_workload(workload, seed)
+        source = _Source(alike, workload, blocks, block_objects, counts_objects=True)
         if sizes is not None:
             _refuse(ctx, "with --sizes", "block_objects")
-            drawn_sizes = sized(gc_workload(workload, seed), sizes, seed, size_max(geometry))
+            drawn_sizes = sized(alike, sizes, seed, size_max(geometry))
             source = _Source(drawn_sizes, f"{workload}, sizes of {sizes}", blocks, geometry.block_size)
     else:
         _refuse(ctx, "with --events", "workload", "blocks", "block_objects", "sizes")

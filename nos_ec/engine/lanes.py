@@ -58,7 +58,6 @@ class Lanes:
         self._waiting = [deque[Plan]() if run_stripes > 1 else shared for _ in writers]
         """By lane. Without runs all lanes have the same one, so that none waits behind a group that takes long."""
         self._runs: dict[int, _Run] = {}
-        self._writing = 0
         self._writing_max = len(writers)
         self._closing = False
         self._results: queue.SimpleQueue[tuple[WriteResult | BaseException, float]] = queue.SimpleQueue()
@@ -177,10 +176,9 @@ class Lanes:
         taken."""
         with self._changed:
             while True:
-                if self._writing < self._writing_max:
+                if self.busy < self._writing_max:
                     plan = self._take(index)
                     if plan is not None:
-                        self._writing += 1
                         self._started_s[index] = self._timer()
                         self._changed.notify_all()  # another lane may take what waits behind it
                         return plan
@@ -199,7 +197,6 @@ class Lanes:
     def _end(self, index: int, result: WriteResult | BaseException) -> None:
         with self._changed:
             started_s, self._started_s[index] = self._started_s[index], None
-            self._writing -= 1
             self._changed.notify_all()
         assert started_s is not None
         self._results.put((result, self._timer() - started_s))

@@ -14,7 +14,7 @@ from nos_ec.bench.gc.workloads import Objects
 from nos_ec.core.gc_policy import GcPlan, SealedBlock, StoredBytes
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId
-from nos_ec.core.lifetimes import STREAM_CUTS_DAYS, UNKNOWN, Lifetimes, ToPack, packing_order, stream_of
+from nos_ec.core.lifetimes import STREAM_CUTS_DAYS, Lifetimes, ToPack, packing_order, stream_of
 from nos_ec.core.packing.plan import GroupPlan
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ class Blocks:
         self._open_survivors = [_NOWHERE] * options.streams
         self._stored_bytes = 0
         self._live_bytes = 0
-        self._packer = None if options.packer is None else StorePacker(options.packer, options.streams, self._sorting)
-        self._now = 0.0
-        self._lifetimes = UNKNOWN
+        self._packer = None if options.packer is None else StorePacker(options.packer, options.streams)
         self._groups: dict[tuple[bool, int, int], _OpenBlock] = {}
         """Of the packer: the open block of each kind, stream and lane."""
         self._turn = 0
@@ -105,8 +103,7 @@ class Blocks:
         """Write objects to the open blocks of their streams, and return their bytes. With the packer of a store, others
         are written, when enough wait."""
         if self._packer is not None:
-            self._now, self._lifetimes = now, lifetimes
-            return self._pack_groups(self._packer, numbers, fresh=fresh)
+            return self._pack_groups(self._packer, numbers, now, lifetimes, fresh=fresh)
         opened = self._open_fresh if fresh else self._open_survivors
         packed = 0
         if ordered:
@@ -117,50 +114,54 @@ class Blocks:
                 packed += self._append(opened, self._stream(number, now, lifetimes), number, now)
         return packed
 
-    def _pack_groups(self, packer: StorePacker, numbers: Sequence[int], *, fresh: bool) -> int:
+    def _pack_groups(
+        self, packer: StorePacker, numbers: Sequence[int], now: float, lifetimes: Lifetimes, *, fresh: bool
+    ) -> int:
         """Empty objects have no bytes to pack."""
         packed = 0
-        objects: list[tuple[int, int]] = []
+        objects: list[tuple[ToPack[int], int]] = []
         for number in numbers:
             size = self._objects.size[number]
             if self._is_large(size):
-                self._first_block([number], size, self._now)
+                self._first_block([number], size, now)
                 packed += size
             elif size:
-                objects.append((number, size))
+                objects.append((self._to_pack(number, now, lifetimes), size))
         for plan in packer.fresh(objects) if fresh else packer.survivors(objects):
-            self._write_group(plan, fresh=fresh)
+            self._write_group(plan, now, fresh=fresh)
             packed += plan.data_length
         return packed
 
-    def _write_group(self, plan: GroupPlan[int], *, fresh: bool) -> None:
+    def _write_group(self, plan: GroupPlan[ToPack[int]], now: float, *, fresh: bool) -> None:
         """Write a group to the block of the next lane. What has died while it waited is dead in the block."""
         options = self._options.packer
         assert options is not None
         self._turn += fresh
         lane = self._turn % options.lanes if fresh else 0
-        opened = self._with_room(options.geometry, (fresh, plan.stream, lane), plan.stripe_count)
-        block = opened.block
+        block = self._with_room(options.geometry, (fresh, plan.stream, lane), plan.stripe_count, now)
         for one in plan.placed:
-            number, size = one.candidate.payload, one.candidate.size
-            self._filled[block] += size
-            self._stored_bytes += size
-            if not self._dead[number]:
-                self._members[block].append(number)
-                self._block_of[number] = block
-                self._live[block] += size
-                self._live_bytes += size
+            self._put(block, one.candidate.payload.ref, one.candidate.size)
 
-    def _with_room(self, geometry: Geometry, place: tuple[bool, int, int], stripes: int) -> _OpenBlock:
+    def _put(self, block: int, number: int, size: int) -> None:
+        """Add an object to a block, living or dead."""
+        self._filled[block] += size
+        self._stored_bytes += size
+        if not self._dead[number]:
+            self._members[block].append(number)
+            self._block_of[number] = block
+            self._live[block] += size
+            self._live_bytes += size
+
+    def _with_room(self, geometry: Geometry, place: tuple[bool, int, int], stripes: int, now: float) -> int:
         """The open block of a kind, stream and lane, or a new one if the stripes do not fit into it."""
         opened = self._groups.get(place)
         if opened is not None and opened.stripes + stripes > geometry.stripes_per_block:
-            self._seal(opened.block, self._now)
+            self._seal(opened.block, now)
             opened = None
         if opened is None:
             opened = self._groups[place] = _OpenBlock(self._new())
         opened.stripes += stripes
-        return opened
+        return opened.block
 
     def fill(self, numbers: Sequence[int], now: float, lifetimes: Lifetimes, target: float, rng: random.Random) -> None:
         """Lay out a store that has been in use for long, in which these objects live, with this space amplification.
@@ -242,18 +243,14 @@ class Blocks:
         return self._options.large_bytes is not None and size > self._options.large_bytes
 
     def _to_pack(self, number: int, now: float, lifetimes: Lifetimes) -> ToPack[int]:
-        return ToPack(self._stream(number, now, lifetimes), *self._sorted_by(number), number)
-
-    def _sorted_by(self, number: int) -> tuple[str, str, float]:
         objects = self._objects
-        return (
+        return ToPack(
+            self._stream(number, now, lifetimes),
             objects.buckets[objects.bucket[number]],
             objects.prefixes[objects.prefix[number]],
             objects.born[number],
+            number,
         )
-
-    def _sorting(self, number: int) -> tuple[int, str, str, float]:
-        return self._stream(number, self._now, self._lifetimes), *self._sorted_by(number)
 
     def _stream(self, number: int, now: float, lifetimes: Lifetimes) -> int:
         if not self._cuts:
@@ -274,12 +271,7 @@ class Blocks:
             block = _NOWHERE
         if block == _NOWHERE:
             block = opened[stream] = self._new()
-        self._members[block].append(number)
-        self._block_of[number] = block
-        self._filled[block] += size
-        self._live[block] += size
-        self._stored_bytes += size
-        self._live_bytes += size
+        self._put(block, number, size)
         if self._filled[block] >= capacity:
             self._seal(block, now)
             opened[stream] = _NOWHERE

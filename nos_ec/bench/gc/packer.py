@@ -9,17 +9,18 @@ lane. Consumers always have a backlog, and no stream is folded.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nos_ec.bench.simulate import KEY_BYTES
+from nos_ec.bench.simulate import KEY_BYTES, groups_ready
 from nos_ec.composition.packing import GC_GATHERED_MAX, NO_DEADLINE_MS
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import NAME_RECORD_FIXED
+from nos_ec.core.lifetimes import ToPack
 from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
-from nos_ec.core.packing.streams import GATHERED_WINDOWS, Sorting, StreamedMergeList, StreamOptions
+from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, StreamOptions
 
 _NOW_MS = 0
 
@@ -40,36 +41,35 @@ class PackerOptions:
 
 
 class StorePacker:
-    """The merge lists of a store. sorting: stream, bucket, prefix and time of birth of an object, which is a number."""
+    """The merge lists of a store. Objects come as (object, size in bytes)."""
 
-    def __init__(
-        self, options: PackerOptions, streams: int, sorting: Callable[[int], tuple[int, str, str, float]]
-    ) -> None:
+    def __init__(self, options: PackerOptions, streams: int) -> None:
         self._options = options
         self._streams = streams
-        self._sorting: Sorting[int] = lambda number, _: sorting(number)
         self._rng = random.Random(0)
         self._fresh = self._new_list(GATHERED_WINDOWS * options.window_objects)
 
-    def fresh(self, objects: Iterable[tuple[int, int]]) -> Iterator[GroupPlan[int]]:
-        """Add fresh objects, each a number and a size, to those that wait. Yields the groups that are ready."""
+    def fresh(self, objects: Iterable[tuple[ToPack[int], int]]) -> Iterator[GroupPlan[ToPack[int]]]:
+        """Add fresh objects to those that wait. Yields the groups that are ready."""
         return _groups(self._fresh, objects, flush=False)
 
-    def survivors(self, objects: Iterable[tuple[int, int]]) -> Iterator[GroupPlan[int]]:
+    def survivors(self, objects: Iterable[tuple[ToPack[int], int]]) -> Iterator[GroupPlan[ToPack[int]]]:
         """Yields groups of all survivors of a cycle."""
         return _groups(self._new_list(GC_GATHERED_MAX), objects, flush=True)
 
-    def _new_list(self, gathered_max: int) -> MergeList[int]:
+    def _new_list(self, gathered_max: int) -> MergeList[ToPack[int]]:
+        window = self._options.window_objects
         options = StreamOptions(self._streams, gathered_max, None, stream_bytes_min=0)
-        return StreamedMergeList(self._plain, self._sorting, self._options.window_objects, NO_DEADLINE_MS, options)
+        return StreamedMergeList(self._plain, lambda one, _: one[:4], window, NO_DEADLINE_MS, options)
 
-    def _plain(self, window: int) -> MergeList[int]:
+    def _plain(self, window: int) -> MergeList[ToPack[int]]:
         options = self._options
         return merge_list(options.policy, options.geometry, window, NO_DEADLINE_MS, self._rng)
 
 
-def _groups(waiting: MergeList[int], objects: Iterable[tuple[int, int]], *, flush: bool) -> Iterator[GroupPlan[int]]:
-    for number, size in objects:
-        waiting.add(Candidate(size, NAME_RECORD_FIXED + KEY_BYTES, number, _NOW_MS))
-    while (plan := waiting.plan(_NOW_MS, flush=flush)) is not None:
-        yield plan
+def _groups(
+    waiting: MergeList[ToPack[int]], objects: Iterable[tuple[ToPack[int], int]], *, flush: bool
+) -> Iterator[GroupPlan[ToPack[int]]]:
+    for one, size in objects:
+        waiting.add(Candidate(size, NAME_RECORD_FIXED + KEY_BYTES, one, _NOW_MS))
+    return groups_ready(waiting, _NOW_MS, flush=flush)

@@ -31,7 +31,6 @@ class SurvivorWriter:
         self._lanes_max = run.options.lanes
         self._geometry = run.blocks.geometry
         self._lane_count = 1
-        self._writing_max = self._lanes_max
         self._new_writer = new_writer
         self._lanes: Lanes | None = None
         self._failures = 0
@@ -42,8 +41,7 @@ class SurvivorWriter:
         self._lane_count = max(1, min(self._lanes_max, ceil(stripes / self._geometry.stripes_per_block)))
 
     def limit(self, lanes: int) -> None:
-        """Let no more than so many lanes begin a group from now on."""
-        self._writing_max = lanes
+        """Let no more than so many lanes begin a group from now on. To be called before each group."""
         if self._lanes is not None:
             self._lanes.limit(lanes)
 
@@ -64,7 +62,6 @@ class SurvivorWriter:
             writers = [self._new_writer() for _ in range(self._lane_count)]
             ahead = max(AHEAD, stripes // of_group)
             self._lanes = Lanes(writers, self._timer, run_stripes=stripes, ahead=ahead)
-            self._lanes.limit(self._writing_max)
         self._lanes.submit(plan)
 
     def withdraw(self) -> list[GroupPlan[Packable]]:
