@@ -10,13 +10,13 @@ import pytest
 
 from nos_ec.bench.gc.blocks import Blocks
 from nos_ec.bench.gc.bound import amplification_at, bound_write_amplification, live_share_at
-from nos_ec.bench.gc.packer import PackerOptions
+from nos_ec.bench.gc.packer import PackerOptions, StorePacker
 from nos_ec.bench.gc.simulation import PERIODS, GcOptions, GcResult, simulate_gc
 from nos_ec.bench.gc.workloads import GC_WORKLOADS, Law, Life, Objects, gc_workload, sized
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.gc_policy import Price, SpaceTarget, Threshold
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.lifetimes import UNKNOWN
+from nos_ec.core.lifetimes import UNKNOWN, ToPack
 from nos_ec.core.packing.packer import size_max
 from tests.rig.gc_bars import Bar, measure
 
@@ -300,3 +300,11 @@ def test_the_books_of_the_packer_of_a_store() -> None:
         waiting = sum(not dead[n] and objects.size[n] > 0 for n in range(len(objects))) - len(living)
         assert waiting <= 5 * 50, "all others are in blocks"
     assert len(blocks) > 10
+
+
+@pytest.mark.parametrize(("streams", "buckets"), [(1, {"a", "b"}), (4, {"a"})])
+def test_the_packer_of_a_store_with_one_stream_sorts_nothing(streams: int, buckets: set[str]) -> None:
+    packer = StorePacker(PackerOptions(Geometry(), "best", 50, 1), streams)
+    objects = [(ToPack(0, "ab"[n % 2], "", n, n), 300_000) for n in range(200)]
+    first = next(packer.fresh(objects))
+    assert {one.candidate.payload.bucket for one in first.placed} == buckets

@@ -59,6 +59,8 @@ class StorePacker:
 
     def _new_list(self, gathered_max: int) -> MergeList[ToPack[int]]:
         window = self._options.window_objects
+        if self._streams == 1:
+            return self._plain(window)
         options = StreamOptions(self._streams, gathered_max, None, stream_bytes_min=0)
         return StreamedMergeList(self._plain, lambda one, _: one[:4], window, NO_DEADLINE_MS, options)
 
