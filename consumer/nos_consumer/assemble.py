@@ -39,7 +39,8 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
         drain_idle_ms=2 * system.settings.log.session_ms,
     )
     with system.lease(member, settings.lease_ttl_ms) as held:
-        lanes = Lanes([system.writer(held.lease, BlockKind.FRESH) for _ in range(settings.lanes)], perf_counter)
+        writers = [system.writer(held.lease, BlockKind.FRESH) for _ in range(settings.lanes)]
+        lanes = Lanes(writers, perf_counter, system.geometry)
         log = system.log_consumer(member)
         unread = UnreadObjects(system.source_reader().read_one, system.clock)
         service = ConsumerService(

@@ -280,10 +280,14 @@ class ConsumerService:
             self._record(result)
 
     def _note_failure(self, result: WriteResult) -> None:
-        """Pause planning when nothing could be written, or when no source of the group could be read."""
+        """Pause planning when nothing could be written, or when no source of the group could be read. Groups that no
+        lane has begun are planned again after the pause."""
         cause = result.cause or _all_unread(result)
         if cause is not None:
             self._pause.failed(cause)
+            for plan in self._lanes.withdraw():
+                for placed in plan.placed:
+                    self._backlog.wait(placed.candidate.payload)
         elif (result.packed or result.superseded) and self._pause.succeeded():
             self.unread.parking.hasten()  # the cause that blocked all objects may have blocked the parked ones too
 
@@ -377,8 +381,10 @@ class ConsumerService:
 
     # --- rebalancing --------------------------------------------------------------------------------
     def _revoked(self, partitions: frozenset[int]) -> None:
-        """Finish the groups in flight, commit, and forget the objects of these partitions, which the new owner gets."""
+        """Finish the groups under way, commit, and forget the objects of these partitions, which the new owner gets.
+        Objects of the other partitions wait again, also those of groups that no lane has begun."""
         try:
+            self._lanes.withdraw()
             while self._lanes.pending:
                 self._settle(self._lanes.collect(wait_ms=BUSY_WAIT_MS))
             self._offsets.commit()

@@ -5,7 +5,9 @@ consecutive groups of a stream, as many as fill a block, while another lane gets
 they would be dealt to as many blocks as there are lanes. A lane that has nothing to do takes a group from the end of
 the longest run that waits behind another group.
 
-9  at most `ahead` plans per lane are pending; beyond that, `full` is true
+After a group that could not be written, no lane begins another until the failure was collected and acted upon.
+
+9  at most PLANS_MAX plans are pending, or AHEAD_MIN for each lane; beyond that, `full` is true
 """
 
 from __future__ import annotations
@@ -16,14 +18,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from nos_ec.core.geometry import Geometry
 from nos_ec.core.histogram import Histogram
 from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 
 WRITE_SECONDS_BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-AHEAD = 2
-"""Plans that are pending for each lane: the one that it writes, and one that waits, so that it is never idle."""
+AHEAD_MIN = 2
+"""Plans that are pending for each lane, at least: the one that it writes, and one that waits, so that it is never
+idle."""
+PLANS_MAX = 64
+"""Plans that are pending for all lanes together, unless AHEAD_MIN for each are more. A plan lists its objects, at most
+as many as the window of the merge list: about a megabyte."""
 
 Plan = GroupPlan[Packable]
 
@@ -39,27 +46,30 @@ class _Run:
 class Lanes:
     """Feeds plans to writers. One thread submits, collects and withdraws; the writers run on their own threads.
 
-    `timer` returns monotonic seconds, from any start. run_stripes: stripes of a run. ahead: plans pending for each lane
-    before `full` says that it is enough; with fewer than a run has, runs are cut short. `write_seconds` has the write
-    times of the collected groups, by the number of stripes in a group; any thread may read it.
+    `timer` returns monotonic seconds, from any start. geometry: of the blocks that are written. `write_seconds` has the
+    write times of the collected groups, by the number of stripes in a group; any thread may read it.
     """
 
-    def __init__(
-        self, writers: Sequence[StripeWriter], timer: Callable[[], float], *, run_stripes: int = 1, ahead: int = AHEAD
-    ) -> None:
+    def __init__(self, writers: Sequence[StripeWriter], timer: Callable[[], float], geometry: Geometry) -> None:
         self._timer = timer
-        self._run_stripes = run_stripes
-        self._ahead = ahead
+        self._run_stripes = geometry.stripes_per_block
+        run_groups = geometry.stripes_per_block // geometry.stripes_per_group_max if len(writers) > 1 else 0
+        self._ahead = max(AHEAD_MIN, min(run_groups, PLANS_MAX // len(writers)))
+        """Plans pending for each lane before `full` says that it is enough: a block full, because a run is cut short
+        where more wait. A single lane keeps the order anyway."""
         self._started_s: list[float | None] = [None] * len(writers)
         """For each lane, when it began its current group; each lane's thread sets its own."""
         self.write_seconds: dict[int, Histogram] = {}
         self._changed = threading.Condition()
-        shared: deque[Plan] = deque()
-        self._waiting = [deque[Plan]() if run_stripes > 1 else shared for _ in writers]
-        """By lane. Without runs all lanes have the same one, so that none waits behind a group that takes long."""
+        self._waiting = [deque[Plan]() for _ in writers]
+        """By lane."""
         self._runs: dict[int, _Run] = {}
         self._writing_max = len(writers)
         self._closing = False
+        self._failures = 0
+        """Groups that could not be written, and that nobody has acted upon yet."""
+        self._failures_collected = 0
+        """How many of them the last `collect` returned."""
         self._results: queue.SimpleQueue[tuple[WriteResult | BaseException, float]] = queue.SimpleQueue()
         self._pending = 0
         self._threads = [
@@ -123,8 +133,10 @@ class Lanes:
     def collect(self, wait_ms: int) -> list[WriteResult]:
         """The available results. While any plan is pending, waits at most `wait_ms` for the first result.
 
-        Raises what a writer raised (LeaseLost; anything else is a bug).
+        Lanes that rest after a failure go on if the call before has returned it. Raises what a writer raised
+        (LeaseLost; anything else is a bug).
         """
+        self._go_on()
         results: list[WriteResult] = []
         wait = wait_ms / 1000
         while self._pending:
@@ -134,6 +146,7 @@ class Lanes:
                 break
             self._pending -= 1
             wait = 0
+            self._failures_collected += _failed(result)
             if isinstance(result, BaseException):
                 raise result
             if result.stripe_count:
@@ -142,13 +155,22 @@ class Lanes:
         return results
 
     def close(self) -> list[WriteResult]:
-        """Let the pending plans finish, seal the writers' blocks and end the threads. Returns the last results."""
+        """Let the groups under way end, seal the writers' blocks and end the threads. Returns the last results. Plans
+        that no lane has begun are dropped."""
+        self.withdraw()
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
         return self.collect(wait_ms=0)
+
+    def _go_on(self) -> None:
+        if self._failures_collected:
+            with self._changed:
+                self._failures -= self._failures_collected
+                self._changed.notify_all()
+            self._failures_collected = 0
 
     def _lane_for(self, plan: Plan) -> int:
         run = self._runs.get(plan.stream)
@@ -172,19 +194,17 @@ class Lanes:
         writer.close()
 
     def _next(self, index: int) -> Plan | None:
-        """The next plan of a lane, or one that waits behind another lane's. None when the lanes close and all are
-        taken."""
+        """The next plan of a lane, or one that waits behind another lane's. None when the lanes close."""
         with self._changed:
-            while True:
-                if self.busy < self._writing_max:
+            while not self._closing:
+                if self.busy < self._writing_max and not self._failures:
                     plan = self._take(index)
                     if plan is not None:
                         self._started_s[index] = self._timer()
                         self._changed.notify_all()  # another lane may take what waits behind it
                         return plan
-                if self._closing and not any(self._waiting):
-                    return None
                 self._changed.wait()
+        return None
 
     def _take(self, index: int) -> Plan | None:
         if self._waiting[index]:
@@ -197,6 +217,11 @@ class Lanes:
     def _end(self, index: int, result: WriteResult | BaseException) -> None:
         with self._changed:
             started_s, self._started_s[index] = self._started_s[index], None
+            self._failures += _failed(result)
             self._changed.notify_all()
         assert started_s is not None
         self._results.put((result, self._timer() - started_s))
+
+
+def _failed(result: WriteResult | BaseException) -> bool:
+    return isinstance(result, BaseException) or result.cause is not None

@@ -262,9 +262,25 @@ def test_with_the_packer_of_a_store_figures_fit_together() -> None:
     assert 0.1 < delayed.never_packed < 0.4
 
 
-def test_lanes_write_what_belongs_together_to_several_blocks() -> None:
-    """So more is copied later where buckets and prefixes are deleted as a whole."""
-    assert of_a_store(1).copied_bytes < 0.95 * of_a_store(8).copied_bytes
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_each_lane_fills_a_block_with_objects_that_follow_each_other(lanes: int) -> None:
+    geometry = Geometry()
+    objects = Objects()
+    objects.buckets = ["a"]
+    packer = PackerOptions(geometry, "best", 20, lanes)
+    options = GcOptions(
+        SpaceTarget(1.1, floor_days=0), streams=1, blocks=10, block_bytes=geometry.block_size, packer=packer
+    )
+    numbers = range(2000)
+    for number in numbers:
+        objects.add(0, Life(0, 100), 200_000 + number % 7)
+    blocks = Blocks(objects, bytearray(len(numbers)), options)
+    blocks.born(len(numbers))
+    blocks.pack(numbers, 0, UNKNOWN, fresh=True, ordered=False)
+    sealed = [blocks._members[block] for block in blocks._sealed_at]
+    assert len(sealed) >= 6
+    for members in sealed:
+        assert max(members) - min(members) < len(members) + 2 * packer.window_objects
 
 
 def test_the_books_of_the_packer_of_a_store() -> None:

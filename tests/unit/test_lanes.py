@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from time import perf_counter
 from typing import cast
 
 import pytest
 
+from nos_ec.core.errors import Transient
+from nos_ec.core.geometry import Geometry
 from nos_ec.engine.lanes import Lanes, Plan
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 
@@ -16,14 +19,15 @@ WAIT_S = 10
 
 
 class FailingWriter:
-    """Stands in for a StripeWriter on a broken disk: each group fails at once."""
+    """Stands in for the StripeWriters on a broken disk: each group fails at once."""
 
     def __init__(self) -> None:
-        self.failed = threading.Semaphore(0)
+        self.tried: list[object] = []
+        self.works = False
 
-    def write(self, _plan: object) -> WriteResult:
-        self.failed.release()
-        return WriteResult()
+    def write(self, plan: object) -> WriteResult:
+        self.tried.append(plan)
+        return WriteResult() if self.works else WriteResult(cause=Transient("it answers nothing"))
 
     def close(self) -> None:
         pass
@@ -56,11 +60,17 @@ def plan(number: int = 0, stream: int = 0, stripes: int = 1) -> Plan:
     return Plan(stripes, 0, 0, (), number, stream)
 
 
-def lanes_of(writers: Sequence[HeldWriter], run_stripes: int, ahead: int = 4) -> Lanes:
+def new_lanes(writers: Sequence[object], block: int = 4, group: int = 1) -> Lanes:
+    """Lanes of writers. block, group: how many stripes these have, at most."""
+    geometry = Geometry(stripes_per_block=block, stripes_per_group_max=group)
+    return Lanes([cast(StripeWriter, one) for one in writers], perf_counter, geometry)
+
+
+def lanes_of(writers: Sequence[HeldWriter], block: int = 4, group: int = 1) -> Lanes:
     """Lanes of these writers, each of which has begun a group of its own (a stream that no other plan has)."""
-    lanes = Lanes([cast(StripeWriter, one) for one in writers], perf_counter, run_stripes=run_stripes, ahead=ahead)
+    lanes = new_lanes(writers, block, group)
     for number in range(len(writers)):
-        lanes.submit(plan(1000 + number, stream=1000 + number, stripes=run_stripes))
+        lanes.submit(plan(1000 + number, stream=1000 + number, stripes=block))
     for writer in writers:
         assert writer.begins.acquire(timeout=WAIT_S)
         writer.begun.clear()
@@ -68,32 +78,67 @@ def lanes_of(writers: Sequence[HeldWriter], run_stripes: int, ahead: int = 4) ->
 
 
 def end(lanes: Lanes, writers: Sequence[HeldWriter]) -> None:
+    """Let all groups end, and close the lanes."""
     for writer in writers:
         writer.may_end.release(100)
-    lanes.close()
-    assert not lanes.pending
+    while lanes.pending:
+        assert lanes.collect(wait_ms=1000 * WAIT_S)
+    assert lanes.close() == []
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 2), (3, 12), (20, 60), (40, 80)])
+def test_lanes_are_full_with_plans_for_a_block_each(count: int, most: int) -> None:
+    """One lane alone needs no runs, only a plan that waits; many lanes share what may be planned ahead. Results that
+    nobody has collected count too: otherwise one round of planning would try the whole backlog."""
+    writers = [HeldWriter() for _ in range(count)]
+    lanes = new_lanes(writers)
+    for submitted in range(most):
+        assert not lanes.full, submitted
+        lanes.submit(plan())
+    for writer in writers:
+        writer.may_end.release(100)
+    for _ in range(most):
+        assert lanes.full
+        lanes.collect(wait_ms=0)
+        if not lanes.full:
+            break
+    end(lanes, writers)
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_results_that_nobody_has_collected_keep_the_lanes_full(count: int) -> None:
-    """Otherwise one round of planning would try the whole backlog on a disk that refuses everything."""
+def test_after_a_failure_no_lane_begins_a_group_until_somebody_has_acted(count: int) -> None:
+    """A disk that refuses everything does so fast: each try costs a block."""
     writer = FailingWriter()
-    lanes = Lanes([cast(StripeWriter, writer)] * count, perf_counter)
-    for submitted in range(2 * count):
-        assert not lanes.full, submitted
+    lanes = new_lanes([writer] * count)
+    while not lanes.full:
         lanes.submit(plan())
-        assert writer.failed.acquire(timeout=WAIT_S)
-    assert lanes.full
+    submitted = lanes.pending
+    assert lanes.collect(wait_ms=1000 * WAIT_S)
+    time.sleep(0.1)
+    assert 1 <= len(writer.tried) <= count, "whoever has collected it may withdraw the others first"
+    writer.works = True
     while lanes.pending:
-        lanes.collect(wait_ms=10_000)
-    assert not lanes.full
+        assert lanes.collect(wait_ms=1000 * WAIT_S)
+    assert len(writer.tried) == submitted
     lanes.close()
+
+
+def test_lanes_that_rest_after_a_failure_can_be_closed() -> None:
+    writer = FailingWriter()
+    lanes = new_lanes([writer])
+    lanes.submit(plan())
+    lanes.submit(plan())
+    (failure,) = lanes.collect(wait_ms=1000 * WAIT_S)
+    assert failure.cause
+    assert lanes.close() == []
+    assert len(writer.tried) == 1
+    assert not lanes.pending
 
 
 def test_a_lane_writes_a_run_of_groups_that_follow_each_other() -> None:
     """As many as fill a block. Each stream has runs of its own."""
     writers = [HeldWriter() for _ in range(3)]
-    lanes = lanes_of(writers, run_stripes=4)
+    lanes = lanes_of(writers)
     for number in range(6):
         lanes.submit(plan(number, stripes=2))
         lanes.submit(plan(100 + number, stream=1, stripes=2))
@@ -108,7 +153,7 @@ def test_a_lane_writes_a_run_of_groups_that_follow_each_other() -> None:
 
 def test_an_idle_lane_takes_the_end_of_a_run() -> None:
     writers = [HeldWriter(), HeldWriter()]
-    lanes = lanes_of(writers, run_stripes=8, ahead=8)
+    lanes = lanes_of(writers, block=8)
     for number in range(5):
         lanes.submit(plan(number))
     (busy,) = [lane for lane in range(2) if lanes._waiting[lane]]
@@ -121,9 +166,20 @@ def test_an_idle_lane_takes_the_end_of_a_run() -> None:
     assert sorted([*writers[0].begun, *writers[1].begun]) == [-1, -1, 0, 1, 2, 3, 4], "each group once"
 
 
+def test_no_group_waits_for_one_that_takes_long() -> None:
+    writers = [HeldWriter(), HeldWriter()]
+    lanes = lanes_of(writers, block=8)
+    for number in range(12):
+        lanes.submit(plan(number))
+    for _ in range(12):
+        writers[1].step()
+    assert sorted(writers[1].begun) == list(range(12))
+    end(lanes, writers)
+
+
 def test_a_run_is_cut_short_when_too_much_waits_for_its_lane() -> None:
     writers = [HeldWriter(), HeldWriter()]
-    lanes = lanes_of(writers, run_stripes=100, ahead=3)
+    lanes = lanes_of(writers, block=100, group=33)
     for number in range(4):
         assert not lanes.full
         lanes.submit(plan(number))
@@ -134,7 +190,7 @@ def test_a_run_is_cut_short_when_too_much_waits_for_its_lane() -> None:
 
 def test_what_no_lane_has_begun_can_be_withdrawn() -> None:
     writers = [HeldWriter(), HeldWriter()]
-    lanes = lanes_of(writers, run_stripes=4)
+    lanes = lanes_of(writers)
     plans = [plan(number) for number in range(5)]
     for one in plans:
         lanes.submit(one)
@@ -147,7 +203,7 @@ def test_what_no_lane_has_begun_can_be_withdrawn() -> None:
 
 def test_fewer_lanes_may_write_and_keep_the_order() -> None:
     writers = [HeldWriter() for _ in range(3)]
-    lanes = lanes_of(writers, run_stripes=8, ahead=8)
+    lanes = lanes_of(writers, block=8)
     lanes.limit(1)
     for number in range(4):
         lanes.submit(plan(number))
@@ -166,12 +222,14 @@ def test_fewer_lanes_may_write_and_keep_the_order() -> None:
     end(lanes, writers)
 
 
-def test_without_runs_no_group_waits_behind_one_that_takes_long() -> None:
+def test_lanes_that_close_drop_what_they_have_not_begun() -> None:
+    """Whoever submitted it still knows its objects."""
     writers = [HeldWriter(), HeldWriter()]
-    lanes = lanes_of(writers, run_stripes=1)
-    for number in range(4):
+    lanes = lanes_of(writers)
+    for number in range(5):
         lanes.submit(plan(number))
-    for _ in range(4):
-        writers[1].step()
-    assert writers[1].begun == [0, 1, 2, 3]
-    end(lanes, writers)
+    for writer in writers:
+        writer.may_end.release()
+    assert len(lanes.close()) == 2
+    assert not lanes.pending
+    assert [writer.begun for writer in writers] == [[-1], [-1]]

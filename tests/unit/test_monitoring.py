@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.core.geometry import Geometry
 from nos_ec.core.histogram import Histogram
 from nos_ec.core.ids import LandingId, timed_id
 from nos_ec.core.packing.plan import GroupPlan
@@ -462,7 +463,7 @@ def test_lanes_count_and_time_the_groups_in_flight(stripe_count: int) -> None:
     """Only groups that were written are timed: one that failed says nothing about writing."""
     seconds = [100.0]
     writer = SlowWriter(seconds, WriteResult(stripe_count=stripe_count))
-    lanes = Lanes([cast(StripeWriter, writer)], lambda: seconds[0])
+    lanes = Lanes([cast(StripeWriter, writer)], lambda: seconds[0], Geometry())
     assert (lanes.count, lanes.busy, lanes.busy_s_max()) == (1, 0, 0)
     lanes.submit(GroupPlan(1, 0, 0, (), 0))
     assert writer.begun.wait(10)

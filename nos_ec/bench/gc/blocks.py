@@ -9,7 +9,7 @@ from math import log
 from typing import TYPE_CHECKING
 
 from nos_ec.bench.gc.bound import amplification_at, live_share_at
-from nos_ec.bench.gc.packer import StorePacker
+from nos_ec.bench.gc.packer import PackerOptions, StorePacker
 from nos_ec.bench.gc.workloads import Objects
 from nos_ec.core.gc_policy import GcPlan, SealedBlock, StoredBytes
 from nos_ec.core.geometry import Geometry
@@ -52,7 +52,8 @@ class Blocks:
         self._packer = None if options.packer is None else StorePacker(options.packer, options.streams)
         self._groups: dict[tuple[bool, int, int], _OpenBlock] = {}
         """Of the packer: the open block of each kind, stream and lane."""
-        self._turn = 0
+        self._handed_out = [0] * options.streams
+        """Of the packer: stripes of fresh groups that each stream's lanes have got."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -133,14 +134,19 @@ class Blocks:
         return packed
 
     def _write_group(self, plan: GroupPlan[ToPack[int]], now: float, *, fresh: bool) -> None:
-        """Write a group to the block of the next lane. What has died while it waited is dead in the block."""
+        """Write a group. What has died while it waited is dead in the block."""
         options = self._options.packer
         assert options is not None
-        self._turn += fresh
-        lane = self._turn % options.lanes if fresh else 0
+        lane = self._lane_for(plan, options) if fresh else 0
         block = self._with_room(options.geometry, (fresh, plan.stream, lane), plan.stripe_count, now)
         for one in plan.placed:
             self._put(block, one.candidate.payload.ref, one.candidate.size)
+
+    def _lane_for(self, plan: GroupPlan[ToPack[int]], options: PackerOptions) -> int:
+        """Which lane of a consumer writes a fresh group: each gets a run of groups that fills a block."""
+        handed_out = self._handed_out[plan.stream]
+        self._handed_out[plan.stream] += plan.stripe_count
+        return handed_out // options.geometry.stripes_per_block % options.lanes
 
     def _put(self, block: int, number: int, size: int) -> None:
         """Add an object to a block, living or dead."""

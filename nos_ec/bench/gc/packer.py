@@ -1,9 +1,9 @@
 """Packs the objects of a simulated store as consumers and GC pack those of a real one.
 
 Objects wait in merge lists, which know streams and order, and are laid out in groups of whole stripes. So neighbours in
-that order lie apart: the merge list chooses by size among a window of objects, and several lanes of a consumer write
-the groups in turn, each to a block of its own. Lanes of GC fill block after block (nos_ec/engine/lanes.py), like one
-lane. Consumers always have a backlog, and no stream is folded.
+that order lie apart, because the merge list chooses by size among a window of objects. Each lane fills a block with
+groups that follow each other (nos_ec/engine/lanes.py). Those of a consumer are told apart, because their blocks stay
+open; those of GC count as one. Consumers always have a backlog, and no stream is folded.
 """
 
 from __future__ import annotations

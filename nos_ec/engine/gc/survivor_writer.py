@@ -11,7 +11,7 @@ from math import ceil
 from nos_ec.core.errors import NosError, NoSpace
 from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.gc.run_context import RunContext
-from nos_ec.engine.lanes import AHEAD, Lanes
+from nos_ec.engine.lanes import Lanes
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 
@@ -58,10 +58,8 @@ class SurvivorWriter:
     def submit(self, plan: GroupPlan[Packable]) -> None:
         """Hand a group to a lane: the next ones of its stream follow it there, until its block is full."""
         if self._lanes is None:
-            stripes, of_group = self._geometry.stripes_per_block, self._geometry.stripes_per_group_max
             writers = [self._new_writer() for _ in range(self._lane_count)]
-            ahead = max(AHEAD, stripes // of_group)
-            self._lanes = Lanes(writers, self._timer, run_stripes=stripes, ahead=ahead)
+            self._lanes = Lanes(writers, self._timer, self._geometry)
         self._lanes.submit(plan)
 
     def withdraw(self) -> list[GroupPlan[Packable]]:
@@ -90,5 +88,4 @@ class SurvivorWriter:
     def close(self) -> None:
         """Let the groups under way end, and seal the open blocks, if any."""
         if self._lanes is not None:
-            self._lanes.withdraw()
             self._lanes.close()
