@@ -84,6 +84,7 @@ republish_ms = 20000
 lease_ttl_ms = {lease_ms}
 idle_wait_ms = 100
 [consumer]
+lanes = 3
 window_objects = 100
 linger_ms = 1000
 linger_max_ms = 1000
