@@ -133,7 +133,7 @@ class PolicyOperations:
         """In place of the one that it had. Raises AccessDenied for a public one, if the bucket blocks these."""
         call.require(Rights.OWNER)
         body = document(call)
-        is_public = policy_of(body, call.bucket).is_public
+        is_public = policy_of(body, call.bucket, is_new=True).is_public
         self._access.forget_bucket(call.bucket)  # another gateway may just have blocked public policies
         if is_public and self._access.bucket(call.bucket).public_access.block_policy:
             raise S3Error("AccessDenied", "The public access block of the bucket allows no public policies.")

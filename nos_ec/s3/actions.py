@@ -6,7 +6,7 @@ keys for Amazon S3" of the service authorization reference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 
@@ -103,19 +103,23 @@ OF_VERSION: Mapping[str, str] = MappingProxyType(
     }
 )
 """Actions on a version that a request names."""
+_OTHERS_ON_OBJECTS = (
+    "BypassGovernanceRetention GetObjectTorrent GetObjectVersionTorrent ObjectOwnerOverrideToBucketOwner"
+    " PutObjectLegalHold PutObjectRetention ReplicateDelete ReplicateObject ReplicateTags RestoreObject"
+)
 _OTHERS = (
-    "BypassGovernanceRetention CreateBucket GetObjectTorrent GetObjectVersionTorrent ListAllMyBuckets"
-    " ObjectOwnerOverrideToBucketOwner PutAccelerateConfiguration PutAnalyticsConfiguration"
-    " PutBucketObjectLockConfiguration PutBucketWebsite"
-    " PutIntelligentTieringConfiguration PutInventoryConfiguration PutMetricsConfiguration PutObjectLegalHold"
-    " PutObjectRetention ReplicateDelete ReplicateObject ReplicateTags RestoreObject"
+    "CreateBucket ListAllMyBuckets PutAccelerateConfiguration PutAnalyticsConfiguration"
+    " PutBucketObjectLockConfiguration PutBucketWebsite PutIntelligentTieringConfiguration PutInventoryConfiguration"
+    " PutMetricsConfiguration"
 )
-KNOWN_ACTIONS = frozenset(
-    action.lower()
-    for action in (
-        *(one for actions in (*BUCKET_ACTIONS.values(), *OBJECT_ACTIONS.values()) for one in actions),
-        *OF_VERSION.values(),
-        *(f"s3:{name}" for name in _OTHERS.split()),
-    )
-)
+
+
+def _in_lower_case(actions: Iterable[tuple[str, ...]], others: str) -> frozenset[str]:
+    return frozenset(one.lower() for several in actions for one in several) | {
+        f"s3:{one.lower()}" for one in others.split()
+    }
+
+
+ACTIONS_ON_OBJECTS = _in_lower_case([*OBJECT_ACTIONS.values(), tuple(OF_VERSION.values())], _OTHERS_ON_OBJECTS)
+ACTIONS_ON_BUCKETS = _in_lower_case(BUCKET_ACTIONS.values(), _OTHERS)
 """In lower case: all that a policy may name. A name that is misspelt would allow or deny nothing."""

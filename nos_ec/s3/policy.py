@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from nos_ec.s3.actions import KNOWN_ACTIONS
+from nos_ec.s3.actions import ACTIONS_ON_BUCKETS, ACTIONS_ON_OBJECTS
 from nos_ec.s3.errors import S3Error
 
 POLICY_BYTES_MAX = 20 << 10
@@ -88,8 +88,12 @@ class Policy:
         return found
 
 
-def policy_of(body: bytes, bucket: str) -> Policy:
-    """The policy that was sent for a bucket. Raises MalformedPolicy, or NotImplemented for what we lack."""
+def policy_of(body: bytes, bucket: str, *, is_new: bool = False) -> Policy:
+    """The policy that was sent for a bucket. Raises MalformedPolicy, or NotImplemented for what we lack.
+
+    is_new: refuse it also if an action applies to none of the resources of its statement. Such a statement allows or
+    denies less than its author meant, but a policy that was stored with one stays as it is.
+    """
     if len(body) > POLICY_BYTES_MAX:
         raise malformed_policy(f"The policy has more than {POLICY_BYTES_MAX} bytes.")
     try:
@@ -110,7 +114,7 @@ def policy_of(body: bytes, bucket: str) -> Policy:
     sids = [one["Sid"] for one in listed if "Sid" in one]
     if not all(isinstance(sid, str) for sid in sids) or len(set(sids)) < len(sids):
         raise malformed_policy("The Sid of a statement is text, and unique.")
-    return Policy(tuple(_statement(one, bucket) for one in listed))
+    return Policy(tuple(_statement(one, bucket, is_new=is_new) for one in listed))
 
 
 def deny_everything() -> Policy:
@@ -143,7 +147,7 @@ def _only(data: dict[str, Any], names: frozenset[str], where: str) -> None:
             raise malformed_policy(f"Unknown field {name} in {where}.")
 
 
-def _statement(data: dict[str, Any], bucket: str) -> Statement:
+def _statement(data: dict[str, Any], bucket: str, *, is_new: bool) -> Statement:
     if data.get("Effect") == "Allow" and "NotPrincipal" in data:
         raise malformed_policy("Allow with NotPrincipal is not supported.")
     _only(data, _OF_STATEMENT, "a statement")
@@ -157,6 +161,8 @@ def _statement(data: dict[str, Any], bucket: str) -> Statement:
     for action in actions:
         _check_action(action)
     inside = [_resource(resource, bucket, negated=no_resource) for resource in resources]
+    if is_new and not (no_action or no_resource):
+        _check_that_actions_apply(actions, inside, bucket)
     return Statement(
         data["Effect"] == "Allow",
         accounts,
@@ -215,9 +221,27 @@ def _texts(told: Any, what: str) -> list[str]:
 def _check_action(action: str) -> None:
     if action == "*":
         return
-    pattern = _regex(action.lower())
-    if not action.lower().startswith("s3:") or not any(re.fullmatch(pattern, known) for known in KNOWN_ACTIONS):
+    if not action.lower().startswith("s3:") or not _is_one_of(action, ACTIONS_ON_BUCKETS | ACTIONS_ON_OBJECTS):
         raise _invalid("action", action)
+
+
+def _is_one_of(action: str, actions: frozenset[str]) -> bool:
+    pattern = _regex(action.lower())
+    return any(re.fullmatch(pattern, one) for one in actions)
+
+
+def _check_that_actions_apply(actions: Iterable[str], resources: Sequence[str], bucket: str) -> None:
+    """`photos` is the bucket, `photos/*` its objects, `photos*` is both."""
+    is_bucket = any(re.fullmatch(_regex(resource), bucket) for resource in resources)
+    is_object = any("/" in resource or "*" in resource for resource in resources)
+    for action in actions:
+        if not (
+            (is_bucket and _is_one_of(action, ACTIONS_ON_BUCKETS))
+            or (is_object and _is_one_of(action, ACTIONS_ON_OBJECTS))
+        ):
+            raise S3Error(
+                "MalformedPolicy", "Action does not apply to any resource(s) in statement", Detail=action[:200]
+            )
 
 
 def _resource(resource: str, bucket: str, *, negated: bool) -> str:

@@ -44,6 +44,7 @@ def test_a_policy_comes_back_as_it_was_put(gateway: Gateway, ann: Any) -> None:
     condition = {**statement("s3:GetObject"), "Condition": {"Bool": {"aws:SecureTransport": "true"}}}
     refused("NotImplemented", 501, ann.put_bucket_policy, **policy(condition))
     refused("MalformedPolicy", 400, ann.put_bucket_policy, **policy(statement("s3:GetObjekt")))
+    refused("MalformedPolicy", 400, ann.put_bucket_policy, **policy(statement("s3:GetObject", BUCKET)))
     refused("MalformedPolicy", 400, ann.put_bucket_policy, Bucket="photos", Policy="{")
     ann.delete_bucket_policy(Bucket="photos")
     ann.delete_bucket_policy(Bucket="photos")

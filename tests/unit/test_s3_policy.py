@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nos_ec.gateway.policies import REQUIRED
-from nos_ec.s3.actions import BY_KEY, KNOWN_ACTIONS, OF_VERSION, WITHOUT_ACTION
+from nos_ec.s3.actions import ACTIONS_ON_BUCKETS, ACTIONS_ON_OBJECTS, BY_KEY, OF_VERSION, WITHOUT_ACTION
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.operations import POST_FORM, SERVED
 from nos_ec.s3.policy import POLICY_BYTES_MAX, Policy, Verdict, deny_everything, policy_of
@@ -169,6 +169,53 @@ def test_what_is_not_understood_is_refused(code: str, body: bytes) -> None:
     assert caught.value.code == code
 
 
+@pytest.mark.parametrize(
+    ("action", "resource", "applies"),
+    [
+        ("s3:GetObject", "photos", False),
+        ("s3:GetObject", "photos/a", True),
+        ("s3:GetObject", "photos*", True),
+        ("s3:GetObject", ["photos", "photos/*"], True),
+        ("s3:GetObjectVersion", "photos", False),
+        ("s3:ReplicateObject", "photos", False),
+        ("s3:ListBucket", "photos/*", False),
+        ("s3:listbucket", "photos", True),
+        ("s3:ListBucket", "photo?", True),
+        ("s3:ListBucket", "p*", True),
+        ("s3:PutBucketWebsite", "photos/*", False),
+        (["s3:GetObject", "s3:ListBucket"], "photos/*", False),
+        (["s3:GetObject", "s3:ListBucket"], ["photos/*", "photos"], True),
+        ("s3:*", "photos", True),
+        ("s3:Get*", "photos/*", True),
+        ("s3:List*", "photos/*", True),
+        ("s3:ListBucket*", "photos/*", False),
+        ("*", "photos/*", True),
+    ],
+)
+def test_each_action_of_a_new_policy_applies_to_a_resource(action: Any, resource: Any, applies: bool) -> None:
+    """A policy that was stored before is read as it is."""
+    arns = [f"arn:aws:s3:::{one}" for one in ([resource] if isinstance(resource, str) else resource)]
+    body = json.dumps({"Statement": allow(Action=action, Resource=arns)}).encode()
+    policy_of(body, "photos")
+    if applies:
+        policy_of(body, "photos", is_new=True)
+    else:
+        with pytest.raises(S3Error, match="does not apply") as caught:
+            policy_of(body, "photos", is_new=True)
+        assert caught.value.code == "MalformedPolicy"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        allow(Action=None, NotAction="s3:ListBucket", Resource="arn:aws:s3:::photos/*"),
+        allow(Action="s3:ListBucket", Resource=None, NotResource="arn:aws:s3:::photos/*"),
+    ],
+)
+def test_what_a_policy_leaves_out_need_not_apply(told: dict[str, Any]) -> None:
+    policy_of(json.dumps({"Statement": told}).encode(), "photos", is_new=True)
+
+
 def test_public_policies() -> None:
     assert read(allow()).is_public
     assert read(allow(Principal={"AWS": ["ann", "*"]})).is_public
@@ -181,5 +228,6 @@ def test_every_operation_needs_an_action() -> None:
     assert set(BY_KEY.values()) <= REQUIRED.keys()
     assert all(required.rights and required.actions for required in REQUIRED.values())
     used = {action for required in REQUIRED.values() for action in required.actions}
-    assert {action.lower() for action in used | set(OF_VERSION.values())} <= KNOWN_ACTIONS
+    assert {action.lower() for action in used | set(OF_VERSION.values())} <= ACTIONS_ON_BUCKETS | ACTIONS_ON_OBJECTS
+    assert ACTIONS_ON_BUCKETS.isdisjoint(ACTIONS_ON_OBJECTS)
     assert OF_VERSION.keys() <= used
