@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from select import select
 from typing import Any
 
 from nos_ec.core.errors import ConfigError, Transient
@@ -23,6 +24,7 @@ from nos_ec.settings import Settings, without_settings
 BUCKET = "demo"
 CALLERS = 8
 """Requests at a time."""
+START_S_MAX = 120
 STOP_S_MAX = 60
 _READ_BYTES = 1 << 20
 
@@ -121,7 +123,7 @@ def _each(call: Callable[[Any], Any], files: Sequence[Any]) -> Iterator[Any]:
 
 @contextmanager
 def s3_gateway(config: Path, access: Access) -> Iterator[S3Objects]:
-    """A gateway on a free port, and a client of it. Raises Transient if it does not start."""
+    """A gateway on a free port, and a client of it. Raises Transient if it does not start within START_S_MAX."""
     from botocore.config import Config
     from botocore.session import Session
 
@@ -132,9 +134,11 @@ def s3_gateway(config: Path, access: Access) -> Iterator[S3Objects]:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=told)  # noqa: S603 - our own
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()
+        told_something, _, _ = select([process.stdout], [], [], START_S_MAX)
+        line = process.stdout.readline() if told_something else b""
         if not line:
-            raise Transient(f"the S3 gateway did not start: {log.read_text(errors='replace')[-500:].strip()}")
+            said = log.read_text(errors="replace")[-500:].strip() or f"it said nothing within {START_S_MAX} s"
+            raise Transient(f"the S3 gateway did not start: {said}")
         yield S3Objects(
             Session().create_client(
                 "s3",

@@ -488,6 +488,14 @@ def test_a_demo_through_s3_says_how_to_get_its_client(
     assert not (tmp_path / "d").exists()
 
 
+def test_a_demo_waits_no_longer_for_a_gateway_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = "import sys, time; print('it hangs', file=sys.stderr, flush=True); time.sleep(3600)"
+    monkeypatch.setattr("nos_ec.demo.s3._command", lambda _: [sys.executable, "-c", hangs])
+    monkeypatch.setattr("nos_ec.demo.s3.START_S_MAX", 2)
+    with pytest.raises(Transient, match="did not start"), s3_gateway(tmp_path / "nos-ec.toml", Access("key", "secret")):
+        pytest.fail("it has not started")
+
+
 @pytest.mark.parametrize(("k", "m", "coding"), [(4, 2, 0), (8, 3, 0), (2, 3, 1), (1, 2, 1)])
 def test_the_demo_loses_data_shards(k: int, m: int, coding: int) -> None:
     """Reads need no coding shards as long as all data shards are there."""
