@@ -21,6 +21,8 @@ settings.load_profile("busy")
 # The tests start a thousand processes, and a process that has to compile all modules takes half as long again to start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# With it, Python would pass on at once what a program forgets to flush.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 2 << 30

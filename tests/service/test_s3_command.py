@@ -24,11 +24,9 @@ def test_the_command_serves_until_it_is_stopped(bench: Bench, tmp_path: Path) ->
     file = tmp_path / "master"
     file.write_text(MASTER)
     file.chmod(0o600)
-    # Unbuffered, Python would pass on at once whatever is written.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
         [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "s3", "serve", "--json"],
-        env={**without_settings(environment), "NOS_EC_S3__PORT": "0", "NOS_EC_S3__MASTER_KEY_FILE": str(file)},
+        env={**without_settings(os.environ), "NOS_EC_S3__PORT": "0", "NOS_EC_S3__MASTER_KEY_FILE": str(file)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
