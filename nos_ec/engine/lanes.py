@@ -3,7 +3,7 @@
 Groups are planned in an order in which neighbours belong together (core/packing/streams.py). So a lane gets a run of
 consecutive groups of a stream, as many as fill a block, while another lane gets the next run: handed out one by one,
 they would be dealt to as many blocks as there are lanes. A lane that has nothing to do takes a group from the end of
-the longest run that waits behind another group.
+the longest run that waits behind another group. What waits behind one that takes LATE_S is taken first.
 
 After a group that could not be written, no lane begins another until the failure was collected and acted upon.
 
@@ -31,6 +31,8 @@ idle."""
 PLANS_MAX = 64
 """Plans that are pending for all lanes together, unless AHEAD_MIN for each are more. A plan lists its objects, at most
 as many as the window of the merge list: about a megabyte."""
+LATE_S = 5.0
+"""A group that takes so long waits for a store that hangs. The next ones of its run need not wait as long."""
 
 Plan = GroupPlan[Packable]
 
@@ -207,6 +209,10 @@ class Lanes:
         return None
 
     def _take(self, index: int) -> Plan | None:
+        late_s = self._timer() - LATE_S
+        for started_s, waiting in zip(self._started_s, self._waiting, strict=True):
+            if waiting and started_s is not None and started_s <= late_s:
+                return waiting.popleft()
         if self._waiting[index]:
             return self._waiting[index].popleft()
         behind = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import cast
 
@@ -60,15 +60,19 @@ def plan(number: int = 0, stream: int = 0, stripes: int = 1) -> Plan:
     return Plan(stripes, 0, 0, (), number, stream)
 
 
-def new_lanes(writers: Sequence[object], block: int = 4, group: int = 1) -> Lanes:
+def new_lanes(
+    writers: Sequence[object], block: int = 4, group: int = 1, timer: Callable[[], float] = perf_counter
+) -> Lanes:
     """Lanes of writers. block, group: how many stripes these have, at most."""
     geometry = Geometry(stripes_per_block=block, stripes_per_group_max=group)
-    return Lanes([cast(StripeWriter, one) for one in writers], perf_counter, geometry)
+    return Lanes([cast(StripeWriter, one) for one in writers], timer, geometry)
 
 
-def lanes_of(writers: Sequence[HeldWriter], block: int = 4, group: int = 1) -> Lanes:
+def lanes_of(
+    writers: Sequence[HeldWriter], block: int = 4, group: int = 1, timer: Callable[[], float] = perf_counter
+) -> Lanes:
     """Lanes of these writers, each of which has begun a group of its own (a stream that no other plan has)."""
-    lanes = new_lanes(writers, block, group)
+    lanes = new_lanes(writers, block, group, timer)
     for number in range(len(writers)):
         lanes.submit(plan(1000 + number, stream=1000 + number, stripes=block))
     for writer in writers:
@@ -174,6 +178,24 @@ def test_no_group_waits_for_one_that_takes_long() -> None:
     for _ in range(12):
         writers[1].step()
     assert sorted(writers[1].begun) == list(range(12))
+    end(lanes, writers)
+
+
+def test_what_waits_behind_a_group_that_hangs_is_taken_first() -> None:
+    """Otherwise it would wait as long as that one, while the other lanes always have something to do."""
+    seconds = [0.0]
+    writers = [HeldWriter(), HeldWriter()]
+    lanes = lanes_of(writers, block=4, timer=lambda: seconds[0])
+    for number in range(8):
+        lanes.submit(plan(number))
+    (hangs,) = [lane for lane in range(2) if lanes._waiting[lane][0].data_length == 0]
+    writers[1 - hangs].step()
+    assert writers[1 - hangs].begun == [4]
+    seconds[0] += 10
+    for _ in range(5):
+        writers[1 - hangs].step()
+        seconds[0] += 0.1
+    assert writers[1 - hangs].begun == [4, 0, 1, 2, 3, 5]
     end(lanes, writers)
 
 
