@@ -201,12 +201,13 @@ class ConsumerService:
         return self._messages.poll(self._options.poll_messages_max, self._poll_wait_ms())
 
     def _poll_wait_ms(self) -> int:
-        if self._paused:
-            return 0
+        if self._lanes.pending and self._paused:
+            return 0  # the turn has waited for a lane
         if self._lanes.pending or self._unread_moves:
             return BUSY_WAIT_MS
         now_ms = self._clock.now_ms()
-        deadline_ms = self._backlog.next_deadline_ms()
+        # A full merge list has something to plan at once, unless a failure pauses planning.
+        deadline_ms = now_ms if self._paused else self._backlog.next_deadline_ms()
         if deadline_ms is None:
             return self._options.idle_wait_ms
         return max(0, min(self._options.idle_wait_ms, max(deadline_ms, self._pause.until_ms) - now_ms))

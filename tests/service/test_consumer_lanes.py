@@ -11,13 +11,16 @@ import pytest
 
 from nos_consumer.assemble import consumer_service
 from nos_consumer.service import ConsumerService
+from nos_ec.composition.packing import StreamedPacking
 from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.engine.lanes import Plan
 from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.message_log import Message, MessageConsumer
+from nos_ec.testing.clock import FakeClock
 
-from .conftest import CONFIG, WAIT_S_MAX, Bench
+from .conftest import CONFIG, WAIT_S_MAX, Bench, set_clock
 
 LANES = 3
 AHEAD = 4
@@ -112,6 +115,21 @@ def plan_ahead(service: ConsumerService) -> None:
     assert service.lanes.pending == AHEAD * LANES
 
 
+class Polls:
+    """A message log that does not wait, and tells how long it was to wait."""
+
+    def __init__(self, messages: MessageConsumer) -> None:
+        self._messages = messages
+        self.waited_ms = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._messages, name)
+
+    def poll(self, messages_max: int, wait_ms: int) -> list[Message]:
+        self.waited_ms += wait_ms
+        return self._messages.poll(messages_max, 0)
+
+
 def pack_the_rest(bench: Bench, system: System) -> None:
     bench.settle(system)
     bench.assert_readable(system)
@@ -171,3 +189,23 @@ def test_a_store_that_refuses_blocks_is_tried_by_each_lane_once(lanes_bench: Ben
             service.turn(flush=True)
         assert service.counters.superseded == 0
     pack_the_rest(lanes_bench, published)
+
+
+def test_a_consumer_whose_merge_list_is_full_rests_while_nothing_can_be_written(
+    lanes_bench: Bench, published: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked for something to do all the time, for as long as the store was away."""
+    broken = BrokenBlocks(published.blocks)
+    published.blocks = cast(BlockStore, broken)
+    monkeypatch.setattr(StreamedPacking, "backlog_objects_max", 100)
+    with consumer_service(published) as service:
+        set_clock(service, FakeClock(published.clock.now_ms()))
+        polls = Polls(service._messages)
+        service._messages = cast(MessageConsumer, polls)
+        while not (service.counters.retried and service.paused and not service.lanes.pending):
+            service.turn(flush=True)
+        for turns in range(1, 6):
+            polls.waited_ms = 0
+            for _ in range(turns):
+                service.turn(flush=True)
+            assert polls.waited_ms == turns * published.settings.consumer.idle_wait_ms
