@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.histogram import Histogram
@@ -43,6 +44,14 @@ class _Run:
 
     lane: int
     stripes: int
+
+
+class _Ended(NamedTuple):
+    """A group that a lane has tried to write. round: when it began."""
+
+    result: WriteResult | BaseException
+    seconds: float
+    round: int
 
 
 class Lanes:
@@ -72,7 +81,15 @@ class Lanes:
         """Groups that could not be written, and that nobody has acted upon yet."""
         self._failures_collected = 0
         """How many of them the last `collect` returned."""
-        self._results: queue.SimpleQueue[tuple[WriteResult | BaseException, float]] = queue.SimpleQueue()
+        self.failures_in_row = 0
+        """Failures that were collected since a group was written. Groups that fail together count once."""
+        self._round = 0
+        """Grows whenever lanes go on after a failure."""
+        self._failed_round = -1
+        """The last one in which a group failed."""
+        self._rounds = [0] * len(writers)
+        """For each lane, in which it began its current group."""
+        self._results: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self._pending = 0
         self._threads = [
             threading.Thread(target=self._work, args=(index, writer), name=f"lane-{index}", daemon=True)
@@ -143,16 +160,17 @@ class Lanes:
         wait = wait_ms / 1000
         while self._pending:
             try:
-                result, seconds = self._results.get(timeout=wait) if wait else self._results.get_nowait()
+                ended = self._results.get(timeout=wait) if wait else self._results.get_nowait()
             except queue.Empty:
                 break
             self._pending -= 1
             wait = 0
-            self._failures_collected += _failed(result)
+            self._note_failure(ended)
+            result = ended.result
             if isinstance(result, BaseException):
                 raise result
             if result.stripe_count:
-                self.write_seconds.setdefault(result.stripe_count, Histogram(WRITE_SECONDS_BOUNDS)).add(seconds)
+                self.write_seconds.setdefault(result.stripe_count, Histogram(WRITE_SECONDS_BOUNDS)).add(ended.seconds)
             results.append(result)
         return results
 
@@ -171,8 +189,18 @@ class Lanes:
         if self._failures_collected:
             with self._changed:
                 self._failures -= self._failures_collected
+                self._round += 1
                 self._changed.notify_all()
             self._failures_collected = 0
+
+    def _note_failure(self, ended: _Ended) -> None:
+        if not _failed(ended.result):
+            self.failures_in_row = 0
+            return
+        self._failures_collected += 1
+        if ended.round > self._failed_round:
+            self._failed_round = self._round
+            self.failures_in_row += 1
 
     def _lane_for(self, plan: Plan) -> int:
         run = self._runs.get(plan.stream)
@@ -203,6 +231,7 @@ class Lanes:
                     plan = self._take(index)
                     if plan is not None:
                         self._started_s[index] = self._timer()
+                        self._rounds[index] = self._round
                         self._changed.notify_all()  # another lane may take what waits behind it
                         return plan
                 self._changed.wait()
@@ -226,7 +255,7 @@ class Lanes:
             self._failures += _failed(result)
             self._changed.notify_all()
         assert started_s is not None
-        self._results.put((result, self._timer() - started_s))
+        self._results.put(_Ended(result, self._timer() - started_s, self._rounds[index]))
 
 
 def _failed(result: WriteResult | BaseException) -> bool:

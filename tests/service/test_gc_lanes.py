@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.engine.header_survey import HeaderSurvey
@@ -73,6 +74,39 @@ def test_two_groups_are_written_at_once_and_headers_of_two_blocks_read_at_once(b
         assert meeting.highest["read_many"] >= 2
         assert result.blocks_deleted == result.blocks_condemned > 4
         assert not [block for block in sealed(system) if block.kind is BlockKind.FRESH and block.hole_ratio >= 0.4]
+        bench.assert_readable(system)
+        bench.assert_balanced(system)
+
+
+class FailingTogether:
+    """A block store that refuses the first `count` blocks, once all of them are asked for."""
+
+    def __init__(self, blocks: BlockStore, count: int) -> None:
+        self._blocks = blocks
+        self._barrier = threading.Barrier(count)
+        self._left = iter(range(count))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._blocks, name)
+
+    def create(self, block_id: BlockId, data: bytes) -> None:
+        if next(self._left, None) is not None:
+            self._barrier.wait(MEETING_S)
+            raise Transient("no answer for a moment")
+        self._blocks.create(block_id, data)
+
+
+def test_a_moment_without_a_store_does_not_end_a_run_with_several_lanes(bench: Bench) -> None:
+    """All lanes fail at once. That is one failure in a row, not three."""
+    configure(bench, "gc", "lanes = 3")
+    configure(bench, "gc", "read_slowdown_max = 0")
+    configure(bench, "gc", "hole_ratio_min = 0.4")
+    with bench.open() as system:
+        blocks = dig_holes(bench, system, keep=2)
+        system.blocks = cast(BlockStore, FailingTogether(system.blocks, 3))
+        result = gc_service(system).run_once()
+        assert result.blocks_deleted >= len(blocks)
+        assert not {block.block_id for block in blocks} & {block.block_id for block in sealed(system)}
         bench.assert_readable(system)
         bench.assert_balanced(system)
 

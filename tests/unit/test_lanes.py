@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import cast
 
@@ -124,6 +125,35 @@ def test_after_a_failure_no_lane_begins_a_group_until_somebody_has_acted(count: 
     while lanes.pending:
         assert lanes.collect(wait_ms=1000 * WAIT_S)
     assert len(writer.tried) == submitted
+    lanes.close()
+
+
+def test_groups_that_fail_together_count_as_one_failure() -> None:
+    """Each of three waits for the others, so they fail in rounds."""
+
+    class FailingTogether(FailingWriter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.barrier = threading.Barrier(3)
+
+        def write(self, plan: object) -> WriteResult:
+            with suppress(threading.BrokenBarrierError):
+                self.barrier.wait(WAIT_S)
+            return super().write(plan)
+
+    writer = FailingTogether()
+    lanes = new_lanes([writer] * 3)
+    for number in range(12):
+        lanes.submit(plan(number))
+    collected = 0
+    while collected < 6:
+        collected += len(lanes.collect(wait_ms=1000 * WAIT_S))
+        assert lanes.failures_in_row == -(-collected // 3)
+    writer.works = True
+    writer.barrier.abort()  # nobody waits from now on
+    while lanes.pending:
+        lanes.collect(wait_ms=1000 * WAIT_S)
+    assert lanes.failures_in_row == 0
     lanes.close()
 
 

@@ -184,16 +184,19 @@ class Draining:
         """Settle the groups that are written. Waits a moment for the first if there is none."""
         if self._writer.pending:
             self._manners.watch()
+        causes: list[NosError] = []
         for written in self._writer.collect(SETTLE_WAIT_MS):
-            self._settle(written)
+            causes += self._settle(written)
             self._progress.show()
             kill_point("gc.rewritten")
+        self._ended_by = self._ended_by or self._writer.wait_or_give_up(causes)
         self._manners.look()
         if self._is_stale and not self._writer.pending:
             self._replan()
 
-    def _settle(self, written: WriteResult) -> None:
-        """Act on the outcome of each object of a group."""
+    def _settle(self, written: WriteResult) -> list[NosError]:
+        """Act on the outcome of each object of a group. Returns why it could not be written, if that may be why others
+        cannot be written either."""
         self._progress.written(written)
         for packable in (*written.packed, *written.superseded):
             self._done(packable)
@@ -204,8 +207,7 @@ class Draining:
             self._park_stuck(stuck)
         elif not self._is_stale:
             self._add(packable for packable in written.retry if self._block_of(packable) is not None)
-        if not stuck:
-            self._ended_by = self._ended_by or self._writer.wait_or_give_up(written)
+        return [] if stuck or written.cause is None else [written.cause]
 
     def _done(self, packable: Packable) -> None:
         """Remove an object that needs no more work. The last object of a block finishes the block."""

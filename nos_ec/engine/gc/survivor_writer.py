@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 
 from nos_ec.core.errors import NosError, NoSpace
@@ -16,7 +16,8 @@ from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 
 WRITE_TRIES = 3
-"""A run gives up after this many groups in a row that cannot be written. The writer tries each on several blocks."""
+"""A run gives up after this many tries in a row, with as many groups as there are lanes. The writer tries each group on
+several blocks."""
 WRITE_RETRY_WAIT_MS = 1000
 
 
@@ -33,7 +34,6 @@ class SurvivorWriter:
         self._lane_count = 1
         self._new_writer = new_writer
         self._lanes: Lanes | None = None
-        self._failures = 0
 
     def expect(self, stripes: float) -> None:
         """Say how much the run will write, before it writes. Each lane leaves a block behind that is not full, so there
@@ -71,18 +71,19 @@ class SurvivorWriter:
         `StripeWriter.write` raises."""
         return [] if self._lanes is None else self._lanes.collect(wait_ms)
 
-    def wait_or_give_up(self, written: WriteResult) -> NosError | None:
-        """Wait a moment if the group was not written. Returns the failure when this batch must end, None otherwise.
+    def wait_or_give_up(self, causes: Sequence[NosError]) -> NosError | None:
+        """Wait a moment if groups could not be written, for these causes. Returns the failure when this batch must end,
+        None otherwise.
 
-        NoSpace ends the batch at once, any other failure after WRITE_TRIES groups in a row.
+        NoSpace ends the batch at once, any other failure after WRITE_TRIES in a row.
         """
-        if written.cause is None:
-            self._failures = 0
-            return None
-        self._failures += 1
-        if isinstance(written.cause, NoSpace) or self._failures >= WRITE_TRIES:
-            return written.cause
-        self._clock.wait(self._stop, WRITE_RETRY_WAIT_MS)
+        for cause in causes:
+            if isinstance(cause, NoSpace):
+                return cause
+        if causes and self._lanes is not None:
+            if self._lanes.failures_in_row >= WRITE_TRIES:
+                return causes[-1]
+            self._clock.wait(self._stop, WRITE_RETRY_WAIT_MS)
         return None
 
     def close(self) -> None:
