@@ -98,6 +98,7 @@ class Draining:
                     break
                 self._manners.look()
                 self._begin(block, ahead)
+                self._settle_some(wait_ms=0)  # lanes rest after a failure until it is settled
                 self._write_ready(flush=False)
         self._write_ready(flush=True)
         if not self._may_go_on():
@@ -180,12 +181,12 @@ class Draining:
             self._settle_some()
         self._manners.rest()
 
-    def _settle_some(self) -> None:
+    def _settle_some(self, wait_ms: int = SETTLE_WAIT_MS) -> None:
         """Settle the groups that are written. Waits a moment for the first if there is none."""
         if self._writer.pending:
             self._manners.watch()
         causes: list[NosError] = []
-        for written in self._writer.collect(SETTLE_WAIT_MS):
+        for written in self._writer.collect(wait_ms):
             causes += self._settle(written)
             self._progress.show()
             kill_point("gc.rewritten")
