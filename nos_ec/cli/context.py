@@ -11,11 +11,13 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import structlog
 import typer
 
+from nos_ec.cli.signals import raise_unless_lost
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
@@ -152,9 +154,9 @@ def interrupt_on_sigterm() -> None:
     A second signal ends the process at once.
     """
 
-    def handle(number: int, _frame: object) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
-        raise KeyboardInterrupt
+        raise_unless_lost(number, frame)
 
     signal.signal(signal.SIGTERM, handle)
 

@@ -5,7 +5,7 @@ between, the signal raises KeyboardInterrupt in the main thread, so that files a
 one ends the process at once. Daemons replace these handlers by their own.
 
 A KeyboardInterrupt that is raised inside a callback of the interpreter (a finalizer, for example) is dropped there, so
-it is raised again shortly afterwards.
+it is raised again shortly afterwards. In a callback of C code (core/callbacks.py) it is not raised in the first place.
 
 Imports nothing that takes long to load: the handlers must be there first.
 """
@@ -18,6 +18,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from nos_ec.core.callbacks import CALLED_BACK
 
 EXIT_INTERRUPTED = 130
 """What a shell reports for a command that SIGINT has ended."""
@@ -52,11 +54,19 @@ def interrupting() -> Iterator[None]:
         end_quietly()
 
 
-def interrupt(number: int, _frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
     """A handler that interrupts the command. The same signal then ends the process at once."""
     _Ended.by = number
     signal.signal(number, _end_at_once if number == signal.SIGINT else signal.SIG_DFL)
-    raise KeyboardInterrupt
+    raise_unless_lost(number, frame)
+
+
+def raise_unless_lost(_number: int, frame: FrameType | None) -> None:
+    """A handler that raises KeyboardInterrupt, or lets that happen a moment later where it would be lost."""
+    if frame is not None and frame.f_code in CALLED_BACK:
+        _raise_soon()
+    else:
+        raise KeyboardInterrupt
 
 
 def ended_by_sigterm() -> bool:
@@ -81,12 +91,12 @@ def _end_at_once(_number: int, _frame: FrameType | None) -> None:
 
 
 def _raised_again(unraisable: sys.UnraisableHookArgs) -> None:
-    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        _raise_soon()
+    else:
         sys.__unraisablehook__(unraisable)
-        return
 
-    def again(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
 
-    signal.signal(signal.SIGALRM, again)
+def _raise_soon() -> None:
+    signal.signal(signal.SIGALRM, raise_unless_lost)
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)

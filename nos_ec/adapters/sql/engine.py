@@ -26,6 +26,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from nos_ec.adapters.sql import mysql_options
 from nos_ec.adapters.sql.mysql_connection import MySqlConnection
+from nos_ec.core.callbacks import called_back
 from nos_ec.core.errors import ConfigError
 
 SQLITE_BUSY_MS = 10_000
@@ -214,6 +215,7 @@ def _sqlite_end_exclusive_use(_connection: Any, record: ConnectionPoolEntry) -> 
         record.invalidate()
 
 
+@called_back
 def _unhex(text: str | None) -> bytes | None:
     """UNHEX for SQLite, which has it only since 3.41."""
     return None if text is None else bytes.fromhex(text)
