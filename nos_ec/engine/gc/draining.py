@@ -94,11 +94,10 @@ class Draining:
         self._manners.begin(blocks)
         with ReadAhead(self._run, blocks) as ahead:
             for block in blocks:
+                self._settle_some(wait_ms=0)  # lanes rest after a failure until it is settled
                 if not self._may_go_on():
                     break
-                self._manners.look()
                 self._begin(block, ahead)
-                self._settle_some(wait_ms=0)  # lanes rest after a failure until it is settled
                 self._write_ready(flush=False)
         self._write_ready(flush=True)
         if not self._may_go_on():
