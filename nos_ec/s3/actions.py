@@ -122,4 +122,5 @@ def _in_lower_case(actions: Iterable[tuple[str, ...]], others: str) -> frozenset
 
 ACTIONS_ON_OBJECTS = _in_lower_case([*OBJECT_ACTIONS.values(), tuple(OF_VERSION.values())], _OTHERS_ON_OBJECTS)
 ACTIONS_ON_BUCKETS = _in_lower_case(BUCKET_ACTIONS.values(), _OTHERS)
+KNOWN_ACTIONS = ACTIONS_ON_OBJECTS | ACTIONS_ON_BUCKETS
 """In lower case: all that a policy may name. A name that is misspelt would allow or deny nothing."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from nos_ec.s3.actions import ACTIONS_ON_BUCKETS, ACTIONS_ON_OBJECTS
+from nos_ec.s3.actions import ACTIONS_ON_BUCKETS, ACTIONS_ON_OBJECTS, KNOWN_ACTIONS
 from nos_ec.s3.errors import S3Error
 
 POLICY_BYTES_MAX = 20 << 10
@@ -221,7 +221,7 @@ def _texts(told: Any, what: str) -> list[str]:
 def _check_action(action: str) -> None:
     if action == "*":
         return
-    if not action.lower().startswith("s3:") or not _is_one_of(action, ACTIONS_ON_BUCKETS | ACTIONS_ON_OBJECTS):
+    if not action.lower().startswith("s3:") or not _is_one_of(action, KNOWN_ACTIONS):
         raise _invalid("action", action)
 
 
