@@ -54,7 +54,7 @@ class HeldBlocks:
         for _ in range(LANES):
             assert self.begins.acquire(timeout=WAIT_S_MAX)
 
-    def go_when_withdrawn(self, service: ConsumerService) -> None:
+    def go_when_withdrawn(self, service: ConsumerService, monkeypatch: pytest.MonkeyPatch) -> None:
         """Go on when the consumer has taken back what no lane has begun."""
         lanes = service.lanes
         withdraw = lanes.withdraw
@@ -64,7 +64,7 @@ class HeldBlocks:
             self.go.set()
             return plans
 
-        setattr(lanes, "withdraw", withdrawn)  # noqa: B010
+        monkeypatch.setattr(lanes, "withdraw", withdrawn)
 
 
 class BrokenBlocks:
@@ -108,11 +108,13 @@ def held(published: System) -> HeldBlocks:
     return blocks
 
 
-def plan_ahead(service: ConsumerService) -> None:
-    """Turn until the lanes have as many plans as they take."""
+def plan_ahead(service: ConsumerService, held: HeldBlocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turn until all lanes write, and as many plans wait as they take. They go on when those are withdrawn."""
     while not service.lanes.full:
         service.turn(flush=True)
     assert service.lanes.pending == AHEAD * LANES
+    held.wait_for_all_lanes()
+    held.go_when_withdrawn(service, monkeypatch)
 
 
 class Polls:
@@ -137,13 +139,11 @@ def pack_the_rest(bench: Bench, system: System) -> None:
 
 
 def test_a_rebalance_waits_only_for_the_groups_under_way(
-    lanes_bench: Bench, published: System, held: HeldBlocks
+    lanes_bench: Bench, published: System, held: HeldBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new owner of a partition waits for it."""
     with consumer_service(published) as service:
-        plan_ahead(service)
-        held.wait_for_all_lanes()
-        held.go_when_withdrawn(service)
+        plan_ahead(service, held, monkeypatch)
         second = published.log_consumer("second")
         second.poll(1, 0)
         service._poll()
@@ -160,13 +160,11 @@ def test_a_rebalance_waits_only_for_the_groups_under_way(
 
 
 def test_a_consumer_that_stops_waits_only_for_the_groups_under_way(
-    lanes_bench: Bench, published: System, held: HeldBlocks
+    lanes_bench: Bench, published: System, held: HeldBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it planned ahead is delivered again: its offsets are not committed."""
     with consumer_service(published) as service:
-        plan_ahead(service)
-        held.wait_for_all_lanes()
-        held.go_when_withdrawn(service)
+        plan_ahead(service, held, monkeypatch)
     assert held.begun == LANES
     assert 0 < service.counters.packed < OBJECTS
     pack_the_rest(lanes_bench, published)
@@ -177,7 +175,9 @@ def test_a_store_that_refuses_blocks_is_tried_by_each_lane_once(lanes_bench: Ben
     written."""
     broken = BrokenBlocks(published.blocks)
     published.blocks = cast(BlockStore, broken)
+    clock = FakeClock(published.clock.now_ms())
     with consumer_service(published) as service:
+        set_clock(service, clock)
         while not service.counters.retried:
             service.turn(flush=True)
         while service.lanes.pending:
@@ -185,6 +185,7 @@ def test_a_store_that_refuses_blocks_is_tried_by_each_lane_once(lanes_bench: Ben
         assert 1 <= broken.tries <= LANES
         assert len(service._backlog) == service.waiting_objects > 0
         broken.is_broken = False
+        clock.advance(60_000)
         while service.counters.packed < OBJECTS:
             service.turn(flush=True)
         assert service.counters.superseded == 0
