@@ -8,10 +8,14 @@ from nos_ec.core.errors import InvalidInput
 
 
 class ByteStream(Protocol):
-    """What PUT reads from: any binary file object that waits for its bytes."""
+    """What PUT reads from: any binary file object that waits for its bytes.
+
+    A read may return fewer bytes than were asked for, although more follow. Call `read_up_to` where fewer bytes would
+    be taken for the end."""
 
     def read(self, size: int, /) -> bytes | None:
-        """Up to `size` bytes; empty only at the end. None, as a file that does not wait has it, is refused."""
+        """1 to `size` bytes; none only at the end, and then again and again. None, as a file that does not wait returns
+        it, is refused."""
         ...
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from nos_ec.core.errors import Conflict, InvalidInput
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.store import Store
+from nos_ec.engine.streams import read_up_to
 
 BATCH_OBJECTS_MAX = 256
 BATCH_BYTES_MAX = 8 << 20
@@ -66,18 +67,11 @@ class _SourceFile:
         self._file.close()
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; empty only at the end."""
+        """See `ByteStream`."""
         try:
             return self._file.read(size) or b""
         except OSError as error:
             raise _SourceFailed(str(error.strerror)) from error
-
-    def read_whole(self, size: int) -> bytes:
-        """`size` bytes, or fewer if the file ends before."""
-        data = bytearray()
-        while len(data) < size and (piece := self.read(size - len(data))):
-            data += piece
-        return bytes(data)
 
     def rewind(self) -> None:
         """Read from the start again."""
@@ -127,7 +121,7 @@ class _Load:
         return self._loaded
 
     def _load(self, key: ObjectKey, file: _SourceFile) -> None:
-        data = file.read_whole(self._store.packed_size_max + 1)
+        data = read_up_to(file, self._store.packed_size_max + 1)
         if len(data) > self._store.packed_size_max:
             file.rewind()
             self._note(self._store.put(key, file).size)

@@ -106,7 +106,7 @@ class CheckedBody:
         self._buffer = bytearray()
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; none at the end. Raises S3Error."""
+        """See `ByteStream`. Raises S3Error."""
         while self.computed is None and len(self._buffer) <= size:
             self._fetch()
         found = bytes(memoryview(self._buffer)[:size])

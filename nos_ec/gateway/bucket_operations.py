@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nos_ec.core.errors import Conflict
+from nos_ec.engine.streams import read_up_to
 from nos_ec.engine.uploads import MultipartUploads
 from nos_ec.gateway import acls
 from nos_ec.gateway.access import Access, no_bucket
@@ -214,10 +215,11 @@ def require_closed(ownership: Ownership, acl: str, owner: str) -> None:
 
 def document(call: Call, *, of_object: bool = False) -> bytes:
     """The body, checked. of_object: as of `checksums.expected_of`. Raises S3Error."""
-    body = CheckedBody(call.request, call.signed, call.source, of_object=of_object).read(DOCUMENT_SIZE_MAX + 1)
-    if len(body) > DOCUMENT_SIZE_MAX:
+    body = CheckedBody(call.request, call.signed, call.source, of_object=of_object)
+    found = read_up_to(body, DOCUMENT_SIZE_MAX + 1)
+    if len(found) > DOCUMENT_SIZE_MAX:
         raise S3Error("MaxMessageLengthExceeded", f"The document has more than {DOCUMENT_SIZE_MAX} bytes.")
-    return body
+    return found
 
 
 def acl_of(call: Call) -> str:

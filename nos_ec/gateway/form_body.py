@@ -56,7 +56,7 @@ class FormBody:
         self._require_size()
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; none at the end. Raises S3Error."""
+        """See `ByteStream`. Raises S3Error."""
         while self.computed is None and len(self._buffer) <= size:
             if not self._feed():
                 self._finish()

@@ -8,9 +8,9 @@ from contextlib import suppress
 from io import BytesIO
 from typing import Protocol
 
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.parts import users_attributes
-from nos_ec.engine.streams import ByteStream
+from nos_ec.engine.streams import ByteStream, read_up_to
 from nos_ec.gateway.object_headers import CHECKSUM, checksum_attribute, encoded
 from nos_ec.library.put_source import Pieces
 from nos_ec.ports.metadata import ObjectRow
@@ -19,13 +19,13 @@ from nos_ec.s3.checksums import Algorithm, Computed
 
 
 class Body(Protocol):
-    """A binary stream of known length. computed: set at its end."""
+    """A `ByteStream` of at most `length` bytes. computed: set when all of them have been read."""
 
     length: int
     computed: Computed | None
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; none at the end."""
+        """See `ByteStream`."""
         ...
 
 
@@ -51,9 +51,11 @@ class CopiedBody:
         self._end_if_all()
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; none at the end."""
+        """See `ByteStream`. Raises Corrupt if the source has fewer or more than `length` bytes."""
         piece = self._pieces.read(size)
         self._left -= len(piece)
+        if self._left < 0 or (self._left and size and not piece):
+            raise Corrupt(f"the source of a copy gave {self.length - self._left} bytes instead of {self.length}")
         self._md5.update(piece)
         if self._checksum is not None:
             self._checksum.update(piece)
@@ -61,7 +63,7 @@ class CopiedBody:
         return piece
 
     def _end_if_all(self) -> None:
-        if self._left <= 0 and self.computed is None:
+        if not self._left and self.computed is None:
             self._at_end()
             checksum = None if self._checksum is None else self._checksum.digest()
             self.computed = Computed(self._md5.digest(), self._algorithm, checksum)
@@ -79,7 +81,7 @@ def store_body(
     what reading the body and `put` raise."""
     stream: ByteStream = body
     if body.length <= packed_size_max:
-        stream = BytesIO(body.read(body.length + 1))
+        stream = BytesIO(read_up_to(body, body.length + 1))
         attributes = attributes | _computed(body)
     row = put(stream, encoded(attributes))
     assert body.computed is not None

@@ -32,6 +32,15 @@ class TestLocalLandingStore(LandingStoreContract):
         return lambda: LocalLandingStore(root)
 
 
+class TestLocalLandingStoreOnSlowReads(TestLocalLandingStore):
+    """The system may return fewer bytes than were asked for, although more follow."""
+
+    @pytest.fixture(autouse=True)
+    def one_byte_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pread = os.pread
+        monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 1), offset))
+
+
 def _file(root: Path, landing_id: LandingId) -> Path:
     return root / landing_id.hex()[-2:] / landing_id.hex()
 

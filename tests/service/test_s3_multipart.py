@@ -28,7 +28,7 @@ from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
 from tests.rig.waiting import until
 
-from .conftest import Bench
+from .conftest import STRIPE, Bench
 from .s3_gateway import Gateway, refused
 
 PART = 5 << 20
@@ -287,6 +287,28 @@ def test_parts_are_copied(gateway: Gateway, ann: Any) -> None:
     ):
         refused(code, status, ann.upload_part_copy, PartNumber=1, CopySourceRange=header, **of_upload)
     refused("AccessDenied", 403, gateway.client("bob").upload_part_copy, PartNumber=1, **of_upload)
+
+
+def test_small_ranges_across_borders_are_copied_whole(gateway: Gateway, ann: Any) -> None:
+    """Of a block, a tail and a part: the store returns such a range in pieces."""
+    large, first, second = body_of(9 * STRIPE + STRIPE // 2 + 17, 1), body_of(PART, 2), body_of(3 * STRIPE, 3)
+    ann.put_object(Bucket="photos", Key="large", Body=large)
+    completed(ann, "composed", *begun(ann, "composed", {1: first, 2: second}))
+    (row,) = gateway.system.store().list_objects("photos", "large", "", 1)
+    segments = gateway.system.metadata.segments(row.object_id, row.version)
+    ends = [sum(one.extent.length for one in segments[: number + 1]) for number in range(len(segments))]
+    assert len(ends) == 2
+    assert ends[1] < len(large), "it has a tail"
+    borders = [("large", large, end) for end in ends] + [("composed", first + second, PART)]
+    for source, data, border in borders:
+        for begin, end in ((border - 1, border + 1), (border - 1000, border + 17), (border - STRIPE, len(data))):
+            upload_id = ann.create_multipart_upload(Bucket="photos", Key="k")["UploadId"]
+            of_upload = {"Bucket": "photos", "Key": "k", "UploadId": upload_id}
+            copied = {"CopySource": f"photos/{source}", "CopySourceRange": f"bytes={begin}-{end - 1}"}
+            made = ann.upload_part_copy(PartNumber=1, **copied, **of_upload)["CopyPartResult"]
+            assert [part["Size"] for part in ann.list_parts(**of_upload)["Parts"]] == [end - begin]
+            completed(ann, "k", upload_id, [{"PartNumber": 1, "ETag": made["ETag"]}])
+            assert ann.get_object(Bucket="photos", Key="k")["Body"].read() == data[begin:end]
 
 
 def test_uploads_are_listed(ann: Any) -> None:

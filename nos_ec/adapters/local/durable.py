@@ -87,6 +87,17 @@ def write_at(fd: int, buffers: Sequence[bytes | bytearray | memoryview], offset:
             rest[0] = rest[0][written:]
 
 
+def read_at(fd: int, length: int, offset: int) -> bytes:
+    """The bytes of a range, fewer only where the file ends. Raises OSError.
+
+    A damaged disk first causes a short read; EIO comes only when the rest is tried.
+    """
+    found = bytearray()
+    while len(found) < length and (piece := os.pread(fd, length - len(found), offset + len(found))):
+        found += piece
+    return bytes(found)
+
+
 @contextmanager
 def translated(action: str, block_id: BlockId | None = None) -> Iterator[None]:
     """Turn OSError into NoSpace or Transient whose message starts with `action` and says what to do."""

@@ -16,6 +16,7 @@ import struct
 
 import google_crc32c
 
+from nos_ec.adapters.local.durable import read_at
 from nos_ec.core.ids import LandingId
 from nos_ec.ports.landing_store import LABEL_SIZE_MAX
 
@@ -40,11 +41,11 @@ def split(fd: int, landing_id: LandingId) -> tuple[int, bytes]:
     size = os.fstat(fd).st_size
     if size < _TAIL.size:
         return size, b""
-    length, crc32c, magic = _TAIL.unpack(os.pread(fd, _TAIL.size, size - _TAIL.size))
+    length, crc32c, magic = _TAIL.unpack(read_at(fd, _TAIL.size, size - _TAIL.size))
     data_length = size - _TAIL.size - length
     if magic != MAGIC or not 1 <= length <= LABEL_SIZE_MAX or data_length < 0:
         return size, b""
-    label = os.pread(fd, length, data_length)
+    label = read_at(fd, length, data_length)
     return (data_length, label) if _checksum(landing_id, label) == crc32c else (size, b"")
 
 

@@ -28,6 +28,7 @@ from nos_ec.adapters.local.durable import (
     locked,
     make_folder,
     make_folders,
+    read_at,
     replace_file,
     sync_folder,
     translated,
@@ -128,14 +129,14 @@ class LocalLandingStore:
     def read(self, landing_id: LandingId) -> bytes:
         """Return the whole copy."""
         with self._opened(landing_id) as (fd, length, _):
-            return os.pread(fd, length, 0)
+            return read_at(fd, length, 0)
 
     def read_range(self, landing_id: LandingId, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes from `offset`."""
         if offset < 0 or length < 0:
             raise ValueError(f"range of {length} bytes at {offset}")
         with self._opened(landing_id) as (fd, size, _):
-            data = os.pread(fd, max(0, min(length, size - offset)), offset)
+            data = read_at(fd, max(0, min(length, size - offset)), offset)
         if len(data) < length:
             raise Corrupt(
                 f"landing copy {landing_id.hex()}: {length} bytes at {offset} are past its end", landing_id=landing_id
