@@ -6,12 +6,12 @@
 name=mariadb
 . "$(dirname "$0")/base.sh"
 
-# The core packages contain only programs, so installing them starts nothing. mariadb-install-db calls
-# my_print_defaults, which is in the client's core package.
+# These packages contain only programs, so installing them starts nothing. mariadb-install-db calls my_print_defaults.
+# The commands of docs/RUNBOOKS.md use the other programs of the client's package.
 need_program() {
     local program
-    for program in mariadbd mariadb-install-db my_print_defaults; do
-        command -v "$program" >/dev/null || { install_packages mariadb-server-core mariadb-client-core; break; }
+    for program in mariadbd mariadb-install-db my_print_defaults mariadb mariadb-binlog mariadb-dump; do
+        command -v "$program" >/dev/null || { install_packages mariadb-server-core mariadb-client; break; }
     done
 }
 

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.rig.dev_servers import MISSING, SCRIPTS, START_S_MAX
+from tests.rig.programs import ON_EVERY_MACHINE
 
 pytestmark = pytest.mark.real
 
@@ -86,6 +87,12 @@ def test_a_fresh_machine_has_only_python_and_make(machines: FreshMachines) -> No
     answer, make = ran.stdout.splitlines()
     assert answer == "42"
     assert make.startswith("GNU Make")
+
+
+def test_a_fresh_machine_has_the_programs_that_tests_and_scripts_do_not_install(machines: FreshMachines) -> None:
+    names = " ".join(sorted(ON_EVERY_MACHINE))
+    ran = machines.run(f"for name in {names}; do command -v $name >/dev/null || echo $name; done")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
 def test_the_working_tree_is_copied_without_what_git_ignores(machines: FreshMachines) -> None:

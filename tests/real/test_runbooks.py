@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.rig.documents import DOCS
-from tests.rig.programs import need_program
 from tests.rig.runbook import run_section, sections
 
 from .conftest import Stack
@@ -75,7 +74,6 @@ def environment_of(stack: Path, folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    need_program("mariadb-dump", package="mariadb-client")
     stack = Stack(tmp_path_factory.mktemp("stack"))
     stack.up(NOS_EC_DEV_CEPH_OSDS="12", NOS_EC_DEV_DATABASE_OPTIONS=BINARY_LOG)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 
@@ -12,9 +13,31 @@ from tests.rig.dev_servers import MISSING, SCRIPTS
 
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
+ON_EVERY_MACHINE = frozenset(
+    re.findall(
+        r"\S+",
+        """apt-config apt-get awk base64 basename bash cat chgrp chmod chroot cmp cp cut date dirname dpkg dpkg-deb find
+        flock getent grep gzip head id ldconfig ldd ln losetup ls mkdir mktemp mount mv od paste python3 readlink rm
+        rmdir sed seq setpriv setsid sh sha256sum sleep stat tail tar tee touch tr umount uname unshare useradd
+        userdel wc xargs""",
+    )
+)
+"""Of the programs that tests and scripts start, those that a minimal Debian has."""
 
-def need_program(program: str, package: str) -> str:
-    """The path of a program of a Debian package. Skips (fails, with REQUIRE_REAL=1) when it cannot be installed."""
+PACKAGE_OF = {
+    "groff": "groff",
+    "logrotate": "logrotate",
+    "mandoc": "mandoc",
+    "openssl": "openssl",
+    "sqlite3": "sqlite3",
+    "systemd-analyze": "systemd",
+}
+"""{program: the Debian package that it is installed from}."""
+
+
+def need_program(program: str) -> str:
+    """The path of one of PACKAGE_OF. Skips (fails, with REQUIRE_REAL=1) when it cannot be installed."""
+    package = PACKAGE_OF[program]
     if shutil.which(program, path=_PATH) is None:
         line = f'name=tests; . "{SCRIPTS}/base.sh"; install_packages {package}'
         installed = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=1000, check=False)

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.rig.documents import blocks
+from tests.rig.programs import PACKAGE_OF, need_program
+from tests.rig.started_programs import started_by_shell
 
 DOCUMENT = "RUNBOOKS.md"
 TIME_S_MAX = 600
@@ -29,7 +31,10 @@ def sections(where: str) -> dict[str, list[str]]:
 
 
 def run_section(texts: list[str], folder: Path, environment: Mapping[str, str]) -> None:
-    """Run the blocks of a section in `folder`. Raises AssertionError when one fails or its output differs."""
+    """Run the blocks of a section in `folder`. Raises AssertionError when one fails or its output differs. Installs
+    the programs that they need."""
+    for program in started_by_shell("\n".join(texts)) & PACKAGE_OF.keys():
+        need_program(program)
     script = "".join(f"{text}\nprintf '{_MARK}%s\\n' {number}\n" for number, text in enumerate(texts))
     try:
         ran = subprocess.run(

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.rig.documents import DOCS
-from tests.rig.programs import need_program
 from tests.rig.runbook import run_section, sections, unmet
 
 REPOSITORY = DOCS.parent
@@ -42,8 +41,6 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("section", SECTIONS)
 @pytest.mark.timed
 def test_the_runbook_works(section: str, environment: dict[str, str]) -> None:
-    if "sqlite3" in "".join(SECTIONS[section]):
-        need_program("sqlite3", package="sqlite3")
     run_section(SECTIONS[section], REPOSITORY, environment)
 
 

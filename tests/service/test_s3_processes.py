@@ -60,9 +60,9 @@ class Served(Daemon):
         return [line for line in list(self.log) if line.get("event") == event]
 
     def workers(self) -> list[int]:
-        """Its processes."""
-        found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True)
-        return [int(word) for word in found.stdout.split()]
+        """The pids of its processes."""
+        pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+        return [pid for pid in pids if (stat := stat_of(pid)) and stat[1] == str(self.process.pid)]
 
 
 @contextmanager
@@ -108,12 +108,19 @@ def end_process(pid: int) -> None:
         return
 
 
+def stat_of(pid: int) -> list[str]:
+    """The fields of proc(5)'s stat that follow the name: state, parent's pid and others. Empty if there is no such
+    process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def alive(pid: int) -> bool:
     """Whether the process still runs. One that nobody has waited for counts as ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    stat = stat_of(pid)
+    return bool(stat) and stat[0] != "Z"
 
 
 def is_gone(pid: int) -> bool:

@@ -171,36 +171,6 @@ def test_timers_start_services_that_exist() -> None:
         assert path.with_suffix(".service") in SERVICES
 
 
-def test_systemd_accepts_the_units(tmp_path: Path) -> None:
-    """systemd's own check, with the program in the place where it looks."""
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("systemd-analyze is not installed; the other tests of this file read the units themselves")
-    program = tmp_path / "nos-ec"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    copies = []
-    for path in UNITS:
-        copy = tmp_path / path.name.replace("@", "@1")
-        copy.write_text(path.read_text().replace(PROGRAM, str(program)))
-        copies.append(copy)
-    drop_ins = tmp_path / "nos-ec-.service.d"
-    drop_ins.mkdir()
-    shutil.copy(DROP_IN, drop_ins)
-    found = verify(analyze, copies)
-    assert (found.returncode, found.stdout + found.stderr) == (0, "")
-    broken = tmp_path / "nos-ec-broken.service"
-    broken.write_text(copies[0].read_text() + "\n[Service]\nNoSuchKey=1\n")
-    assert "NoSuchKey" in verify(analyze, [broken]).stderr, "the check would pass for nothing"
-    (drop_ins / "wrong.conf").write_text("[Service]\nNoSuchSetting=1\n")
-    assert verify(analyze, copies[:1]).stderr.count("NoSuchSetting") == 1, "the drop-ins are not read"
-
-
-def verify(analyze: str, units: list[Path]) -> subprocess.CompletedProcess[str]:
-    command = [analyze, "verify", "--man=no", "--generators=no", *map(str, units)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_the_crontab_runs_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     entries = crontab_entries()
     assert entries

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.rig.programs import ON_EVERY_MACHINE, PACKAGE_OF
+from tests.rig.runbook import sections
+from tests.rig.started_programs import functions_of, started_by_python, started_by_shell
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("nos_ec", "producer", "consumer", "gc")
 FOLDERS = (*PACKAGES, "tests", "docs", "deploy", "requirements", ".ci")
@@ -292,6 +296,112 @@ def pins(name: str) -> dict[str, int]:
         elif "--hash=sha256:" in line:
             pinned[current] += 1
     return pinned
+
+
+MAY_START = {
+    "debootstrap": {"deploy/dev/base.sh": "fresh.sh and ceph_programs.sh install it first"},
+    "java": {"deploy/dev/kafka.sh": "its need_program"},
+    "mvn": {"deploy/dev/base.sh": "need_program of kafka.sh and mysql.sh"},
+    "unzip": {"deploy/dev/mysql.sh": "its need_program"},
+    "mariadb-install-db": {"deploy/dev/mariadb.sh": "its need_program"},
+    "keytool": {"tests/real/test_kafka_security.py": "comes with Java, which kafka.sh has installed for the broker"},
+    "sudo": {
+        "deploy/dev/base.sh": "says that it is missing",
+        "deploy/dev/prometheus.sh": "reports that it could not install Prometheus",
+    },
+    "man": {"tests/fresh_package.sh": "installs it first"},
+    "nos-ec": {"tests/fresh_package.sh": "installs it first"},
+    "systemctl": {
+        "deploy/debian/postinst": "only where systemd runs",
+        "deploy/debian/postrm": "only where systemd runs",
+        "deploy/debian/prerm": "only where systemd runs",
+    },
+    "mariadb": {"tests/deploy_machine.py": "`make up` has installed it"},
+    "systemd-analyze": {"tests/deploy_machine.py": "installs it first"},
+}
+"""{program that not every machine has: {file that starts it all the same: who sees to it}}."""
+
+
+def scripts() -> list[Path]:
+    found = [path for path in files("deploy", "tests", ".ci") if path.suffix in ("", ".sh")]
+    return [path for path in found if path.suffix or path.read_bytes().startswith(b"#!")]
+
+
+def recipes() -> str:
+    """The commands of the Makefile."""
+    lines = [
+        re.sub("^\t[@-]?", "", line) for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("\t")
+    ]
+    return re.sub(r"\$\(\w[^()]*(\(.*?\))?[^()]*\)", "%", "\n".join(lines)).replace("$$", "$")
+
+
+def programs_started() -> Iterator[tuple[str, str]]:
+    """(file, program) of what tests and scripts start, without functions of the scripts."""
+    texts = {path: path.read_text() for path in scripts()}
+    functions = {name for text in texts.values() for name in functions_of(text)}
+    for path, text in texts.items():
+        yield from ((name_of(path), program) for program in started_by_shell(text) - functions)
+    for path in modules("tests"):
+        programs = {Path(program).name for _, program in started_by_python(path.read_text())} - functions
+        yield from ((name_of(path), program) for program in programs)
+    yield from (("Makefile", program) for program in started_by_shell(recipes()))
+
+
+def test_tests_and_scripts_start_only_programs_that_every_machine_has_or_that_they_install() -> None:
+    """A machine in use has many more. Tests ask `need_program` for them, and scripts have a `need_program` of their
+    own."""
+    started = set(programs_started())
+    assert len(started) > 150
+    foreign = {(name, program) for name, program in started if program not in ON_EVERY_MACHINE}
+    assert foreign == {(name, program) for program, names in MAY_START.items() for name in names}
+
+
+def test_runbooks_use_only_programs_that_are_installed_for_them() -> None:
+    shipped = {path.name for path in (ROOT / "tests" / "rig" / "bin").iterdir()} | {"nos-ec"}
+    of_kafka = set(re.findall(r"^(kafka-[\w-]+) ", (ROOT / "deploy" / "dev" / "kafka.sh").read_text(), re.MULTILINE))
+    of_mariadb = set(re.findall(r"\bmariadb[\w-]*", (ROOT / "deploy" / "dev" / "mariadb.sh").read_text()))
+    for where, more in {"embedded": set[str](), "stack": of_kafka | of_mariadb}.items():
+        commands = "\n".join(text for texts in sections(where).values() for text in texts)
+        started = started_by_shell(commands)
+        assert len(started) > 5
+        assert started - ON_EVERY_MACHINE - PACKAGE_OF.keys() - shipped - more == set()
+
+
+def test_tests_look_for_programs_only_by_need_program() -> None:
+    """`shutil.which` leaves a test out where a program is missing, and nobody notices."""
+    looking = [name_of(path) for path in modules("tests") if "shutil." + "which(" in path.read_text()]
+    assert looking == ["tests/rig/programs.py", "tests/unit/test_dev_scripts.py"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "started"),
+    [
+        ("pgrep -f x", {"pgrep"}),
+        ("if ! ss -l | jq .; then curl x; fi", {"ss", "jq", "curl"}),
+        ('x=$(hostname); y="$(whoami) and $(uptime)"', {"hostname", "whoami", "uptime"}),
+        ("NAME=1 exec strace x 2>&1 >/dev/null && (cd x; git status) &", {"strace", "git"}),
+        ("f() { lsof; }\nf", {"lsof"}),
+        ("case $x in a | b) ps ;;\n    c) echo 'nc; nc' \"nc; nc\" ;; esac # nc", {"ps"}),
+        ("cat <<END | less\nnc\nEND", {"cat", "less"}),
+        ("some \\\n    arguments; (( x = 1 )); list=(a b); for word in a b; do :; done", {"some"}),
+    ],
+)
+def test_the_check_finds_the_programs_of_a_script(shell: str, started: set[str]) -> None:
+    assert started_by_shell(shell) == started
+
+
+@pytest.mark.parametrize(
+    ("source", "started"),
+    [
+        ("subprocess.run(['ps', '-o', 'pid='], check=True)", ["ps"]),
+        ("command = ['ps', *more]\nsubprocess.Popen(command)", ["ps"]),
+        ("subprocess.run([*command, 'x'])\ncommand = ['ps']", ["ps"]),
+        ("script = f'ps {x}; free'\nsubprocess.run(['bash', '-e', '-c', script])", ["bash", "free", "ps"]),
+        ("subprocess.run([sys.executable, '-c', 'ps'])\nsubprocess.run(command)\nrun(['ps'])", []),
+    ],
+)
+def test_the_check_finds_the_programs_of_a_test(source: str, started: list[str]) -> None:
+    assert sorted(program for _, program in started_by_python(source)) == started
 
 
 def test_requirements_are_compiled_and_hashed() -> None:
