@@ -126,7 +126,7 @@ class Status(_Answer):
         packed_objects=46317, large_objects=2, large_bytes=38800000, trash_objects=310, trash_bytes=2900000,
         landing_deletions=1000, leases=1,
         blocks=[{"kind": "fresh", "state": "sealed", "count": 14}],
-        free_bytes=91268055040, computed_at_ms=1763700000000,
+        free_bytes=91268055040, landing_free_bytes=33185873920, computed_at_ms=1763700000000,
         landing_log={
             "segments": [{"state": "sealed", "count": 9, "bytes": 600000000}],
             "free_bytes": 1543503872,
@@ -168,7 +168,12 @@ class Status(_Answer):
     landing_deletions: Count = Field(description="Landing copies in the deletion queue.")
     leases: Count = Field(description="Writers that are alive, or whose lease has not expired yet.")
     blocks: list[BlockCount] = Field(max_length=16)
-    free_bytes: Bytes | None = Field(description="User bytes that still fit; null while a shard is missing.")
+    free_bytes: Bytes | None = Field(
+        description="User bytes that still fit in the block store; null while a shard is missing."
+    )
+    landing_free_bytes: Bytes | None = Field(
+        description="User bytes that still fit in the landing store; null while not known."
+    )
     computed_at_ms: UnixMs
     landing_log: LandingLogModel | None = Field(description="Null for a store without a landing log.")
     scrub: ScrubModel | None = Field(description="Null before the first scrub.")

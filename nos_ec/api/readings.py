@@ -80,6 +80,7 @@ class Readings:
             leases=totals.leases,
             blocks=_block_counts(figures),
             free_bytes=figures.free_bytes,
+            landing_free_bytes=figures.landing_free_bytes,
             computed_at_ms=figures.at_ms,
             landing_log=_landing_log(figures.landing_log),
             scrub=_scrub(self._system.metadata.scrub_state()),

@@ -133,6 +133,7 @@ def _gateway(
     settings = system.settings.s3
     certificate = find_certificate(settings)
     monitor = system.monitor("s3", writes=True, publishes=False)
+    monitor.health.require("free space", system.require_put_room)
     service = make_service(system, find_master_keys(settings), settings)
     beat = monitor.health.heart("serving")
     new_id = lambda: os.urandom(8).hex().upper()  # noqa: E731

@@ -19,6 +19,8 @@ from nos_ec.engine.header_survey import read_headers_found
 from nos_ec.engine.log_figures import LogFigures
 from nos_ec.engine.store_totals import DatedTotals
 from nos_ec.engine.usage import usage_spans
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import ScrubPass, ScrubState
 
 SHOWN_AGE_MS = 1000
@@ -108,8 +110,8 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
             {"kind": kind.value, "state": state.value, "count": count}
             for (kind, state), count in sorted(totals.blocks.items())
         ],
-        "free_bytes": _free_bytes(system),
-        "landing_free_bytes": system.landing.free_bytes(),
+        "free_bytes": _free_bytes(system.blocks),
+        "landing_free_bytes": _free_bytes(system.landing),
         "computed_at_ms": dated.at_ms,
         "landing_log": _log_data(system.log_figures()),
         "scrub": _scrub_data(system.metadata.scrub_state()),
@@ -155,13 +157,18 @@ def _short_text(short: list[dict[str, int]] | None) -> str:
     return "-" if short is None else short_text({one["shards"]: one["blocks"] for one in short})
 
 
-def _free_bytes(system: System) -> int | None:
-    """The free space; None while a missing shard prevents writing. The other figures are still valid."""
+def _free_bytes(place: BlockStore | LandingStore) -> int | None:
+    """The free space; None while it is unknown, for example because a shard is missing. The other figures are still
+    valid."""
     try:
-        return system.blocks.free_bytes()
+        return place.free_bytes()
     except Transient as error:
         err.print(f"warning: {error}", markup=False)
         return None
+
+
+def _free_text(free_bytes: int | None) -> str:
+    return "-" if free_bytes is None else size_text(free_bytes)
 
 
 def _percent(part: int, whole: int) -> str:
@@ -178,8 +185,7 @@ def _log_rows(log: dict[str, Any] | None) -> dict[str, str]:
         for one in log["segments"]
         if one["count"]
     )
-    free = "-" if log["free_bytes"] is None else size_text(log["free_bytes"])
-    rows = {"landing segments": f"{segments or 'none'}; {free} free for further ones"}
+    rows = {"landing segments": f"{segments or 'none'}; {_free_text(log['free_bytes'])} free for further ones"}
     devices = log["devices"]
     if devices is not None and devices["lost"]:
         rows["landing log devices"] = f"{devices['working']} work, {len(devices['lost'])} lost: " + ", ".join(
@@ -253,8 +259,8 @@ def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
         "landing copies to delete": data["landing_deletions"],
         "leases held": data["leases"],
         "blocks": ", ".join(f"{b['count']} {b['kind']} {b['state']}" for b in data["blocks"]) or "-",
-        "free": f"{'-' if data['free_bytes'] is None else size_text(data['free_bytes'])} in the block store,"
-        f" {size_text(data['landing_free_bytes'])} in the landing store",
+        "free": f"{_free_text(data['free_bytes'])} in the block store, {_free_text(data['landing_free_bytes'])} in the"
+        " landing store",
     }
     if age_ms >= SHOWN_AGE_MS:
         rows["sums computed"] = f"{age_ms / 1000:.0f} s ago; --exact computes them now"

@@ -55,7 +55,7 @@ from nos_ec.engine.put_queue import PutQueue
 from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.reaper import Reaper
 from nos_ec.engine.recovery import Recovery
-from nos_ec.engine.room import PACKING_RESERVES, PUT_RESERVES
+from nos_ec.engine.room import PACKING_RESERVES, PUT_RESERVES, require_put_room
 from nos_ec.engine.scrub.planned import PlannedMending
 from nos_ec.engine.scrub.scrubber import Scrubber, ScrubOptions
 from nos_ec.engine.shard_rebuild import ShardRebuild
@@ -294,6 +294,10 @@ class System:
         """Bytes that PUTs leave free."""
         return PUT_RESERVES * self.settings.gc.reserve_bytes
 
+    def require_put_room(self) -> None:
+        """Raises NoSpace while PUTs are refused for lack of space, Transient if the free space is unknown."""
+        require_put_room(self.blocks, self.landing, self._put_reserve)
+
     # --- writers ----------------------------------------------------------------------------------
     def lease(self, name: str, ttl_ms: int) -> HeldLease:
         """A lease to hold in a `with` statement."""
@@ -415,7 +419,8 @@ class System:
 
     def figures(self) -> StoreFigures:
         """Figures of the whole store, whose sums may be older than the rest. Raises Transient."""
-        free_bytes, lag = _unless_away(self.blocks.free_bytes), _unless_away(self.lag)
+        free_bytes, landing_free_bytes = _unless_away(self.blocks.free_bytes), _unless_away(self.landing.free_bytes)
+        lag = _unless_away(self.lag)
         dated = self.store_totals().read()
         run = read_run(self.metadata)
         return StoreFigures(
@@ -423,6 +428,7 @@ class System:
             dated.at_ms,
             self.geometry,
             free_bytes,
+            landing_free_bytes,
             lag,
             self.log_figures(),
             usage_spans(self.metadata, dated.totals, dated.at_ms),

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import structlog
 
 from nos_ec.core.copy_label import CopyLabel, encode_label
-from nos_ec.core.errors import FREE_SPACE, NosError, NoSpace
+from nos_ec.core.errors import NosError, NoSpace
 from nos_ec.core.ids import LandingId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.audit_entries import abandoned_copies
 from nos_ec.engine.lander import NewCopy
+from nos_ec.engine.room import require_landing_room
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingPut, LandingStore
@@ -99,18 +100,14 @@ class CopyLander:
         outcomes: list[LandingId | NosError] = []
         for copy in batch:
             size = len(copy.data)
-            if free - size < self._reserve_bytes:
-                outcomes.append(self._too_full(free, size))
+            try:
+                require_landing_room(free, size, self._reserve_bytes)
+            except NoSpace as error:
+                outcomes.append(error)
             else:
                 free -= size
                 outcomes.append(self._new_landing_id())
         return outcomes
-
-    def _too_full(self, free: int, size: int) -> NoSpace:
-        return NoSpace(
-            f"landing store: {free} bytes free, {size} needed and {self._reserve_bytes} kept for packing and GC;"
-            f" {FREE_SPACE}, or add space"
-        )
 
     def _put_alone(self, copy: LandingPut) -> dict[LandingId, NosError]:
         try:

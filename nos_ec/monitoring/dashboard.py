@@ -106,7 +106,8 @@ def _overview() -> list[Panel]:
             "Free space",
             "bytes",
             [
-                (most(m.STORE_FREE_BYTES), "free"),
+                (most(m.STORE_FREE_BYTES), "free in the block store"),
+                (most(of_space.STORE_LANDING_FREE_BYTES), "free in the landing store"),
                 (f"4 * {most(m.STORE_RESERVE_BYTES)}", "alert"),
                 (f"2 * {most(m.STORE_RESERVE_BYTES)}", "PUTs are refused"),
             ],

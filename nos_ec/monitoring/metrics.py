@@ -550,13 +550,13 @@ STORE_FREE_BYTES = _gauge(
     "store_free_bytes",
     STORE,
     "User bytes that still fit in the block store.",
-    "PUTs are refused below 2 x gc.reserve_bytes, and packing below 1 x; alert well above that.",
+    "Large PUTs are refused below 2 x gc.reserve_bytes, and packing below 1 x; alert well above that.",
 )
 STORE_RESERVE_BYTES = _gauge(
     "store_reserve_bytes",
     STORE,
     "gc.reserve_bytes by the configuration of this process.",
-    "Compare `nos_ec_store_free_bytes` with it.",
+    "Compare `nos_ec_store_free_bytes` and `nos_ec_store_landing_free_bytes` with it.",
 )
 LAG_MESSAGES = _gauge(
     "store_lag_messages",

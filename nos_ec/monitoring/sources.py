@@ -37,13 +37,15 @@ from nos_ec.ports.metadata import Metadata, Totals
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
     """The state of the whole store. Sizes are in bytes. `totals` is as of `at_ms`, which may be a while ago; the other
-    figures are of now. free_bytes is None while it cannot be determined because a shard is missing; lag is None while
-    the message log does not answer; landing_log is None for a store without one."""
+    figures are of now. free_bytes (of the block store) and landing_free_bytes (of the landing store) are None while
+    they cannot be determined, for example because a shard is missing; lag is None while the message log does not
+    answer; landing_log is None for a store without one."""
 
     totals: Totals
     at_ms: int
     geometry: Geometry
     free_bytes: int | None
+    landing_free_bytes: int | None
     lag: int | None
     landing_log: LogFigures | None = None
     usage: Mapping[str, Usage | None] = field(default_factory=dict)
@@ -77,6 +79,8 @@ def store_samples(figures: StoreFigures, now_ms: int) -> Iterator[Sample]:
     yield Sample(m.STORE_LEASES, totals.leases)
     if figures.free_bytes is not None:
         yield Sample(m.STORE_FREE_BYTES, figures.free_bytes)
+    if figures.landing_free_bytes is not None:
+        yield Sample(of_space.STORE_LANDING_FREE_BYTES, figures.landing_free_bytes)
     if figures.lag is not None:
         yield Sample(m.LAG_MESSAGES, figures.lag)
     if figures.landing_log is not None:

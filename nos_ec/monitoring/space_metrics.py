@@ -1,4 +1,5 @@
-"""The metrics of the target of space, which GC keeps a store within, and of the streams that help it."""
+"""The metrics of the space that landing copies have, of the target of space, which GC keeps a store within, and of the
+streams that help it."""
 
 from __future__ import annotations
 
@@ -7,6 +8,12 @@ from nos_ec.monitoring.metric import CONSUMER, STORE, Declarations, Metric
 _declared = Declarations()
 _counter, _gauge = _declared.counter, _declared.gauge
 
+STORE_LANDING_FREE_BYTES = _gauge(
+    "store_landing_free_bytes",
+    STORE,
+    "User bytes that still fit in the landing store; on Ceph, in the landing pool.",
+    "PUTs are refused below 2 x gc.reserve_bytes; alert well above that.",
+)
 STORE_SPACE_AMPLIFICATION = _gauge(
     "store_space_amplification",
     STORE,

@@ -130,11 +130,12 @@ def test_status_matches_the_command(api: Api, bench: Bench, system: System, capf
     capfd.readouterr()
     assert run(["--config", str(bench.config), "status", "--json"]) == 0
     said = json.loads(capfd.readouterr().out.splitlines()[-1])
-    for name in found.keys() - {"geometry", "computed_at_ms", "free_bytes"}:
+    for name in found.keys() - {"geometry", "computed_at_ms", "free_bytes", "landing_free_bytes"}:
         assert found[name] == said[name], name
     assert found["live_bytes"] + found["dead_bytes"] + found["overhead_bytes"] == found["stripes"] * STRIPE
     assert found["geometry"]["chunk_size"] == CHUNK
     assert found["free_bytes"] > 0
+    assert found["landing_free_bytes"] > 0
 
 
 def test_an_empty_store_has_no_ratios(api: Api) -> None:

@@ -14,14 +14,19 @@ from pathlib import Path
 import pytest
 
 from nos_consumer.assemble import consumer_service
+from nos_ec.api.readings import Readings
 from nos_ec.cli.app import run
 from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.errors import NoSpace
 from nos_ec.core.ids import BlockId, ObjectKey, in_log
-from nos_gc.assemble import gc_service
+from nos_gc.assemble import gc_collector, gc_service
 from tests.rig.at_rest import come_to_rest
+from tests.rig.waiting import until
 
-from .conftest import CHUNK, STORE_CONFIG, STRIPE, Bench
+from .conftest import CHUNK, STORE_CONFIG, STRIPE, WAIT_S_MAX, Bench
+from .s3_gateway import refused
+from .test_endpoints import daemon
+from .test_s3_processes import client_of, serving
 
 RESERVE_MIB = 4
 LOG_MIB = 16
@@ -249,6 +254,40 @@ def test_gc_reports_when_no_block_can_be_rewritten(full_bench: Bench, disk: Smal
         disk.free()
         assert gc_service(system).run_once().blocks_condemned > 15
         bench.assert_balanced(system)
+
+
+def test_a_full_landing_store_is_seen_although_the_block_store_has_space(disk: SmallDisk, tmp_path: Path) -> None:
+    """By the gateway, whose PUTs are refused, in the figures of the whole store, and by the alert's limit."""
+    bench = Bench(tmp_path, STORE_CONFIG.replace("reserve_bytes = 0", f'reserve_bytes = "{RESERVE_MIB}MiB"'))
+    bench.settings().store.root.mkdir()
+    (bench.settings().store.root / "landing").symlink_to(disk.folder)
+    initialise(bench.settings())
+    reserve = RESERVE_MIB << 20
+    with bench.open() as system, serving(bench, tmp_path, 1) as gateway, daemon(bench, "producer") as producer:
+        bench.put_some(system, 50)
+        assert gateway.health("/readyz") == (200, {"ok": True, "problems": {}})
+        disk.fill(leave_bytes=2 * reserve - 4096)
+        until(lambda: gateway.get("/readyz")[0] == 503, "PUTs are refused", wait_s=WAIT_S_MAX)
+        problems = gateway.health("/readyz")[1]["problems"]
+        assert list(problems) == ["free space"]
+        assert "landing store" in problems["free space"]
+        client, bucket = client_of(system, gateway.url)[1], "photos"
+        client.create_bucket(Bucket=bucket)
+        refused("ServiceUnavailable", 503, client.put_object, Bucket=bucket, Key="a", Body=b"refused")
+        assert producer.health("/readyz")[0] == 200, "it needs no space"
+
+        def free() -> tuple[float, float]:
+            found = producer.metrics()
+            return found[("nos_ec_store_landing_free_bytes",)], found[("nos_ec_store_free_bytes",)]
+
+        until(lambda: free()[0] < 2 * reserve, "the figures are new", wait_s=WAIT_S_MAX)
+        assert free()[1] > 4 * reserve
+        shown = json.loads(bench.run("status", "--json").stdout)
+        assert shown["landing_free_bytes"] < 2 * reserve < 4 * reserve < shown["free_bytes"]
+        assert Readings(system, gc_collector(system), 0).status().landing_free_bytes == shown["landing_free_bytes"]
+        disk.free()
+        until(lambda: gateway.get("/readyz")[0] == 200, "there is space again", wait_s=WAIT_S_MAX)
+        client.put_object(Bucket=bucket, Key="a", Body=b"accepted")
 
 
 def test_init_without_room_for_the_landing_log_says_what_to_do(disk: SmallDisk) -> None:

@@ -113,7 +113,7 @@ def _calls(metadata: SqlMetadata) -> dict[str, Callable[[], object]]:
 
     def scrape() -> object:
         dated = totals.read()
-        return list(store_samples(StoreFigures(dated.totals, dated.at_ms, geometry, 0, 0), clock.now_ms()))
+        return list(store_samples(StoreFigures(dated.totals, dated.at_ms, geometry, 0, 0, 0), clock.now_ms()))
 
     return {
         "status": totals.read,
