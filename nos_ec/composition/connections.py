@@ -309,7 +309,10 @@ class Connections:
             with settings_named(*OF_LOG):
                 from nos_ec.adapters.kafka.trial import try_topics
 
-                found = try_topics(kafka_topic(settings))
+                kafka = settings.kafka
+                found = try_topics(
+                    kafka_topic(settings), in_sync_min=kafka.in_sync_min, retention_ms=kafka.retention_ms
+                )
                 if found is None and self.initialised is False:
                     raise NotTried(f"topic {settings.kafka.topic} does not exist: {NOT_INITIALISED}")
                 if found is None:

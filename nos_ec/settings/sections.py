@@ -376,14 +376,15 @@ class KafkaSettings(Section):
         default=2,
         ge=1,
         le=100,
-        description="Replicas a message needs to count as published, used when `nos-ec init` creates the topics.",
+        description="Replicas a message needs to count as published. `nos-ec init` creates the topics so, and refuses"
+        " existing ones that need fewer.",
     )
     retention_ms: Count = Field(
         default=7 * DAY,
         ge=DAY,
         le=3650 * DAY,
-        description="How long a pack request is kept, in milliseconds, used when `nos-ec init` creates the topic. Keep"
-        " it above the longest planned outage of all consumers.",
+        description="How long a pack request is kept, in milliseconds. `nos-ec init` creates the topic so, and refuses"
+        " an existing one that keeps them for less. Keep it above the longest planned outage of all consumers.",
     )
     request_timeout_ms: Count = Field(
         default=30 * SECOND, ge=SECOND, le=HOUR, description="Time limit of a broker request, in milliseconds."

@@ -32,9 +32,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from nos_ec.adapters.kafka.cluster import KafkaTopic
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.dead_letter_reader import read_dead_letters
-from nos_ec.adapters.kafka.message_log import KafkaMessageLog
+from nos_ec.adapters.kafka.dead_letters import DeadLetters
+from nos_ec.adapters.kafka.message_log import RETENTION_MS, KafkaMessageLog
 from nos_ec.adapters.kafka.progress import KafkaGroupProgress
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
+from nos_ec.adapters.kafka.trial import try_topics
 from nos_ec.core.errors import ConfigError, Conflict, TooLarge, Transient
 from nos_ec.ports.message_log import DeadLetter, GroupProgress, Message, MessageConsumer, MessagePublisher
 from nos_ec.testing.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take
@@ -265,6 +267,72 @@ def test_topics_are_created_as_configured(log: KafkaHarness) -> None:
     assert int(letters["max.message.bytes"]) >= 2 * int(settings["max.message.bytes"]) - 1024 > 2_000_000
 
 
+def alter(log: KafkaHarness, name: str, **settings: str) -> None:
+    """Alter settings of a topic, as an operator does; `_` stands for a dot."""
+    wanted = {setting.replace("_", "."): value for setting, value in settings.items()}
+    changes = [ConfigEntry(*item, incremental_operation=AlterConfigOpType.SET) for item in wanted.items()]
+    admin = log.admin()
+    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=changes)
+    for answer in admin.incremental_alter_configs([resource]).values():
+        answer.result()
+    until(lambda: wanted.items() <= topic_settings(admin, name).items())
+
+
+def test_settings_of_existing_topics_are_checked(log: KafkaHarness) -> None:
+    """Kept for less time than the settings say, or compacted: the key is the bucket, so that would drop events."""
+
+    def initialise(in_sync_min: int = 1) -> None:
+        KafkaMessageLog.initialise(log.topic, replication=3, in_sync_min=in_sync_min)
+
+    alter(log, log.topic.name, retention_ms="-1", min_insync_replicas="2")
+    initialise()
+    alter(log, log.topic.name, retention_ms="3600000")
+    alter(log, log.topic.dead_letters, cleanup_policy="compact")
+    with pytest.raises(ConfigError, match="kafka-configs") as refused:
+        initialise(2)
+    for wrong in (
+        f"topic {log.topic.name} has retention.ms=3600000 instead of 604800000",
+        f"topic {log.topic.dead_letters} has cleanup.policy=compact instead of delete",
+        f"topic {log.topic.dead_letters} has min.insync.replicas=1 instead of 2",
+    ):
+        assert wrong in str(refused.value)
+    with pytest.raises(ConfigError, match=r"retention\.ms=3600000"):
+        try_topics(log.topic, in_sync_min=1, retention_ms=RETENTION_MS)
+    assert topic_settings(log.admin(), log.topic.name)["retention.ms"] == "3600000", "init changes no topic"
+
+
+def test_no_client_creates_a_topic_by_looking_for_it(kafka: DevServer) -> None:
+    """The broker would create it, with one partition and its own settings, and `init` could only refuse it."""
+    topic = KafkaTopic(kafka.url, "sought", PARTITIONS, request_timeout_ms=2000)
+
+    def publish() -> object:
+        with closing(KafkaPublisher(topic, delivery_timeout_ms=2000)) as publisher:
+            return publisher.publish([(b"k", b"v")])
+
+    def set_aside() -> None:
+        with closing(DeadLetters(topic, "m")) as letters:
+            letters.keep(Message(0, 0, b"k", b"v"), "no reason")
+
+    with (
+        closing(KafkaConsumer(topic, group="g", member="m", session_ms=6000)) as member,
+        closing(KafkaGroupProgress(topic, group="g", name="p")) as progress,
+    ):
+        for ask in (
+            lambda: KafkaMessageLog(topic),
+            publish,
+            set_aside,
+            member.lag,
+            progress.passed_until,
+            lambda: read_dead_letters(topic, 1),
+        ):
+            with pytest.raises((ConfigError, Transient)):
+                ask()
+        assert try_topics(topic, in_sync_min=1, retention_ms=RETENTION_MS) is None
+        until(lambda: not answered(lambda: member.poll(1, 100)))
+    admin = AdminClient({"bootstrap.servers": kafka.url})
+    assert not {topic.name, topic.dead_letters} & admin.list_topics(timeout=10).topics.keys()
+
+
 def test_a_missing_topic_is_a_configuration_error(kafka: DevServer) -> None:
     with pytest.raises(ConfigError, match=r"topic nowhere does not exist .*; run `nos-ec init`"):
         KafkaMessageLog(KafkaTopic(kafka.url, "nowhere", 4))
@@ -318,13 +386,7 @@ def test_a_message_above_the_limit_of_the_client_stops_only_itself(log: KafkaHar
 
 
 def limit_messages(log: KafkaHarness, size: int) -> None:
-    """Alter max.message.bytes of the topic, as an operator does."""
-    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, log.topic.name, incremental_configs=[entry])
-    admin = log.admin()
-    for answer in admin.incremental_alter_configs([resource]).values():
-        answer.result()
-    until(lambda: topic_settings(admin, log.topic.name)["max.message.bytes"] == str(size))
+    alter(log, log.topic.name, max_message_bytes=str(size))
 
 
 # --- dead letters -----------------------------------------------------------------------------------

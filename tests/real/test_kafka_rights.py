@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from nos_ec.adapters.kafka.cluster import KafkaTopic
-from nos_ec.adapters.kafka.message_log import KafkaMessageLog
+from nos_ec.adapters.kafka.message_log import RETENTION_MS, KafkaMessageLog
 from nos_ec.adapters.kafka.trial import rights, try_topics
 from nos_ec.core.errors import ConfigError
 from tests.rig.dev_servers import DevServer
@@ -73,12 +73,19 @@ def guarded(kafka: DevServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield Guarded(topic, AdminClient({"bootstrap.servers": server.url}))
 
 
+def topics(guarded: Guarded) -> str | None:
+    return try_topics(guarded.topic, in_sync_min=1, retention_ms=RETENTION_MS)
+
+
 def test_rights_are_those_of_the_table(guarded: Guarded) -> None:
     """docs/KAFKA.md has the table. READ and WRITE imply DESCRIBE."""
     name, letters = guarded.topic.name, guarded.topic.dead_letters
     topic, group = ResourceType.TOPIC, ResourceType.GROUP
     guarded.allow((topic, name, [READ]), (topic, letters, [WRITE]), (group, GROUP, [READ]))
-    assert try_topics(guarded.topic) == f"topic {name}, 4 partitions, and {letters}"
+    found = f"topic {name}, 4 partitions, and {letters}"
+    assert (
+        topics(guarded) == f"{found}; their settings are not checked, because the user lacks the right DescribeConfigs"
+    )
     assert rights(guarded.topic, GROUP) == (
         f"topic {name}: DESCRIBE, READ; topic {letters}: DESCRIBE, WRITE; group {GROUP}: DESCRIBE, READ"
     )
@@ -86,6 +93,9 @@ def test_rights_are_those_of_the_table(guarded: Guarded) -> None:
     assert rights(guarded.topic, GROUP) == (
         f"topic {name}: DESCRIBE, READ, WRITE; topic {letters}: DESCRIBE; group {GROUP}: DESCRIBE"
     )
+    both = [DESCRIBE, AclOperation.DESCRIBE_CONFIGS]
+    guarded.allow((topic, name, both), (topic, letters, both))
+    assert topics(guarded) == found
 
 
 def test_missing_rights_are_named(guarded: Guarded) -> None:
@@ -93,7 +103,7 @@ def test_missing_rights_are_named(guarded: Guarded) -> None:
     topic = ResourceType.TOPIC
     guarded.allow()
     with pytest.raises(ConfigError, match=r"give this user the ACLs that docs/KAFKA\.md lists"):
-        try_topics(guarded.topic)
+        topics(guarded)
     guarded.allow((topic, name, [READ, WRITE]), (topic, letters, [WRITE]))
     with pytest.raises(ConfigError, match=f"the user lacks rights .*group {GROUP}: nothing"):
         rights(guarded.topic, GROUP)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nos_ec.adapters.kafka.cluster import KafkaTopic
-from nos_ec.adapters.kafka.message_log import KafkaMessageLog
+from nos_ec.adapters.kafka.message_log import RETENTION_MS, KafkaMessageLog
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import NosError
 from nos_ec.testing.message_log_contract import ends, settle, take
@@ -94,7 +94,9 @@ def broker(kafka: DevServer, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         (rights,) = [block.text for block in blocks("KAFKA.md") if "kafka-acls" in block.text]
         listed = broker.command(rights)
         assert "principal=User:producer" in listed
-        KafkaMessageLog.initialise(broker.topic("init"), replication=1, in_sync_min=1)
+        for _ in range(2):  # creates the topics, then checks them
+            KafkaMessageLog.initialise(broker.topic("init"), replication=1, in_sync_min=1)
+        assert KafkaMessageLog.check_settings(broker.topic("init"), in_sync_min=1, retention_ms=RETENTION_MS)
         yield broker
 
 

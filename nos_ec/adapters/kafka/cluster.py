@@ -32,6 +32,7 @@ _TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
 
 RESERVED = {
     "acks": "is always all: a message is durable when publish returns",
+    "allow.auto.create.topics": "is always false: `nos-ec init` alone creates topics, with their settings",
     "auto.offset.reset": "is always earliest: a new group starts with the first message",
     "bootstrap.servers": "has its own setting",
     "enable.auto.commit": "is always false: the consumer commits what is done",
@@ -113,7 +114,10 @@ class KafkaTopic:
             # With that strategy, this is the wait before each attempt while all brokers are down.
             "reconnect.backoff.ms": 500,
         }
-        return everywhere | dict(defaults) | dict(self.options) | dict(fixed)
+        # Otherwise a broker with auto.create.topics.enable, which is Kafka's default, creates a topic with its own
+        # number of partitions and its own settings whenever a client looks for it.
+        always = {"allow.auto.create.topics": False}
+        return everywhere | dict(defaults) | dict(self.options) | dict(fixed) | always
 
 
 def require_ms(name: str, value_ms: int, value_ms_min: int) -> None:

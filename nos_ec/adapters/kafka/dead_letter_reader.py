@@ -24,7 +24,7 @@ def read_dead_letters(topic: KafkaTopic, count_max: int) -> list[DeadLetter]:
     """The newest `count_max` letters, in order of arrival within each partition of their topic. Raises ConfigError,
     Transient."""
     news = ConnectionNews(topic)
-    fixed = {"group.id": "nos-ec-dead-letters", "enable.auto.commit": False, "allow.auto.create.topics": False}
+    fixed = {"group.id": "nos-ec-dead-letters", "enable.auto.commit": False}
     configuration = topic.configuration("nos-ec-dead-letters", {"log_level": 2}, fixed | {"error_cb": news.note})
     with translated_errors(topic, "connect"):
         reader = Consumer(configuration)

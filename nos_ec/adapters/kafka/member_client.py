@@ -111,7 +111,6 @@ def group_settings(group: str, session_ms: int, poll_interval_ms_max: int, insta
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        "allow.auto.create.topics": False,
     }
     if instance:
         settings["group.instance.id"] = instance

@@ -6,8 +6,15 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic, TopicMetadata  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+    TopicMetadata,
+)
 
 from nos_ec.adapters.kafka.cluster import (
     ConnectionNews,
@@ -21,6 +28,8 @@ from nos_ec.adapters.kafka.dead_letters import DEAD_LETTER_BYTES_MAX, MESSAGE_BY
 from nos_ec.adapters.kafka.progress import KafkaGroupProgress
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, NosError, Transient
+
+_log = structlog.get_logger(__name__)
 
 DAY_MS = 86_400_000
 RETENTION_MS = 7 * DAY_MS
@@ -48,7 +57,8 @@ class KafkaMessageLog:
         if found[topic.name] != topic.partitions:
             raise ConfigError(
                 f"message log: topic {topic.name} has {found[topic.name]} partitions, but the configuration says"
-                f" {topic.partitions}; set log.partitions to {found[topic.name]}",
+                f" {topic.partitions}; set log.partitions to {found[topic.name]}, or delete the topic and run"
+                " `nos-ec init`, which loses no object",
                 settings=("log.partitions",),
             )
 
@@ -59,7 +69,8 @@ class KafkaMessageLog:
         """Create both topics, or check them when they exist. Idempotent; safe to call from several processes.
 
         in_sync_min replicas must have a message before `publish` returns; while fewer are in sync, publishing waits.
-        Existing topics are left as they are, whatever their replication. Raises ConfigError, Transient.
+        Existing topics are left as they are. Raises ConfigError, also when one of them does not have its required
+        settings; Transient.
         """
         if not 1 <= in_sync_min <= replication:
             raise ConfigError(
@@ -70,17 +81,34 @@ class KafkaMessageLog:
             raise ConfigError(
                 f"message log: retention_ms {retention_ms} is too short; keep messages for at least {DAY_MS} (a day)"
             )
-        own = {"cleanup.policy": "delete", "min.insync.replicas": str(in_sync_min)}
-        requests = {"retention.ms": str(retention_ms), "max.message.bytes": str(MESSAGE_BYTES_MAX)}
+        required = _required_settings(topic, in_sync_min, retention_ms)
+        requests = {"max.message.bytes": str(MESSAGE_BYTES_MAX)}
         letters = {"retention.ms": str(DEAD_LETTER_RETENTION_MS), "max.message.bytes": str(DEAD_LETTER_BYTES_MAX)}
         with closing(_Admin(topic)) as admin:
-            admin.create(
+            existing = admin.create(
                 [
-                    _new(topic.name, topic.partitions, replication, own | requests),
-                    _new(topic.dead_letters, DEAD_LETTER_PARTITIONS, replication, own | letters),
+                    _new(topic.name, topic.partitions, replication, required[topic.name] | requests),
+                    _new(
+                        topic.dead_letters,
+                        DEAD_LETTER_PARTITIONS,
+                        replication,
+                        required[topic.dead_letters] | letters,
+                    ),
                 ]
             )
-        return cls(topic)
+            log = cls(topic)
+            if existing and not admin.check_settings({name: required[name] for name in existing}):
+                _log.warning(
+                    "settings of existing topics not checked: the user lacks the right DescribeConfigs", topics=existing
+                )
+        return log
+
+    @classmethod
+    def check_settings(cls, topic: KafkaTopic, *, in_sync_min: int, retention_ms: int) -> bool:
+        """Whether the user may read the settings of both topics, which exist. Raises ConfigError when a topic does not
+        have its required settings; Transient."""
+        with closing(_Admin(topic)) as admin:
+            return admin.check_settings(_required_settings(topic, in_sync_min, retention_ms))
 
     @classmethod
     def partition_counts(cls, topic: KafkaTopic) -> dict[str, int]:
@@ -126,7 +154,7 @@ class KafkaMessageLog:
 
 
 class _Admin:
-    """Creates, removes and looks up the two topics."""
+    """Creates, checks, removes and looks up the two topics."""
 
     def __init__(self, topic: KafkaTopic) -> None:
         self._topic = topic
@@ -150,12 +178,12 @@ class _Admin:
             counts[name] = len(found.partitions)
         return counts
 
-    def create(self, topics: list[NewTopic]) -> None:
-        """Create the missing topics, and wait until they exist."""
-        existing = self.partition_counts()
+    def create(self, topics: list[NewTopic]) -> list[str]:
+        """Create the missing topics, and wait until they exist. Returns the names of those that existed before."""
+        existing = list(self.partition_counts())
         missing = [new for new in topics if new.topic not in existing]
         if not missing:
-            return
+            return existing
         timeout_s = self._topic.timeout_s
         answers = self._client.create_topics(missing, request_timeout=timeout_s, operation_timeout=timeout_s)
         for name, answer in answers.items():
@@ -164,7 +192,35 @@ class _Admin:
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise translate(error.args[0], self._topic, f"create topic {name}") from error
+                existing.append(name)
         self._await_topics()
+        return existing
+
+    def check_settings(self, required: Mapping[str, Mapping[str, str]]) -> bool:
+        """Compare {topic: {setting: value}} with the settings that these topics have. Returns False when the user may
+        not read them. Raises ConfigError when they do not suffice; Transient."""
+        timeout_s = self._topic.timeout_s
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in required]
+        wrong = []
+        for resource, answer in self._client.describe_configs(resources, request_timeout=timeout_s).items():
+            try:
+                found = answer.result()
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    return False
+                raise translate(error.args[0], self._topic, f"look up the settings of topic {resource.name}") from error
+            wrong += [
+                f"topic {resource.name} has {setting}={found[setting].value} instead of {value}"
+                for setting, value in required[resource.name].items()
+                if not _suffices(setting, found[setting].value, value)
+            ]
+        if wrong:
+            raise ConfigError(
+                f"message log: {'; '.join(wrong)}: alter the topic with kafka-configs (docs/KAFKA.md), or correct the"
+                " setting",
+                settings=("kafka.retention_ms", "kafka.in_sync_min"),
+            )
+        return True
 
     def remove(self) -> None:
         """Remove both topics, if they exist."""
@@ -196,6 +252,24 @@ class _Admin:
         except NosError as error:
             self._client.poll(0)
             raise self._news.explain(error) from error
+
+
+def _required_settings(topic: KafkaTopic, in_sync_min: int, retention_ms: int) -> dict[str, dict[str, str]]:
+    """{topic: {setting: value}}: what each of the two topics must have, whoever created it.
+
+    Not required: max.message.bytes, because publishers and dead letters adapt to a lower limit; and the retention of
+    dead letters, on which nothing relies.
+    """
+    both = {"cleanup.policy": "delete", "min.insync.replicas": str(in_sync_min)}
+    return {topic.name: both | {"retention.ms": str(retention_ms)}, topic.dead_letters: both}
+
+
+def _suffices(setting: str, found: str, required: str) -> bool:
+    """Whether a topic with this value of a setting is as safe as with the required one."""
+    if setting == "cleanup.policy":
+        return found == required
+    unlimited = setting == "retention.ms" and found == "-1"
+    return unlimited or int(found) >= int(required)
 
 
 def _new(name: str, partitions: int, replication: int, settings: Mapping[str, str]) -> NewTopic:

@@ -34,7 +34,6 @@ class KafkaGroupProgress:
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
-            "allow.auto.create.topics": False,
         }
         self._configuration = topic.configuration(name, defaults, fixed)
         self._reader: Consumer | None = None

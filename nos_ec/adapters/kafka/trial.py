@@ -25,13 +25,15 @@ _RETRY_S = 0.2
 _OF_INTEREST = ("READ", "WRITE", "DESCRIBE")
 
 
-def try_topics(topic: KafkaTopic) -> str | None:
-    """Look both topics up. Returns their partitions; None if neither exists. Raises ConfigError when only one exists,
-    or with another number of partitions; Transient."""
+def try_topics(topic: KafkaTopic, *, in_sync_min: int, retention_ms: int) -> str | None:
+    """Look both topics up. Returns what was found; None if neither exists. Raises ConfigError when only one exists, or
+    with another number of partitions, or without its required settings; Transient."""
     if not KafkaMessageLog.partition_counts(topic):
         return None
     KafkaMessageLog(topic)
-    return f"topic {topic.name}, {topic.partitions} partitions, and {topic.dead_letters}"
+    readable = KafkaMessageLog.check_settings(topic, in_sync_min=in_sync_min, retention_ms=retention_ms)
+    unread = "" if readable else "; their settings are not checked, because the user lacks the right DescribeConfigs"
+    return f"topic {topic.name}, {topic.partitions} partitions, and {topic.dead_letters}{unread}"
 
 
 def rights(topic: KafkaTopic, group: str) -> str:
