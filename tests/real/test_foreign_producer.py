@@ -57,13 +57,22 @@ in_sync_min = 1
 
 
 def publish(
-    servers: str, topic: str, events: list[tuple[str, dict[str, object]]], *, ours: bool = True
+    servers: str,
+    topic: str,
+    events: list[tuple[str, dict[str, object]]],
+    *,
+    ours: bool = True,
+    transaction: bool = False,
 ) -> set[int | None]:
-    """Publish as librdkafka does, with the partitioner that MESSAGES.md asks for or with librdkafka's own. Returns the
-    partitions."""
+    """Publish as librdkafka does, with the partitioner that MESSAGES.md asks for or with librdkafka's own, and in a
+    transaction if it is to be. Returns the partitions."""
     partitions: set[int | None] = set()
     partitioner = {"partitioner": "murmur2_random"} if ours else {}
-    producer = Producer({"bootstrap.servers": servers, "acks": "all", **partitioner})
+    in_transactions = {"transactional.id": topic} if transaction else {}
+    producer = Producer({"bootstrap.servers": servers, "acks": "all", **partitioner, **in_transactions})
+    if transaction:
+        producer.init_transactions(30)
+        producer.begin_transaction()
     for bucket, event in events:
         producer.produce(
             topic,
@@ -72,10 +81,15 @@ def publish(
             on_delivery=lambda error, message: partitions.add(-1 if error else message.partition()),
         )
     assert producer.flush(30) == 0
+    if transaction:
+        producer.commit_transaction(30)
     return partitions
 
 
-def test_objects_are_packed_by_events_of_another_program(system: System, kafka: DevServer, topic: str) -> None:
+@pytest.mark.parametrize("transaction", [False, True], ids=["plain", "transaction"])
+def test_objects_are_packed_by_events_of_another_program(
+    system: System, kafka: DevServer, topic: str, transaction: bool
+) -> None:
     rng = random.Random(5)
     data = {ObjectKey(f"bucket-{i % 3}", f"o/{i}"): rng.randbytes(rng.randint(1, 20_000)) for i in range(60)}
     rows = system.store().put_many(list(data.items()))
@@ -85,9 +99,9 @@ def test_objects_are_packed_by_events_of_another_program(system: System, kafka: 
     ]
     stale = [(bucket, {**event, "version": 1}) for bucket, event in events[:5]]
     bad = [(bucket, {**event, "colour": "blue"}) for bucket, event in events[:2]]
-    used = publish(kafka.url, topic, events + stale + bad)
+    used = publish(kafka.url, topic, events + stale + bad, transaction=transaction)
     assert used == {partition_for(key.bucket, PARTITIONS) for key in data}
-    publish(kafka.url, topic, events[:7], ours=False)
+    publish(kafka.url, topic, events[:7], ours=False, transaction=transaction)
     with producer_service(system) as producer:
         assert producer.drain() == 60, "our producer knows nothing of the other"
     with consumer_service(system) as consumer:

@@ -195,7 +195,7 @@ def test_a_member_does_not_start_at_offsets_of_another_topic(consumer: KafkaCons
     driver.stored = {2: (10_000, "topic-id=another"), 3: (7, "topic-id=one")}
     consumer._assigned(consumer._client.driver, places(2, 3))
     assert driver.begins == {2: OFFSET_BEGINNING, 3: OFFSET_INVALID}
-    assert consumer._commits._known == {2: -1}
+    assert {partition: consumer._commits.reached(partition, 1) for partition in (2, 3)} == {2: False, 3: True}
 
 
 @pytest.mark.parametrize(("end", "begins"), [(5, OFFSET_BEGINNING), (10, None)])
@@ -207,7 +207,7 @@ def test_offsets_without_an_id_are_trusted_unless_they_are_past_the_end(
     monkeypatch.setattr(consumer._look_up, "offsets", lambda _which: dict.fromkeys(range(4), end))
     consumer._assigned(consumer._client.driver, places(2))
     assert driver.begins.get(2) == begins
-    assert consumer._commits._known == ({} if begins is None else {2: -1})
+    assert consumer._commits.reached(2, 10) == (begins is None)
 
 
 def test_a_member_that_cannot_look_up_where_to_start_rejoins(

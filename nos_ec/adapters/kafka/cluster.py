@@ -38,10 +38,11 @@ RESERVED = {
     "enable.auto.commit": "is always false: the consumer commits what is done",
     "enable.auto.offset.store": "is always false: the consumer commits what is done",
     "enable.idempotence": "is always true: a retry must not change the order",
-    "enable.partition.eof": "is always false",
+    "enable.partition.eof": "is always true: it shows where a partition has no further message",
     "group.id": "has its own setting",
     "group.instance.id": "has its own setting",
     "group.protocol": "is always classic",
+    "isolation.level": "is always read_uncommitted: an open transaction must not hold up its partition",
     "max.poll.interval.ms": "has its own setting",
     "partition.assignment.strategy": "is always cooperative-sticky",
     "partitioner": "is always murmur2_random: the key alone decides the partition",
@@ -50,6 +51,22 @@ RESERVED = {
     "transactional.id": "is not used: delivery is at least once",
 }
 """librdkafka settings that the port's promises depend on, with the reason to give to an operator who sets one."""
+
+
+READING = {
+    "auto.offset.reset": "earliest",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "isolation.level": "read_uncommitted",
+}
+"""What all readers have in common.
+
+Other programs may publish in transactions. The brokers then write a marker after the messages, at an offset of its own,
+so the end of a partition is not the offset after its last message; only the driver's report that it has reached the end
+shows that no message is left. Events of a transaction that is open, or that was aborted, are read like all others: an
+event is a hint, and the object's row decides.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,13 @@ class GroupCommits:
         for partition in partitions:
             self._known.pop(partition, None)
 
-    def discard(self, partitions: Iterable[int]) -> None:
-        """Note that the group's offsets of these partitions belong to another topic and do not count."""
-        self._known |= dict.fromkeys(partitions, -1)
+    def begin(self, offsets: Mapping[int, int]) -> None:
+        """Note what the group has committed of partitions that were just assigned (-1: nothing)."""
+        self._known |= offsets
+
+    def reached(self, partition: int, offset: int) -> bool:
+        """Whether the group is known to have committed this offset of an owned partition, or a later one."""
+        return self._known.get(partition, -1) >= offset
 
     def doubtful_for_s(self) -> float:
         """How many seconds a commit has gone unanswered; 0 when every commit has its answer."""

@@ -28,6 +28,7 @@ from confluent_kafka import Message as DriverMessage
 from nos_ec.adapters.kafka.cluster import KafkaTopic, require_ms, translated_errors
 from nos_ec.adapters.kafka.commits import GroupCommits
 from nos_ec.adapters.kafka.dead_letters import DeadLetters
+from nos_ec.adapters.kafka.empty_ends import EmptyEnds
 from nos_ec.adapters.kafka.member_client import FETCH_SETTINGS, MemberClient, group_settings
 from nos_ec.adapters.kafka.offset_look_up import (
     EARLIEST,
@@ -49,6 +50,8 @@ SESSION_MS_MIN = 1000
 """With shorter sessions, a short pause of the machine ends them. Brokers have their own limit, by default 6 s."""
 
 _WAIT_S_MIN = 0.001
+_ENDS_RETRY_S = 5.0
+"""How long a failed commit of ends is not tried again."""
 
 
 class KafkaConsumer:
@@ -96,6 +99,8 @@ class KafkaConsumer:
         self._owned: set[int] = set()
         self._paused: set[int] = set()
         self._commits = GroupCommits(topic)
+        self._empty_ends = EmptyEnds(self._commits)
+        self._ends_due_s = 0.0
         self._stalls = StallWatch(topic, self._poll_interval_s_max)
         self._rejoin_reason = ""
         """Why the next poll has to rejoin with a new client; "" when it need not."""
@@ -133,6 +138,7 @@ class KafkaConsumer:
         if not self._batch:
             self._errors.raise_first()
             self._look_for_more()
+            self._commit_empty_ends()
         batch, self._batch = self._batch, []
         return batch
 
@@ -145,7 +151,11 @@ class KafkaConsumer:
         if not offsets:
             return
         self._require_ownership(offsets.keys())
+        self._commit(self._empty_ends.included(offsets))
+
+    def _commit(self, offsets: Mapping[int, int]) -> None:
         self._commits.commit(self._client.driver, offsets, self._owned, self._require_ownership)
+        self._empty_ends.committed(offsets)
 
     def set_aside(self, message: Message, reason: str) -> None:
         """See MessageConsumer.set_aside, and DeadLetters."""
@@ -182,7 +192,7 @@ class KafkaConsumer:
         messages.
 
         Messages that retention removed before they were committed do not count, because no member will ever get them.
-        Raises ConfigError, Transient.
+        Markers of transactions count until a member has reached them. Raises ConfigError, Transient.
         """
         try:
             driver, topic_id = self._client.driver, self._look_up.topic_id()
@@ -246,6 +256,7 @@ class KafkaConsumer:
         self._owned -= lost
         self._paused -= lost
         self._commits.reset()
+        self._empty_ends.forget(lost)
         self._stalls.reset()
         self._run_callback(lost)
         # Only now: another member gets the partitions when this one has left.
@@ -277,10 +288,12 @@ class KafkaConsumer:
             if message is None:
                 if self._batch or self._errors or time.monotonic() >= deadline:
                     return
-            elif (event := message.error()) is not None:
-                self._driver_event(event)
-            else:
+            elif (event := message.error()) is None:
                 self._take(message)
+            elif event.code() == KafkaError._PARTITION_EOF:
+                self._reached_end(message)
+            else:
+                self._driver_event(event)
 
     def _take(self, message: DriverMessage) -> None:
         partition, offset = message.partition(), message.offset()
@@ -291,8 +304,15 @@ class KafkaConsumer:
         if not self._stalls.took(partition, offset):
             self._rejoin_reason = "its offsets start again: the topic was recreated, or lost messages"
             return
+        self._empty_ends.taken(partition)
         # A null key or value was not written by us. As empty bytes it reaches the decoder, which refuses it.
         self._batch.append(Message(partition, offset, message.key() or b"", message.value() or b""))
+
+    def _reached_end(self, message: DriverMessage) -> None:
+        """Handle the driver's report that a partition has no further message now."""
+        partition, end = message.partition(), message.offset()
+        if partition is not None and end is not None and partition in self._owned:
+            self._empty_ends.found(partition, self._stalls.reached_end(partition, end), end)
 
     def _driver_event(self, error: KafkaError) -> None:
         """Handle an event about the topic or the group, which came in place of a message."""
@@ -343,11 +363,11 @@ class KafkaConsumer:
             return
         if stale := sorted(partition for partition, found in committed.items() if found.offset > valid[partition]):
             _log.warning("offsets belong to another topic: starting with the first message", partitions=stale)
-            self._commits.discard(stale)
             for place in places:
                 if place.partition in stale:
                     place.offset = OFFSET_BEGINNING
             consumer.incremental_assign(list(places))
+        self._commits.begin(valid)
 
     def _give_up(self, _consumer: Consumer, places: Sequence[TopicPartition]) -> None:
         """Run the callback. The driver gives the partitions up when this returns."""
@@ -380,6 +400,7 @@ class KafkaConsumer:
         self._owned -= partitions
         self._paused -= partitions
         self._commits.forget(partitions)
+        self._empty_ends.forget(partitions)
         self._stalls.forget(partitions)
 
     # --- offsets ----------------------------------------------------------------------------------
@@ -394,6 +415,18 @@ class KafkaConsumer:
             )
         if self._client.driver.memberid() != self._member_id:
             raise Conflict(f"message log: member {self._member!r} was removed from its group")
+
+    def _commit_empty_ends(self) -> None:
+        """Commit the ends that only markers lie before, because their commit waits for no message."""
+        ends = self._empty_ends.included({})
+        if not ends or self._commits.doubtful_for_s() or time.monotonic() < self._ends_due_s:
+            return
+        # A group that is rebalancing accepts no commit, and needs polls to get on.
+        self._ends_due_s = time.monotonic() + _ENDS_RETRY_S
+        with suppress(Transient, Conflict):
+            self._require_ownership(ends)
+            self._commit(ends)
+            self._ends_due_s = 0.0
 
     def _commit_answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
         if (lasting := self._commits.answered(error, places)) is not None:

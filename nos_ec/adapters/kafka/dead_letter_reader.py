@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as DriverMessage
 
 from nos_ec.adapters.kafka.cluster import (
+    READING,
     ConnectionNews,
     KafkaTopic,
     close_in_background,
@@ -24,8 +25,8 @@ def read_dead_letters(topic: KafkaTopic, count_max: int) -> list[DeadLetter]:
     """The newest `count_max` letters, in order of arrival within each partition of their topic. Raises ConfigError,
     Transient."""
     news = ConnectionNews(topic)
-    fixed = {"group.id": "nos-ec-dead-letters", "enable.auto.commit": False}
-    configuration = topic.configuration("nos-ec-dead-letters", {"log_level": 2}, fixed | {"error_cb": news.note})
+    fixed = READING | {"group.id": "nos-ec-dead-letters", "error_cb": news.note}
+    configuration = topic.configuration("nos-ec-dead-letters", {"log_level": 2}, fixed)
     with translated_errors(topic, "connect"):
         reader = Consumer(configuration)
     try:
@@ -72,9 +73,10 @@ def _partitions(reader: Consumer, topic: KafkaTopic) -> list[int]:
 def _take(reader: Consumer, topic: KafkaTopic, found: list[tuple[int, DeadLetter]], ends: dict[int, int]) -> None:
     """Take the next letter, if one comes, and forget the partitions that are read to their end."""
     message = reader.poll(_SLICE_S)
-    if message is not None and (error := message.error()) is not None:
+    error = None if message is None else message.error()
+    if error is not None and error.code() != KafkaError._PARTITION_EOF:
         raise KafkaException(error)
-    if message is not None:
+    if message is not None and error is None:
         found.append((message.timestamp()[1], _letter(message)))
     for place in reader.position([TopicPartition(topic.dead_letters, partition) for partition in ends]):
         if place.offset >= ends[place.partition]:

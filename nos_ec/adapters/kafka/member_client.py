@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 from confluent_kafka import Consumer
 
-from nos_ec.adapters.kafka.cluster import KafkaTopic, close_in_background, translated_errors
+from nos_ec.adapters.kafka.cluster import READING, KafkaTopic, close_in_background, translated_errors
 
 _log = structlog.get_logger(__name__)
 
@@ -108,9 +108,7 @@ def group_settings(group: str, session_ms: int, poll_interval_ms_max: int, insta
         "heartbeat.interval.ms": min(_HEARTBEAT_MS_MAX, session_ms // _HEARTBEATS_PER_SESSION),
         "max.poll.interval.ms": poll_interval_ms_max,
         "partition.assignment.strategy": "cooperative-sticky",
-        "auto.offset.reset": "earliest",
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
+        **READING,
     }
     if instance:
         settings["group.instance.id"] = instance

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, TopicPartition
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message, TopicPartition
 
-from nos_ec.adapters.kafka.cluster import KafkaTopic, close_in_background, translate, translated_errors
+from nos_ec.adapters.kafka.cluster import READING, KafkaTopic, close_in_background, translate, translated_errors
 from nos_ec.adapters.kafka.offset_look_up import EARLIEST, LATEST, OffsetLookUp, fetch_committed, next_offset, places
 from nos_ec.core.errors import NosError, Transient
 
@@ -29,13 +29,7 @@ class KafkaGroupProgress:
         self._group = group
         self._look_up = OffsetLookUp(topic, f"{name}-offsets")
         defaults = {"queued.max.messages.kbytes": 1 << 10, "max.partition.fetch.bytes": _FETCH_BYTES}
-        fixed = {
-            "group.id": group,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-        }
-        self._configuration = topic.configuration(name, defaults, fixed)
+        self._configuration = topic.configuration(name, defaults, READING | {"group.id": group})
         self._reader: Consumer | None = None
 
     def passed_until(self) -> Mapping[int, int]:
@@ -52,7 +46,7 @@ class KafkaGroupProgress:
             known = first.keys() & ends.keys()
             begins = {p: next_offset(committed[p].of(topic_id), first[p], ends[p]) for p in known}
             waiting = {p: offset for p, offset in begins.items() if offset < ends[p]}
-            oldest = self._oldest(self._reader, waiting)
+            oldest = self._oldest(self._reader, waiting, asked_ms)
         except NosError:
             # A client whose brokers were suspended may never recover.
             self._renew()
@@ -73,8 +67,9 @@ class KafkaGroupProgress:
         """Release the connections. Idempotent."""
         self._renew(self._topic.timeout_s)
 
-    def _oldest(self, reader: Consumer, begins: Mapping[int, int]) -> dict[int, int]:
-        """Return {partition: timestamp in ms of the message at its offset}, for the partitions that can be read."""
+    def _oldest(self, reader: Consumer, begins: Mapping[int, int], asked_ms: int) -> dict[int, int]:
+        """Return {partition: timestamp in ms of the first message from its offset on}, for the partitions that can be
+        read; asked_ms where there is no such message, although the partition ends further on."""
         found: dict[int, int] = {}
         if not begins:
             return found
@@ -86,22 +81,26 @@ class KafkaGroupProgress:
                     message = reader.poll(_SLICE_S)
                     if message is None:
                         continue
-                    if (error := message.error()) is not None:
-                        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                            # Not a ConfigError: a producer without read permission still publishes new objects.
-                            raise Transient(str(translate(error, self._topic, "read the oldest messages")))
-                        continue
+                    timestamp_ms = self._timestamp_ms(message, asked_ms)
                     partition = message.partition()
-                    assert partition is not None
-                    if partition not in found:
-                        kind, timestamp_ms = message.timestamp()
-                        # A message without a timestamp counts as the oldest possible: no event is published again until
-                        # the group has passed this message.
-                        found[partition] = 0 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms
+                    if timestamp_ms is not None and partition is not None and partition not in found:
+                        found[partition] = timestamp_ms
                         reader.incremental_unassign(places(self._topic, [partition]))
             finally:
                 reader.unassign()
         return found
+
+    def _timestamp_ms(self, message: Message, asked_ms: int) -> int | None:
+        """The time of a message; asked_ms at the end of a partition; None for an error that says nothing about one."""
+        if (error := message.error()) is None:
+            kind, timestamp_ms = message.timestamp()
+            # A message without a timestamp counts as the oldest possible: no event is published again until the group
+            # has passed this message.
+            return 0 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            # Not a ConfigError: a producer without read permission still publishes new objects.
+            raise Transient(str(translate(error, self._topic, "read the oldest messages")))
+        return asked_ms if error.code() == KafkaError._PARTITION_EOF else None
 
     def _renew(self, wait_s: float = 0) -> None:
         self._look_up.close(wait_s)

@@ -35,7 +35,7 @@ class StallWatch:
         self._looked_s = time.monotonic()
         """The time when a message was last taken, partitions were assigned, or the ends were looked up."""
         self._next: dict[int, int] = {}
-        """For each owned partition, the offset after the last message taken."""
+        """For each owned partition, the offset after the last message taken, or the end if that was reached."""
         self._ends: dict[int, int] = {}
         """The topic's end offsets at the last look-up; empty when a message was taken, or partitions resumed or
         assigned, since then."""
@@ -50,6 +50,13 @@ class StallWatch:
         self._next[partition] = offset + 1
         self._looked_s, self._ends = time.monotonic(), {}
         return True
+
+    def reached_end(self, partition: int, offset: int) -> int | None:
+        """Note that the partition has no message below this offset that was not taken. Returns the offset known before;
+        None if nothing was known."""
+        before = self._next.get(partition)
+        self._next[partition] = max(offset, before or 0)
+        return before
 
     def assigned(self) -> None:
         """Note that partitions were assigned."""
