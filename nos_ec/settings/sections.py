@@ -232,8 +232,7 @@ class ProducerSettings(Section):
         ge=SECOND,
         le=LEASE_MS_MAX,
         description="How long a producer's leases last without renewal, in milliseconds. This sets how soon the others"
-        " take over from a killed producer, and how soon a new one gets its share. Keep it above the time to publish a"
-        " batch.",
+        " take over from a killed producer, and how soon a new one gets its share.",
     )
 
 
@@ -387,7 +386,11 @@ class KafkaSettings(Section):
         " an existing one that keeps them for less. Keep it above the longest planned outage of all consumers.",
     )
     request_timeout_ms: Count = Field(
-        default=30 * SECOND, ge=SECOND, le=HOUR, description="Time limit of a broker request, in milliseconds."
+        default=30 * SECOND,
+        ge=SECOND,
+        # A batch of a producer waits for at most 18 of them, and producers keep their slots for LEASE_MS_MAX meanwhile.
+        le=3 * MINUTE,
+        description="Time limit of a broker request, and of publishing, in milliseconds.",
     )
     poll_interval_ms_max: Count = Field(
         default=5 * MINUTE,

@@ -99,6 +99,10 @@ class ProducerService:
         Returns how many rows were due. Raises Transient.
         """
         self._held.keep()
+        with self._held.renewed():
+            return self._publish_due()
+
+    def _publish_due(self) -> int:
         slots = self._held.slots()
         now_ms = self._clock.now_ms()
         rows = self._metadata.due_objects(now_ms, self._options.batch_objects, slots)

@@ -11,7 +11,9 @@ published in the meantime, which is harmless (invariant 5).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
 
 import structlog
 
@@ -35,10 +37,12 @@ _log = structlog.get_logger(__name__)
 
 ROUNDS_PER_TTL = 3
 """Rounds of renewal in the lifetime of a lease. A lease survives two failed rounds."""
+RETRY_WAIT_MS = 1000
+"""Wait after a failed renewal in the background, if that is less than a round."""
 
 
 class HeldSlots:
-    """The slots of one producer. One thread calls `keep` and `release`; any thread may read `slots`.
+    """The slots of one producer. One thread calls `keep`, `renewed` and `release`; any thread may read `slots`.
 
     Without a `member` name the producer takes every free slot and shares none of them, as a run that ends soon should.
     """
@@ -78,6 +82,38 @@ class HeldSlots:
             self._take([self._member], now_ms)
         self._rebalance(self._metadata.list_leases(LEASE_PREFIX), now_ms)
         self._next_ms = now_ms + self._wait_ms
+
+    @contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Renew the leases in the background during a batch. Publishing to a log that does not answer takes longer than
+        leases last, and the producer is alive all the while.
+
+        A producer that hangs in its batch for LEASE_MS_MAX is not: its leases are no longer renewed then.
+        """
+        stop = Event()
+        thread = Thread(target=self._renew_until, args=(stop,), name="producer-slots", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _renew_until(self, stop: Event) -> None:
+        end_ms = self._clock.now_ms() + LEASE_MS_MAX
+        wait_ms = self.rest_ms()
+        while not self._clock.wait(stop, wait_ms):
+            now_ms, wait_ms = self._clock.now_ms(), self._wait_ms
+            if not waits(end_ms, now_ms, LEASE_MS_MAX):
+                return
+            try:
+                self._renew(now_ms)
+            except NosError as failure:
+                _log.warning("leases not renewed; trying again", error=str(failure))
+                wait_ms = min(wait_ms, RETRY_WAIT_MS)
+            except Exception:
+                # The thread goes on after a bug in one renewal: the next batch would else lose its slots.
+                _log.exception("leases not renewed; trying again")
 
     def release(self) -> None:
         """Give up all leases, so that other producers need not wait until they expire."""

@@ -479,6 +479,22 @@ def test_an_unreachable_broker_is_transient() -> None:
             consumer.set_aside(Message(0, 0, b"k", b"v"), "no reason")
 
 
+def test_publishing_ends_within_the_time_limit_of_a_request(
+    doubted_kafka: DevServer, doubted_log: KafkaHarness
+) -> None:
+    log = KafkaMessageLog(replace(doubted_log.topic, request_timeout_ms=2000))
+    with closing(log.publisher()) as publisher:
+        publisher.publish([(b"k", b"v")])
+        doubted_kafka.put_to_sleep()
+        begun_s = time.monotonic()
+        try:
+            assert not published(publisher)
+        finally:
+            doubted_kafka.wake()
+        assert time.monotonic() - begun_s < 15
+    until(lambda: published(doubted_log.publisher()))
+
+
 def test_a_login_that_the_broker_refuses_is_a_configuration_error(kafka: DevServer) -> None:
     login = {"sasl.mechanism": "PLAIN", "sasl.username": "nobody", "sasl.password": "wrong"}
     options = {"security.protocol": "SASL_PLAINTEXT"} | login

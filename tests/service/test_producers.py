@@ -11,6 +11,7 @@ from threading import Event
 
 import pytest
 
+from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.composition.wiring import System
 from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import Transient
@@ -19,7 +20,7 @@ from nos_ec.core.messages import decode_pack_request, partition_for_key
 from nos_ec.core.slots import LEASE_PREFIX, SLOTS, bucket_slot, is_member_lease, slot_lease
 from nos_ec.engine.recovery import Recovery
 from nos_ec.ports.metadata import Metadata, ObjectRow
-from nos_ec.testing.clock import FakeClock
+from nos_ec.testing.clock import FakeClock, SetClock
 from nos_producer.assemble import producer_service
 from nos_producer.service import ProducerOptions, ProducerService
 from nos_producer.slots import HeldSlots
@@ -41,7 +42,7 @@ class Team:
 
     def __init__(self, system: System) -> None:
         self.system = system
-        self.clock = FakeClock(system.clock.now_ms() + 60_000)
+        self.clock: FakeClock = SetClock(system.clock.now_ms() + 60_000)
         self.published: list[ObjectKey] = []
         self.partitions: list[int] = []
         self.on_publish: Callable[[], None] = lambda: None
@@ -74,9 +75,10 @@ class Team:
         shares: bool = True,
         batch_objects: int = 7,
         spread: SpreadOptions = SpreadOptions(),  # noqa: B008
+        ttl_ms: int = TTL_MS,
     ) -> Member:
         self._made += 1
-        return Member(self, f"producer-{self._made}" if shares else None, batch_objects, spread)
+        return Member(self, f"producer-{self._made}" if shares else None, batch_objects, spread, ttl_ms)
 
     def put(self, system: System, count: int, prefix: str) -> list[ObjectKey]:
         keys = [ObjectKey(f"bucket-{number % BUCKETS}", f"{prefix}-{number}") for number in range(count)]
@@ -98,8 +100,8 @@ class Team:
 class Member:
     """One producer."""
 
-    def __init__(self, team: Team, name: str | None, batch_objects: int, spread: SpreadOptions) -> None:
-        self.held = HeldSlots(team.system.metadata, team.clock, TTL_MS, name)
+    def __init__(self, team: Team, name: str | None, batch_objects: int, spread: SpreadOptions, ttl_ms: int) -> None:
+        self.held = HeldSlots(team.system.metadata, team.clock, ttl_ms, name)
         options = ProducerOptions(batch_objects, REPUBLISH_MS, idle_wait_ms=500, partitions=PARTITIONS, spread=spread)
         self.service = ProducerService(team.system.metadata, team, team, team.clock, self.held, options)
 
@@ -195,6 +197,34 @@ def test_a_producer_suspended_during_its_scan_publishes_nothing(team: Team, syst
     with pytest.raises(Transient, match="expired"):
         slow.service.turn()
     assert len(team.published) == before
+
+
+@pytest.mark.timed
+def test_slots_are_kept_while_the_log_does_not_answer(team: Team, system: System) -> None:
+    """In real time: publishing takes as long as its time limit, which here is three times as long as leases last."""
+    ttl_ms = 1000
+    team.clock = SystemClock()  # type: ignore[assignment]
+    keys = team.put(system, 100, "a")
+    waiting, other = (team.hire(batch_objects=100, ttl_ms=ttl_ms) for _ in range(2))
+
+    def turn_both() -> bool:
+        return bool(waiting.service.turn() + other.service.turn()) or counts([waiting, other]) == [8, 8]
+
+    until(lambda: turn_both() and counts([waiting, other]) == [8, 8], "each has its share")
+    keys += team.put(system, 100, "b")
+
+    def go_on_without() -> None:
+        team.on_publish = lambda: None
+        end_s = time.monotonic() + 3 * ttl_ms / 1000
+        while time.monotonic() < end_s:
+            other.service.turn()
+            time.sleep(0.02)
+
+    team.on_publish = go_on_without
+    waiting.service.turn()
+    assert counts([waiting, other]) == [8, 8]
+    team.drain([waiting, other])
+    assert Counter(team.published) == Counter(keys)
 
 
 class _Slow:
@@ -294,7 +324,7 @@ class _Counting:
 def test_setting_the_clock_does_not_stop_the_renewal(team: Team, step_ms: int) -> None:
     one = team.hire()
     team.rounds([one])
-    team.clock = one.held._clock = one.service._clock = FakeClock(team.clock.now_ms() + step_ms)
+    team.clock = one.held._clock = one.service._clock = SetClock(team.clock.now_ms() + step_ms)
     for _ in range(10):
         team.rounds([one])
         assert counts([one]) == [SLOTS]

@@ -127,7 +127,7 @@ class KafkaMessageLog:
 
     def publisher(self) -> KafkaPublisher:
         """Return a publisher with its own connections."""
-        return KafkaPublisher(self.topic)
+        return KafkaPublisher(self.topic, delivery_timeout_ms=self.topic.request_timeout_ms)
 
     def progress(self, *, group: str, name: str) -> KafkaGroupProgress:
         """Return the progress of `group`. `name` identifies the client to operators."""
