@@ -76,6 +76,7 @@ class LandingDevices(_Answer):
 
     working: Count
     lost: list[str] = Field(max_length=64, description="For each that is lost, which it is and why.")
+    unreadable_slots: Count = Field(description="Slots whose headers cannot be read; `nos-ec check` names them.")
 
 
 class LandingLogModel(_Answer):
@@ -130,7 +131,7 @@ class Status(_Answer):
         landing_log={
             "segments": [{"state": "sealed", "count": 9, "bytes": 600000000}],
             "free_bytes": 1543503872,
-            "devices": {"working": 2, "lost": []},
+            "devices": {"working": 2, "lost": [], "unreadable_slots": 0},
         },
         scrub={
             "current": None,

@@ -309,8 +309,10 @@ def _landing_log(log: LogFigures | None) -> models.LandingLogModel | None:
     if log is None:
         return None
     segments = [models.SegmentCount(state=state, **asdict(one)) for state, one in log.segments.items()]
-    found = log.devices
-    devices = None if found is None else models.LandingDevices(working=found.working, lost=list(found.lost))
+    devices = None
+    if (found := log.devices) is not None:
+        unreadable = len(found.unreadable)
+        devices = models.LandingDevices(working=found.working, lost=list(found.lost), unreadable_slots=unreadable)
     return models.LandingLogModel(segments=segments, free_bytes=log.free_bytes, devices=devices)
 
 

@@ -63,9 +63,9 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
     says how many of them lack how many shards; both are null on Ceph, which repairs them itself. computed_at_ms is when
     the sums over rows were computed. landing_log is null for a store without one; the bytes of its segments are those
     of the batches in them, 0 for open ones. Its devices are null on Ceph; `lost`
-    has a text for each that is lost. scrub has the current pass, if one goes on, and the last whole one (null if there
-    is none); it is null before the first. newest_dump_ms is when the newest dump of the metadata in the store began; it
-    is null without one.
+    has a text for each that is lost, and unreadable_slots is the number of slots whose headers cannot be read. scrub
+    has the current pass, if one goes on, and the last whole one (null if there is none); it is null before the first.
+    newest_dump_ms is when the newest dump of the metadata in the store began; it is null without one.
     """
     now_ms, geometry = system.clock.now_ms(), system.geometry
     dated = DatedTotals(system.metadata.totals(), now_ms) if exact else system.store_totals().read()
@@ -124,7 +124,9 @@ def _log_data(log: LogFigures | None) -> dict[str, Any] | None:
     if log is None:
         return None
     segments = [{"state": state.value, **asdict(one)} for state, one in log.segments.items()]
-    devices = None if log.devices is None else asdict(log.devices)
+    devices = None
+    if (found := log.devices) is not None:
+        devices = {"working": found.working, "lost": found.lost, "unreadable_slots": len(found.unreadable)}
     return {"segments": segments, "free_bytes": log.free_bytes, "devices": devices}
 
 
@@ -191,6 +193,8 @@ def _log_rows(log: dict[str, Any] | None) -> dict[str, str]:
         rows["landing log devices"] = f"{devices['working']} work, {len(devices['lost'])} lost: " + ", ".join(
             devices["lost"]
         )
+    if devices is not None and devices["unreadable_slots"]:
+        rows["landing log slots"] = f"{devices['unreadable_slots']} cannot be read: `nos-ec check` names them"
     return rows
 
 

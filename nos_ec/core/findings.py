@@ -78,6 +78,8 @@ class FindingKind(StrEnum):
     """A landing segment is about to be given back, but objects wait in it."""
     LANDING_SEGMENT_END = "landing-segment-end"
     """Objects wait in a landing segment, but behind its end according to its row."""
+    LANDING_SLOT_UNREADABLE = "landing-slot-unreadable"
+    """A slot of a device of the landing log does not tell which landing segment it belongs to."""
 
 
 BEYOND_MENDING = "beyond_mending"
@@ -129,6 +131,10 @@ REPAIRS: Mapping[FindingKind, str] = {
     FindingKind.LANDING_SEGMENT_WITHOUT_WRITER: "a consumer or GC run seals it within a minute or two",
     FindingKind.LANDING_SEGMENT_DOOMED: "stop consumers and GC at once, and put the objects again",
     FindingKind.LANDING_SEGMENT_END: "let consumers pack the objects, then check again",
+    FindingKind.LANDING_SLOT_UNREADABLE: "its records are still read, and nothing is written to it. If a row proves"
+    " which landing segment it holds, a consumer or GC run writes the header again within minutes, or --plan does."
+    " Otherwise --plan frees the slot a day after the last PUT in it, unless a landing segment with a row is nowhere"
+    f" else. {_OLDER}",
 }
 """What mends each, or what it does while it is not mended."""
 

@@ -368,6 +368,23 @@ def scan(
             limit = end if window is None else min(end, at + window)
 
 
+def first_segment(read: Callable[[int, int], bytes], start: int, end: int) -> SegmentId | None:
+    """The segment of the first intact record between `start` and `end`; None if there is no such record. Batches are
+    written from the front, so this is the last segment that had this place, unless it holds no record. Arguments as in
+    `scan`. Raises what `read` raises."""
+    pieces = _Pieces(read, end)
+    at = start
+    while (at := pieces.find(RECORD_MAGIC, at, end)) >= 0:
+        try:
+            landing_id = _decode_record_header(pieces.get(at, RECORD_HEADER_SIZE)).landing_id
+        except Corrupt:
+            landing_id = None
+        if landing_id is not None and record_offset(landing_id) == at:
+            return segment_of(landing_id)
+        at += 1
+    return None
+
+
 class _Pieces:
     """The bytes of a segment, read in pieces, of which one is kept."""
 

@@ -40,6 +40,10 @@ class Action(StrEnum):
     """Write a damaged shard again from the others, or let a damaged object go back to its landing copy."""
     REWRITE_BLOCK = "rewrite-block"
     """Move what lives out of a block to another one, as GC does, and condemn the block."""
+    RESTORE_SLOT = "restore-slot"
+    """Write the header of a slot of the landing log again, for the landing segment that a row proves to be in it."""
+    FREE_SLOT = "free-slot"
+    """Zero the header of a slot of the landing log that holds nothing to which a row refers."""
 
 
 QUARANTINING = (Action.QUARANTINE_BLOCK, Action.QUARANTINE_COPY)

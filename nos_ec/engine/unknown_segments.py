@@ -8,10 +8,14 @@ segment.
 A segment without a row that holds records is from after the backup that the metadata was restored from. It is left
 where it is, and reported: its records say which objects they are.
 
+A slot whose header cannot be read, and which belongs to a segment with a row, gets its header again.
+
 8  a segment that the metadata does not know is sealed before anybody looks what is in it
 """
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 import structlog
 
@@ -20,6 +24,7 @@ from nos_ec.core.ids import SegmentId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.audit_entries import segments_released
 from nos_ec.engine.segment_pages import segment_pages
+from nos_ec.engine.unreadable_slots import restore, unreadable_slots
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.metadata import LandingSegments
@@ -52,6 +57,7 @@ class UnknownSegments:
         if waits(self._look_ms, now_ms, LOOK_MS):
             return 0
         self._look_ms = now_ms + LOOK_MS
+        self._restore_headers()
         try:
             there = set(self._medium.segments())
         except Transient:
@@ -70,6 +76,12 @@ class UnknownSegments:
         released = [segment for segment in empty if segment not in failed]
         _log.info("empty landing segments without a row given back", segments=[each.hex() for each in released])
         return len(released)
+
+    def _restore_headers(self) -> None:
+        for slot in unreadable_slots(self._medium):
+            with suppress(Transient):  # left to a later look
+                if restore(self._metadata, self._medium, slot):
+                    _log.warning("header of a landing segment written again", slot=slot.slot, device=slot.device)
 
     def _is_empty(self, segment: SegmentId, beat: Beat) -> bool:
         beat(0)

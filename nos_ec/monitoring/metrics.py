@@ -6,6 +6,7 @@ PUT and GET are in library_metrics.py, those of further parts in the modules bes
 
 from __future__ import annotations
 
+from nos_ec.monitoring.device_metrics import DEVICE_METRICS
 from nos_ec.monitoring.library_metrics import LIBRARY, LIBRARY_METRICS
 from nos_ec.monitoring.lifecycle_metrics import LIFECYCLE_METRICS
 from nos_ec.monitoring.metric import API, CONSUMER, GC, PRODUCER, S3, STORE, Declarations, Metric
@@ -517,13 +518,6 @@ STORE_LANDING_LOG_FREE_BYTES = _gauge(
     "Bytes of further landing segments that fit; on Ceph, free space of the landing pool.",
     "At 0, PUTs bypass the landing log and are slower (`nos_ec_landing_log_passed_full_total`).",
 )
-STORE_LANDING_LOG_DEVICES = _gauge(
-    "store_landing_log_devices",
-    STORE,
-    "Devices of the landing log that work, and that are lost, as this process finds them. Not on Ceph.",
-    "None should be `lost`: `nos-ec status` names it, and docs/RUNBOOKS.md says what to do.",
-    "state",
-)
 STORE_LAST_DUMP = _gauge(
     "store_last_dump_timestamp_seconds",
     STORE,
@@ -567,6 +561,7 @@ LAG_MESSAGES = _gauge(
 
 METRICS: list[Metric] = [
     *_declared.metrics,
+    *DEVICE_METRICS,
     *SPACE_METRICS,
     *SHARD_METRICS,
     *SCRUB_METRICS,

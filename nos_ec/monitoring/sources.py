@@ -25,6 +25,7 @@ from nos_ec.engine.parking import Parking
 from nos_ec.engine.put_queue import PutQueue
 from nos_ec.engine.requests import Requests
 from nos_ec.engine.usage import Usage
+from nos_ec.monitoring import device_metrics as of_devices
 from nos_ec.monitoring import library_metrics as of_library
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring import space_metrics as of_space
@@ -108,8 +109,9 @@ def _log_samples(log: LogFigures) -> Iterator[Sample]:
     if log.free_bytes is not None:
         yield Sample(m.STORE_LANDING_LOG_FREE_BYTES, log.free_bytes)
     if log.devices is not None:
-        yield Sample(m.STORE_LANDING_LOG_DEVICES, log.devices.working, ("working",))
-        yield Sample(m.STORE_LANDING_LOG_DEVICES, len(log.devices.lost), ("lost",))
+        yield Sample(of_devices.STORE_LANDING_LOG_DEVICES, log.devices.working, ("working",))
+        yield Sample(of_devices.STORE_LANDING_LOG_DEVICES, len(log.devices.lost), ("lost",))
+        yield Sample(of_devices.STORE_LANDING_LOG_UNREADABLE_SLOTS, len(log.devices.unreadable))
 
 
 def waiting_samples(metadata: Metadata, now_ms: int) -> Iterator[Sample]:

@@ -38,11 +38,24 @@ class MediumLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadableSlot:
+    """A slot whose header cannot be read, so that it does not tell whose it is. It is not used for new segments.
+    device, slot: their numbers. segment: that of the first record in the slot, which is read as if the header named it;
+    None when no record can be read."""
+
+    device: int
+    slot: int
+    segment: SegmentId | None
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceStates:
-    """How many devices of a medium work, and for each of the others which it is and why, for people."""
+    """How many devices of a medium work, for each of the others which it is and why, for people, and the slots whose
+    headers cannot be read."""
 
     working: int
     lost: tuple[str, ...]
+    unreadable: tuple[UnreadableSlot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +140,12 @@ class SegmentMedium(Protocol):
 
     def devices(self) -> DeviceStates | None:
         """Try each of the medium's own devices, and return which work. None for a medium without devices of its own."""
+        ...
+
+    def settle_slot(self, found: UnreadableSlot, epoch: int | None) -> bool:
+        """Write the header of a slot again, durably: that of its segment, for a log with this epoch of its lease; zeros
+        without an epoch, which frees the slot. The caller has found out from the metadata which of them is right.
+        Returns False, and changes nothing, when the slot is no longer as it was found. Raises Transient."""
         ...
 
     def probe(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from nos_ec.core.errors import Conflict, NotFound, Transient
 from nos_ec.core.ids import SegmentId
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits, Seal
+from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits, Seal, UnreadableSlot
 from nos_ec.testing.memory_medium import SMALL
 
 _SEALED = ".sealed"
@@ -123,6 +123,10 @@ class FolderMedium:
     def devices(self) -> DeviceStates | None:
         """See the port."""
         return None
+
+    def settle_slot(self, found: UnreadableSlot, epoch: int | None) -> bool:
+        """See the port."""
+        return False
 
     def probe(self) -> None:
         """See the port."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from nos_ec.core.errors import Conflict, NoSpace, NotFound, Transient
 from nos_ec.core.ids import SegmentId
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits, Seal
+from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits, Seal, UnreadableSlot
 
 SMALL = MediumLimits(
     segment_bytes=16 << 10, start=512, align=512, batch_bytes_max=4 << 10, batch_records_max=16, writes_max=2
@@ -169,6 +169,10 @@ class MemoryMedium:
     def devices(self) -> DeviceStates | None:
         """See the port."""
         return None
+
+    def settle_slot(self, found: UnreadableSlot, epoch: int | None) -> bool:
+        """See the port."""
+        return False
 
     def probe(self) -> None:
         """See the port."""

@@ -16,7 +16,7 @@ from nos_ec.core.errors import Conflict, NotFound
 from nos_ec.core.ids import RECORD_ALIGN, ObjectKey, SegmentId, new_segment_id
 from nos_ec.core.landing_format import NONCE_SIZE, lay_out, new_record
 from nos_ec.engine.landing_labels import labels_in_segment
-from nos_ec.ports.segment_medium import Seal, SegmentMedium, SegmentWriter
+from nos_ec.ports.segment_medium import Seal, SegmentMedium, SegmentWriter, UnreadableSlot
 
 KEY = ObjectKey("bucket", "name")
 _opened_ms = itertools.count(Random().randrange(1 << 40))
@@ -148,6 +148,13 @@ class SegmentMediumContract:
         writer.append(start, [batch[:1], b"", bytearray(batch[1:100]), memoryview(b"_" + batch[100:])[1:]])
         writer.close()
         assert medium.read(segment, [(start, len(batch))]) == [batch]
+
+    def test_a_slot_that_can_be_read_is_not_changed(self, medium: SegmentMedium) -> None:
+        segment = new_segment()
+        medium.create(segment, epoch=1, first_lsn=0).append(medium.limits.start, [bytes(medium.limits.align)])
+        for epoch in (None, 1):
+            assert not medium.settle_slot(UnreadableSlot(0, 0, segment), epoch)
+        assert segment in medium.segments()
 
     def test_ranges(self, medium: SegmentMedium) -> None:
         segment, limits = new_segment(), medium.limits

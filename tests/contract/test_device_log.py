@@ -413,7 +413,9 @@ def test_segments_spread_over_devices(tmp_path: Path) -> None:
     paths = make(tmp_path, 3)
     with closing(opened(tmp_path, paths)) as log:
         segments = [written(log)[0] for _ in range(6)]
-        assert [path.read_bytes().count(b"NLS1") for path in paths] == [2, 2, 2]
+        assert [path.read_bytes().count(b"NLS1") for path in paths] == [4, 4, 4], (
+            "each header page has its header twice"
+        )
         assert log.free_bytes() == (3 * SLOTS - 6) * (SLOT - 4096)
         assert log.release(segments) == {}
 

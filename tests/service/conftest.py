@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ import pytest
 
 from nos_consumer.assemble import consumer_service, drain
 from nos_consumer.service import ConsumerService
+from nos_ec.adapters.local.device_format import HEADER_COPY_AT, SLOTS_AT
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import NotFound
-from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
+from nos_ec.core.geometry import PAGE
+from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey, SegmentId
 from nos_ec.engine.store import Store
 from nos_ec.ports.clock import Clock, unwatched
 from nos_ec.settings import Settings, without_settings
@@ -299,3 +301,14 @@ def ann(gateway: Gateway) -> Any:
     client = gateway.client("ann")
     client.create_bucket(Bucket="photos")
     return client
+
+
+def damage_slots(bench: Bench, segments: Iterable[SegmentId]) -> None:
+    """Flip a bit in the headers of landing segments, in both of a page; no process has the log open."""
+    path = bench.folder / "store" / "landing_log" / "device0"
+    content = bytearray(path.read_bytes())
+    for segment in segments:
+        (at,) = (at for at in range(SLOTS_AT, len(content), PAGE) if content.startswith(segment, at + 8))
+        content[at + 30] ^= 4
+        content[at + HEADER_COPY_AT + 30] ^= 4
+    path.write_bytes(content)

@@ -19,22 +19,25 @@ from sqlalchemy import create_engine, text
 from nos_consumer.assemble import drain
 from nos_ec.cli.app import run as start
 from nos_ec.composition.wiring import System
+from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.errors import Transient
 from nos_ec.core.findings import REPAIRS, Finding, FindingKind
 from nos_ec.core.ids import BlockId, ObjectKey, in_log, new_segment_id
 from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.core.plan import Action, Step
 from nos_ec.engine.check import copies
 from nos_ec.engine.check.blocks import ReadShare
 from nos_ec.engine.check.checker import Checked, Checker, Unfinished
+from nos_ec.engine.check.repairs import Repairer, planned
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.metadata import BlockRow, WaitingRow
 from nos_ec.testing.audit import all_blocks
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
-from tests.rig.at_rest import come_to_rest, end_log
+from tests.rig.at_rest import LaterClock, come_to_rest, end_log
 from tests.rig.sql_plans import caught
 
-from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
+from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench, damage_slots
 from .test_cli import Cli
 
 K = FindingKind
@@ -643,3 +646,96 @@ def test_ids_of_copies_are_held_in_parts(bench: Bench, monkeypatch: pytest.Monke
         assert [finding.kind for finding in check(system)] == [K.COPY_MISSING]
         leak_copy(bench, system)
         assert sorted(finding.kind for finding in check(system)) == [K.COPY_MISSING, K.COPY_WITHOUT_OWNER]
+
+
+# --- slots of the landing log that cannot be read -----------------------------------------------------
+
+
+def fill_the_log(bench: Bench, system: System) -> None:
+    """PUTs in batches until the log has no room for another one, and some more."""
+    assert system.medium is not None
+    for number in range(1000):
+        bench.put_some(system, 20, prefix=f"more-{number}")
+        if system.medium.free_bytes() == 0:
+            return
+    raise AssertionError("the log has room for ever")
+
+
+@pytest.mark.invariant(1)
+def test_a_flipped_bit_of_a_slot_frees_no_acknowledged_objects(bench: Bench) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 60)
+        end_log(system)
+        segments = [row.segment for row in system.metadata.list_segments(None, 100)]
+    damage_slots(bench, segments)
+    with bench.open() as system:
+        fill_the_log(bench, system)
+        bench.assert_readable(system)
+        end_log(system)
+    with bench.open() as system:
+        bench.assert_readable(system)
+        found = check(system, read_share=1.0)
+        assert _counted(found) == {K.LANDING_SLOT_UNREADABLE: len(segments)}
+        assert {one.evidence["segment"] for one in found} == {segment.hex() for segment in segments}
+        assert all(one.evidence["state"] == "sealed" and one.evidence["named"] for one in found)
+        bench.pack(system)
+        bench.assert_readable(system)
+        assert check(system, read_share=1.0) == [], "the headers are written again by a row"
+
+
+def test_a_plan_writes_the_header_of_a_slot_again(bench: Bench) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 60)
+        end_log(system)
+        (row,) = system.metadata.list_segments(None, 100)
+    damage_slots(bench, [row.segment])
+    with bench.open() as system:
+        step = step_for(system)
+        assert step.action is Action.RESTORE_SLOT
+        assert repairer(system).apply(step)
+        assert not repairer(system).apply(step)
+        assert check(system, read_share=1.0) == []
+        bench.assert_readable(system)
+
+
+def test_a_plan_frees_a_slot_that_no_row_needs(bench: Bench) -> None:
+    with bench.open() as system:
+        keys = bench.put_some(system, 60)
+        end_log(system)
+        (row,) = system.metadata.list_segments(None, 100)
+    damage_slots(bench, [row.segment])
+    run(bench, "DELETE FROM landing_segments")
+    with bench.open() as system:
+        assert system.medium is not None
+        (found,) = check_slots(system)
+        named = found.evidence["named"]
+        assert isinstance(named, list)
+        assert set(named) <= {str(key) for key in keys}
+        assert planned(found) is None, "it may be from after the backup that the metadata was restored from"
+        system.clock = LaterClock(QUARANTINE_MS + 60_000)
+        step = step_for(system)
+        assert step.action is Action.FREE_SLOT
+        lease = system.metadata.acquire_lease("landing-log-7", 0, 1)
+        missing = new_segment_id(system.clock.now_ms(), 7)
+        system.metadata.open_segment(missing, lease, 0)
+        assert not repairer(system).apply(step), "a landing segment is nowhere: it may be there"
+        run(bench, "DELETE FROM landing_segments")
+        assert repairer(system).apply(step)
+        assert list(system.medium.segments()) == []
+        assert check_slots(system) == []
+
+
+def check_slots(system: System) -> list[Finding]:
+    return [one for one in checker(system).findings() if one.kind is K.LANDING_SLOT_UNREADABLE]
+
+
+def step_for(system: System) -> Step:
+    (found,) = check_slots(system)
+    step = planned(found)
+    assert step is not None
+    return step
+
+
+def repairer(system: System) -> Repairer:
+    checked = Checked(system.metadata, system.blocks, system.landing, system.medium, system.clock)
+    return Repairer(checked, system.planned_mending(), lambda _block_id: False)

@@ -26,7 +26,7 @@ from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock, end_log
 from tests.rig.device_log_work import KILL_POINTS as DEVICE_LOG_POINTS
 
-from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
+from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench, damage_slots
 from .foreign import publish_named
 from .gathered_puts import data_of
 from .test_check import check, rewrite
@@ -181,6 +181,8 @@ TRIMMER_POINTS = [
     "trimmer.forgotten",
 ]
 LOG_RECOVERY_POINTS = ["recovery.fenced", "device_log.sealed", "recovery.segment_sealed", "recovery.segment_recorded"]
+SLOT_POINTS = ["device_log.slot_settled"]
+"""While the header of a landing segment is written again."""
 LATE_SEGMENT_POINTS = ["device_log.sealed", "device_log.header_zeroed", "recovery.unknown_released"]
 """While a segment is given back that was created after its row was forgotten."""
 FORWARD_POINTS = [
@@ -659,6 +661,17 @@ def test_killed_while_a_segment_without_a_row_is_given_back(bench: Bench, point:
     assert_recovers(bench)
 
 
+@pytest.mark.parametrize("point", SLOT_POINTS)
+def test_killed_while_a_header_is_written_again(bench: Bench, point: str) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 20)
+        end_log(system)
+        segments = [row.segment for row in system.metadata.list_segments(None, 100)]
+    damage_slots(bench, segments)
+    kill(bench, point, "consumer", "--once")
+    assert_recovers(bench)
+
+
 @pytest.mark.parametrize("point", REPLACE_POINTS)
 def test_killed_while_a_device_is_replaced(bench: Bench, point: str) -> None:
     with bench.open() as system:
@@ -725,6 +738,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             TRIMMER_POINTS,
             LOG_RECOVERY_POINTS,
             LATE_SEGMENT_POINTS,
+            SLOT_POINTS,
             FORWARD_POINTS,
             REPLACE_POINTS,
             OTHER_POINTS,

@@ -17,8 +17,9 @@ from nos_ec.engine.landing_log import LandingLog
 from nos_ec.engine.log_bypass import LogBypass
 from nos_ec.monitoring.sources import batch_samples, housekeeping_samples, store_samples
 from nos_gc.assemble import gc_collector
+from tests.rig.at_rest import end_log
 
-from .conftest import STORE_CONFIG, Bench
+from .conftest import STORE_CONFIG, Bench, damage_slots
 
 KIB, MIB = 1 << 10, 1 << 20
 Figures = dict[tuple[str, ...], float]
@@ -64,7 +65,7 @@ def test_an_empty_log_is_shown(bench: Bench, system: System, capfd: pytest.Captu
     free = system.medium.free_bytes()
     assert 14 * MIB < free < 16 * MIB
     none = [{"state": state.value, "count": 0, "bytes": 0} for state in SegmentState]
-    assert data == {"segments": none, "free_bytes": free, "devices": {"working": 1, "lost": []}}
+    assert data == {"segments": none, "free_bytes": free, "devices": {"working": 1, "lost": [], "unreadable_slots": 0}}
     assert "landing log devices" not in text
     assert "landing segments none; 1" in text
     assert "MiB free for further ones" in text
@@ -143,13 +144,30 @@ def test_a_lost_device_is_named(bench: Bench, capfd: pytest.CaptureFixture[str])
         assert figures["nos_ec_store_landing_log_devices", "working"] == 1
         assert figures["nos_ec_store_landing_log_devices", "lost"] == 1
         data, text = status(bench, capfd)
-        assert data["devices"] == {"working": 1, "lost": [f"{devices[1]} is not there"]}
+        assert data["devices"] == {"working": 1, "lost": [f"{devices[1]} is not there"], "unreadable_slots": 0}
         assert "landing log devices 1 work, 1 lost: " in text
         told = Readings(system, gc_collector(system), 0).status().landing_log
         assert told is not None
         assert told.model_dump(mode="json") == data
         (bench.folder / "away").rename(devices[1])
         assert of_store(system)["nos_ec_store_landing_log_devices", "lost"] == 0
+
+
+def test_slots_that_cannot_be_read_are_counted(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 20)
+        end_log(system)
+        assert of_store(system)["nos_ec_store_landing_log_unreadable_slots",] == 0
+        segments = [row.segment for row in system.metadata.list_segments(None, 100)]
+    damage_slots(bench, segments)
+    with bench.open() as system:
+        assert of_store(system)["nos_ec_store_landing_log_unreadable_slots",] == len(segments)
+        data, text = status(bench, capfd)
+        assert data["devices"] == {"working": 1, "lost": [], "unreadable_slots": len(segments)}
+        assert f"landing log slots {len(segments)} cannot be read: " in text
+        told = Readings(system, gc_collector(system), 0).status().landing_log
+        assert told is not None
+        assert told.model_dump(mode="json") == data
 
 
 def test_housekeeping_tells_what_it_gave_back(bench: Bench) -> None:

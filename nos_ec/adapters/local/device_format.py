@@ -3,7 +3,11 @@
     offset            size        content
     0, 4096           72          superblocks, written in turn: generation g lies at (g modulo 2) x 4096
     8192              4096        what the last probe wrote
-    1 MiB + n x slot  slot_bytes  slot n: header of its segment (4 KiB), batches, footer, trailer (the last 4 KiB)
+    1 MiB + n x slot  slot_bytes  slot n: header page (4 KiB), batches, footer, trailer (the last 4 KiB)
+
+    header page
+    0     64  header of the segment (nos_ec.core.landing_format)
+    2048  64  the same again; older releases left it zeros
 
     superblock                                  trailer
     0   4   magic, b"NLD1"                      0   4   magic, b"NLT1"
@@ -20,8 +24,9 @@
     56  8   window in bytes
     64  8   generation
 
-All integers are little-endian, and offsets in a trailer count from the start of the slot. A slot whose first page holds
-no intact header of this store for this slot is free.
+All integers are little-endian, and offsets in a trailer count from the start of the slot. A slot is free when its
+header page is zeros, and only then. A page that is neither zeros nor has an intact header of this store for this slot
+is damaged: it does not tell whether the slot is free, so the slot is never taken.
 """
 
 from __future__ import annotations
@@ -48,6 +53,8 @@ DEVICES_MAX = 64
 START = PAGE
 """Where the first batch of a slot begins, behind the header."""
 TRAILER_SIZE = PAGE
+HEADER_COPY_AT = 2048
+"""Where the header lies for a second time in its page: in another sector, whatever the size of sectors is."""
 
 _HEAD = struct.Struct("<4sI")
 _SUPERBLOCK = struct.Struct("<16sHHHHIIQQQQ")
@@ -144,17 +151,28 @@ def decode_trailer(page: bytes, store_id: bytes, segment: SegmentId) -> Trailer 
 
 def encode_slot_header(header: SegmentHeader) -> bytes:
     """One page."""
-    data = encode_segment_header(header)
-    return data + bytes(PAGE - len(data))
+    half = encode_segment_header(header).ljust(HEADER_COPY_AT, b"\0")
+    return half + half
 
 
 def owner_of_slot(page: bytes, store_id: bytes, slot: int) -> SegmentId | None:
-    """The segment that owns the slot which begins with this page; None when the slot is free."""
-    try:
-        header = decode_segment_header(page)
-    except Corrupt:
+    """The segment that owns the slot which begins with this page; None when the slot is free. Raises Corrupt when the
+    page does not tell."""
+    if len(page) == PAGE and not any(page):
         return None
-    return header.segment if (header.store_id, header.slot) == (store_id, slot) else None
+    owners, reasons = set(), []
+    for at in (0, HEADER_COPY_AT):
+        try:
+            header = decode_segment_header(page[at:])
+        except Corrupt as error:
+            reasons.append(str(error))
+            continue
+        if (header.store_id, header.slot) != (store_id, slot):
+            raise Corrupt(f"slot {slot}: it has the header of slot {header.slot} of store {header.store_id.hex()}")
+        owners.add(header.segment)
+    if len(owners) != 1:
+        raise Corrupt(f"slot {slot}: {'; '.join(reasons) or 'its two headers name different segments'}")
+    return owners.pop()
 
 
 def _page(magic: bytes, rest: bytes) -> bytes:

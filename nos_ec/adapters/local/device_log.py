@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+
+import structlog
 
 from nos_ec.adapters.local import devices
 from nos_ec.adapters.local.device_format import (
@@ -26,19 +28,20 @@ from nos_ec.adapters.local.device_format import (
     encode_trailer,
 )
 from nos_ec.adapters.local.device_set import DeviceSet
-from nos_ec.adapters.local.durable import as_port_error
-from nos_ec.adapters.local.slot_table import Place, SlotTable
-from nos_ec.core.errors import ConfigError, Conflict, NoSpace, NotFound, Transient
+from nos_ec.adapters.local.durable import as_port_error, translated
+from nos_ec.adapters.local.slot_table import Place, Slot, SlotTable
+from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, NotFound, Transient
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import SegmentId, record_offset
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.landing_format import TYPE_FOOTER, SegmentHeader, scan
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits, Seal
+from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits, Seal, UnreadableSlot
 
 WRITES_MAX = 2
 _BATCH_BYTES_MAX = 1 << 20
 _BATCH_RECORDS_MAX = 256
+_log = structlog.get_logger(__name__)
 
 
 class DeviceLog:
@@ -108,32 +111,50 @@ class DeviceLog:
             self._load()
         self._devices.require(self._copies)
         candidates = []
-        for number in self._usable():
-            entries = self._table.entries(number, self._devices.slots(number))
-            free = [slot for slot, (owner, _) in enumerate(entries) if owner is None]
+        for device in self._usable():
+            entries = self._table.entries(device, self._devices.slots(device))
+            free = [number for number, slot in enumerate(entries) if slot.is_free]
             if free:
-                candidates.append((sum(writable for _, writable in entries), -len(free), number, free[0]))
+                candidates.append((sum(slot.is_writable for slot in entries), -len(free), device, free[0]))
         if len(candidates) < self._copies:
             raise NoSpace(
                 f"landing log: no slot is free on {self._copies} of its {self._devices.count} devices: start more"
                 " consumers, which pack what it holds, or add a device"
             )
-        return [(number, slot) for _, _, number, slot in sorted(candidates)[: self._copies]]
+        return [(device, number) for _, _, device, number in sorted(candidates)[: self._copies]]
 
     def _take(self, places: list[Place], segment: SegmentId, epoch: int, first_lsn: int) -> list[Place] | None:
-        """Write the headers of a segment; None when a device was lost on the way. The table is locked."""
+        """Write the headers of a segment; None when a slot is not free after all, or a device was lost on the way. The
+        table is locked."""
+        if not all(self._is_free(place) for place in places):
+            return None
         with self._table.changing():
             for at, (number, slot) in enumerate(places):
-                header = SegmentHeader(segment, slot, epoch, first_lsn, self._layout.trailer_at, self._store_id)
                 try:
-                    self._devices.write_page((number, slot), 0, encode_slot_header(header))
+                    self._devices.write_page((number, slot), 0, self._header(segment, slot, epoch, first_lsn))
                 except OSError:
                     self._zero_headers(places[:at])
                     return None
                 kill_point("device_log.header_written")
             for place in places:
-                self._table.put(place, segment, writable=True)
+                self._table.put(place, Slot(segment, is_writable=True))
         return places
+
+    def _header(self, segment: SegmentId, slot: int, epoch: int, first_lsn: int) -> bytes:
+        header = SegmentHeader(segment, slot, epoch, first_lsn, self._layout.trailer_at, self._store_id)
+        return encode_slot_header(header)
+
+    def _is_free(self, place: Place) -> bool:
+        """Look at a slot that is free according to the table: its header may have been damaged since."""
+        try:
+            found = self._devices.look(place)
+        except OSError as error:
+            self._devices.lose(place[0], error)
+            return False
+        if not found.is_free:
+            _log.error("slot of the landing log is not free", device=place[0], slot=place[1], found=_named(found))
+            self._table.enter(place, found)
+        return found.is_free
 
     def _zero_headers(self, places: Sequence[Place]) -> list[Place]:
         """Returns those that were zeroed."""
@@ -157,7 +178,7 @@ class DeviceLog:
             except OSError as failed:
                 error = failed
                 continue
-            if self._table.owner(place) != segment:
+            if self._table.slot(place).owner != segment:
                 raise NotFound(f"landing segment {segment.hex()} was released")
             return found
         assert error is not None
@@ -171,7 +192,7 @@ class DeviceLog:
         """Yield the owners of all slots."""
         with self._locked_table():
             self._require_all_visible()
-            found = {owner for owner, _ in self._entries() if owner is not None}
+            found = {slot.owner for _, slot in self._slots() if slot.owner is not None}
         yield from found
 
     # --- sealing and releasing ----------------------------------------------------------------------
@@ -191,7 +212,7 @@ class DeviceLog:
         """Take away the permission to append."""
         with self._locked_table():
             for place in self._places(segment):
-                self._table.put(place, segment, writable=False)
+                self._table.put(place, self._table.slot(place)._replace(is_writable=False))
 
     def _seal(
         self, segment: SegmentId, places: Sequence[Place], footer: Sequence[Buffer] | None, records: int
@@ -281,12 +302,34 @@ class DeviceLog:
         with self._table.changing():
             zeroed = self._zero_headers(places)
             for place in zeroed:
-                self._table.put(place, None, writable=False)
+                self._table.put(place, Slot(None))
         if len(zeroed) < len(places) or (len(places) < self._copies and self._unseen()):
             raise Transient(
                 f"landing segment {segment.hex()} may have a copy on a device that is lost: {self._devices.losses()};"
                 " connect it again, or replace it"
             )
+        if len(places) < self._copies:
+            self._require_all_known()
+
+    def settle_slot(self, found: UnreadableSlot, epoch: int | None) -> bool:
+        """Looks at the slot again, under the lock of its segment and of the table."""
+        place = (found.device, found.slot)
+        with self._table.quiet(found.segment) if found.segment else nullcontext(), self._locked_table():
+            if place[0] not in self._usable() or self._look_again(place) != Slot(found.segment, is_unreadable=True):
+                return False
+            page = bytes(PAGE)
+            if epoch is not None and found.segment is not None:
+                page = self._header(found.segment, found.slot, epoch, 0)
+            with translated(f"landing log: slot {found.slot} of device {found.device}"), self._table.changing():
+                self._devices.write_page(place, 0, page)
+                kill_point("device_log.slot_settled")
+                self._table.enter(place, Slot(found.segment if epoch is not None else None))
+        return True
+
+    def _look_again(self, place: Place) -> Slot | None:
+        with suppress(OSError):
+            return self._devices.look(place)
+        return None
 
     # --- figures ------------------------------------------------------------------------------------
     def free_bytes(self) -> int:
@@ -301,7 +344,7 @@ class DeviceLog:
         free = []
         for number in self._usable():
             entries = self._table.entries(number, self._devices.slots(number))
-            free.append(sum(owner is None for owner, _ in entries))
+            free.append(sum(slot.is_free for slot in entries))
         segments = sum(free) // self._copies
         while sum(min(segments, each) for each in free) < segments * self._copies:
             segments -= 1
@@ -309,13 +352,14 @@ class DeviceLog:
 
     def raw_bytes(self) -> int:
         """Whole slots, on all devices."""
-        return sum(owner is not None for owner, _ in self._entries()) * self._layout.slot_bytes
+        return sum(not slot.is_free for _, slot in self._slots()) * self._layout.slot_bytes
 
     def devices(self) -> DeviceStates:
         """Those of the superblocks, also when they are not configured."""
         with suppress(Transient):
             self.probe()
-        return DeviceStates(len(self._devices.working), tuple(self._devices.lost()))
+        unreadable = tuple(UnreadableSlot(*place, slot.owner) for place, slot in self._slots() if slot.is_unreadable)
+        return DeviceStates(len(self._devices.working), tuple(self._devices.lost()), unreadable)
 
     def probe(self) -> None:
         """Write and read a page of each device. One that was lost, and answers again, is used again."""
@@ -338,7 +382,7 @@ class DeviceLog:
         self._devices.close()
 
     def _all_sealed(self) -> bool:
-        owners = {owner for owner, _ in self._entries() if owner is not None}
+        owners = {slot.owner for _, slot in self._slots() if slot.owner is not None}
         return all(self._trailer(owner, self._places(owner)) is not None for owner in owners)
 
     # --- the table ----------------------------------------------------------------------------------
@@ -354,8 +398,29 @@ class DeviceLog:
         for number in self._devices.working:
             if again or not self._table.is_loaded(number):
                 with suppress(OSError):  # the slots of a device that cannot be read stay as they are in the table
-                    self._table.load(number, self._devices.owners(number))
+                    self._load_device(number)
+        for place, slot in self._slots():
+            if slot.is_unreadable and not self._devices.is_lost(place[0]):
+                with suppress(Corrupt, OSError):  # perhaps its device was away for a moment
+                    self._table.enter(place, Slot(self._devices.owner(place)))
         self._table.settle()
+
+    def _load_device(self, number: int) -> None:
+        """Raises NoSpace, OSError."""
+        slots = self._devices.look_at_all(number)
+        for slot, found in enumerate(slots):
+            if found.is_unreadable:
+                slots[slot] = found = self._cleared((number, slot), found)
+            if found.is_unreadable:
+                _log.error("slot of the landing log cannot be read", device=number, slot=slot, found=_named(found))
+        self._table.load(number, slots)
+
+    def _cleared(self, place: Place, found: Slot) -> Slot:
+        """A slot that was never written to holds nothing that its damaged header could belong to: it is free."""
+        with suppress(OSError):
+            if found.owner is None and self._devices.is_blank(place) and self._zero_headers([place]):
+                return Slot(None)
+        return found
 
     def _visible(self) -> list[int]:
         """The devices whose slots are in the table."""
@@ -364,9 +429,10 @@ class DeviceLog:
     def _usable(self) -> list[int]:
         return [number for number in self._visible() if not self._devices.is_lost(number)]
 
-    def _entries(self) -> Iterator[tuple[SegmentId | None, bool]]:
-        for number in self._visible():
-            yield from self._table.entries(number, self._devices.slots(number))
+    def _slots(self) -> Iterator[tuple[Place, Slot]]:
+        for device in self._visible():
+            for number, slot in enumerate(self._table.entries(device, self._devices.slots(device))):
+                yield (device, number), slot
 
     def _places(self, segment: SegmentId) -> list[Place]:
         found = [self._table.place(segment, number, self._devices.slots(number)) for number in self._visible()]
@@ -384,18 +450,29 @@ class DeviceLog:
         return places
 
     def _require_all_visible(self) -> None:
-        """Raise Transient when a segment may lie on nothing but devices whose slots are not known."""
+        """Raise Transient when a segment may lie on nothing but devices or slots whose owners are not known."""
         unseen = self._unseen()
         if unseen >= self._copies:
             raise Transient(
                 f"landing log: {unseen} of {self._devices.count} devices cannot be read: {self._devices.losses()};"
                 " connect them"
             )
+        self._require_all_known()
+
+    def _require_all_known(self) -> None:
+        """Raise Transient when a segment may lie in a slot that does not tell whose it is."""
+        unknown = sum(slot.is_unreadable and slot.owner is None for _, slot in self._slots())
+        if unknown:
+            raise Transient(f"landing log: {unknown} slots cannot be read; `nos-ec check` says what to do about them")
 
     def _unseen(self) -> int:
         """How many devices the log has whose slots are not in the table."""
         self._devices.recount()
         return self._devices.count - len(self._visible())
+
+
+def _named(slot: Slot) -> str:
+    return "no record" if slot.owner is None else f"records of segment {slot.owner.hex()}"
 
 
 class DeviceWriter:

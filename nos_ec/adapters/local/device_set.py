@@ -12,19 +12,21 @@ from pathlib import Path
 import structlog
 
 from nos_ec.adapters.local.device_file import DeviceFile, gather, page_buffer
-from nos_ec.adapters.local.device_format import PROBE_AT, Superblock, owner_of_slot
+from nos_ec.adapters.local.device_format import PROBE_AT, START, Superblock, owner_of_slot
 from nos_ec.adapters.local.device_lives import read_lives
 from nos_ec.adapters.local.devices import device_count, device_count_now, open_device, open_devices, write_superblock
 from nos_ec.adapters.local.durable import translated
-from nos_ec.adapters.local.slot_table import Place
-from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.adapters.local.slot_table import Place, Slot
+from nos_ec.core.errors import ConfigError, Corrupt, Transient
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import SegmentId
+from nos_ec.core.landing_format import first_segment
 from nos_ec.ports.segment_medium import Buffer
 
 _THREADS = 8
 """For the other copies of a batch: its first one is written by the thread that appends."""
 
+_PIECE = 1 << 20
 _SAY_S = 60.0
 """The loss of a device that comes and goes is logged so often."""
 _log = structlog.get_logger(__name__)
@@ -83,11 +85,43 @@ class DeviceSet:
         """How many slots a device has."""
         return self._devices[number].superblock.slots
 
-    def owners(self, number: int) -> list[SegmentId | None]:
-        """Of each slot of a device the segment that owns it, from its header. Raises OSError."""
-        file, block = self._devices[number].file, self._devices[number].superblock
-        pages = (file.read(block.slot_at(slot), PAGE) for slot in range(block.slots))
-        return [owner_of_slot(page, self._store_id, slot) for slot, page in enumerate(pages)]
+    def owner(self, place: Place) -> SegmentId | None:
+        """The segment that owns a slot, from its header; None when the slot is free. Raises Corrupt, OSError."""
+        return owner_of_slot(self.read(place, 0, PAGE), self._store_id, place[1])
+
+    def look(self, place: Place) -> Slot:
+        """What a slot says about itself: by its header, or else by its records. Raises OSError when neither can be
+        read."""
+        try:
+            return Slot(self.owner(place))
+        except (Corrupt, OSError) as error:
+            problem = error
+        try:
+            segment = first_segment(lambda at, length: self.read(place, at, length), START, self.layout.trailer_at)
+        except OSError:
+            if isinstance(problem, OSError):
+                raise
+            segment = None
+        return Slot(segment, is_unreadable=True)
+
+    def look_at_all(self, number: int) -> list[Slot]:
+        """What each slot of a device says about itself. Raises OSError when none of them can be read."""
+        found: list[Slot] = []
+        errors: list[OSError] = []
+        for slot in range(self.slots(number)):
+            try:
+                found.append(self.look((number, slot)))
+            except OSError as error:
+                found.append(Slot(None, is_unreadable=True))
+                errors.append(error)
+        if len(errors) == len(found):
+            raise errors[0]
+        return found
+
+    def is_blank(self, place: Place) -> bool:
+        """Whether a slot holds nothing but zeros behind its header, because it was never written to. Raises OSError."""
+        end = self.layout.slot_bytes
+        return not any(any(self.read(place, at, min(_PIECE, end - at))) for at in range(START, end, _PIECE))
 
     def lost(self) -> list[str]:
         """Which devices are lost, and why, for people: one text for each."""
@@ -199,7 +233,7 @@ class DeviceSet:
         try:
             device.file.write(at, buffer)
         except OSError as error:
-            self._lose(number, error)
+            self.lose(number, error)
             raise
 
     @contextmanager
@@ -207,10 +241,11 @@ class DeviceSet:
         try:
             yield
         except OSError as error:
-            self._lose(number, error)
+            self.lose(number, error)
             raise
 
-    def _lose(self, number: int, error: OSError) -> None:
+    def lose(self, number: int, error: OSError) -> None:
+        """Do not use a device any more, until `revive` succeeds with it."""
         was_lost = number in self._lost
         self._lost[number] = f"{self._devices[number].file.path}: {error.strerror or error}"
         now_s = time.monotonic()

@@ -16,7 +16,7 @@ A process that is killed while it changes headers leaves the table marked, and t
     16                    1     1: a change is under way
     17                    1     1: the superblocks do not say that all segments are sealed
     64 + d                1     1: the slots of device d are in the table
-    4096 + d x 1 MiB      16 n  segment id (zeros: free), flags u64: 1 its writer may append
+    4096 + d x 1 MiB      16 n  segment id (zeros: none), flags u64: 1 its writer may append; 2 header unreadable
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from nos_ec.adapters.local.device_format import DEVICES_MAX, SLOTS_MAX
 from nos_ec.adapters.local.durable import translated
@@ -49,8 +50,9 @@ _CHANGING_AT = 16
 _UNCLEAN_AT = 17
 _LOADED_AT = 64
 _ENTRY = struct.Struct("<8sQ")
-_FREE = bytes(8)
+_NONE = bytes(8)
 _WRITABLE = 1
+_UNREADABLE = 2
 _REGION = SLOTS_MAX * _ENTRY.size
 
 _TABLE_LOCK = 0
@@ -60,6 +62,20 @@ _OFFSET_MAX = (1 << 63) - 1
 
 Place = tuple[int, int]
 """Number of a device, slot."""
+
+
+class Slot(NamedTuple):
+    """What the table says about a slot. owner: the segment in it; None when it is free, or nothing tells.
+    is_unreadable: the header cannot be read, and the owner is that of the first record in the slot."""
+
+    owner: SegmentId | None
+    is_writable: bool = False
+    is_unreadable: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a segment may take the slot."""
+        return self.owner is None and not self.is_unreadable
 
 
 class SlotTable:
@@ -157,25 +173,32 @@ class SlotTable:
         """Whether the slots of a device are in the table."""
         return bool(self._map[_LOADED_AT + device])
 
-    def load(self, device: int, owners: list[SegmentId | None]) -> None:
-        """Enter what the headers of a device say; the table must be locked. A segment's writer may append only if the
-        table said so before. Raises NoSpace."""
+    def load(self, device: int, slots: list[Slot]) -> None:
+        """Enter what the slots of a device say about themselves; the table must be locked. Raises NoSpace."""
         with translated(f"landing log {self.path}"):  # a write to a hole of a mapped file on a full disk is fatal
-            os.posix_fallocate(self._fd, _entry_at((device, 0)), len(owners) * _ENTRY.size)
+            os.posix_fallocate(self._fd, _entry_at((device, 0)), len(slots) * _ENTRY.size)
         known = self.is_loaded(device)
-        for slot, owner in enumerate(owners):
-            if not known or self.owner((device, slot)) != owner:
-                self.put((device, slot), owner, writable=False)
+        for number, slot in enumerate(slots):
+            if not known:
+                self.put((device, number), Slot(None))
+            self.enter((device, number), slot)
         self._map[_LOADED_AT + device] = 1
 
     def unload(self, device: int) -> None:
         """Forget what the table says about a device, which is a new one; the table must be locked."""
         self._map[_LOADED_AT + device] = 0
 
-    def put(self, place: Place, owner: SegmentId | None, *, writable: bool) -> None:
-        """Enter the owner of a slot; None: it is free. The table must be locked."""
+    def enter(self, place: Place, found: Slot) -> None:
+        """Enter what a slot says about itself; the table must be locked. A segment's writer may append only if the
+        table said so before."""
+        before = self.slot(place)
+        self.put(place, found._replace(is_writable=before.is_writable and before.owner == found.owner))
+
+    def put(self, place: Place, slot: Slot) -> None:
+        """Enter what is known about a slot. The table must be locked."""
         at = _entry_at(place)
-        self._map[at : at + _ENTRY.size] = _ENTRY.pack(owner or _FREE, _WRITABLE if writable else 0)
+        flags = slot.is_writable * _WRITABLE | slot.is_unreadable * _UNREADABLE
+        self._map[at : at + _ENTRY.size] = _ENTRY.pack(slot.owner or _NONE, flags)
         _CHANGES.pack_into(self._map, _CHANGES_AT, self.changes + 1)
 
     # --- looking up -------------------------------------------------------------------------------
@@ -185,15 +208,14 @@ class SlotTable:
         (found,) = _CHANGES.unpack_from(self._map, _CHANGES_AT)
         return int(found)
 
-    def owner(self, place: Place) -> SegmentId | None:
-        """The segment that owns a slot; None when it is free."""
-        at = _entry_at(place)
-        found = self._map[at : at + len(_FREE)]
-        return None if found == _FREE else SegmentId(found)
+    def slot(self, place: Place) -> Slot:
+        """What is known about a slot."""
+        return _slot_of(*_ENTRY.unpack_from(self._map, _entry_at(place)))
 
     def may_append(self, place: Place, segment: SegmentId) -> bool:
         """Whether the slot belongs to the segment, and its writer was not fenced."""
-        return _ENTRY.unpack_from(self._map, _entry_at(place)) == (segment, _WRITABLE)
+        found = self.slot(place)
+        return found.owner == segment and found.is_writable
 
     def place(self, segment: SegmentId, device: int, slots: int) -> Place | None:
         """The place of a segment on a device with that many slots."""
@@ -206,11 +228,11 @@ class SlotTable:
             at += 1
         return None
 
-    def entries(self, device: int, slots: int) -> list[tuple[SegmentId | None, bool]]:
-        """Of each slot of a device the owner, and whether its writer may append."""
+    def entries(self, device: int, slots: int) -> list[Slot]:
+        """What is known about each slot of a device with that many slots."""
         first = _entry_at((device, 0))
         found = _ENTRY.iter_unpack(self._map[first : first + slots * _ENTRY.size])
-        return [(None if owner == _FREE else SegmentId(owner), flags == _WRITABLE) for owner, flags in found]
+        return [_slot_of(owner, flags) for owner, flags in found]
 
 
 class AppendLock:
@@ -233,6 +255,10 @@ class AppendLock:
     def close(self) -> None:
         """Give up the lock for ever."""
         os.close(self._fd)
+
+
+def _slot_of(owner: bytes, flags: int) -> Slot:
+    return Slot(None if owner == _NONE else SegmentId(owner), bool(flags & _WRITABLE), bool(flags & _UNREADABLE))
 
 
 def _entry_at(place: Place) -> int:

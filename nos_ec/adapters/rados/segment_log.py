@@ -38,7 +38,7 @@ from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, NotFound
 from nos_ec.core.ids import SegmentId
 from nos_ec.core.landing_format import SegmentHeader, encode_segment_header
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits, Seal
+from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits, Seal, UnreadableSlot
 
 STATE = "nos_ec.log"
 ALIGN = 4096
@@ -285,6 +285,10 @@ class RadosSegmentLog(LandingPool):
     def devices(self) -> DeviceStates | None:
         """None: the OSDs are Ceph's business."""
         return None
+
+    def settle_slot(self, _found: UnreadableSlot, _epoch: int | None) -> bool:
+        """False: objects have no slots."""
+        return False
 
     def segments(self) -> Iterator[SegmentId]:
         """Yield every segment. Other objects of the pool are skipped."""

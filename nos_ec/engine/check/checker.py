@@ -225,7 +225,8 @@ class Checker:
 
     def _of_log(self) -> Iterator[Finding]:
         if self._checked.medium is not None:
-            check = LogCheck(self._checked.metadata, self._checked.medium, self._second)
+            now_ms = self._checked.clock.now_ms()
+            check = LogCheck(self._checked.metadata, self._checked.medium, self._second, now_ms)
             yield from check.findings()
             self.figures.landing_segments = check.segments
 

@@ -16,8 +16,9 @@ from nos_ec.engine.check.blocks import NAMED_MAX
 from nos_ec.engine.check.second_look import SecondLook
 from nos_ec.engine.landing_labels import labels_in_segment
 from nos_ec.engine.segment_pages import segment_pages
+from nos_ec.engine.unreadable_slots import labels_in, may_be_freed, row_of, unreadable_slots
 from nos_ec.ports.metadata import Metadata, SegmentRow
-from nos_ec.ports.segment_medium import SegmentMedium
+from nos_ec.ports.segment_medium import SegmentMedium, UnreadableSlot
 
 PAGE_ROWS = 1000
 
@@ -25,16 +26,38 @@ PAGE_ROWS = 1000
 class LogCheck:
     """Looks at all landing segments."""
 
-    def __init__(self, metadata: Metadata, medium: SegmentMedium, second: SecondLook) -> None:
+    def __init__(self, metadata: Metadata, medium: SegmentMedium, second: SecondLook, now_ms: int) -> None:
         self._metadata = metadata
+        self._now_ms = now_ms
         self._medium = medium
         self._second = second
         self.segments = 0
 
     def findings(self) -> Iterator[Finding]:
         """What is wrong. Raises Transient."""
+        yield from self._second.doubt(self._of_slots)
+        yield from self._second.settle()  # before a slot without records keeps the landing segments from being listed
         yield from self._second.doubt(self._look)
         yield from self._second.settle()
+
+    def _of_slots(self) -> list[Finding]:
+        return [self._of_slot(slot) for slot in unreadable_slots(self._medium)]
+
+    def _of_slot(self, slot: UnreadableSlot) -> Finding:
+        row = row_of(self._metadata, slot)
+        seen: dict[str, object] = {"device": slot.device, "slot": slot.slot, "segment": None, "state": None}
+        if slot.segment is not None:
+            seen["segment"] = slot.segment.hex()
+        if row is not None:
+            waiting = self._metadata.live_in(row.segment, None, NAMED_MAX)
+            seen |= {"state": row.state.value, "named": [str(one.key) for one in waiting]}
+        else:
+            labels = labels_in(self._medium, slot)
+            named = sorted({f"{one.bucket}/{one.name}" for one in labels.values() if one is not None})
+            seen |= {"records": len(labels), "named": named[:NAMED_MAX]}
+            seen["is_unused"] = may_be_freed(self._metadata, self._medium, slot, self._now_ms)
+        what = f"slot {slot.slot} of device {slot.device} of the landing log"
+        return Finding(FindingKind.LANDING_SLOT_UNREADABLE, what, seen)
 
     def _look(self) -> list[Finding]:
         """Compare what is there and what is written down, each before and after. A row comes before its landing
@@ -43,7 +66,8 @@ class LogCheck:
         held = {(lease.name, lease.epoch) for lease in self._metadata.list_leases(log_lease.LEASE_PREFIX)}
         stored, rows = set(self._medium.segments()), self._rows()
         self.segments = len(rows)
-        without_row = sorted((stored_before & stored) - rows_before.keys() - rows.keys())
+        doubtful = {slot.segment for slot in unreadable_slots(self._medium)}  # they are named as slots
+        without_row = sorted((stored_before & stored) - rows_before.keys() - rows.keys() - doubtful)
         found = [one for segment in without_row for one in self._without_row(segment)]
         for row in rows.values():
             if rows_before.get(row.segment) == row:

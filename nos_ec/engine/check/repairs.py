@@ -13,7 +13,7 @@ from nos_ec.core.audit_trail import AuditEntry, AuditKind, CopyEntry
 from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.findings import BEYOND_MENDING, Finding, FindingKind
-from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.ids import BlockId, LandingId, SegmentId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.plan import Action, Cost, Step
@@ -24,8 +24,10 @@ from nos_ec.engine.check.copies import has_copy
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.landing_labels import labels_of
 from nos_ec.engine.trash import TrashCan
+from nos_ec.engine.unreadable_slots import may_be_freed, restore
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import waits
+from nos_ec.ports.segment_medium import UnreadableSlot
 
 TRASH_LOOK_MS = 60_000
 
@@ -88,6 +90,10 @@ def planned(finding: Finding) -> Step | None:
         case FindingKind.WAITS_FOR_NOTHING:
             holds = {"object_id": seen["object_id"], "state": seen["state"], "size": seen["size"]}
             return Step(Action.STOP_WAITING, {"landing": seen["landing"]}, why, dict(seen), holds)
+        case FindingKind.LANDING_SLOT_UNREADABLE if seen["state"] is not None or seen["is_unused"]:
+            action = Action.FREE_SLOT if seen["state"] is None else Action.RESTORE_SLOT
+            target = {"device": str(seen["device"]), "slot": str(seen["slot"])}
+            return Step(action, target, why, dict(seen), {"segment": seen["segment"]})
         case FindingKind.SHARD_DAMAGED if seen.get(BEYOND_MENDING):
             return _rewrite(finding, why)
         case FindingKind.SHARD_DAMAGED:
@@ -132,6 +138,7 @@ class Repairer:
         self._metadata = checked.metadata
         self._stored_blocks = checked.blocks
         self._landing = checked.landing
+        self._medium = checked.medium
         self._clock = checked.clock
         self._mender = mender
         self._rewrite = rewrite
@@ -168,11 +175,24 @@ class Repairer:
                 return self._wait(step)
             case Action.STOP_WAITING:
                 return self._stop(LandingId(bytes.fromhex(step.target["landing"])), step.holds)
+            case Action.RESTORE_SLOT | Action.FREE_SLOT:
+                return self._settle_slot(step)
             case Action.MEND:
                 return self._mender.mend(*_damage(step))
             case Action.REWRITE_BLOCK:
                 block_id, kind, what = _damage(step)
                 return self._mender.finds(block_id, kind, what) and self._rewrite(block_id)
+
+    def _settle_slot(self, step: Step) -> bool:
+        segment = step.holds["segment"]
+        device, number = int(step.target["device"]), int(step.target["slot"])
+        slot = UnreadableSlot(device, number, None if segment is None else SegmentId(bytes.fromhex(segment)))
+        if self._medium is None:
+            return False
+        if step.action is Action.RESTORE_SLOT:
+            return restore(self._metadata, self._medium, slot)
+        now_ms = self._clock.now_ms()
+        return may_be_freed(self._metadata, self._medium, slot, now_ms) and self._medium.settle_slot(slot, None)
 
     def _recount(self, block_id: BlockId, holds: dict[str, Any]) -> bool:
         row = self._blocks.row(block_id)

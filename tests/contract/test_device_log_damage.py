@@ -1,0 +1,240 @@
+"""Damage of the landing log's devices: what cannot be read is not taken for what is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from nos_ec.adapters.local.device_file import DeviceFile
+from nos_ec.adapters.local.device_format import HEADER_COPY_AT, SLOTS_AT
+from nos_ec.adapters.local.device_log import DeviceLog
+from nos_ec.core.errors import NoSpace, NotFound, Transient
+from nos_ec.core.geometry import PAGE
+from nos_ec.core.ids import SegmentId
+from nos_ec.core.landing_format import SEGMENT_HEADER_SIZE
+from nos_ec.ports.segment_medium import UnreadableSlot
+from nos_ec.testing.segment_medium_contract import new_segment
+from tests.rig.device_log_work import STORE, batch
+
+pytestmark = pytest.mark.invariant(1)
+
+SLOT = 64 << 10
+SLOTS = 4
+FILE = SLOTS_AT + SLOTS * SLOT
+BATCHES = 3
+BITS_APART = 29
+"""Each bit is tried in tests/unit/test_device_format.py; here some of them are."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A device with a segment in slot 0, whose writer is gone, and three slots that were never used."""
+    path = tmp_path / "device"
+    DeviceLog.initialise(tmp_path / "log", [path], STORE, slot_bytes=SLOT, file_bytes=FILE)
+    return path
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[DeviceLog]:
+    with closing(DeviceLog(path.parent / "log", [path], STORE)) as log:
+        yield log
+
+
+def written(log: DeviceLog) -> tuple[SegmentId, int]:
+    """A segment with some batches, and its end."""
+    segment, end = new_segment(), PAGE
+    writer = log.create(segment, 1, 0)
+    for _ in range(BATCHES):
+        laid = batch(segment, end)
+        writer.append(end, laid.buffers)
+        end += laid.size
+    return segment, end
+
+
+def change(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def flip(path: Path, bit: int, offset: int = SLOTS_AT) -> None:
+    """Change a bit, counted from a byte of the device; by default from the first slot."""
+    at = offset + bit // 8
+    with path.open("r+b") as file:
+        file.seek(at)
+        (found,) = file.read(1)
+    change(path, at, bytes([found ^ 1 << bit % 8]))
+
+
+def is_whole(log: DeviceLog, segment: SegmentId, end: int) -> bool:
+    at = PAGE
+    while at < end:
+        laid = batch(segment, at)
+        if log.read(segment, [(at, laid.size)]) != [b"".join(laid.buffers)]:
+            return False
+        at += laid.size
+    return True
+
+
+def fill(log: DeviceLog) -> list[SegmentId]:
+    """Take every slot that there is."""
+    taken = []
+    with suppress(NoSpace):
+        while True:
+            taken.append(written(log)[0])
+    return taken
+
+
+def unreadable(log: DeviceLog) -> list[UnreadableSlot]:
+    return list(log.devices().unreadable)
+
+
+def forget_second_header(path: Path) -> None:
+    """As older releases wrote it: a page with one header."""
+    change(path, SLOTS_AT + HEADER_COPY_AT, bytes(SEGMENT_HEADER_SIZE))
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["two headers", "one header"])
+@pytest.mark.parametrize("is_sealed", [False, True], ids=["open", "sealed"])
+def test_no_bit_of_a_header_page_loses_a_segment(path: Path, is_sealed: bool, is_old: bool) -> None:
+    with opened(path) as log:
+        segment, end = written(log)
+        if is_sealed:
+            log.seal(segment, None, BATCHES)
+    if is_old:
+        forget_second_header(path)
+    for bit in (bit for at in (0, HEADER_COPY_AT) for bit in range(8 * at, 8 * (at + SEGMENT_HEADER_SIZE), BITS_APART)):
+        flip(path, bit)
+        with opened(path) as log:
+            assert is_whole(log, segment, end)
+            taken = fill(log)
+            assert len(taken) == SLOTS - 1, "the slot was taken"
+            assert is_whole(log, segment, end)
+            assert set(log.segments()) == {segment, *taken}
+            assert log.seal(segment, None, 0) == end
+            assert log.release(taken) == {}
+        flip(path, bit)
+
+
+def test_a_damaged_page_of_a_slot_that_was_never_used_is_cleared(path: Path) -> None:
+    with opened(path) as log:
+        written(log)
+    flip(path, 100, SLOTS_AT + 2 * SLOT)
+    with opened(path) as log:
+        assert not unreadable(log)
+        assert len(fill(log)) == SLOTS - 1
+
+
+def test_a_slot_whose_last_segment_was_released_is_not_taken_while_its_page_is_damaged(path: Path) -> None:
+    with opened(path) as log:
+        segment, _ = written(log)
+        assert log.release([segment]) == {}
+        flip(path, 100)
+        assert len(fill(log)) == SLOTS - 1, "the page is looked at again before the slot is taken"
+        assert unreadable(log) == [UnreadableSlot(0, 0, segment)]
+    with opened(path) as log:
+        assert unreadable(log) == [UnreadableSlot(0, 0, segment)]
+        assert log.free_bytes() == 0
+        assert log.settle_slot(UnreadableSlot(0, 0, segment), None)
+        assert not log.settle_slot(UnreadableSlot(0, 0, segment), None), "it is not unreadable any more"
+        assert not unreadable(log)
+        assert len(fill(log)) == 1
+
+
+def test_a_header_is_written_again(path: Path) -> None:
+    with opened(path) as log:
+        segment, end = written(log)
+    forget_second_header(path)
+    flip(path, 100)
+    with opened(path) as log:
+        (found,) = unreadable(log)
+        assert found == UnreadableSlot(0, 0, segment)
+        assert not log.settle_slot(UnreadableSlot(0, 0, new_segment()), 1), "another one was found"
+        assert log.settle_slot(found, 1)
+        assert not unreadable(log)
+    with opened(path) as log:
+        assert not unreadable(log)
+        assert is_whole(log, segment, end)
+        assert log.release([segment]) == {}
+        assert len(fill(log)) == SLOTS
+
+
+def test_a_segment_is_released_although_its_header_cannot_be_read(path: Path) -> None:
+    with opened(path) as log:
+        segment, _ = written(log)
+    forget_second_header(path)
+    flip(path, 100)
+    with opened(path) as log:
+        assert log.release([segment]) == {}
+        assert len(fill(log)) == SLOTS
+
+
+def test_an_open_segment_whose_header_is_damaged_goes_on(path: Path) -> None:
+    with opened(path) as log:
+        segment, end = new_segment(), PAGE
+        writer = log.create(segment, 1, 0)
+        for _ in range(BATCHES):
+            laid = batch(segment, end)
+            writer.append(end, laid.buffers)
+            end += laid.size
+            forget_second_header(path)
+            flip(path, 100)
+            with log._locked_table():
+                log._load(again=True)
+        assert is_whole(log, segment, end)
+        assert log.seal(segment, None, BATCHES) == end
+
+
+def test_a_slot_without_any_readable_record_hides_no_segment(path: Path) -> None:
+    with opened(path) as log:
+        segment, end = written(log)
+    change(path, SLOTS_AT, b"damage".ljust(end, b"!"))
+    with opened(path) as log:
+        assert unreadable(log) == [UnreadableSlot(0, 0, None)]
+        for act in (
+            lambda: log.read(segment, [(PAGE, PAGE)]),
+            lambda: log.seal(segment, None, 0),
+            lambda: list(log.segments()),
+        ):
+            with pytest.raises(Transient, match="1 slots cannot be read"):
+                act()
+        assert list(log.release([segment])) == [segment]
+        assert len(fill(log)) == SLOTS - 1
+        assert log.settle_slot(UnreadableSlot(0, 0, None), None)
+        with pytest.raises(NotFound):
+            log.read(segment, [(PAGE, PAGE)])
+        assert log.release([segment]) == {}
+
+
+@pytest.mark.parametrize("is_content_readable", [True, False])
+def test_an_error_of_one_page_hides_no_other_slot(
+    path: Path, monkeypatch: pytest.MonkeyPatch, is_content_readable: bool
+) -> None:
+    """A bad sector is not a lost device."""
+    with opened(path) as log:
+        segment, end = written(log)
+        others = [written(log) for _ in range(2)]
+    read = DeviceFile.read
+
+    def failing(file: DeviceFile, offset: int, length: int) -> bytes:
+        if SLOTS_AT <= offset < SLOTS_AT + (PAGE if is_content_readable else SLOT):
+            raise OSError(5, "Input/output error")
+        return read(file, offset, length)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeviceFile, "read", failing)
+        with opened(path) as log:
+            assert all(is_whole(log, *other) for other in others)
+            assert unreadable(log) == [UnreadableSlot(0, 0, segment if is_content_readable else None)]
+            if is_content_readable:
+                assert is_whole(log, segment, end)
+            else:
+                with pytest.raises(Transient):
+                    log.read(segment, [(PAGE, PAGE)])
+            assert len(fill(log)) == 1
+            patched.undo()
+            assert not unreadable(log), "the sector can be read again"
+            assert is_whole(log, segment, end)
