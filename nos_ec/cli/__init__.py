@@ -4,6 +4,7 @@ import gc
 import sys
 
 from nos_ec.cli.signals import end_quietly
+from nos_ec.cli.streams import protect_stderr
 
 __all__ = ["main"]
 
@@ -11,6 +12,7 @@ __all__ = ["main"]
 def main() -> None:
     """Entry point of `nos-ec`."""
     end_quietly()  # loading the rest takes a second
+    protect_stderr()
     gc.disable()  # what is loaded stays: to go over it again and again takes a tenth of that time
     from nos_ec.cli.app import commands, run
     from nos_ec.cli.ending import end_with

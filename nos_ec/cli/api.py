@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from nos_ec.cli.context import AsJson, context, log_for_daemons, logs_json, stop_on_signals
-from nos_ec.cli.output import emit, out
+from nos_ec.cli.output import announce
 from nos_ec.cli.watching import pulse
 from nos_ec.composition.wiring import open_system
 from nos_ec.core.errors import Transient
@@ -38,11 +38,7 @@ def api(ctx: typer.Context, as_json: AsJson = False) -> None:
         readings = Readings(system, gc_collector(system), settings.monitoring.figures_ms)
         app = make_app(readings, monitor, token)
         with Server(app, settings.api.host, settings.api.port) as server, pulse(monitor, system.clock):
-            emit(
-                {"url": server.url},
-                as_json or logs_json(),
-                lambda: out.print(f"listening on {server.url}", markup=False),
-            )
+            announce(server.url, as_json or logs_json())
             beat = monitor.health.heart("serving")
             while not system.clock.wait(stop, _TURN_MS):
                 if not server.running:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from nos_ec.cli.streams import StandardOutput
+from nos_ec.cli.streams import ReaderGone, StandardOutput
+from nos_ec.core.errors import InvalidInput
 
 stdout = StandardOutput()
 out = Console(file=cast(TextIO, stdout), soft_wrap=True, highlight=False)
@@ -20,13 +21,20 @@ err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def emit(data: Mapping[str, Any], as_json: bool, human: Callable[[], None]) -> None:
-    """Print `data` as one line of JSON, or let `human` print it for people. Whoever reads a pipe gets it at once, since
-    a server goes on for long after it has told its address."""
+    """Print `data` as one line of JSON, or let `human` print it for people."""
     if as_json:
         stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
         stdout.flush()
     else:
         human()
+
+
+def announce(url: str, as_json: bool) -> None:
+    """Print the address of a server at once. The server goes on when standard output cannot be written, because its
+    main work is to serve."""
+    with suppress(ReaderGone, InvalidInput):
+        emit({"url": url}, as_json, lambda: out.print(f"listening on {url}", markup=False))
+        stdout.flush()
 
 
 @contextmanager

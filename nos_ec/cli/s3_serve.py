@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.context import AsJson, context, log_for_daemons, logs_json, stop_on_signals
-from nos_ec.cli.output import emit, out
+from nos_ec.cli.output import announce
 from nos_ec.cli.watching import end_when_shut_out, endpoint, pulse, settle
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import Transient
@@ -56,7 +56,7 @@ def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
         def show() -> None:
-            emit({"url": url}, as_json or logs_json(), lambda: out.print(f"listening on {url}", markup=False))
+            announce(url, as_json or logs_json())
 
         if system is None:
             _supervise(ctx, settings, listener, stop, show, as_json)

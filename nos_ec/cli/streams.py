@@ -1,15 +1,50 @@
-"""Standard input and output. Their failures (a full disk, a closed pipe, a missing stdin) become ordinary errors."""
+"""Standard streams. Failures of standard input and output (a full disk, a closed pipe, a missing stdin) become ordinary
+errors. Failures of standard error are ignored, because a side channel must not decide how the main work ends."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from nos_ec.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+STDERR = 2
+
+
+class _SideChannel(io.FileIO):
+    """A file whose writes never fail: what cannot be written is dropped. The next write is tried again, so that a log
+    continues once its disk has room."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write some of `data`; returns how many bytes are done with."""
+        try:
+            written = super().write(data)
+        except OSError:
+            written = None
+        return memoryview(data).nbytes if written is None else written  # None: a pipe that does not block is full
+
+
+def protect_stderr() -> None:
+    """From now on writing to sys.stderr never fails in this process, whatever standard error is: a full disk, a pipe
+    without a reader, or closed.
+
+    A closed standard stream becomes /dev/null for the kernel. Otherwise its descriptor would be given to the next file
+    that is opened, such as a database, and libraries in C would write their messages into it.
+    """
+    while (free := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(free, True)
+    os.close(free)
+    raw = _SideChannel(STDERR, "w", closefd=False)
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
 
 
 class ReaderGone(Exception):

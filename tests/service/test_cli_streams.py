@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import IO
 
+import httpx
 import pytest
 
 from nos_ec.composition.wiring import System
+from nos_ec.core.lifecycle import ObjectState
+from nos_ec.settings import without_settings
+from tests.rig.dev_servers import free_port
+from tests.rig.waiting import until
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
+
+LOST_STDERR = ["2>/dev/full", "2>&-", "2> >(exec <&-)"]
+"""A full disk, a closed stream, and a pipe whose reader has gone."""
 
 
 def _start(
@@ -61,6 +70,83 @@ def test_closed_standard_streams(bench: Bench, system: System) -> None:
     for script in ("nos get b/o >&-", "nos put b/x - <&-"):
         done = _shell(bench, script)
         assert (done.returncode, b"is closed" in done.stderr, b"Traceback" in done.stderr) == (2, True, False)
+
+
+@pytest.mark.parametrize("lost", LOST_STDERR)
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("get b/o", 0), ("get b/missing", 4), ("get", 2), ("stat b/missing --json", 4), ("consumer --once", 0)],
+)
+def test_a_lost_standard_error_changes_no_exit_code(
+    bench: Bench, system: System, command: str, code: int, lost: str
+) -> None:
+    bench.put(system, "o", data := bench.data(CHUNK))
+    bench.produce(system)
+    done = _shell(bench, f"nos {command} {lost}")
+    assert done.returncode == code
+    if command == "get b/o":
+        assert done.stdout == data
+
+
+@pytest.mark.parametrize("lost", LOST_STDERR)
+def test_a_daemon_works_on_without_standard_error(bench: Bench, system: System, lost: str) -> None:
+    """It logs when it starts and when it ends."""
+    key = bench.put(system, "o", bench.data(CHUNK))
+    bench.produce(system)
+    at_once = {"NOS_EC_CONSUMER__LINGER_MS": "0", "NOS_EC_CONSUMER__LINGER_MAX_MS": "0"}
+    daemon = _daemon(bench, "consumer", lost, **at_once)
+    try:
+        until(lambda: system.store().head(key).state is ObjectState.PACKED, "the object is packed")
+        assert _end(daemon) == 0
+    finally:
+        daemon.kill()
+        daemon.wait()
+
+
+@pytest.mark.parametrize("lost", [*LOST_STDERR, ">/dev/full 2>&1"])
+@pytest.mark.usefixtures("system")
+def test_a_gateway_serves_on_without_standard_error(bench: Bench, lost: str) -> None:
+    """A line for each request is written there, and the address to standard output."""
+    port = free_port()
+    daemon = _daemon(bench, "s3 serve", lost, NOS_EC_S3__PORT=str(port), NOS_EC_S3__MASTER_KEY="12" * 32)
+
+    def answers() -> bool:
+        assert daemon.poll() is None, "it ended"
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}", timeout=WAIT_S_MAX).status_code == 403
+        except httpx.ConnectError:
+            return False
+
+    try:
+        until(answers, "the gateway answers")
+        assert answers()
+        assert _end(daemon) == 0
+    finally:
+        daemon.kill()
+        daemon.wait()
+
+
+def _daemon(bench: Bench, command: str, redirected: str, **more: str) -> subprocess.Popen[bytes]:
+    program = f'exec "{sys.executable}" -m nos_ec --config "{bench.config}" {command} {redirected}'
+    environment = without_settings(os.environ) | more
+    return subprocess.Popen(["/bin/bash", "-c", program], env=environment, stdout=subprocess.DEVNULL)
+
+
+def _end(daemon: subprocess.Popen[bytes]) -> int:
+    daemon.send_signal(signal.SIGTERM)
+    return daemon.wait(timeout=WAIT_S_MAX)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_files_never_get_the_number_of_a_closed_stream(bench: Bench, system: System, closed: str) -> None:
+    """A library in C would write its messages into the file that got it."""
+    program, number = bench.folder / "program.py", bench.folder / "number"
+    program.write_text(
+        "import os, sys; from nos_ec.cli.streams import protect_stderr; protect_stderr();"
+        "open(sys.argv[1], 'w').write(str(os.open('/dev/null', os.O_RDONLY)))"
+    )
+    _shell(bench, f'"{sys.executable}" "{program}" "{number}" {closed}')
+    assert int(number.read_text()) > 2
 
 
 @pytest.mark.parametrize("output", [".", "..", "/", "", "folder"])
