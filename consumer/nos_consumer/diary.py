@@ -7,6 +7,7 @@ from dataclasses import asdict
 import structlog
 
 from nos_consumer.counters import ConsumerCounters
+from nos_ec.ports.clock import waits
 
 _log = structlog.get_logger(__name__)
 
@@ -28,7 +29,7 @@ class Diary:
         if partitions != self._partitions:
             self._partitions = partitions
             _log.info("partitions held", partitions=sorted(partitions))
-        if now_ms >= self._due_ms:
+        if not waits(self._due_ms, now_ms, REPORT_WAIT_MS):
             self._due_ms = now_ms + REPORT_WAIT_MS
             self.report(counters, waiting)
 

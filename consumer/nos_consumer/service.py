@@ -25,7 +25,7 @@ from nos_ec.engine.lanes import Lanes
 from nos_ec.engine.limited_log import LimitedLog
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.stripe_writer import Failure, WriteResult
-from nos_ec.ports.clock import Beat, Clock, unwatched
+from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.message_log import Message, MessageConsumer
 from nos_ec.ports.metadata import Objects
 
@@ -143,7 +143,10 @@ class ConsumerService:
                 self._pause.end()
             if not self._backlog.only_unread_left:
                 continue
-            if self._messages.lag() == 0 or self._clock.now_ms() - idle_since_ms >= self._options.drain_idle_ms:
+            lag, idle_ms = self._messages.lag(), self._options.drain_idle_ms
+            if lag == 0 or not waits(idle_since_ms + idle_ms, self._clock.now_ms(), idle_ms):
+                if lag:
+                    _log.warning("messages are left: other consumers hold their partitions", messages=lag)
                 self._require_all_read()
                 return
 

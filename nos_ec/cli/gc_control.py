@@ -11,10 +11,12 @@ from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import count_text, emit, facts, out, size_text, time_text
 from nos_ec.cli.values import rate_of
 from nos_ec.composition.wiring import System
+from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import InvalidInput
 from nos_ec.engine.gc.control import Control, GcControl
 from nos_ec.engine.gc.options import LEASE_NAME
 from nos_ec.engine.gc.run_note import RunState, read_run
+from nos_ec.ports.clock import waits
 
 OPERATIONS_MAX = 1_000_000_000
 
@@ -109,7 +111,7 @@ def gc_status_data(system: System) -> dict[str, Any]:
     """
     now_ms = system.clock.now_ms()
     leases = system.metadata.list_leases(LEASE_NAME)
-    running = any(one.name == LEASE_NAME and one.expires_ms > now_ms for one in leases)
+    running = any(one.name == LEASE_NAME and waits(one.expires_ms, now_ms, LEASE_MS_MAX) for one in leases)
     run, control = read_run(system.metadata), GcControl(system.metadata).read()
     return {
         "running": running,

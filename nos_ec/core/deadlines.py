@@ -8,9 +8,10 @@ for waits in memory (`nos_ec.ports.clock.waits`): a deadline further ahead than 
 from __future__ import annotations
 
 LEASE_MS_MAX = 3_600_000
-"""One hour. Safety never depends on a lease's time alone, because commits check its row (invariant 8): fencing a lease
-too early only costs its holder a restart. So a process whose clock is more than an hour behind disturbs other
-processes, but damages nothing."""
+"""One hour. It limits leases, and the sessions of members of the embedded message log. Safety never depends on the time
+of either alone, because commits check the row of the lease (invariant 8) or the owner of the partition: fencing a lease
+too early only costs its holder a restart, and ending a session too early a delivery more. So a process whose clock is
+more than an hour behind disturbs other processes, but damages nothing."""
 
 WAIT_MS_MAX = 31 * 86_400_000
 """31 days. Limits the due times of objects, the deletion times of landing copies and of parts, and the grace periods of

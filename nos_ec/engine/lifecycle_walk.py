@@ -86,7 +86,9 @@ class LifecycleWalk:
         if state is None or state.day > today or (state.day < today and state.ended_ms is not None):
             state = WalkState(today, now_ms)
         self.state = state
-        if state.ended_ms is not None and not any(due <= now_ms for _, due in state.failed.values()):
+        if state.ended_ms is not None and all(
+            waits(due_ms, now_ms, RETRY_MS_MAX) for _, due_ms in state.failed.values()
+        ):
             return Expired()
         run = _Run(self, self._metadata, self._clock, state, text, partial(_tick, beat, stop))
         try:

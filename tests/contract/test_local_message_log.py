@@ -30,6 +30,7 @@ from nos_ec.adapters.local.message_log import (
     share_out,
 )
 from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, Transient
 from nos_ec.ports.message_log import DeadLetter, GroupProgress, Message, MessageConsumer, MessagePublisher
 from nos_ec.testing.clock import FakeClock
@@ -96,6 +97,37 @@ def log(tmp_path: Path) -> Iterator[LocalHarness]:
 
 class TestLocalMessageLog(MessageLogContract):
     """The suite that every adapter must pass."""
+
+
+# --- clocks ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ahead_ms", [1, LEASE_MS_MAX])
+def test_a_member_that_died_while_the_clock_was_ahead_loses_its_partitions(tmp_path: Path, ahead_ms: int) -> None:
+    """Its session seems to end later than any setting allows, so it counts as over, also for a member that is there."""
+    log, clock = LocalMessageLog.initialise(tmp_path / "log.sqlite", PARTITIONS), FakeClock()
+    ahead = FakeClock(clock.now_ms() + LEASE_MS_MAX - SESSION_MS + ahead_ms)
+    with (
+        closing(log.consumer(group="g", member="here", clock=clock, session_ms=SESSION_MS)) as here,
+        closing(log.progress(group="g", clock=clock)) as progress,
+        closing(log.consumer(group="g", member="dead", clock=ahead, session_ms=SESSION_MS)) as dead,
+    ):
+        dead.poll(1, 0)
+        assert dead.assignment() == frozenset(range(PARTITIONS))
+        assert progress.holders() == {}
+        here.poll(1, 0)
+        assert here.assignment() == frozenset(range(PARTITIONS))
+        assert set(progress.holders().values()) == {"here"}
+
+
+def test_a_session_of_the_longest_length_counts(tmp_path: Path) -> None:
+    log, clock = LocalMessageLog.initialise(tmp_path / "log.sqlite", PARTITIONS), FakeClock()
+    with (
+        closing(log.consumer(group="g", member="long", clock=clock, session_ms=LEASE_MS_MAX)) as long,
+        closing(log.consumer(group="g", member="new", clock=clock, session_ms=SESSION_MS)) as new,
+    ):
+        long.poll(1, 0)
+        new.poll(1, 0)
+        assert long.assignment() == frozenset(range(PARTITIONS))
+        assert new.assignment() == frozenset()
 
 
 # --- the file -------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
+from nos_ec.cli.gc_control import gc_status_data
 from nos_ec.composition.wiring import System
 from nos_ec.core.deadlines import LEASE_MS_MAX, WAIT_MS_MAX
 from nos_ec.core.lifecycle import BlockKind
@@ -66,6 +69,23 @@ def test_work_due_after_a_jump_is_done_when_the_clock_is_right_again(bench: Benc
     gc_service(system).run_once()
     assert system.metadata.list_blocks(None, 9) == []
     bench.assert_at_rest(system)
+
+
+def test_events_held_by_a_consumer_that_died_after_a_jump_are_packed(bench: Bench, system: System) -> None:
+    keys = bench.put_some(system, 20)
+    bench.produce(system)
+    with bench.open() as jumped:
+        jumped.clock = SetClock(system.clock.now_ms() + YEAR_MS)
+        with closing(jumped.log_consumer("dead")) as dead:
+            dead.poll(1, 0)
+            assert dead.assignment()
+            bench.consume(system)
+    assert system.metadata.totals().packed_objects == len(keys)
+
+
+def test_gc_does_not_seem_to_run_after_a_jump(system: System) -> None:
+    system.metadata.acquire_lease(LEASE_NAME, system.clock.now_ms() + YEAR_MS, LEASE_MS_MAX)
+    assert not gc_status_data(system)["running"]
 
 
 def test_a_deadline_within_the_maximum_counts(bench: Bench, system: System) -> None:

@@ -233,6 +233,21 @@ def test_a_bucket_that_fails_stops_no_other(bench: Bench, system: System) -> Non
     assert (names(system, "a"), names(system, "b")) == ([], [])
 
 
+def test_a_bucket_that_failed_before_the_clock_was_set_back_is_tried_again(bench: Bench, system: System) -> None:
+    ruled(system, "a")
+    bench.put(system, "n", b"x", "a")
+    system.metadata.set_bucket_document("a", DocumentKind.LIFECYCLE, b"damaged", 1)
+    noon_ms = system.clock.now_ms() // DAY_MS * DAY_MS + LATER_MS + DAY_MS // 2
+    clock = Hands(noon_ms)
+    walk = LifecycleWalk(system.metadata, clock, DAY_MS, 0)
+    assert walk.run_once().failed == 1
+    ruled(system, "a")
+    clock.now_at_ms -= 3 * RETRY_MS_MAX
+    assert walk.run_once().failed == 0
+    assert walk.state is not None
+    assert walk.state.failed == {}
+
+
 def test_a_store_that_does_not_answer_ends_the_run(bench: Bench, system: System) -> None:
     for number in range(9):
         ruled(system, f"b{number}")

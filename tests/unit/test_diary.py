@@ -57,3 +57,9 @@ def test_nothing_is_logged_twice(lines: Lines) -> None:
     counters.failed += 1
     diary.report(counters, waiting=0)
     assert [(line.get("packed"), line.get("failed")) for line in lines] == [(3, None), (None, 1)]
+
+
+def test_progress_is_logged_after_the_clock_was_set_back(lines: Lines) -> None:
+    diary = Diary(10 * REPORT_WAIT_MS)
+    diary.turn(0, NONE, ConsumerCounters(packed=1), waiting=0)
+    assert [line["packed"] for line in lines] == [1]

@@ -25,6 +25,7 @@ from nos_ec.adapters.local.log_file import (
     transaction,
     translated_errors,
 )
+from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import ConfigError, Conflict, Transient
 from nos_ec.core.messages import partition_for_key
 from nos_ec.ports.clock import Clock
@@ -59,13 +60,14 @@ OLDEST_WAITING_SQL = """
 """
 HOLDERS_SQL = """
     SELECT s.partition, m.name FROM shares s JOIN members m ON m.member_id = s.owner
-    WHERE s.group_name = ? AND m.expires_ms > ?
+    WHERE s.group_name = ? AND m.expires_ms > ? AND m.expires_ms <= ?
 """
 TRIM_SQL = "DELETE FROM messages WHERE partition = ? AND offset >= ? AND offset < ?"
 GROUP_SQL = """
     SELECT generation, (SELECT min(expires_ms) FROM members WHERE group_name = groups.name)
     FROM groups WHERE name = ?
 """
+EXPIRED_SQL = "DELETE FROM members WHERE group_name = ? AND (expires_ms <= ? OR expires_ms > ?)"
 
 
 class LocalMessageLog:
@@ -191,7 +193,9 @@ class LocalGroupProgress:
     def holders(self) -> Mapping[int, str]:
         """See GroupProgress.holders."""
         with translated_errors(self._path):
-            return dict(self._connection.execute(HOLDERS_SQL, (self._group, self._clock.now_ms())).fetchall())
+            now_ms = self._clock.now_ms()
+            found = self._connection.execute(HOLDERS_SQL, (self._group, now_ms, now_ms + LEASE_MS_MAX)).fetchall()
+            return dict(found)
 
     def close(self) -> None:
         """Release the file. Idempotent."""
@@ -414,7 +418,7 @@ class LocalConsumer:
             ).rowcount
             if not alive:
                 return _Membership(True, {}, frozenset())
-            if execute("DELETE FROM members WHERE group_name = ? AND expires_ms <= ?", (self._group, now_ms)).rowcount:
+            if execute(EXPIRED_SQL, (self._group, now_ms, now_ms + LEASE_MS_MAX)).rowcount:
                 self._share_out()
             execute(
                 "UPDATE shares SET owner = target WHERE group_name = ? AND target = ? AND owner IS NULL",
