@@ -19,12 +19,12 @@ from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.engine.upload_reaper import UploadReaper
+from nos_ec.monitoring.gc_samples import gc_counts, lifecycle_counts, shortage_samples
 from nos_ec.monitoring.monitor import Monitor
-from nos_ec.monitoring.sources import housekeeping_samples, parking_samples
+from nos_ec.monitoring.sources import housekeeping_samples, lease_samples, parking_samples
 from nos_ec.ports.clock import unwatched
 from nos_ec.ports.metadata import Lease
 from nos_ec.settings.section import DAY
-from nos_gc.samples import gc_samples, lifecycle_samples, rebuild_samples, scrub_samples
 from nos_gc.service import GcService
 
 
@@ -70,9 +70,10 @@ def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
         new_writer,
         system.clock,
     )
+    system.counts.add(lambda: gc_counts(service.counters))
+    system.counts.add(lambda: lifecycle_counts(service.lifecycle.total))
     if monitor is not None:
-        monitor.metrics.add("gc", lambda: gc_samples(service, settings.gc.wait_ms))
-        monitor.metrics.add("lifecycle", lambda: lifecycle_samples(service.lifecycle, settings.s3.lifecycle_day_ms))
+        monitor.metrics.add("gc lease", lambda: () if (held := service.held) is None else lease_samples(held, "gc"))
         monitor.metrics.add("gc parked", lambda: parking_samples(service.parkings, system.clock.now_ms()))
         monitor.metrics.add("housekeeping", lambda: housekeeping_samples(housekeeping, system.clock.now_ms()))
     return service
@@ -89,22 +90,21 @@ def rebuild_thread(system: System, monitor: Monitor | None = None) -> Iterator[N
         return
     beat = unwatched if monitor is None else monitor.health.heart("rebuilding")
     if monitor is not None:
-        monitor.metrics.add("shards", lambda: rebuild_samples(rebuild.counters))
+        monitor.metrics.add("shards", lambda: shortage_samples(rebuild.counters.last))
     with _beside("shard-rebuild", lambda stop: rebuild.run(stop, shards.rebuild_wait_ms, beat)):
         yield
 
 
 @contextmanager
 def scrub_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
-    """Scrubs on a thread of its own within the `with` block, if the settings say so. The monitor as above."""
+    """Scrubs on a thread of its own within the `with` block, if the settings say so. The monitor, if any, watches its
+    loop."""
     settings = system.settings.scrub
     if not settings.daemon:
         yield
         return
     scrubber, pass_ms = system.scrubber(), settings.pass_days * DAY
     beat = unwatched if monitor is None else monitor.health.heart("scrubbing")
-    if monitor is not None:
-        monitor.metrics.add("scrub", lambda: scrub_samples(scrubber.counters, pass_ms))
     with _beside("scrub", lambda stop: scrubber.run(stop, pass_ms, beat)):
         yield
 

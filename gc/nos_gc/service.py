@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -16,7 +16,7 @@ from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.control import GcControl
 from nos_ec.engine.gc.manners import POLL_MS
 from nos_ec.engine.gc.options import LEASE_NAME
-from nos_ec.engine.gc.progress import CollectionResult
+from nos_ec.engine.gc.progress import CollectionResult, GcCounters
 from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.victims import CollectionPlan
 from nos_ec.engine.housekeeping import Housekeeping
@@ -30,28 +30,6 @@ from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import Lease
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class GcCounters:
-    """What GC has done since the process started.
-
-    last_run_ms: when the last successful run ended; 0 if there was none. collected: totals of all runs, including the
-    current one, without names of objects and blocks, and without what is known only of one run.
-    """
-
-    runs: int = 0
-    failures: int = 0
-    last_run_ms: int = 0
-    collected: CollectionResult = field(default_factory=CollectionResult)
-
-    def with_run(self, result: CollectionResult) -> GcCounters:
-        """These counters plus the result so far of a run."""
-        sums = {
-            name: getattr(self.collected, name) + getattr(result, name)
-            for name in (one.name for one in fields(CollectionResult) if isinstance(one.default, int))
-        }
-        return replace(self, collected=CollectionResult(**sums))
 
 
 class GcService:

@@ -14,6 +14,7 @@ from nos_ec.cli.errors import ProblemsFound
 from nos_ec.cli.findings import NewPlan, Report, print_hidden
 from nos_ec.cli.output import count_text, emit, facts, progress, size_text, time_text
 from nos_ec.cli.values import rate_of
+from nos_ec.cli.watching import keeping_counts
 from nos_ec.core.errors import Transient
 from nos_ec.core.findings import BEYOND_MENDING, FindingKind
 from nos_ec.engine.scrub.mending import Scrubbed
@@ -81,7 +82,8 @@ def scrub(
 
         scrubber = system.scrubber(bytes_per_s, repair=repair)
         ms_max = None if max_duration is None else 1000 * max_duration
-        result = scrubber.run_once(Event(), ms_max, tell, watch, restart=restart)
+        with keeping_counts(system):
+            result = scrubber.run_once(Event(), ms_max, tell, watch, restart=restart)
         store_id, now_ms = system.store_id, system.clock.now_ms()
         shards = ON_CEPH if system.shards is None else EMBEDDED
         if FindingKind.BLOCKS_SHORT.value in report.kinds:

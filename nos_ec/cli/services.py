@@ -17,7 +17,7 @@ from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm, log_for_da
 from nos_ec.cli.errors import exit_code
 from nos_ec.cli.gc_output import show_plan, show_result
 from nos_ec.cli.output import count_text, emit, out, progress, size_text
-from nos_ec.cli.watching import end_when_shut_out, endpoint, keeping_totals, pulse, settle
+from nos_ec.cli.watching import end_when_shut_out, endpoint, keeping_counts, keeping_totals, pulse, settle
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Corrupt, InvalidInput, Transient
 from nos_ec.core.slots import SLOTS
@@ -219,7 +219,8 @@ def gc_run(
             _collect(system, stop)
             return
         interrupt_on_sigterm()
-        result = gc_service(system).run_once(max_ms=None if max_duration is None else 1000 * max_duration)
+        with keeping_counts(system):
+            result = gc_service(system).run_once(max_ms=None if max_duration is None else 1000 * max_duration)
         _keep_totals(system)
     show_result(result, settings.gc.block_grace_ms, as_json)
     if result.unreadable_objects or result.blocks_parked:
@@ -240,6 +241,7 @@ def _collect(system: System, stop: Event) -> None:
         endpoint(monitor, system.settings, system.settings.monitoring.gc_port),
         end_when_shut_out(system, stop),
         keeping_totals(system),
+        keeping_counts(system),
         rebuild_thread(system, monitor),
         scrub_thread(system, monitor),
         pulse(monitor, system.clock),

@@ -12,6 +12,7 @@ from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.errors import exit_code
 from nos_ec.cli.output import count_text, emit, out, progress, short_text, size_text
 from nos_ec.cli.values import rate_of
+from nos_ec.cli.watching import keeping_counts
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.engine.shard_rebuild import RebuildResult
 
@@ -55,7 +56,7 @@ def shards_rebuild(
             emit({"rebuilt": None, "why": ON_CEPH}, as_json, lambda: out.print(ON_CEPH))
             return
         interrupt_on_sigterm()
-        with progress() as bar:
+        with keeping_counts(system), progress() as bar:
             task = bar.add_task("blocks", total=None)
 
             def show(result: RebuildResult) -> None:

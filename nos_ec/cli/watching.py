@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import structlog
@@ -72,14 +72,29 @@ def endpoint(monitor: Monitor, settings: Settings, port: int) -> Iterator[None]:
 def keeping_totals(system: System) -> Iterator[None]:
     """Keep the stored figures of the whole store up to date while the block runs. All daemons that may write rows do
     this, and one of them at a time has work with it."""
+    with _beside("figures", system.store_totals().run):
+        yield
+
+
+@contextmanager
+def keeping_counts(system: System) -> Iterator[None]:
+    """Add what GC, scrubs and rebuilds of shards count in this process to the counts of the store, while the block runs
+    and at its end."""
+    with _beside("counts", lambda ended: system.counts.run(ended, system.clock)):
+        yield
+
+
+@contextmanager
+def _beside(name: str, loop: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Run a loop on a thread until the block ends."""
     ended = threading.Event()
-    keeper = threading.Thread(target=system.store_totals().run, args=(ended,), name="figures", daemon=True)
-    keeper.start()
+    thread = threading.Thread(target=loop, args=(ended,), name=name, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        keeper.join()
+        thread.join()
 
 
 def pulse(monitor: Monitor, clock: Clock) -> Pulse:

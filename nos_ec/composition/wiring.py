@@ -69,6 +69,7 @@ from nos_ec.engine.unknown_segments import UnknownSegments
 from nos_ec.engine.usage import usage_spans
 from nos_ec.engine.verifier import CALM_S, READS_MAX, WARY_S
 from nos_ec.monitoring.exposition import Sample
+from nos_ec.monitoring.gc_samples import interval_samples, nothing_counted, pass_samples, rebuild_counts, scrub_counts
 from nos_ec.monitoring.metrics import AUDIT_FAILURES
 from nos_ec.monitoring.monitor import Cached, Monitor
 from nos_ec.monitoring.sources import (
@@ -80,6 +81,7 @@ from nos_ec.monitoring.sources import (
     store_samples,
     waiting_samples,
 )
+from nos_ec.monitoring.stored_counts import StoredCounts
 from nos_ec.ports.audit_trail import AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
@@ -91,6 +93,7 @@ from nos_ec.ports.placement_groups import PlacementGroups
 from nos_ec.ports.segment_medium import SegmentMedium
 from nos_ec.ports.shard_store import ShardStore
 from nos_ec.settings import Settings
+from nos_ec.settings.section import DAY
 
 
 def initialise(settings: Settings, new_shards: Collection[int] = (), new_devices: Collection[int] = ()) -> None:
@@ -184,8 +187,11 @@ class System:
     """The queue, behind the parts that it works with."""
     _leased: tuple[tuple[object, ...], LargeLease] | None = None
     """The same of the lease of large PUTs."""
+    counts: StoredCounts = field(init=False)
+    """What GC, scrubs and rebuilds of shards have counted in the store."""
 
     def __post_init__(self) -> None:
+        self.counts = StoredCounts(self.metadata, nothing_counted())
         self._puts = self._put_parts(), self._put_queue()
 
     def __enter__(self) -> Self:
@@ -412,6 +418,9 @@ class System:
         monitor.metrics.add("placement groups", lambda: group_samples(self.groups.states()))
         waiting_ms_max = put.min_age_ms + linger_ms_max
         monitor.metrics.add("limits", lambda: limit_samples(gc.reserve_bytes, waiting_ms_max, gc.target_space_amp))
+        monitor.metrics.add("intervals", lambda: interval_samples(gc.wait_ms, self.settings.scrub.pass_days * DAY))
+        monitor.metrics.add("gc", self.counts.samples)
+        monitor.metrics.add("passes", lambda: pass_samples(self.metadata, self.settings.s3.lifecycle_day_ms))
 
     def store_totals(self) -> StoreTotals:
         """Reads the sums over the whole store, and keeps the stored ones up to date."""
@@ -448,7 +457,9 @@ class System:
         if self.shards is None:
             return None
         rate = self.settings.shards.rebuild_bytes_per_s if bytes_per_s is None else bytes_per_s
-        return ShardRebuild(self.shards, self.metadata, self.clock, self.geometry.stripe_size, rate, self.trail)
+        rebuild = ShardRebuild(self.shards, self.metadata, self.clock, self.geometry.stripe_size, rate, self.trail)
+        self.counts.add(lambda: rebuild_counts(rebuild.counters))
+        return rebuild
 
     def scrubber(self, bytes_per_s: int | None = None, *, repair: bool | None = None) -> Scrubber:
         """Reads everything that is packed, at the configured rate or another one, with or without repair."""
@@ -459,9 +470,11 @@ class System:
             self.settings.put.reservation_ms,
         )
         ttl_ms = self.settings.consumer.lease_ttl_ms
-        return Scrubber(
+        scrubber = Scrubber(
             self.checked(), self.shards, lambda name: self.contended_lease(name, ttl_ms), options, self.trail
         )
+        self.counts.add(lambda: scrub_counts(scrubber.counters))
+        return scrubber
 
     def planned_mending(self) -> PlannedMending:
         """Mends what a scrub has planned."""

@@ -14,6 +14,7 @@ from typing import Any
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring import space_metrics as of_space
 from nos_ec.monitoring.metric import PREFIX, Kind, Metric
+from nos_ec.monitoring.metric import STORE as STORE_SERVICES
 from nos_ec.monitoring.metrics import METRICS
 
 WIDTH, ROW_WIDTH, HEIGHT = 8, 24, 8
@@ -139,7 +140,7 @@ def _overview() -> list[Panel]:
 def _of(metric: Metric) -> Panel:
     """The panel of one metric."""
     name, title = metric.exposed_name, metric.exposed_name.removeprefix(PREFIX)
-    whole = metric.name.startswith(f"{PREFIX}store_")
+    whole = metric.services == STORE_SERVICES  # each of them exports the same figures of the store
     labels = ["store", *([] if whole else ["instance"]), *metric.labels]
     by, legend = ", ".join(labels), " ".join(f"{{{{{label}}}}}" for label in labels)
     about = f"{metric.meaning} {metric.advice}"
@@ -154,7 +155,7 @@ def _of(metric: Metric) -> Panel:
         return Panel(
             f"{title}, per second",
             unit,
-            [(f"sum by ({by}) (rate({name}{{{STORE}}}[$__rate_interval]))", legend)],
+            [(f"{'max' if whole else 'sum'} by ({by}) (rate({name}{{{STORE}}}[$__rate_interval]))", legend)],
             about,
         )
     if metric.name.endswith("_timestamp_seconds"):

@@ -337,72 +337,72 @@ AUDIT_FAILURES = _counter(
     "Must not grow; the log names the folder and the error. No deletion waits for it.",
 )
 
-# --- GC ------------------------------------------------------------------------------------------------------------
-GC_RUNS = _counter("gc_runs", (GC,), "Collections that succeeded.", "Grows every gc.wait_ms.")
+# --- GC, in all processes that have run it -----------------------------------------------------------------------
+GC_RUNS = _counter("gc_runs", STORE, "Collections that succeeded.", "Grows every gc.wait_ms.")
 GC_FAILURES = _counter(
     "gc_failures",
-    (GC,),
+    STORE,
     "Collections that failed; the next one continues from there.",
     "At a steady rate, see the log. A Conflict there means that another GC process holds the lease.",
 )
 GC_LAST_RUN = _gauge(
     "gc_last_run_timestamp_seconds",
-    (GC,),
+    STORE,
     "When the last collection succeeded (Unix time); 0 before the first.",
-    "Alert when it is older than a few gc.wait_ms. If GC is started by cron or a timer, watch that job instead.",
+    "Alert when it is older than a few gc.wait_ms, or than the interval of the timer that starts GC.",
 )
 GC_WAIT_SECONDS = _gauge(
     "gc_wait_seconds",
-    (GC,),
+    STORE,
     "gc.wait_ms by the configuration of this process.",
     "Compare the time since `nos_ec_gc_last_run_timestamp_seconds` with it.",
 )
 GC_BLOCKS_EXAMINED = _counter(
-    "gc_examined_blocks", (GC,), "Blocks whose headers GC read.", "The number of candidates that the trigger finds."
+    "gc_examined_blocks", STORE, "Blocks whose headers GC read.", "The number of candidates that the trigger finds."
 )
 GC_EXAMINED_BYTES = _counter(
-    "gc_examined_bytes", (GC,), "Data-space bytes of the examined blocks.", "What a GC without headers would have read."
+    "gc_examined_bytes", STORE, "Data-space bytes of the examined blocks.", "What a GC without headers would have read."
 )
 GC_HEADER_BYTES = _counter(
     "gc_header_read_bytes",
-    (GC,),
+    STORE,
     "Header bytes read to decide which blocks to collect.",
     "Should be a few percent of `nos_ec_gc_examined_bytes_total`.",
 )
 GC_BLOCKS_CONDEMNED = _counter(
     "gc_condemned_blocks",
-    (GC,),
+    STORE,
     "Blocks emptied; they are deleted after gc.block_grace_ms.",
     "Deletions follow one grace period later.",
 )
 GC_BLOCKS_DELETED = _counter(
-    "gc_deleted_blocks", (GC,), "Blocks deleted.", "If far behind the condemned blocks for long, see the log."
+    "gc_deleted_blocks", STORE, "Blocks deleted.", "If far behind the condemned blocks for long, see the log."
 )
 GC_RECLAIMED_BYTES = _counter(
     "gc_reclaimed_bytes",
-    (GC,),
+    STORE,
     "Data-space bytes of the deleted blocks.",
     "Subtract the moved bytes to get GC's net gain.",
 )
-GC_MOVED_OBJECTS = _counter("gc_moved_objects", (GC,), "Live objects rewritten.", "The amount of work GC does.")
+GC_MOVED_OBJECTS = _counter("gc_moved_objects", STORE, "Live objects rewritten.", "The amount of work GC does.")
 GC_MOVED_BYTES = _counter(
     "gc_moved_bytes",
-    (GC,),
+    STORE,
     "Bytes of live objects rewritten.",
     "If more than half of the reclaimed bytes, gc.space_amp or gc.hole_ratio_min may be too low for what GC gains.",
 )
 GC_STRIPES_WRITTEN = _counter(
-    "gc_written_stripes", (GC,), "Stripes that GC wrote for surviving objects.", "GC's write load."
+    "gc_written_stripes", STORE, "Stripes that GC wrote for surviving objects.", "GC's write load."
 )
 GC_BLOCKS_PARKED = _counter(
     "gc_parked_blocks",
-    (GC,),
+    STORE,
     "Times a run set aside a block that it could not read, and continued with the others.",
     "At a steady rate, see the log and `nos_ec_parked_items`; the block is retried later.",
 )
 GC_UNREADABLE = _counter(
     "gc_unreadable_objects",
-    (GC,),
+    STORE,
     "Live objects that could not be read; their blocks are kept.",
     "Must be 0. Otherwise more than m shards are lost or damaged; the log names block and object.",
 )

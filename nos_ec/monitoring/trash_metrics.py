@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nos_ec.monitoring.metric import GC, STORE, Declarations, Metric
+from nos_ec.monitoring.metric import STORE, Declarations, Metric
 
 _declared = Declarations()
 _counter, _gauge = _declared.counter, _declared.gauge
@@ -21,13 +21,13 @@ STORE_TRASH_BYTES = _gauge(
 )
 GC_EXPIRED_OBJECTS = _counter(
     "gc_expired_objects",
-    (GC,),
+    STORE,
     "Deleted objects that GC removed from the trash because they had expired.",
     "If it does not grow although objects expire, see the log of GC.",
 )
 GC_EXPIRED_BYTES = _counter(
     "gc_expired_bytes",
-    (GC,),
+    STORE,
     "Bytes of the objects that GC removed from the trash.",
     "They are dead from then on: GC frees them with their blocks.",
 )

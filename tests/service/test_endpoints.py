@@ -40,7 +40,7 @@ from .conftest import SHORT, SHORT_OVER_MS, STRIPE, WAIT_S_MAX, Bench
 pytestmark = pytest.mark.timed
 
 COMMANDS = {"producer": ["producer"], "consumer": ["consumer"], "gc": ["gc", "run", "--apply", "--loop"]}
-UNEQUAL = "left: what the service exports (its samples.py); right: what metrics.py declares for it"
+UNEQUAL = "left: what the service exports (its samples); right: what metrics.py declares for it"
 
 
 class Daemon:
@@ -207,6 +207,36 @@ def test_producer_and_gc(bench: Bench, system: System) -> None:
     bench.settle(system)
     bench.assert_readable(system)
     bench.assert_at_rest(system)
+
+
+def test_gc_and_scrubs_from_cron_have_metrics(bench: Bench, system: System) -> None:
+    """A run of a moment that nobody can scrape is exported by a daemon that is scraped."""
+    bench.put_some(system, 120)
+    bench.pack(system)
+    for key in list(bench.acknowledged)[10:]:
+        bench.delete(system, key)
+    with daemon(bench, "producer") as producer:
+        before = producer.metrics()
+        assert before[("nos_ec_gc_runs_total",)] == before[("nos_ec_gc_last_run_timestamp_seconds",)] == 0
+        for runs in (1, 2):
+            assert bench.run("gc", "run", "--apply").returncode == 0
+            assert producer.metrics()[("nos_ec_gc_runs_total",)] == runs
+        assert bench.run("scrub").returncode == 0
+        found = producer.metrics()
+        assert found[("nos_ec_gc_moved_objects_total",)] == 10
+        assert found[("nos_ec_gc_deleted_blocks_total",)] > 0
+        blocks = len(system.metadata.list_blocks(None, 1000))
+        assert found[("nos_ec_scrub_blocks_total",)] == blocks > 0
+        assert found[("nos_ec_scrub_bytes_total", "read")] > 0
+        for name in ("gc_last_run", "scrub_last_pass"):
+            assert abs(found[(f"nos_ec_{name}_timestamp_seconds",)] - time.time()) < WAIT_S_MAX
+        assert found[("nos_ec_gc_wait_seconds",)] == 600
+        with daemon(bench, "gc", NOS_EC_GC__WAIT_MS="60000") as gc:
+            until(lambda: gc.metrics()[("nos_ec_gc_runs_total",)] == 3, "a daemon counts on")
+            assert gc.stop() == 0
+        assert producer.metrics()[("nos_ec_gc_runs_total",)] == 3
+    alone = expected_names("gc") - expected_names("producer") - expected_names("consumer")
+    assert alone == {"nos_ec_blocks_short", "nos_ec_rebuild_failed_blocks"}, "only a daemon looks for lost shards"
 
 
 @pytest.mark.parametrize("service", ["producer", "consumer", "gc"])

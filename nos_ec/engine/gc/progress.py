@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 
 from nos_ec.core.errors import NosError
 from nos_ec.core.gc_policy import Behind, StoredBytes
@@ -54,6 +54,28 @@ class CollectionResult:
     """Why the run did not reach the target, or did not collect all that a policy without a target asks for."""
     stopped: Stopped | None = None
     """Why the run ended early, if it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class GcCounters:
+    """What GC has done since the process started.
+
+    last_run_ms: when the last successful run ended; 0 if there was none. collected: totals of all runs, including the
+    current one, without names of objects and blocks, and without what is known only of one run.
+    """
+
+    runs: int = 0
+    failures: int = 0
+    last_run_ms: int = 0
+    collected: CollectionResult = field(default_factory=CollectionResult)
+
+    def with_run(self, result: CollectionResult) -> GcCounters:
+        """These counters plus the result so far of a run."""
+        sums = {
+            name: getattr(self.collected, name) + getattr(result, name)
+            for name in (one.name for one in fields(CollectionResult) if isinstance(one.default, int))
+        }
+        return replace(self, collected=CollectionResult(**sums))
 
 
 Watch = Callable[[CollectionResult], object]

@@ -1,29 +1,40 @@
-"""The metrics of GC."""
+"""Samples of GC, of the lifecycle rules that it applies, of rebuilding shards and of scrubs.
+
+What they count goes into the store's counts (`stored_counts.py`), because cron or a timer may start them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nos_ec.engine.lifecycle_walk import LifecycleWalk
+from nos_ec.engine.gc.progress import GcCounters
+from nos_ec.engine.lifecycle_bucket import Expired
+from nos_ec.engine.lifecycle_walk import read_walk
 from nos_ec.engine.scrub.scrubber import ScrubCounters
-from nos_ec.engine.shard_rebuild import RebuildCounters
+from nos_ec.engine.shard_rebuild import RebuildCounters, RebuildResult
 from nos_ec.monitoring import lifecycle_metrics as of_lifecycle
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring import scrub_metrics as of_scrub
 from nos_ec.monitoring import shard_metrics as of_shards
 from nos_ec.monitoring import trash_metrics as of_trash
 from nos_ec.monitoring.exposition import Sample
-from nos_ec.monitoring.sources import lease_samples
-from nos_gc.service import GcService
+from nos_ec.ports.metadata import Metadata
 
 
-def gc_samples(service: GcService, wait_ms: int) -> Iterator[Sample]:
-    """Samples of GC's counters, of its time between runs, and of its lease during a run."""
-    counters, collected = service.counters, service.counters.collected
+def nothing_counted() -> Iterator[Sample]:
+    """All counts of a store in which none of this has run yet."""
+    yield from gc_counts(GcCounters())
+    yield from lifecycle_counts(Expired())
+    yield from rebuild_counts(RebuildCounters())
+    yield from scrub_counts(ScrubCounters())
+
+
+def gc_counts(counters: GcCounters) -> Iterator[Sample]:
+    """Counts of collections, and when the last one succeeded."""
+    collected = counters.collected
     yield Sample(m.GC_RUNS, counters.runs)
     yield Sample(m.GC_FAILURES, counters.failures)
     yield Sample(m.GC_LAST_RUN, counters.last_run_ms / 1000)
-    yield Sample(m.GC_WAIT_SECONDS, wait_ms / 1000)
     yield Sample(m.GC_BLOCKS_EXAMINED, collected.blocks_examined)
     yield Sample(m.GC_EXAMINED_BYTES, collected.block_bytes_examined)
     yield Sample(m.GC_HEADER_BYTES, collected.header_bytes_read)
@@ -37,14 +48,10 @@ def gc_samples(service: GcService, wait_ms: int) -> Iterator[Sample]:
     yield Sample(m.GC_UNREADABLE, collected.unreadable_objects)
     yield Sample(of_trash.GC_EXPIRED_OBJECTS, collected.expired_objects)
     yield Sample(of_trash.GC_EXPIRED_BYTES, collected.expired_bytes)
-    held = service.held
-    if held is not None:
-        yield from lease_samples(held, "gc")
 
 
-def lifecycle_samples(lifecycle: LifecycleWalk, day_ms: int) -> Iterator[Sample]:
-    """Samples of lifecycle rules. The day of the walk is missing until this process has looked."""
-    total, state = lifecycle.total, lifecycle.state
+def lifecycle_counts(total: Expired) -> Iterator[Sample]:
+    """Counts of lifecycle rules."""
     yield Sample(of_lifecycle.LIFECYCLE_EXAMINED, total.examined)
     yield Sample(of_lifecycle.LIFECYCLE_EXPIRED_OBJECTS, total.objects)
     yield Sample(of_lifecycle.LIFECYCLE_EXPIRED_BYTES, total.bytes)
@@ -52,26 +59,19 @@ def lifecycle_samples(lifecycle: LifecycleWalk, day_ms: int) -> Iterator[Sample]
     yield Sample(of_lifecycle.LIFECYCLE_EXPIRED_MARKERS, total.markers)
     yield Sample(of_lifecycle.LIFECYCLE_ABORTED_UPLOADS, total.uploads)
     yield Sample(of_lifecycle.LIFECYCLE_FAILED_BUCKETS, total.failed)
-    if state is not None:
-        yield Sample(of_lifecycle.LIFECYCLE_WALK_DAY, state.day * day_ms / 1000)
 
 
-def rebuild_samples(counters: RebuildCounters) -> Iterator[Sample]:
-    """Samples of the rebuild of shards. Those of the last look are missing until one has ended."""
+def rebuild_counts(counters: RebuildCounters) -> Iterator[Sample]:
+    """Counts of rebuilding shards."""
     yield Sample(of_shards.REBUILT_SHARDS, counters.missing, ("missing",))
     yield Sample(of_shards.REBUILT_SHARDS, counters.replaced, ("damaged",))
     yield Sample(of_shards.REBUILD_BYTES, counters.read_bytes, ("read",))
     yield Sample(of_shards.REBUILD_BYTES, counters.written_bytes, ("written",))
     yield Sample(of_shards.REBUILD_FAILURES, counters.failures)
-    last = counters.last
-    if last is not None:
-        for shards in range(1, max(last.short, default=1) + 1):
-            yield Sample(of_shards.BLOCKS_SHORT, last.short.get(shards, 0), (str(shards),))
-        yield Sample(of_shards.REBUILD_FAILED_BLOCKS, last.unreadable + last.failed)
 
 
-def scrub_samples(counters: ScrubCounters, pass_ms: int) -> Iterator[Sample]:
-    """Samples of scrubs. Those of the store's passes are missing until this process has read where they are."""
+def scrub_counts(counters: ScrubCounters) -> Iterator[Sample]:
+    """Counts of scrubs."""
     yield Sample(of_scrub.SCRUB_BLOCKS, counters.blocks)
     yield Sample(of_scrub.SCRUB_BYTES, counters.read_bytes, ("read",))
     yield Sample(of_scrub.SCRUB_BYTES, counters.written_bytes, ("written",))
@@ -79,10 +79,29 @@ def scrub_samples(counters: ScrubCounters, pass_ms: int) -> Iterator[Sample]:
     yield Sample(of_scrub.SCRUB_DAMAGES, counters.left, ("left",))
     yield Sample(of_scrub.SCRUB_UNREAD_BLOCKS, counters.unread)
     yield Sample(of_scrub.SCRUB_FAILURES, counters.failures)
-    yield Sample(of_scrub.SCRUB_INTERVAL_SECONDS, pass_ms / 1000)
-    state = counters.state
-    if state is not None:
-        current, last = state.current, state.last
-        yield Sample(of_scrub.SCRUB_PASS_BLOCKS, 0 if current is None else current.blocks)
-        yield Sample(of_scrub.SCRUB_LAST_PASS, 0 if last is None else last.ended_ms / 1000)
-        yield Sample(of_scrub.SCRUB_LEFT, max((one.left for one in (current, last) if one is not None), default=0))
+
+
+def shortage_samples(last: RebuildResult | None) -> Iterator[Sample]:
+    """What the last look for shards that are missing left; nothing before the first has ended."""
+    if last is None:
+        return
+    for shards in range(1, max(last.short, default=1) + 1):
+        yield Sample(of_shards.BLOCKS_SHORT, last.short.get(shards, 0), (str(shards),))
+    yield Sample(of_shards.REBUILD_FAILED_BLOCKS, last.unreadable + last.failed)
+
+
+def pass_samples(metadata: Metadata, lifecycle_day_ms: int) -> Iterator[Sample]:
+    """How far the passes of scrubs and the walk of lifecycle rules are, whichever process does them. Raises
+    Transient."""
+    state, walk = metadata.scrub_state(), read_walk(metadata)
+    current, last = (None, None) if state is None else (state.current, state.last)
+    yield Sample(of_scrub.SCRUB_PASS_BLOCKS, 0 if current is None else current.blocks)
+    yield Sample(of_scrub.SCRUB_LAST_PASS, 0 if last is None else last.ended_ms / 1000)
+    yield Sample(of_scrub.SCRUB_LEFT, max((one.left for one in (current, last) if one is not None), default=0))
+    yield Sample(of_lifecycle.LIFECYCLE_WALK_DAY, 0 if walk is None else walk.day * lifecycle_day_ms / 1000)
+
+
+def interval_samples(gc_wait_ms: int, scrub_pass_ms: int) -> Iterator[Sample]:
+    """How often GC and scrubs should run by the configuration of this process."""
+    yield Sample(m.GC_WAIT_SECONDS, gc_wait_ms / 1000)
+    yield Sample(of_scrub.SCRUB_INTERVAL_SECONDS, scrub_pass_ms / 1000)
