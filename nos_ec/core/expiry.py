@@ -14,7 +14,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 from nos_ec.core.attributes import decode_attributes
@@ -26,6 +26,7 @@ NEWER_MAX = 100
 """How many noncurrent versions a rule can keep. Source: NoncurrentVersionExpiration of the S3 API reference."""
 TAGS_ATTRIBUTE = "s3:tags"
 """The attribute of an object that has its tags, as in a query."""
+_T = TypeVar("_T")
 _VERSION = 1
 _STORED_BYTES_MAX = 4 << 20
 """Of the JSON. 1,000 rules with the longest prefixes and tags have less."""
@@ -164,21 +165,33 @@ def tags_of(attributes: bytes) -> Mapping[str, str] | None:
         return None
 
 
-def encode_rules(rules: Sequence[ExpiryRule]) -> bytes:
-    """As a bucket has them."""
+def encode_rules(rules: Sequence[ExpiryRule], transition_minimum: str | None = None) -> bytes:
+    """As a bucket has them. transition_minimum: a word that is kept for clients; no rule depends on it."""
     said = [{name: value for name, value in asdict(rule).items() if value is not None} for rule in rules]
-    return zlib.compress(json.dumps({"version": _VERSION, "rules": said}, separators=(",", ":")).encode(), 9)
+    data: dict[str, Any] = {"version": _VERSION, "rules": said}
+    if transition_minimum is not None:
+        data["transition_minimum"] = transition_minimum
+    return zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)
 
 
 def decode_rules(body: bytes) -> list[ExpiryRule]:
     """What `encode_rules` made these bytes of. Raises Corrupt for any others."""
+    return _decoded(body, lambda data: [_rule(one) for one in data["rules"]])
+
+
+def transition_minimum_of(body: bytes) -> str | None:
+    """The word that `encode_rules` was given with these rules. Raises Corrupt."""
+    return _decoded(body, lambda data: str(data["transition_minimum"]) if "transition_minimum" in data else None)
+
+
+def _decoded(body: bytes, read: Callable[[dict[str, Any]], _T]) -> _T:
     try:
         reader = zlib.decompressobj()
         text = reader.decompress(body, _STORED_BYTES_MAX)
         data: dict[str, Any] = json.loads(text)
         if data["version"] != _VERSION:
             raise Corrupt(f"lifecycle rules of version {data['version']!r}; this release knows {_VERSION}")
-        return [_rule(one) for one in data["rules"]]
+        return read(data)
     except (zlib.error, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise Corrupt("lifecycle rules that cannot be read") from None
 

@@ -46,11 +46,11 @@ _ON_OBJECT = {"READ": Rights.READ, **_ACL_RIGHTS}
 
 
 def grants_of(acl: str, owner: Owner) -> list[Grant]:
-    """What a stored ACL grants: in the order given, and of a canned ACL with the owner last."""
+    """What a stored ACL grants: in the order given, and of a canned ACL with the owner first."""
     if "=" in acl:
         return [_grant(*entry.partition("=")[::2]) for entry in acl.split(" ")]
     groups = _GROUPS.get(_OWNERS.get(acl, acl), ())
-    return [*(Grant(permission, uri=uri) for uri, permission in groups), Grant("FULL_CONTROL", owner)]
+    return [Grant("FULL_CONTROL", owner), *(Grant(permission, uri=uri) for uri, permission in groups)]
 
 
 @lru_cache(maxsize=1024)

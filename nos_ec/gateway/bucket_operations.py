@@ -26,6 +26,9 @@ BUCKET_TAGS_MAX = 50
 _RECREATES = "us-east-1"
 """The region in which the owner of a bucket may create it again (CreateBucket of the S3 API reference)."""
 
+_REGIONS = {"EU": "eu-west-1", "US": "us-east-1"}
+"""Old names of regions that clients still send as a location constraint."""
+
 
 class BucketOperations:
     """Safe to call from several threads."""
@@ -53,7 +56,7 @@ class BucketOperations:
             )
         after = call.request.parameter("continuation-token") or ""
         found: list[BucketRow] = []
-        more = True
+        more = call.request.parameter("bucket-region") in (None, "", self._region)  # all buckets are in this one
         while more and len(found) <= limit:
             page = self._metadata.buckets_of(account, after, BUCKETS_MAX // 10)
             more = len(page) == BUCKETS_MAX // 10
@@ -78,7 +81,7 @@ class BucketOperations:
         ownership = _ownership_of(call.request)
         if ownership is not None:
             require_closed(ownership, acl, account)
-        documents.create_bucket(document(call) if call.has_body else b"")
+        self._require_location(documents.create_bucket(document(call) if call.has_body else b""))
         if self._metadata.bucket(call.bucket) is None:
             self._uploads.abort_all(call.bucket)  # such as were begun, or left, when another bucket had this name
         first = CannedAcl.PRIVATE if kind is CannedAcl.GRANTS else kind
@@ -91,6 +94,15 @@ class BucketOperations:
         if not made:
             self._require_as_asked(call.bucket, account, acl, ownership)
         return empty({"location": f"/{call.bucket}"})
+
+    def _require_location(self, location: str | None) -> None:
+        """Raises InvalidLocationConstraint for any region but that of the settings."""
+        if location is not None and _REGIONS.get(location, location) != self._region:
+            raise S3Error(
+                "InvalidLocationConstraint",
+                f"The specified location-constraint is not valid: the region of this store is {self._region}.",
+                LocationConstraint=location,
+            )
 
     def _require_as_asked(self, bucket: str, account: str, acl: str, ownership: Ownership | None) -> None:
         """That a bucket is just as this account would have created it. Raises BucketAlreadyOwnedByYou,
@@ -105,7 +117,7 @@ class BucketOperations:
     def head_bucket(self, call: Call) -> Reply:
         """To whoever may list it."""
         call.require(Rights.LIST)
-        return empty({"x-amz-bucket-region": self._region})
+        return empty()
 
     def delete_bucket(self, call: Call) -> Reply:
         """An empty one. Uploads into it are aborted."""

@@ -9,6 +9,7 @@ Source: RFC 9112 (HTTP/1.1), sections 3.2, 5 and 6.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httptools
@@ -27,6 +28,7 @@ CROWD_MAX = 100
 DISCARDED_BYTES_MAX = 1 << 20
 DISCARD_WAIT_S = 2.0
 
+_ABSOLUTE = re.compile(rb"https?://([^/?#@]+)([/?].*|)", re.IGNORECASE)
 _REFUSAL = (
     b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>BadRequest</Code>'
     b"<Message>This is no HTTP request, or its headers are too long.</Message></Error>"
@@ -109,6 +111,7 @@ class GatewayProtocol(HttpToolsProtocol):
             super().on_header(name, value.strip(b" \t"))
 
     def on_headers_complete(self) -> None:
+        self._take_absolute_form()
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0") or len(self.pipeline) >= PIPELINE_MAX:
             raise _Refused
@@ -117,6 +120,13 @@ class GatewayProtocol(HttpToolsProtocol):
         self.scope["connection"] = self  # type: ignore[typeddict-unknown-key]
         self.scope["raw_path"], _, self.scope["query_string"] = self.url.partition(b"?")
         self._in_head, self._head_bytes, self._unused_bytes = False, 0, 0
+
+    def _take_absolute_form(self) -> None:
+        """A target such as `http://host/path`: its host counts, and not the header (RFC 9112, section 3.2.2)."""
+        match = _ABSOLUTE.fullmatch(self.url)
+        if match is not None:
+            self.url = match[2] if match[2].startswith(b"/") else b"/" + match[2]
+            self.headers[:] = [(name, match[1] if name == b"host" else value) for name, value in self.headers]
 
     def on_body(self, body: bytes) -> None:
         self._unused_bytes = 0

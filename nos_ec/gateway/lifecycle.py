@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from nos_ec.core.expiry import BucketRules, Expiry, decode_rules, encode_rules
+from nos_ec.core.expiry import BucketRules, Expiry, decode_rules, encode_rules, transition_minimum_of
 from nos_ec.gateway.access import Access
 from nos_ec.gateway.accounts import AccountsMetadata
 from nos_ec.gateway.bucket_operations import document
@@ -19,6 +19,10 @@ from nos_ec.ports.metadata import DocumentKind, ObjectRow, Rights, UploadRow
 from nos_ec.ports.metadata.buckets import DOCUMENT_BYTES_MAX
 from nos_ec.s3.errors import S3Error
 
+_MINIMUM = "x-amz-transition-default-minimum-object-size"
+_MINIMA = ("all_storage_classes_128K", "varies_by_storage_class")
+"""What that header can say; S3 takes the first one if a request does not say it. It is about transitions, which the
+store does not have, but clients wait until they read what they have written."""
 _TIME_MS_MAX = 253_402_214_400_000
 """The end of the year 9999, after which no header can say a date."""
 
@@ -39,19 +43,27 @@ class LifecycleOperations:
             raise S3Error(
                 "NoSuchLifecycleConfiguration", "The lifecycle configuration does not exist", BucketName=call.bucket
             )
-        return xml(xml_of(decode_rules(body)))
+        return xml(xml_of(decode_rules(body)), {_MINIMUM: transition_minimum_of(body) or _MINIMA[0]})
 
     def put_configuration(self, call: Call) -> Reply:
         """In place of the one that it had. Holds for all objects of the bucket, also for those that are there."""
         call.require(Rights.OWNER)
-        body = encode_rules(rules_of(document(call)))
+        minimum = call.request.header(_MINIMUM) or _MINIMA[0]
+        if minimum not in _MINIMA:
+            raise S3Error(
+                "InvalidArgument",
+                f"{_MINIMUM} must be one of {', '.join(_MINIMA)}.",
+                ArgumentName=_MINIMUM,
+                ArgumentValue=minimum,
+            )
+        body = encode_rules(rules_of(document(call)), minimum)
         if len(body) > DOCUMENT_BYTES_MAX:
             raise S3Error(
                 "InvalidRequest",
                 f"The rules have {len(body)} bytes when compressed; at most {DOCUMENT_BYTES_MAX} are possible.",
             )
         self._access.set_document(call.bucket, DocumentKind.LIFECYCLE, body, self._clock.now_ms())
-        return empty()
+        return empty({_MINIMUM: minimum})
 
     def delete_configuration(self, call: Call) -> Reply:
         """None is no error."""

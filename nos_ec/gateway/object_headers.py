@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from email.charset import BASE64, Charset
+from email.header import Header
 from email.utils import formatdate, parsedate_to_datetime
 from urllib.parse import urlencode
 
@@ -31,6 +33,10 @@ LATIN_1 = "s3:latin-1"
 """The names of headers that did not come as UTF-8, separated by commas. Clients get the bytes that they have sent."""
 DEFAULT_TYPE = "binary/octet-stream"
 STORAGE_CLASSES = ("STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING")
+_ENCODED = Charset("utf-8")
+"""How S3 answers with metadata that is not ASCII: as encoded words of RFC 2047. Some clients can read nothing else in
+headers. Source: "Working with object metadata" of the S3 user guide."""
+_ENCODED.header_encoding = BASE64
 _UNSUPPORTED = re.compile(r"x-amz-(server-side-encryption|object-lock-|website-redirect-location)")
 
 
@@ -155,10 +161,14 @@ def headers_of(row: ObjectRow, attributes: Mapping[str, str], *, with_checksum: 
         "accept-ranges": "bytes",
         "content-type": attributes.get("content-type", DEFAULT_TYPE),
     }
-    found |= {n: value for n, value in attributes.items() if n in KEPT or n == ENCODING or n.startswith(META)}
-    for name in attributes.get(LATIN_1, "").split(","):
-        if name in found:
-            found[name] = found[name].encode("latin-1", "replace").decode("utf-8", "surrogateescape")
+    latin_1 = attributes.get(LATIN_1, "").split(",")
+    for name, value in attributes.items():
+        if name in latin_1:
+            found[name] = value.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
+        elif name.startswith(META):
+            found[name] = value if value.isascii() else Header(value, _ENCODED, maxlinelen=75).encode(linesep="")
+        elif name in KEPT or name == ENCODING:
+            found[name] = value
     if TAGS in attributes:
         found["x-amz-tagging-count"] = str(len(tags_of(attributes)))
     if STORAGE_CLASS in attributes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import Conflict, NosError, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.parts import PARTS_MAX
+from nos_ec.core.parts import PARTS_MAX, UploadId
 from nos_ec.core.versions import Versioning
 from nos_ec.engine.store import READ_TRIES, Store
 from nos_ec.engine.uploads import MultipartUploads
@@ -79,6 +80,16 @@ _OF_304 = ("etag", "last-modified", "cache-control", "expires", "x-amz-version-i
 """What an answer without a body says of an object that has not changed (RFC 9110, section 15.4.5)."""
 
 
+class _Part(NamedTuple):
+    """A part of an object: `length` bytes from `first`. upload_id: None for an object that is not composed, whose only
+    part is all of it."""
+
+    number: int
+    first: int
+    length: int
+    upload_id: UploadId | None = None
+
+
 class ObjectOperations:
     """Safe to call from several threads."""
 
@@ -122,7 +133,7 @@ class ObjectOperations:
                     raise S3Error("InvalidRequest", "Request specific response headers need a signed request.")
                 headers[name] = value
         size = row.users_size
-        part = self._range_of_part(call, row)
+        part = self._part(call, row)
         try:
             check_read(request, row)
         except S3Error as error:
@@ -133,29 +144,40 @@ class ObjectOperations:
         if part is not None:
             if wanted is not None:
                 raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
-            wanted = part
+            wanted = part.first, part.length
             if row.composition is not None:
                 headers["x-amz-mp-parts-count"] = str(row.composition.parts)
         if wanted is None or (not size and part is not None):
             return Reply(200, headers, length=size), 0
         first, length = wanted
         headers["content-range"] = f"bytes {first}-{first + length - 1}/{size}"
-        for name in [name for name in headers if name.startswith("x-amz-checksum-")]:
-            del headers[name]  # they are of the whole object
+        if part is None or part.upload_id is not None:
+            told = [name for name in headers if name.startswith("x-amz-checksum-")]
+            kind = headers.get("x-amz-checksum-type")
+            for name in told:
+                del headers[name]  # they are of the whole object
+            if part is not None and kind is not None:
+                headers |= self._checksum_of_part(row.key, part) | {"x-amz-checksum-type": kind}
         return Reply(206, headers, length=length), first
 
-    def _range_of_part(self, call: Call, row: ObjectRow) -> tuple[int, int] | None:
-        """(first byte, length) of the part that `partNumber` asks for; None without it."""
+    def _checksum_of_part(self, key: ObjectKey, part: _Part) -> dict[str, str]:
+        """The headers with the checksum that a part was stored with; none without one."""
+        assert part.upload_id is not None
+        stored = self._uploads.parts_of(key, part.upload_id, part.number - 1, 1)
+        return checksum_headers(attributes_of(stored[0].row)) if stored and stored[0].number == part.number else {}
+
+    def _part(self, call: Call, row: ObjectRow) -> _Part | None:
+        """The part that `partNumber` asks for; None without it."""
         if not call.request.parameter("partNumber"):
             return None
         number = call.part_number()
         manifest = self._store.manifest(row)
         if manifest is None and number == 1:
-            return 0, row.size
+            return _Part(number, 0, row.size)
         for index, part in enumerate(() if manifest is None else manifest.parts):
             if part.number == number:
                 assert manifest is not None
-                return manifest.starts[index], part.size
+                return _Part(number, manifest.starts[index], part.size, manifest.upload_id)
         raise S3Error("InvalidPart", "The requested partnumber is not satisfiable", PartNumber=str(number))
 
     def _readable(self, call: Call, key: ObjectKey) -> tuple[ObjectRow, dict[str, str]]:
@@ -230,7 +252,7 @@ class ObjectOperations:
         parts = self._parts(call, row, attributes) if "ObjectParts" in words else {}
         body = answers.object_attributes(
             etag=etag_of(row) if "ETag" in words else None,
-            checksum=checksum_of(attributes) if "Checksum" in words else None,
+            checksum=_without_parts(checksum_of(attributes)) if "Checksum" in words else None,
             storage_class=attributes.get(STORAGE_CLASS, "STANDARD") if "StorageClass" in words else None,
             size=row.users_size if "ObjectSize" in words else None,
             **parts,
@@ -339,7 +361,7 @@ class ObjectOperations:
         given = attributes_of_call(call)
         keeps, keeps_tags = _directive(request, "metadata"), _directive(request, "tagging")
         is_same = row.key == call.object_key and not row.is_noncurrent
-        if is_same and keeps and STORAGE_CLASS not in given and of_headers(request) is None:
+        if is_same and keeps and request.header("x-amz-storage-class") is None and of_headers(request) is None:
             raise S3Error(
                 "InvalidRequest",
                 "This copy request is illegal because it is trying to copy an object to itself without changing the"
@@ -506,6 +528,12 @@ def _deletion(
 def _undeleted(error: NosError, key: str) -> Exception:
     """Why a DELETE has not taken effect."""
     return no_such_key(key) if isinstance(error, NotFound) else error
+
+
+def _without_parts(checksum: answers.Checksum | None) -> answers.Checksum | None:
+    """The checksum of an object without the number of parts, which HEAD and CompleteMultipartUpload put behind a
+    composite one, but GetObjectAttributes does not."""
+    return None if checksum is None else replace(checksum, value=checksum.value.partition("-")[0])
 
 
 def _alone(checksum: answers.Checksum | None) -> answers.Checksum | None:

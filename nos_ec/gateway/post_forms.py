@@ -48,13 +48,14 @@ class PostForms:
         bucket that anybody may write to."""
         access = self._access.bucket(bucket)
         body = FormBody(request, source, partial(self._access.require_same, access))
-        key = body.fields.get("key", "").replace("${filename}", body.file_name)
+        # All fields, and before the policy is compared with them ("POST policy" of the API reference).
+        fields = {name: value.replace("${filename}", body.file_name) for name, value in body.fields.items()}
+        key = fields.get("key", "")
         if not key:
             raise S3Error(
                 "InvalidArgument", "Bucket POST must contain a field named 'key'.", ArgumentName="key", ArgumentValue=""
             )
         check_key(key)
-        fields = {**body.fields, "key": key}
         account, sizes = self._sender(fields, bucket)
         meant = Request("PUT", request.raw_path, b"", _headers(fields))
         allowed = allowed_rights(access, "PostObject", meant, key, account)

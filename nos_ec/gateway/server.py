@@ -61,6 +61,7 @@ def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> S
         PostForms(access, objects, clock),
         clock,
         settings.domain_names,
+        settings.region,
     )
 
 

@@ -58,8 +58,10 @@ class Service:
         forms: PostForms,
         clock: Clock,
         domains: Collection[str],
+        region: str,
     ) -> None:
         self._access = access
+        self._region = region
         self._cors = cors
         self._forms = forms
         self._clock = clock
@@ -126,9 +128,17 @@ class Service:
             raise
         except Exception as error:
             reply = _refusal(request, translated(error, request_id=record.request_id), record)
+        if record.operation == "HeadBucket":
+            self._name_region(reply, record.bucket)
         if b"origin" in request.header_values and request.method != "OPTIONS":
             self._allow_origin(request, reply)
         return _finished(request, reply, record)
+
+    def _name_region(self, reply: Reply, bucket: str) -> None:
+        """Also when the request is refused: clients look up the region of a bucket without an access key."""
+        with suppress(S3Error, NosError):  # the answer stands; there may be no such bucket
+            self._access.bucket(bucket)
+            reply.headers["x-amz-bucket-region"] = self._region
 
     def _allow_origin(self, request: Request, reply: Reply) -> None:
         """Also of a refusal, so that the page can read it."""

@@ -129,9 +129,9 @@ def expected_of(
     compute if the request names no algorithm. of_object: the checksum in the headers is that of an object, as of
     CompleteMultipartUpload, and not of the body.
 
-    Raises S3Error: InvalidDigest (a bad Content-MD5), InvalidRequest (a second checksum, an unknown trailer),
-    NotImplemented (an algorithm that we lack), BadDigest (a value that no checksum of its algorithm has, as radosgw
-    says; another algorithm than `x-amz-sdk-checksum-algorithm`)."""
+    Raises S3Error: InvalidDigest (a bad Content-MD5), InvalidRequest (a second checksum, an unknown trailer, a value
+    that no checksum of its algorithm has), NotImplemented (an algorithm that we lack), BadDigest (another algorithm
+    than `x-amz-sdk-checksum-algorithm`)."""
     content_md5 = request.header("content-md5")
     md5 = None
     if content_md5 is not None:
@@ -162,23 +162,42 @@ def expected_of(
 
 
 def checksum_of(request: Request) -> tuple[Algorithm, bytes] | None:
-    """The checksum in the headers; CompleteMultipartUpload has there the one of the object. Raises S3Error as
-    `expected_of`."""
+    """The checksum in the headers, which is of the body. Raises S3Error as `expected_of`."""
+    found = _sent(request)
+    return None if found is None else (found[0], _require(*found, found[0].header + " header"))
+
+
+def object_checksum_of(request: Request) -> tuple[Algorithm, str] | None:
+    """The checksum in the headers of CompleteMultipartUpload, which is of the object: as sent, with or without `-N`
+    behind a composite one. Raises S3Error as `expected_of`."""
+    found = _sent(request)
+    if found is not None:
+        checksum, dash, parts = found[1].partition("-")
+        valid = not dash or (parts.isascii() and parts.isdigit())
+        _require(found[0], checksum if valid else "", found[0].header + " header")
+    return found
+
+
+def _sent(request: Request) -> tuple[Algorithm, str] | None:
+    """The algorithm and the value of the header with a checksum."""
     found = None
     for raw_name in request.header_values:
-        if not raw_name.startswith(b"x-amz-checksum-"):
-            continue
         name = raw_name.decode("latin-1")
-        if name in _NOT_OF_A_BODY:
+        if not name.startswith("x-amz-checksum-") or name in _NOT_OF_A_BODY:
             continue
         algorithm = _BY_HEADER.get(name) or _refuse(name, "The header")
-        value = decoded(request.header(name) or "", algorithm.size)
-        if value is None:
-            raise S3Error("BadDigest", f"Value for {name} header is invalid.")
         if found:
             raise _several()
-        found = (algorithm, value)
+        found = (algorithm, request.header(name) or "")
     return found
+
+
+def _require(algorithm: Algorithm, text: str, where: str) -> bytes:
+    """Raises InvalidRequest unless the text is a checksum of this algorithm."""
+    value = decoded(text, algorithm.size)
+    if value is None:
+        raise S3Error("InvalidRequest", f"Value for {where} is invalid.")
+    return value
 
 
 def algorithm_named(name: str) -> Algorithm:
@@ -251,8 +270,8 @@ class BodyCheck:
             self._checksum.update(piece)
 
     def finish(self, trailers: Mapping[str, str]) -> Computed:
-        """Compares, at the end of the body. trailers: by name in lower case. Raises S3Error: BadDigest,
-        XAmzContentSHA256Mismatch."""
+        """Compares, at the end of the body. trailers: by name in lower case. Raises S3Error: BadDigest, InvalidRequest
+        (a trailer that is not a checksum), XAmzContentSHA256Mismatch."""
         expected, md5 = self._expected, self._md5.digest()
         if self._sha256 is not None and not hmac.compare_digest(self._sha256.hexdigest(), expected.sha256 or ""):
             raise S3Error(
@@ -274,9 +293,8 @@ class BodyCheck:
         if not expected.told:
             return Computed(md5, expected.algorithm, computed)
         if value is None:
-            value = decoded(trailers[expected.algorithm.header], expected.algorithm.size)
-            if value is None:
-                raise S3Error("BadDigest", f"Value for {expected.algorithm.header} trailing header is invalid.")
+            header = expected.algorithm.header
+            value = _require(expected.algorithm, trailers[header], header + " trailing header")
         if value != computed:
             name = expected.algorithm.value
             raise S3Error("BadDigest", f"The {name} you specified did not match the calculated checksum.")

@@ -17,6 +17,7 @@ from nos_ec.s3.answers import Grant, Owner
 from nos_ec.s3.checksums import Algorithm, decoded
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.names import check_key, check_version_id
+from nos_ec.s3.request import is_encoded
 
 DOCUMENT_SIZE_MAX = 2 << 20
 DEPTH_MAX = 16
@@ -210,8 +211,10 @@ def complete_upload(body: bytes) -> list[CompletedPart]:
             if value is None:
                 raise S3Error("InvalidRequest", f"The {algorithm.value} of part {number} is not valid.")
             checksum = (algorithm, value)
-        if found and int(number) <= found[-1].number:
+        if found and int(number) < found[-1].number:
             raise S3Error("InvalidPartOrder", "The parts must be listed in ascending order of their numbers.")
+        if found and int(number) == found[-1].number:
+            found.pop()  # a client that has sent a part again may list both; the last one counts, as with radosgw
         found.append(CompletedPart(int(number), fields["ETag"].strip().strip('"'), checksum))
     if not found:
         raise malformed("No parts are listed.")
@@ -235,7 +238,9 @@ def tagging(body: bytes, tags_max: int = OBJECT_TAGS_MAX) -> dict[str, str]:
 def tagging_header(text: str) -> dict[str, str]:
     """The header `x-amz-tagging`: tags as in a query. Raises InvalidArgument or InvalidTag."""
     try:
-        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=100)
+        pairs = (
+            parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=100) if is_encoded(text) else None
+        )
     except ValueError:
         pairs = None
     if pairs is None or len(dict(pairs)) != len(pairs):

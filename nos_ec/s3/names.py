@@ -11,6 +11,7 @@ from collections.abc import Collection
 from urllib.parse import unquote, unquote_to_bytes
 
 from nos_ec.s3.errors import S3Error
+from nos_ec.s3.request import is_encoded, require_encoded
 
 KEY_SIZE_MAX = 1024
 """Bytes of UTF-8."""
@@ -105,7 +106,7 @@ def copy_source(text: str) -> tuple[str, str, str | None]:
     if mark:
         name, _, sent = query.partition("=")
         version = unquote(sent)
-        if name != "versionId" or not version or "&" in sent:
+        if name != "versionId" or not version or "&" in sent or not is_encoded(sent):
             raise _bad_source()
     if path.startswith("arn:"):
         raise S3Error("NotImplemented", "Copying from an access point is not supported.")
@@ -129,6 +130,7 @@ def _bad_source() -> S3Error:
 
 
 def _decoded(raw: bytes) -> str:
+    require_encoded(raw)
     try:
         return unquote_to_bytes(raw).decode()
     except UnicodeDecodeError:

@@ -13,6 +13,7 @@ from nos_ec.s3.errors import S3Error
 TARGET_SIZE_MAX = 16 << 10
 PARAMETERS_MAX = 200
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_STRAY_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
 _TOKEN = re.compile(r"[0-9a-z!#$%&'*+.^_`|~-]+")
 
 
@@ -64,8 +65,9 @@ class Request:
     @cached_property
     def query(self) -> dict[str, list[str]]:
         """The values of each parameter, decoded, in the order sent. `+` is a space, as in HTML forms. Raises InvalidURI
-        for what is not UTF-8."""
+        for what is not UTF-8, and as `require_encoded`."""
         values: dict[str, list[str]] = {}
+        require_encoded(self.raw_query)
         try:
             for name, value in decoded_query(self.raw_query):
                 values.setdefault(name.decode(), []).append(value.decode())
@@ -82,6 +84,17 @@ class Request:
         if len(values) > 1:
             raise S3Error("InvalidArgument", f"The query parameter {name} was sent more than once.", ArgumentName=name)
         return values[0]
+
+
+def is_encoded(text: str) -> bool:
+    """Whether each `%` begins an encoded byte. Otherwise decoders disagree about what is meant."""
+    return _STRAY_PERCENT.search(text) is None
+
+
+def require_encoded(raw: bytes) -> None:
+    """Raises InvalidURI unless each `%` of a path or query begins an encoded byte."""
+    if not is_encoded(raw.decode("latin-1")):
+        raise S3Error("InvalidURI", "Couldn't parse the specified URI: a % is not followed by two hexadecimal digits.")
 
 
 def text_of(value: bytes) -> str:

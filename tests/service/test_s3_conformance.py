@@ -124,6 +124,41 @@ def test_methods_that_are_not_allowed_name_what_they_were_for(gateway: Gateway) 
         )
 
 
+def test_times_are_the_same_wherever_they_are_told(ann: Any) -> None:
+    """`aws s3 sync --exact-timestamps` loads everything again otherwise."""
+    ann.put_object(**NAMED, Body=b"abc")
+    told = ann.head_object(**NAMED)["LastModified"]
+    for listed in (ann.list_objects, ann.list_objects_v2):
+        assert listed(Bucket="photos")["Contents"][0]["LastModified"] == told
+    assert ann.list_object_versions(Bucket="photos")["Versions"][0]["LastModified"] == told
+    copied = ann.copy_object(Bucket="photos", Key="copy", CopySource="photos/k")["CopyObjectResult"]["LastModified"]
+    assert ann.head_object(Bucket="photos", Key="copy")["LastModified"] == copied
+    part = ann.upload_part_copy(**opened(ann), PartNumber=1, CopySource="photos/k")["CopyPartResult"]["LastModified"]
+    assert part.microsecond == 0
+
+
+@pytest.mark.parametrize("storage_class", ["STANDARD", "STANDARD_IA"])
+def test_a_copy_onto_itself_may_set_any_storage_class(ann: Any, storage_class: str) -> None:
+    ann.put_object(**NAMED, Body=b"abc", StorageClass="STANDARD_IA", Metadata={"a": "b"})
+    refused("InvalidRequest", 400, ann.copy_object, **NAMED, CopySource="photos/k")
+    ann.copy_object(**NAMED, CopySource="photos/k", StorageClass=storage_class)
+    head = ann.head_object(**NAMED)
+    assert (head.get("StorageClass", "STANDARD"), head["Metadata"]) == (storage_class, {"a": "b"})
+
+
+def test_a_stray_percent_sign_is_refused(gateway: Gateway, ann: Any) -> None:
+    for bad in ("k=%zz", "k=%", "k=a%2", "%=v"):
+        refused("InvalidArgument", 400, ann.put_object, **NAMED, Body=b"x", Tagging=bad)
+    ann.put_object(**NAMED, Body=b"x", Tagging="k=%25zz")
+    assert ann.get_object_tagging(**NAMED)["TagSet"] == [{"Key": "k", "Value": "%zz"}]
+    for target in ("/photos/%zz", "/photos/k%", "/photos?prefix=%zz", "/%zz"):
+        status, body, _ = gateway.raw("GET", target)
+        assert (status, error_of(body)["Code"]) == (400, "InvalidURI"), target
+    copy = gateway.client("ann")
+    with_headers(copy, "PutObject", x_amz_copy_source="photos/%zz")
+    refused("InvalidArgument", 400, copy.put_object, Bucket="photos", Key="copy")
+
+
 # --- uploads --------------------------------------------------------------------------------------
 def test_a_condition_of_an_abort_is_not_passed_over(gateway: Gateway, ann: Any) -> None:
     upload = opened(ann)
@@ -140,7 +175,10 @@ def test_a_checksum_of_an_object_that_is_none(ann: Any) -> None:
     part = ann.upload_part(**upload, PartNumber=1, Body=b"x", ChecksumAlgorithm="CRC32")
     parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
     complete = {**upload, "MultipartUpload": parts}
-    refused("BadDigest", 400, ann.complete_multipart_upload, **complete, ChecksumCRC32="abc")
+    for bad in ("abc", "AAAAAA==-", "AAAAAA==-x"):
+        refused("InvalidRequest", 400, ann.complete_multipart_upload, **complete, ChecksumCRC32=bad)
+    two = {"ChecksumCRC32": part["ChecksumCRC32"], "ChecksumCRC32C": "AAAAAA=="}
+    refused("InvalidRequest", 400, ann.complete_multipart_upload, **complete, **two)
     refused("BadDigest", 400, ann.complete_multipart_upload, **complete, ChecksumCRC32="AAAAAA==")
     assert ann.complete_multipart_upload(**complete, ChecksumCRC32=part["ChecksumCRC32"])["ETag"]
 
@@ -226,6 +264,47 @@ def test_buckets_are_listed_with_their_region(gateway: Gateway, ann: Any) -> Non
     for limit in (0, 10_001):
         lax = gateway.client("ann", parameter_validation=False)
         refused("InvalidArgument", 400, lax.list_buckets, MaxBuckets=limit)
+
+
+def test_buckets_of_another_region_are_not_listed(ann: Any) -> None:
+    assert [row["Name"] for row in ann.list_buckets(BucketRegion=SETTINGS.region)["Buckets"]] == ["photos"]
+    assert ann.list_buckets(BucketRegion="eu-north-1")["Buckets"] == []
+
+
+def test_a_new_bucket_is_in_the_region_of_the_store(system: System, gateway: Gateway) -> None:
+    ann = gateway.client("ann")
+    create = {"Bucket": "music", "CreateBucketConfiguration": {"LocationConstraint": "eu-west-1"}}
+    refused("InvalidLocationConstraint", 400, ann.create_bucket, **create)
+    refused("404", 404, ann.head_bucket, Bucket="music")
+    ann.create_bucket(Bucket="music", CreateBucketConfiguration={"LocationConstraint": SETTINGS.region})
+    with serving(system, SETTINGS.model_copy(update={"region": "eu-west-1"})) as other:
+        bob = other.client("bob")
+        for number, location in enumerate(("eu-west-1", "EU")):
+            bob.create_bucket(Bucket=f"films{number}", CreateBucketConfiguration={"LocationConstraint": location})
+        bob.create_bucket(Bucket="films3")
+
+
+def test_the_region_of_a_bucket_is_told_to_whoever_asks(gateway: Gateway, ann: Any) -> None:
+    """As SDKs look it up: without an access key, and the answer may be a refusal."""
+    status, _, headers = gateway.raw("HEAD", "/photos")
+    assert (status, headers["x-amz-bucket-region"]) == (403, SETTINGS.region)
+    denial = refused("403", 403, gateway.client("bob").head_bucket, Bucket="photos")
+    forged = refused("403", 403, gateway.client_of("nobody", "x" * 40).head_bucket, Bucket="photos")
+    other = refused("403", 403, ann.head_bucket, Bucket="photos", ExpectedBucketOwner="bob")
+    for error in (denial, forged, other):
+        assert error.response["ResponseMetadata"]["HTTPHeaders"]["x-amz-bucket-region"] == SETTINGS.region
+    assert ann.head_bucket(Bucket="photos")["BucketRegion"] == SETTINGS.region
+    status, _, headers = gateway.raw("HEAD", "/nothing")
+    assert (status, "x-amz-bucket-region" in headers) == (404, False)
+
+
+@pytest.mark.parametrize("acl", ["public-read", "public-read-write", "authenticated-read"])
+def test_the_owner_of_a_canned_acl_comes_first(ann: Any, acl: str) -> None:
+    ann.put_object(**NAMED, Body=b"abc", ACL=acl)
+    ann.put_bucket_acl(Bucket="photos", ACL=acl)
+    for grants in (ann.get_object_acl(**NAMED)["Grants"], ann.get_bucket_acl(Bucket="photos")["Grants"]):
+        assert (grants[0]["Grantee"].get("ID"), grants[0]["Permission"]) == ("ann", "FULL_CONTROL")
+        assert {grant["Grantee"]["Type"] for grant in grants[1:]} == {"Group"}
 
 
 def test_names_in_cross_origin_requests(gateway: Gateway, ann: Any) -> None:

@@ -95,7 +95,7 @@ def test_signed_forms(bench: Bench, gateway: Gateway, ann: Any, size: int, versi
     assert (status, body, headers["etag"], headers["location"]) == (204, b"", f'"{md5}"', f"{gateway.url}/photos/k")
     got = ann.get_object(**NAMED)
     assert (got["Body"].read(), got["ContentType"], got["StorageClass"]) == (data, "text/x", "STANDARD_IA")
-    assert got["Metadata"]["a"].encode("latin-1").decode() == "b \u00fc"
+    assert got["Metadata"]["a"] == "=?utf-8?b?YiDDvA==?="
     assert gateway.raw("GET", "/photos/k")[:2] == (200, data)
     bench.settle(gateway.system)
     assert ann.get_object(**NAMED)["Body"].read() == data
@@ -137,11 +137,29 @@ def test_tags_and_checksums_of_a_form(gateway: Gateway, ann: Any) -> None:
     denied(poster.post(fields, b"other"), 400, "BadDigest")
     fields = poster.fields() | {"x-amz-checksum-sha256": sha256}
     assert poster.post(fields)[0] == 204, "a checksum needs no condition"
-    for wrong in (sha256[::-1], "nonsense"):
-        denied(poster.post(fields | {"x-amz-checksum-sha256": wrong}), 400, "BadDigest")
+    wrong = base64.b64encode(hashlib.sha256(b"").digest()).decode()
+    denied(poster.post(fields | {"x-amz-checksum-sha256": wrong}), 400, "BadDigest")
+    for nonsense in (sha256[::-1], "nonsense"):
+        denied(poster.post(fields | {"x-amz-checksum-sha256": nonsense}), 400, "InvalidRequest")
     denied(poster.post(poster.fields(tagging="<Tagging>")), 400, "MalformedXML")
     denied(poster.post(poster.fields(x_amz_server_side_encryption="AES256")), 501, "NotImplemented")
     assert ann.get_object(**NAMED)["Body"].read() == b"bar"
+
+
+def test_every_field_may_have_the_name_of_the_file(gateway: Gateway, ann: Any) -> None:
+    poster = Poster(gateway)
+    address = "http://example.com/${filename}"
+    conditions = [{"bucket": "photos"}, {"key": "u/foo.txt"}, {"success_action_redirect": "http://example.com/foo.txt"}]
+    conditions += [{"x-amz-meta-name": "a foo.txt"}, {"x-amz-tagging": "n=foo.txt"}]
+    fields = poster.fields(
+        *conditions,
+        key="u/${filename}", x_amz_meta_name="a ${filename}", x_amz_tagging="n=${filename}",
+    ) | {"success_action_redirect": address}  # fmt: skip
+    status, _, headers = poster.post(fields)
+    assert (status, headers["location"].partition("?")[0]) == (303, "http://example.com/foo.txt")
+    named = {"Bucket": "photos", "Key": "u/foo.txt"}
+    assert ann.head_object(**named)["Metadata"] == {"name": "a foo.txt"}
+    assert ann.get_object_tagging(**named)["TagSet"] == [{"Key": "n", "Value": "foo.txt"}]
 
 
 def test_conditions_of_a_policy(gateway: Gateway, ann: Any) -> None:

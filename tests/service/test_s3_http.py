@@ -159,8 +159,25 @@ def test_the_target_is_taken_as_it_was_sent(wire: Wire) -> None:
         answer = wire.answer(f"GET /photos/{target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         assert answer.startswith(b"HTTP/1.1 200"), answer
         assert answer.endswith(b"\r\n\r\n" + key.encode())
-    whole = b"GET http://x/photos/k HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    assert b"HTTP/1.1 200" not in wire.answer(whole), "nobody signs such a path"
+
+
+def test_a_target_with_its_host(wire: Wire) -> None:
+    """Servers must take it (RFC 9112, section 3.2.2), and then its host counts."""
+    wire.client.put_object(Bucket="photos", Key="seen", Body=b"seen", ACL="public-read")
+    for target, host in (
+        ("http://x/photos/seen", "x"),
+        ("HTTP://x/photos/seen?versionId=null", "other"),
+        ("https://photos.s3.example.com:1/seen", "x"),
+    ):
+        answer = wire.answer(f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+        assert answer.endswith(b"\r\n\r\nseen")
+    for target in ("http://x", "http://x?list-type=2"):
+        answer = wire.answer(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        assert b"<Code>AccessDenied</Code>" in answer, answer
+    for target in ("http:///photos/seen", "http://a@x/photos/seen", "ftp://x/photos/seen"):
+        answer = wire.answer(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.1 400"), answer
 
 
 def test_white_space_around_a_value_is_no_part_of_it(wire: Wire) -> None:

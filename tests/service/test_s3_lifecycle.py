@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nos_ec.core.expiry import DAY_MS
+from nos_ec.core.expiry import DAY_MS, ExpiryRule, encode_rules
 from nos_ec.engine.lifecycle_bucket import Expired
 from nos_ec.engine.lifecycle_walk import LifecycleWalk
 from nos_ec.ports.metadata import DocumentKind
@@ -54,6 +54,27 @@ def raw(ann: Any, text: str) -> Any:
             del params["headers"][name]
 
     return send
+
+
+def test_the_smallest_size_of_transitions_comes_back_as_it_was_put(gateway: Gateway, ann: Any) -> None:
+    """Without transitions it says nothing, but terraform waits until it reads what it has written."""
+    name, default = "TransitionDefaultMinimumObjectSize", "all_storage_classes_128K"
+    for asked in (None, "varies_by_storage_class", default):
+        told = {} if asked is None else {name: asked}
+        wanted = asked or default
+        assert ann.put_bucket_lifecycle_configuration(**configuration(rule()), **told)[name] == wanted
+        assert ann.get_bucket_lifecycle_configuration(Bucket="photos")[name] == wanted
+    lax = gateway.client("ann", parameter_validation=False)
+    refused(
+        "InvalidArgument",
+        400,
+        lax.put_bucket_lifecycle_configuration,
+        **configuration(rule()),
+        TransitionDefaultMinimumObjectSize="1K",
+    )
+    stored = encode_rules([ExpiryRule("by an earlier release", days=1)])
+    gateway.system.metadata.set_bucket_document("photos", DocumentKind.LIFECYCLE, stored, 1)
+    assert ann.get_bucket_lifecycle_configuration(Bucket="photos")[name] == default
 
 
 def test_a_configuration_comes_back_as_it_was_put(gateway: Gateway, ann: Any) -> None:

@@ -142,7 +142,8 @@ def test_completions_that_are_refused(ann: Any) -> None:
         ([other], "InvalidPart"),
         ([{"PartNumber": 3, "ETag": first["ETag"]}], "InvalidPart"),
         ([last, first], "InvalidPartOrder"),
-        ([first, first], "InvalidPartOrder"),
+        ([first, last, first], "InvalidPartOrder"),
+        ([first, other], "InvalidPart"),
         ([], "MalformedXML"),
     ):
         arguments = {"Bucket": "photos", "Key": "k", "UploadId": upload_id, "MultipartUpload": {"Parts": listed}}
@@ -219,6 +220,16 @@ def test_who_may_upload(gateway: Gateway, ann: Any) -> None:
         assert (listed["Initiator"]["ID"], listed["Owner"]["ID"]) == ("bob", owner)
 
 
+def test_a_part_that_is_listed_as_often_as_it_was_sent(ann: Any) -> None:
+    """The case multipart_resend_first_finishes_last of s3-tests: the last entry counts."""
+    upload_id, (early,) = begun(ann, "k", {1: b"early"})
+    of_upload = {"Bucket": "photos", "Key": "k", "UploadId": upload_id}
+    late = {"PartNumber": 1, "ETag": ann.upload_part(**of_upload, PartNumber=1, Body=b"late")["ETag"]}
+    refused("InvalidPart", 400, ann.complete_multipart_upload, **of_upload, MultipartUpload={"Parts": [late, early]})
+    completed(ann, "k", upload_id, [early, late])
+    assert ann.get_object(Bucket="photos", Key="k")["Body"].read() == b"late"
+
+
 def test_checksums_of_parts_and_of_the_whole(ann: Any) -> None:
     bodies = {1: body_of(PART, 1), 2: body_of(99, 2)}
     whole = bodies[1] + bodies[2]
@@ -258,6 +269,14 @@ def test_checksums_of_parts_and_of_the_whole(ann: Any) -> None:
         assert (of_parts["TotalPartsCount"], [part["Size"] for part in of_parts["Parts"]]) == (2, [PART, 99])
         if kind == "COMPOSITE":
             assert [part[name] for part in of_parts["Parts"]] == [part[name] for part in parts]
+        assert told_parts["Checksum"] == {name: made[name].removesuffix("-2"), "ChecksumType": kind}
+        for part, body in zip(parts, bodies.values(), strict=True):
+            for read in (ann.get_object, ann.head_object):
+                found = read(Bucket="photos", Key="k", PartNumber=part["PartNumber"], ChecksumMode="ENABLED")
+                assert (found["ChecksumType"], found[name]) == (kind, part[name])
+                assert (found["ContentLength"], found["PartsCount"]) == (len(body), 2)
+        in_range = ann.get_object(Bucket="photos", Key="k", Range="bytes=0-9", ChecksumMode="ENABLED")
+        assert (name in in_range, "ChecksumType" in in_range) == (False, False)
         assert ann.get_object(Bucket="photos", Key="k")["Body"].read() == whole
     upload_id = ann.create_multipart_upload(Bucket="photos", Key="k", ChecksumAlgorithm="SHA256")["UploadId"]
     part = {"Bucket": "photos", "Key": "k", "UploadId": upload_id, "PartNumber": 1, "Body": b"x"}

@@ -25,6 +25,7 @@ from nos_ec.s3.errors import STATUS_OF, S3Error
 OWNER = Owner("owner-id", "Müller & <Söhne>")
 THEIRS = {"ID": OWNER.id, "DisplayName": OWNER.name}
 TIME_MS = 1_795_476_425_123
+TIME_S = 1_795_476_425
 HARD = ["a", "a b", "ü/漢/\U0001f600", "<a>&\"'", "]]>", "a\r\nb\tc", " a ", "%41+", "/", "\u0085\u2028", "\ufffd"]
 
 
@@ -74,7 +75,7 @@ def test_list_objects(encode: bool) -> None:
     assert first["ETag"] == '"etag-1"'
     assert (first["ChecksumAlgorithm"], first["ChecksumType"]) == (["CRC32"], "FULL_OBJECT")
     assert first["Owner"] == THEIRS
-    assert first["LastModified"].timestamp() * 1000 == TIME_MS
+    assert first["LastModified"].timestamp() == TIME_S
     assert (parsed["Marker"], parsed["NextMarker"]) == ("mark er", HARD[3])
     assert parsed["Prefix"] == "p/&"
 
@@ -95,8 +96,8 @@ def test_a_client_reads_the_prefix_whether_it_decodes_or_not(prefix: str) -> Non
 
 
 @given(st.integers(0, 250_000_000_000_000))
-def test_a_time_has_all_its_digits(time_ms: int) -> None:
-    expected = datetime.fromtimestamp(time_ms // 1000, UTC).replace(microsecond=time_ms % 1000 * 1000)
+def test_a_time_has_all_its_digits_and_whole_seconds(time_ms: int) -> None:
+    expected = datetime.fromtimestamp(time_ms // 1000, UTC)
     assert answers.time_of(time_ms) == expected.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -191,7 +192,7 @@ def test_list_buckets() -> None:
     parsed = read("ListBuckets", body)
     assert parsed["Owner"] == THEIRS
     assert [(bucket["Name"], bucket["BucketRegion"]) for bucket in parsed["Buckets"]] == [("b1", "eu"), ("b2", "eu")]
-    assert parsed["Buckets"][1]["CreationDate"].timestamp() * 1000 == TIME_MS
+    assert parsed["Buckets"][1]["CreationDate"].timestamp() == TIME_S
     assert (parsed["Prefix"], parsed["ContinuationToken"]) == ("b", "t")
     assert read("ListBuckets", answers.list_buckets(OWNER, []))["Buckets"] == []
 
@@ -216,7 +217,7 @@ def test_copied() -> None:
         assert f"<{name} ".encode() in body
         result = read(operation, body)[name]
         assert (result["ETag"], result["ChecksumSHA256"]) == ('"e"', "abc=")
-        assert result["LastModified"].timestamp() * 1000 == TIME_MS
+        assert result["LastModified"].timestamp() == TIME_S
 
 
 def test_multipart() -> None:
@@ -402,7 +403,7 @@ def test_long_namespaces_are_not_repeated_in_each_name() -> None:
         ("<Part><PartNumber>x</PartNumber><ETag>e</ETag></Part>", "MalformedXML"),
         ("<Part><PartNumber>0</PartNumber><ETag>e</ETag></Part>", "InvalidArgument"),
         ("<Part><PartNumber>10001</PartNumber><ETag>e</ETag></Part>", "InvalidArgument"),
-        ("<Part><PartNumber>1</PartNumber><ETag>e</ETag></Part>" * 2, "InvalidPartOrder"),
+        ("".join(f"<Part><PartNumber>{n}</PartNumber><ETag>e</ETag></Part>" for n in (2, 1)), "InvalidPartOrder"),
         ("<Part><PartNumber>1</PartNumber><ETag>e</ETag><ChecksumSHA512>A</ChecksumSHA512></Part>", "NotImplemented"),
         ("<Part><PartNumber>1</PartNumber><ETag>e</ETag><ChecksumCRC32>A</ChecksumCRC32></Part>", "InvalidRequest"),
     ],
