@@ -86,24 +86,23 @@ class LogReader:
         """The data in what was read of the first copy, or in another one."""
         try:
             return _data_of(data, landing_id, size)
-        except Corrupt as error:
+        except (Corrupt, NotFound) as error:
             try:
                 ranges = [(0, RECORD_HEADER_SIZE + size)]
                 return self._checked(landing_id, ranges, lambda parts: _data_of(parts[0], landing_id, size), error)
             except NosError as failure:
                 return failure
-        except NosError as error:
-            return error
 
     def _checked(
         self,
         landing_id: LandingId,
         ranges: Sequence[tuple[int, int]],
         check: Callable[[list[bytes]], T],
-        failure: Corrupt | None = None,
+        failure: NosError | None = None,
     ) -> T:
-        """What `check` makes of ranges of the record, counted from its header, in the first copy that it accepts.
-        failure: why it has refused the first copy. Raises that when no copy is accepted."""
+        """What `check` makes of ranges of the record, counted from its header, in the first copy that it accepts: one
+        may be damaged, or have missed a write. failure: why it has refused the first copy. When no copy is accepted,
+        raises the first Corrupt, or NotFound when each copy has another segment in its place."""
         at = record_offset(landing_id)
         for copy in range(0 if failure is None else 1, self._medium.limits.copies):
             try:
@@ -113,8 +112,8 @@ class LogReader:
                 raise _of_record(error, landing_id) from error
             try:
                 return check(parts)
-            except Corrupt as error:
-                failure = failure or error
+            except (Corrupt, NotFound) as error:
+                failure = error if failure is None or isinstance(failure, NotFound) else failure
         assert failure is not None
         raise failure
 

@@ -22,6 +22,7 @@ import structlog
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import SegmentId
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.landing_format import RECORD_HEADER_SIZE, segment_found
 from nos_ec.engine.audit_entries import segments_released
 from nos_ec.engine.segment_pages import segment_pages
 from nos_ec.engine.unreadable_slots import restore, unreadable_slots
@@ -87,10 +88,16 @@ class UnknownSegments:
         beat(0)
         try:
             end = self._medium.seal(segment, None, 0)
+            is_empty = end <= self._medium.limits.start and self._is_blank(segment)
         except (NotFound, Transient):
             return False
-        if end <= self._medium.limits.start:
-            return True
-        self._kept.add(segment)
-        _log.error("landing segment has records, but no row; is the metadata older?", segment=segment.hex())
-        return False
+        if not is_empty:
+            self._kept.add(segment)
+            _log.error("landing segment has records, but no row; is the metadata older?", segment=segment.hex())
+        return is_empty
+
+    def _is_blank(self, segment: SegmentId) -> bool:
+        """Whether nothing was appended to a segment without an intact record: its first bytes are zeros, or a record
+        that an earlier segment left in that place. Anything else may be a damaged record."""
+        (head,) = self._medium.read(segment, [(self._medium.limits.start, RECORD_HEADER_SIZE)])
+        return not any(head) or segment_found(head) is not None

@@ -181,10 +181,10 @@ def test_one_damaged_superblock_does_no_harm(tmp_path: Path) -> None:
     (path,) = make(tmp_path)
     log = opened(tmp_path, [path])
     segment, _, end = written(log)
-    log.close()  # with an open segment: two generations have been written
+    log.close()  # with an open segment: three generations have been written
     content = path.read_bytes()
     first, second = (decode_superblock(content[at : at + 4096]) for at in (0, 4096))
-    assert {first.generation, second.generation} == {1, 2}
+    assert {first.generation, second.generation} == {2, 3}
     for damaged in ([0], [4096], [0, 4096]):
         hurt = bytearray(content)
         for at in damaged:

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from nos_ec.adapters.local import device_lives
 from nos_ec.adapters.local.device_file import DeviceFile
-from nos_ec.adapters.local.device_format import HEADER_COPY_AT, SLOTS_AT
+from nos_ec.adapters.local.device_format import HEADER_COPY_AT, SLOTS_AT, SUPERBLOCKS, decode_superblock
 from nos_ec.adapters.local.device_log import DeviceLog
-from nos_ec.core.errors import NoSpace, NotFound, Transient
+from nos_ec.core.errors import ConfigError, NoSpace, NotFound, Transient
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import SegmentId
-from nos_ec.core.landing_format import SEGMENT_HEADER_SIZE
+from nos_ec.core.landing_format import RECORD_HEADER_SIZE, SEGMENT_HEADER_SIZE
+from nos_ec.engine.log_reader import LogReader
 from nos_ec.ports.segment_medium import UnreadableSlot
 from nos_ec.testing.segment_medium_contract import new_segment
 from tests.rig.device_log_work import STORE, batch
@@ -238,3 +240,99 @@ def test_an_error_of_one_page_hides_no_other_slot(
             patched.undo()
             assert not unreadable(log), "the sector can be read again"
             assert is_whole(log, segment, end)
+
+
+# --- superblocks --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("at", SUPERBLOCKS)
+def test_no_bit_of_a_superblock_hides_a_device_that_was_added(tmp_path: Path, at: int) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for known in (paths[:1], paths):
+        DeviceLog.initialise(tmp_path / "log", known, STORE, slot_bytes=SLOT, file_bytes=FILE)
+    with closing(DeviceLog(tmp_path / "log", paths, STORE)) as log:
+        segments = [written(log)[0] for _ in range(2)]
+        log.seal(segments[0], None, 0)
+    for bit in range(0, 72 * 8, BITS_APART):
+        flip(paths[0], bit, at)
+        with closing(DeviceLog(tmp_path / "log", paths[:1], STORE)) as log:
+            assert not log.was_clean
+            (away,) = (segment for segment in segments if not is_there(log, segment))
+            with pytest.raises(Transient):
+                log.read(away, [(PAGE, PAGE)])
+        flip(paths[0], bit, at)
+
+
+def is_there(log: DeviceLog, segment: SegmentId) -> bool:
+    with suppress(Transient):
+        return bool(log.read(segment, [(PAGE, PAGE)]))
+    return False
+
+
+def test_a_damaged_superblock_is_written_again(path: Path) -> None:
+    with opened(path) as log:
+        assert log.was_clean
+    flip(path, 100, SUPERBLOCKS[0])
+    with opened(path) as log:
+        assert not log.was_clean, "the damaged one may have been newer"
+    with opened(path) as log:
+        assert log.was_clean
+    content = path.read_bytes()
+    assert decode_superblock(content[PAGE:]).generation + 1 == decode_superblock(content[:PAGE]).generation
+
+
+def test_two_damaged_superblocks_are_not_taken_for_data_of_somebody_else(path: Path) -> None:
+    for at in SUPERBLOCKS:
+        flip(path, 100, at)
+    with pytest.raises(ConfigError, match="both of its superblocks are damaged") as refused, opened(path):
+        pass
+    assert "dd if=" not in str(refused.value), "what it holds can still be read"
+
+
+def test_a_bad_sector_under_a_superblock_leaves_the_other_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(path) as log:
+        segment, end = written(log)
+    read = DeviceFile.read
+
+    def failing(file: DeviceFile, offset: int, length: int) -> bytes:
+        if offset < PAGE:
+            raise OSError(5, "Input/output error")
+        return read(file, offset, length)
+
+    monkeypatch.setattr(DeviceFile, "read", failing)
+    with opened(path) as log:
+        assert is_whole(log, segment, end)
+
+
+# --- copies -------------------------------------------------------------------------------------------
+def test_a_copy_that_missed_a_write_leaves_the_other_one(tmp_path: Path) -> None:
+    """The first copy has a record of an earlier segment in the place of this one's."""
+    paths = [tmp_path / "a", tmp_path / "b"]
+    DeviceLog.initialise(tmp_path / "log", paths, STORE, slot_bytes=SLOT, file_bytes=FILE)
+    with closing(DeviceLog(tmp_path / "log", paths, STORE, copies=2)) as log:
+        segment, other = new_segment(), new_segment()
+        laid = batch(segment, PAGE)
+        log.create(segment, 1, 0).append(PAGE, laid.buffers)
+        (stale,) = (each for each in paths if log._places(segment)[0][0] == paths.index(each))
+        before = b"".join(batch(other, PAGE).buffers)
+        content = stale.read_bytes()
+        change(stale, content.index(b"".join(laid.buffers)), before)
+        reader = LogReader(log)
+        data = b"".join(laid.buffers)[RECORD_HEADER_SIZE:][:5000]
+        assert reader.read(laid.ids[0]) == data
+        assert reader.read_many([(laid.ids[0], 5000)]) == [data]
+        assert reader.read_range(laid.ids[0], 100, 50) == data[100:150]
+        change(paths[1 - paths.index(stale)], content.index(b"".join(laid.buffers)), before)
+        with pytest.raises(NotFound):
+            reader.read(laid.ids[0])
+
+
+def test_no_bit_of_the_list_of_replaced_devices_is_believed(tmp_path: Path) -> None:
+    device_lives.record_lives(tmp_path, {0: 1, 3: 2})
+    path = tmp_path / device_lives.FILE
+    assert device_lives.read_lives(tmp_path) == {0: 1, 3: 2}
+    for bit in range(8 * len(path.read_bytes())):
+        flip(path, bit, 0)
+        with pytest.raises(ConfigError, match="is damaged"):
+            device_lives.read_lives(tmp_path)
+        flip(path, bit, 0)
+    path.write_bytes(b'{"0": 1}\n')
+    assert device_lives.read_lives(tmp_path) == {0: 1}, "as older releases wrote it"

@@ -393,6 +393,45 @@ def test_a_disk_that_opens_files_but_cannot_read_them_is_a_lost_shard(
         blocks.read(block_id, 0, len(data))
 
 
+def test_errors_of_too_many_disks_do_not_shorten_a_seal(
+    root: Path, blocks: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fewer than k shards that answer, nothing tells that a stripe was not written."""
+    block_id, data = _written(blocks, 2)
+    real_pread, broken = os.pread, set[str]()
+
+    def failing_pread(fd: int, length: int, offset: int) -> bytes:
+        path = str(Path(f"/proc/self/fd/{fd}").readlink())
+        if offset >= DATA_AT and any(shard in path for shard in broken):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real_pread(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", failing_pread)
+    broken |= {"shard-01", "shard-02", "shard-03", "shard-04"}
+    for act in (blocks.stripes, blocks.seal):
+        with pytest.raises(Transient, match="Input/output error"):
+            act(block_id)
+    broken.discard("shard-02")
+    _file(root, block_id, 0).rename(root / "away")
+    with pytest.raises(Transient, match="Input/output error"):
+        blocks.seal(block_id)
+    (root / "away").rename(_file(root, block_id, 0))
+    assert blocks.stripes(block_id) == blocks.seal(block_id) == 2
+    assert blocks.read(block_id, 0, len(data)) == data
+
+
+def test_a_listing_with_too_many_lost_shards_does_not_end_as_if_it_were_whole(
+    root: Path, blocks: LocalBlockStore
+) -> None:
+    block_id, _ = _written(blocks, 1)
+    shards = blocks.geometry.k + blocks.geometry.m
+    _unmount(root, *range(blocks.geometry.m))
+    assert list(blocks.list_blocks()) == [block_id]
+    _unmount(root, *range(blocks.geometry.m, shards))
+    with pytest.raises(Transient, match="shard-00 is missing"):
+        list(blocks.list_blocks())
+
+
 def test_shards_that_this_process_may_not_read_are_not_lost(
     root: Path, blocks: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,11 +13,14 @@ import pytest
 from nos_consumer.assemble import drain
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError, Corrupt, NotFound
-from nos_ec.core.ids import ObjectKey, in_log
+from nos_ec.core.geometry import PAGE
+from nos_ec.core.ids import ObjectKey, in_log, new_segment_id
 from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine.log_segment import RETRY_WAIT_MS
+from nos_ec.engine.unknown_segments import UnknownSegments
 from nos_ec.testing.audit import all_objects
 from tests.rig.at_rest import LaterClock, come_to_rest, end_log
+from tests.rig.device_log_work import batch
 
 from .conftest import CHUNK, CONFIG, STORE_CONFIG, TTL_OVER_MS, Bench
 
@@ -315,3 +318,22 @@ def test_a_device_that_is_lost_for_good_is_replaced(bench: Bench) -> None:
             system.store().get(lost)
         bench.put(system, "lost", bench.data(CHUNK))
     assert_rests(bench)
+
+
+def test_a_damaged_record_is_not_taken_for_an_empty_segment(bench: Bench) -> None:
+    """Without a row, the segment is given back only if nothing was appended to it."""
+    with bench.open() as system:
+        assert system.medium is not None
+        segment, empty = (new_segment_id(system.clock.now_ms(), number) for number in (7, 8))
+        laid = batch(segment, PAGE)
+        system.medium.create(segment, 1, 0).append(PAGE, laid.buffers)
+        system.medium.create(empty, 1, 0)
+    device = bench.folder / "store" / "landing_log" / "device0"
+    content = bytearray(device.read_bytes())
+    content[content.index(laid.ids[0])] ^= 1
+    device.write_bytes(content)
+    with bench.open() as system:
+        assert system.medium is not None
+        unknown = UnknownSegments(system.metadata, system.medium, system.clock)
+        assert unknown.run_once() == 1
+        assert list(system.medium.segments()) == [segment]

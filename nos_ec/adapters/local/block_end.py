@@ -22,23 +22,28 @@ def whole_stripes(layout: ShardLayout, files: Iterable[ShardFile]) -> int:
 
 
 def readable_stripes(layout: ShardLayout, files: Sequence[ShardFile]) -> int:
-    """The number of the last stripe that k shards can provide, plus one. Raises OSError."""
+    """The number of the last stripe that k shards can provide, plus one. Raises OSError, also when fewer than k shards
+    answer, so that the others may have the stripe."""
     for count in range(whole_stripes(layout, files), 0, -1):
         if _stripe_readable(layout, files, count - 1):
             return count
     return 0
 
 
-def _stripe_readable(layout: ShardLayout, files: Iterable[ShardFile], stripe: int) -> bool:
+def _stripe_readable(layout: ShardLayout, files: Sequence[ShardFile], stripe: int) -> bool:
     pages = layout.chunk_pages
     missing = dict.fromkeys(range(stripe * pages, (stripe + 1) * pages), layout.geometry.k)
+    errors = []
     for file in files:
         try:
             bad = file.read_pages(stripe * pages, pages).bad
-        except OSError:
+        except OSError as error:
+            errors.append(error)
             continue
         missing = {page: left - (page not in bad) for page, left in missing.items()}
         missing = {page: left for page, left in missing.items() if left}
         if not missing:
             return True
+    if errors and len(files) - len(errors) < layout.geometry.k:
+        raise errors[0]
     return False

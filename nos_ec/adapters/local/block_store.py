@@ -126,7 +126,7 @@ class LocalBlockStore:
             found, unreachable = self._folders.open(stack, block_id, write=True)
             files = list(found.values())
             self._folders.require(block_id, files, unreachable)
-            if len(unreachable) > self._geometry.m:
+            if len(files) < self._geometry.k:
                 self._folders.refuse_unreachable(unreachable)
             with translated(f"block {block_id.hex()}", block_id):
                 stripes = sealed_stripes(files)
@@ -166,8 +166,8 @@ class LocalBlockStore:
                 self._count(reader)
 
     def stripes(self, block_id: BlockId) -> int:
-        """The number in the seal, or else the number of stripes that can be read now. Raises Transient while more than
-        m shard folders are lost, because the readable stripes then say nothing about the block's end."""
+        """The number in the seal, or else the number of stripes that can be read now. Raises Transient while fewer than
+        k shards can be reached, because the readable stripes then say nothing about the block's end."""
         with ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=False)
             files = list(found.values())
@@ -176,20 +176,24 @@ class LocalBlockStore:
                 stripes = sealed_stripes(files)
             if stripes is not None:
                 return stripes
-            if len(unreachable) > self._geometry.m:
+            if len(files) < self._geometry.k:
                 self._folders.refuse_unreachable(unreachable)
             with translated(f"block {block_id.hex()}", block_id):
                 return readable_stripes(self._layout, files)
 
     def list_blocks(self) -> Iterator[BlockId]:
-        """Yield every block that has a file on a reachable shard."""
+        """Yield every block that has a file on a reachable shard. Raises Transient at the end while more than m shards
+        are lost: then it may lack blocks."""
         seen: set[bytes] = set()
-        for entry in self._folders.entries():
+        unreachable: dict[int, OSError] = {}
+        for entry in self._folders.entries(unreachable):
             with suppress(ValueError):
                 block_id = bytes.fromhex(entry.name)
                 if len(block_id) == 16 and block_id not in seen:
                     seen.add(block_id)
                     yield BlockId(block_id)
+        if len(unreachable) > self._geometry.m:
+            self._folders.refuse_unreachable(unreachable)
 
     def free_bytes(self) -> int:
         """The size of the whole stripes that fit on the fullest disk. Folders on one filesystem share its space."""

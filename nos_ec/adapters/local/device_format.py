@@ -59,7 +59,7 @@ HEADER_COPY_AT = 2048
 _HEAD = struct.Struct("<4sI")
 _SUPERBLOCK = struct.Struct("<16sHHHHIIQQQQ")
 _TRAILER = struct.Struct("<16s8sQQQ")
-_SUPERBLOCK_MAGIC = b"NLD1"
+SUPERBLOCK_MAGIC = b"NLD1"
 _TRAILER_MAGIC = b"NLT1"
 _CLEAN = 1
 
@@ -119,12 +119,12 @@ def encode_superblock(block: Superblock) -> bytes:
         block.window,
         block.generation,
     )
-    return _page(_SUPERBLOCK_MAGIC, rest)
+    return _page(SUPERBLOCK_MAGIC, rest)
 
 
 def decode_superblock(page: bytes) -> Superblock:
     """Raises Corrupt unless the page begins with an intact superblock of this version."""
-    rest = _checked(page, _SUPERBLOCK_MAGIC, _SUPERBLOCK.size, "superblock")
+    rest = _checked(page, SUPERBLOCK_MAGIC, _SUPERBLOCK.size, "superblock")
     fields = _SUPERBLOCK.unpack(rest)
     store_id, version, device, devices, flags, slots, life, slot_bytes, capacity, window, generation = fields
     if version != VERSION:

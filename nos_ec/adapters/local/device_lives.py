@@ -12,6 +12,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import google_crc32c
+
 from nos_ec.adapters.local.device_format import Superblock
 from nos_ec.adapters.local.durable import replace_file
 from nos_ec.core.errors import ConfigError
@@ -24,9 +26,13 @@ def read_lives(folder: Path) -> dict[int, int]:
     """The lives of the devices that were replaced, by number. Raises ConfigError for a damaged file, OSError."""
     path = folder / FILE
     try:
-        return {int(number): int(life) for number, life in json.loads(path.read_bytes()).items()}
+        line, _, checksum = path.read_bytes().partition(b"\n")
     except FileNotFoundError:
         return {}
+    try:
+        if checksum and checksum != _checksum_of(line):  # older releases wrote none
+            raise ValueError("its checksum does not match")
+        return {int(number): int(life) for number, life in json.loads(line).items()}
     except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error}): restore it from a backup") from error
 
@@ -36,8 +42,13 @@ def record_lives(folder: Path, lives: Mapping[int, int]) -> None:
     known = read_lives(folder)
     latest = known | {number: life for number, life in lives.items() if life > known.get(number, 0)}
     if latest != known:
-        replace_file(folder / FILE, json.dumps(dict(sorted(latest.items()))).encode() + b"\n")
+        line = json.dumps(dict(sorted(latest.items()))).encode()
+        replace_file(folder / FILE, line + b"\n" + _checksum_of(line))
         kill_point("device_log.replacement_recorded")
+
+
+def _checksum_of(line: bytes) -> bytes:
+    return f"{google_crc32c.value(line):08x}\n".encode()
 
 
 def refuse_replaced(path: Path, superblock: Superblock, lives: Mapping[int, int]) -> None:

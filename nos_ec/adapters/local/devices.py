@@ -16,6 +16,7 @@ from nos_ec.adapters.local.device_format import (
     SLOT_BYTES_MIN,
     SLOTS_AT,
     SLOTS_MAX,
+    SUPERBLOCK_MAGIC,
     SUPERBLOCKS,
     Superblock,
     decode_superblock,
@@ -119,14 +120,27 @@ def device_count_now(device: OpenDevice) -> int:
 
 def _superblock_of(file: DeviceFile, store_id: bytes) -> Superblock | None:
     """The superblock that counts; None when the first MiB is zeros, so that nothing is there. Raises ConfigError for
-    data of somebody else, OSError."""
-    head = file.read(0, max(SUPERBLOCKS) + PAGE)
-    valid, reasons = [], []
+    data of somebody else, and when both superblocks are damaged; OSError.
+
+    When only one can be read, the other one may be newer. All but `clean` is the same in both: a change of the number
+    of devices is written twice.
+    """
+    valid, reasons, errors = [], [], []
     for at in SUPERBLOCKS:
         try:
-            valid.append(decode_superblock(head[at : at + PAGE]))
+            valid.append(decode_superblock(file.read(at, PAGE)))
         except Corrupt as error:
             reasons.append(str(error))
+        except OSError as error:
+            errors.append(error)
+    if not valid and errors:
+        raise errors[0]
+    if not valid and any(file.read(at, len(SUPERBLOCK_MAGIC)) == SUPERBLOCK_MAGIC for at in SUPERBLOCKS):
+        raise ConfigError(
+            f"{file.path} is a device of a landing log, but both of its superblocks are damaged ({'; '.join(reasons)}):"
+            " restore its first 8 KiB; if you cannot, replace the device (docs/RUNBOOKS.md: A device of the landing log"
+            " is lost)"
+        )
     if not valid:
         if any(file.read(0, SLOTS_AT)):
             raise ConfigError(
@@ -140,7 +154,7 @@ def _superblock_of(file: DeviceFile, store_id: bytes) -> Superblock | None:
             f"{file.path} belongs to the landing log of another store ({superblock.store_id.hex()}), not to this one"
             f" ({store_id.hex()}): connect the right device"
         )
-    return superblock
+    return replace(superblock, clean=superblock.clean and len(valid) == len(SUPERBLOCKS))
 
 
 def write_superblock(device: OpenDevice, *, devices: int | None = None, clean: bool | None = None) -> OpenDevice:
@@ -155,8 +169,19 @@ def write_superblock(device: OpenDevice, *, devices: int | None = None, clean: b
         clean=found.clean if clean is None else clean,
         generation=found.generation + 1,
     )
-    _put_superblock(device.file, following)
+    if following.devices == found.devices:
+        _put_superblock(device.file, following)
+    else:
+        following = _put_twice(device.file, following)
     return OpenDevice(device.file, following)
+
+
+def _put_twice(file: DeviceFile, superblock: Superblock) -> Superblock:
+    """Write this generation and the next one, so that each of the two superblocks has what must not be lost."""
+    _put_superblock(file, superblock)
+    following = replace(superblock, generation=superblock.generation + 1)
+    _put_superblock(file, following)
+    return following
 
 
 def _put_superblock(file: DeviceFile, superblock: Superblock) -> None:
@@ -347,5 +372,4 @@ def _make_device(
     superblock = Superblock(store_id, number, count, slots, slot_bytes, capacity, window_bytes, 1, True, life)
     for slot in range(slots):  # what an earlier log left there may name this store, too
         file.write_page(superblock.slot_at(slot), bytes(PAGE))
-    _put_superblock(file, superblock)
-    return OpenDevice(file, superblock)
+    return OpenDevice(file, _put_twice(file, superblock))

@@ -111,8 +111,9 @@ class ShardFolders:
                 ) from error
             raise as_port_error(f"shard folder {folder}", error) from error
 
-    def entries(self) -> Iterator[os.DirEntry[str]]:
-        """Yield the files of all reachable shards. A folder that cannot be read counts as lost, whatever the reason."""
+    def entries(self, unreachable: dict[int, OSError] | None = None) -> Iterator[os.DirEntry[str]]:
+        """Yield the files of all reachable shards. A folder that cannot be read counts as lost, whatever the reason;
+        `unreachable` gets the errors of such shards."""
         for shard in self.shards:
             for digit in FAN_OUT:
                 try:
@@ -120,6 +121,8 @@ class ShardFolders:
                         yield from entries
                 except OSError as error:
                     _refuse_exhausted(self.folder(shard), error)
+                    if unreachable is not None:
+                        unreachable[shard] = error
 
     def missing(self, block_id: BlockId) -> list[int]:
         """The shards that have no file of the block. Lost shards count."""
