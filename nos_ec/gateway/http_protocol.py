@@ -87,15 +87,26 @@ class GatewayProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._unused_bytes += len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # A server may ignore the wish for another protocol (RFC 9110, 7.8). The parser reads no further.
-            self.cycle.keep_alive = False
+            self._feed(data)
         except httptools.HttpParserError:
             self._refuse()
         else:
             if self._unused_bytes > HEAD_BYTES_MAX:
                 self._refuse()
+
+    def _feed(self, data: bytes) -> None:
+        """A server may ignore an offer of another protocol (RFC 9110, section 7.8). The parser does not: it takes what
+        follows the head for that protocol. So a new parser reads the head again, without the offer."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stopped:
+                kept = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+                line = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+                data = b"%b %b HTTP/%b\r\n%b\r\n" % (*line, b"".join(kept)) + data[stopped.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -111,6 +122,10 @@ class GatewayProtocol(HttpToolsProtocol):
             super().on_header(name, value.strip(b" \t"))
 
     def on_headers_complete(self) -> None:
+        if self.parser.get_method() == b"CONNECT":
+            raise _Refused
+        if self.parser.should_upgrade():
+            return  # see `_feed`
         self._take_absolute_form()
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0") or len(self.pipeline) >= PIPELINE_MAX:
@@ -133,6 +148,8 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._in_head, self._unused_bytes = True, 0
         super().on_message_complete()
 

@@ -25,7 +25,10 @@ ON_EVERY_MACHINE = frozenset(
 """Of the programs that tests and scripts start, those that a minimal Debian has."""
 
 PACKAGE_OF = {
+    "curl": "curl",
     "groff": "groff",
+    "java": "default-jdk-headless",
+    "javac": "default-jdk-headless",
     "logrotate": "logrotate",
     "mandoc": "mandoc",
     "openssl": "openssl",

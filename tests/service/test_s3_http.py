@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.gateway import http_protocol
 from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
+from tests.rig.programs import need_program
 
 from .conftest import WAIT_S_MAX
 from .s3_gateway import MASTERS, SETTINGS, Gateway
@@ -218,12 +222,63 @@ def test_garbage_behind_a_request_never_becomes_a_part_of_its_answer(wire: Wire)
     assert b"400" not in found.partition(b"\r\n\r\n")[2]
 
 
-def test_another_protocol_is_not_followed(wire: Wire) -> None:
-    asked = b"GET /photos/k HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n"
-    answer = wire.answer(asked + GOOD)
-    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert answer.endswith(b"public")
+OFFER = b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk"
+
+
+@pytest.mark.parametrize("step", [1, 7, 100, 10_000])
+def test_an_offer_of_another_protocol_is_ignored_and_the_body_read(wire: Wire, step: int) -> None:
+    """However the bytes are split."""
+    last = b"GET /photos/new HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    inner = b"5\r\nhello\r\n0\r\n\r\n"
+    framing = b"x-amz-content-sha256: STREAMING-UNSIGNED-PAYLOAD-TRAILER", b"x-amz-decoded-content-length: 5"
+    chunked = [*framing, b"Transfer-Encoding: chunked"], b"%x\r\n%b\r\n0\r\n\r\n" % (len(inner), inner)
+    asked = b"\r\n".join([b"GET /photos/k HTTP/1.1", b"Host: x", *OFFER, b"", b""])
+    for said, body in ([b"Content-Length: 5"], b"hello"), chunked:
+        sent = asked + put(*OFFER, *said, b"x-amz-meta-a: b", b"x-amz-acl: public-read", body=body) + last
+        answer = wire.answer(*[sent[at : at + step] for at in range(0, len(sent), step)])
+        assert answer.count(b"HTTP/1.1 200 OK\r\n") == answer.count(b"HTTP/1.1 ") == 3, answer
+        assert b"\r\n\r\npublicHTTP/1.1" in answer
+        assert answer.endswith(b"\r\n\r\nhello")
+        assert b"x-amz-meta-a: b\r\n" in answer
+        wire.client.delete_object(Bucket="photos", Key="new")
+
+
+@pytest.mark.parametrize("what", [name for name, sent in REFUSED.items() if sent.startswith(b"PUT")])
+def test_an_offer_of_another_protocol_lets_nothing_pass(wire: Wire, what: str) -> None:
+    head, _, rest = REFUSED[what].partition(b"\r\n")
+    answer = wire.answer(head + b"\r\n" + b"\r\n".join(OFFER) + b"\r\n" + rest + GOOD)
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n"), answer[:200]
     assert answer.count(b"HTTP/1.1 ") == 1
+    assert wire.keys() == ["k"]
+
+
+def test_an_offer_from_a_client_that_waits_before_it_sends_its_body(wire: Wire) -> None:
+    with wire.open() as connection:
+        connection.sendall(put(*OFFER, b"Expect: 100-continue", b"Content-Length: 5", b"Connection: close"))
+        assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"hello")
+        assert rest_of(connection).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert wire.keys() == ["k", "new"]
+
+
+def test_offers_of_curl(wire: Wire, tmp_path: Path) -> None:
+    curl = need_program("curl")
+    for size in 0, 5, 100_000, 1 << 20:  # the last ones wait for 100 Continue
+        (sent := tmp_path / "sent").write_bytes(random.Random(size).randbytes(size))
+        url, found = f"{wire.gateway.url}/photos/of-curl-{size}", tmp_path / "found"
+        options = [curl, "--http2", "--silent", "--show-error", "--fail", "--max-time", str(WAIT_S_MAX)]
+        subprocess.run([*options, "--upload-file", sent, "--header", "x-amz-acl: public-read", url], check=True)
+        subprocess.run([*options, "--output", found, url], check=True)
+        assert found.read_bytes() == sent.read_bytes()
+
+
+def test_offers_of_java(wire: Wire) -> None:
+    need_program("javac")  # without a compiler, `java` runs no source file
+    program = str(Path(__file__).parents[1] / "rig/s3_programs/PutAndGet.java")
+    command = [need_program("java"), program, f"{wire.gateway.url}/photos"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert wire.keys()[-1] == "of-java-5"
 
 
 def test_head_and_body_are_sent_together(wire: Wire) -> None:
