@@ -1,7 +1,8 @@
 """The ASGI application: reads requests and bodies, sends answers. Operations run in a pool of threads.
 
-A request of a small body is served by one thread once its body is there. So slow clients hold no thread, unless they
-send large bodies. A large answer takes a thread for each window of it, and none while the client reads.
+A request with a small body is served by one thread once its body is there. One with a large body lets others run while
+it waits for its client. So slow clients hold up nobody. A large answer takes a thread for each window of it, and none
+while the client reads.
 
 Source: ASGI specification, HTTP and WebSocket message format, version 2.5.
 """
@@ -116,7 +117,7 @@ class App:
         began_s = loop.time()
         proxies, sent, peer = self._options.proxies, scope["headers"], (scope["client"] or ("",))[0]
         record = Record(self._new_id(), scope["method"], proxies.remote(peer, sent))
-        body = _Body(receive, loop, self._options.body_wait_s)
+        body = _Body(receive, loop, self._options.body_wait_s, self._uploads)
         request = Request(scope["method"], b"/", b"", [])
         is_refused = connection.is_crowded or self._tally.under_way >= self._options.requests_max
         self._tally.under_way += not is_refused
@@ -240,10 +241,12 @@ async def _disconnected(receive: _Receive) -> None:
 class _Body(Source):
     """The body of one request. `next_piece` is called by a thread, the others by the event loop."""
 
-    def __init__(self, receive: _Receive, loop: asyncio.AbstractEventLoop, wait_s: float) -> None:
+    def __init__(self, receive: _Receive, loop: asyncio.AbstractEventLoop, wait_s: float, uploads: Workers) -> None:
+        """uploads: whose threads read the pieces."""
         self._receive = receive
         self._loop = loop
         self._wait_s = wait_s
+        self._uploads = uploads
         self._ready: list[bytes] = []
         self._begun = False
         self._ended = False
@@ -256,7 +259,8 @@ class _Body(Source):
         if self._ready:
             return self._ready.pop(0)
         while not self._ended:
-            piece = asyncio.run_coroutine_threadsafe(self._next(), self._loop).result(self._wait_s + LOOP_WAIT_S)
+            with self._uploads.aside(self.size):
+                piece = asyncio.run_coroutine_threadsafe(self._next(), self._loop).result(self._wait_s + LOOP_WAIT_S)
             if piece:
                 return piece
         return b""

@@ -2,18 +2,24 @@
 
 A ThreadPoolExecutor makes two futures and takes several locks for each call, because any thread may hand it one and any
 thread may wait for it. Here the loop alone does both, so a call is one future of the loop and one item of a queue.
+
+9  a call that waits for its client lets another one run; those that wait hold at most ASIDE_BYTES_MAX in memory
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Semaphore, Thread
 from typing import Any, TypeVar
 
+ASIDE_BYTES_MAX = 128 << 20
+"""What the calls that have stepped aside may have in memory together."""
+ASIDE_BYTES_EACH = 32 << 20
+"""The most that one of them has: of a body, the engine has one block in memory."""
 _T = TypeVar("_T")
 
 
@@ -25,28 +31,60 @@ class _Call:
 
 
 class Workers:
-    """At most `count` threads, which are started as they are needed. Belongs to one event loop: only its thread calls
-    `run`."""
+    """Runs at most `count` calls at a time, besides those that have stepped aside, on threads that are started as they
+    are needed. Belongs to one event loop: only its thread calls `run`."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count = count
         self._name = name
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._threads: list[Thread] = []
+        self._turns = Semaphore(count)
+        self._lock = Lock()
         self._under_way = 0
         """Calls that wait or run. The loop counts them."""
+        self._aside = 0
+        self._aside_bytes = 0
 
     def run(self, call: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
         """Run a call when a thread is free. The future has what it returns or raises. A call whose future is cancelled
         before its turn comes is not run."""
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._under_way += 1
-        if len(self._threads) < min(self._under_way, self._count):
+        self._calls.put(_Call(future, call, arguments))
+        with self._lock:
+            self._start_thread()
+        return future
+
+    @contextmanager
+    def aside(self, held_bytes: int) -> Iterator[None]:
+        """Called by a call that has to wait for a client: let another call run during the block, and wait for a turn at
+        its end. held_bytes: what it has in memory meanwhile. With too much in memory, it keeps its turn."""
+        held_bytes = min(held_bytes, ASIDE_BYTES_EACH)
+        with self._lock:
+            keeps_turn = self._aside_bytes + held_bytes > ASIDE_BYTES_MAX
+            if not keeps_turn:
+                self._aside += 1
+                self._aside_bytes += held_bytes
+                self._start_thread()
+        if keeps_turn:
+            yield
+            return
+        self._turns.release()
+        try:
+            yield
+        finally:
+            self._turns.acquire()
+            with self._lock:
+                self._aside -= 1
+                self._aside_bytes -= held_bytes
+
+    def _start_thread(self) -> None:
+        """Have a thread for each call that may run. Holds the lock."""
+        if len(self._threads) < min(self._under_way, self._count + self._aside):
             thread = Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._calls.put(_Call(future, call, arguments))
-        return future
 
     def close(self) -> None:
         """Drop the calls that wait, let those that run finish, and end the threads. For when the loop has ended."""
@@ -60,7 +98,8 @@ class Workers:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            self._serve(call)
+            with self._turns:
+                self._serve(call)
             del call  # it would keep the answer in memory until the next one
 
     def _serve(self, call: _Call) -> None:

@@ -78,6 +78,7 @@ class S3Settings(Section):
         ge=1,
         le=1000,
         description="Requests that a process serves at a time, and as many again whose bodies have more than 256 KiB."
+        " Uploads that wait for a slow client do not count, as long as they have no more than 128 MiB in memory."
         " GETs alone take less CPU with a few; PUTs take less with many, which are gathered (S3.md).",
     )
     requests_max: Count = Field(

@@ -7,6 +7,7 @@ import http.client
 import itertools
 import json
 import logging
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine.store import Store
 from nos_ec.gateway import http_protocol
+from nos_ec.gateway.app import SMALL_BODY_BYTES
 from nos_ec.gateway.record import CLIENT_CLOSED, UNKNOWN
 from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
 from nos_ec.gateway.tally import Tally
@@ -61,6 +63,34 @@ def lines_of(capture: Any) -> list[dict[str, Any]]:
 
 
 # --- limits ---------------------------------------------------------------------------------------
+def test_slow_uploads_hold_up_no_others(gateway: Gateway) -> None:
+    """However many there are: each lets others run while it waits for its client."""
+    ann, parts = gateway.client("ann"), urlsplit(gateway.url)
+    ann.create_bucket(Bucket="photos", ACL="public-read-write")
+    size, begun = SMALL_BODY_BYTES + 1000, 100_000
+    slow: dict[str, http.client.HTTPConnection] = {}
+    for number in range(3 * SETTINGS.threads):
+        name = f"slow{number}"
+        slow[name] = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=WAIT_S_MAX)
+        slow[name].putrequest("PUT", f"/photos/{name}")
+        slow[name].putheader("Content-Length", str(size))
+        slow[name].putheader("x-amz-acl", "public-read")
+        slow[name].endheaders(body_of(name, size)[:begun])
+    for number in range(3):
+        ann.put_object(Bucket="photos", Key=f"quick{number}", Body=bytes(2 * size))
+    assert [row["Key"] for row in ann.list_objects_v2(Bucket="photos")["Contents"]] == ["quick0", "quick1", "quick2"]
+    for name, connection in slow.items():
+        connection.send(body_of(name, size)[begun:])
+    for name, connection in slow.items():
+        assert connection.getresponse().status == 200
+        connection.close()
+        assert ann.get_object(Bucket="photos", Key=name)["Body"].read() == body_of(name, size)
+
+
+def body_of(name: str, size: int) -> bytes:
+    return random.Random(name).randbytes(size)
+
+
 def test_more_requests_than_allowed_are_told_to_slow_down(serving: Serving) -> None:
     stalled = []
     for number in range(3):

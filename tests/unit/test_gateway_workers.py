@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from nos_ec.gateway.workers import Workers
+from nos_ec.gateway.workers import ASIDE_BYTES_EACH, ASIDE_BYTES_MAX, Workers
 
 WAIT_S_MAX = 30.0
 
@@ -139,5 +139,57 @@ def test_answers_are_not_kept(workers: Workers) -> None:
                 return
             await asyncio.sleep(0.01)
         raise AssertionError("the answer is still in memory")
+
+    run(main())
+
+
+def test_a_call_that_steps_aside_lets_another_one_run(workers: Workers) -> None:
+    """As many run as ever, and each goes on when its turn comes."""
+    go_on, running, most, lock = threading.Event(), 0, 0, threading.Lock()
+
+    def count(by: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += by
+            most = max(most, running)
+
+    def wait_for_a_client(held_bytes: int) -> None:
+        count(1)
+        for _ in range(3):
+            count(-1)
+            with workers.aside(held_bytes):
+                assert go_on.wait(WAIT_S_MAX)
+            count(1)
+        count(-1)
+
+    async def main() -> None:
+        slow = [workers.run(wait_for_a_client, 1000) for _ in range(50)]
+        for _ in range(3):
+            assert await workers.run(int) == 0
+        assert not any(call.done() for call in slow)
+        go_on.set()
+        await asyncio.gather(*slow)
+
+    run(main())
+    assert most <= 2
+
+
+def test_calls_with_too_much_in_memory_keep_their_turns(workers: Workers) -> None:
+    go_on = threading.Event()
+    aside_max = ASIDE_BYTES_MAX // ASIDE_BYTES_EACH
+
+    def wait_for_a_client() -> None:
+        with workers.aside(1 << 40):
+            assert go_on.wait(WAIT_S_MAX)
+
+    async def main() -> None:
+        slow = [workers.run(wait_for_a_client) for _ in range(aside_max + 1)]
+        assert await workers.run(int) == 0
+        slow.append(workers.run(wait_for_a_client))
+        late = workers.run(int)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(late), 0.2)
+        go_on.set()
+        await asyncio.gather(*slow, late)
 
     run(main())
