@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm
-from nos_ec.cli.local_files import report_file
+from nos_ec.cli.local_files import report_file, require_new
 from nos_ec.cli.output import count_text, emit, err, out, progress, size_text, stdout
 from nos_ec.cli.values import Since, time_of
 from nos_ec.core.errors import InvalidInput, NotFound
@@ -52,8 +52,8 @@ def export_events(
     to_stdout = to == Path("-")
     if to_stdout and as_json:
         raise InvalidInput("--json prints a line about the file, so give --to a file; the lines of events are JSON too")
-    if not to_stdout and to.exists():
-        raise InvalidInput(f"--to {to}: the file exists; name a new one")
+    if not to_stdout:
+        require_new(to, "--to")
     interrupt_on_sigterm()
     count = size = 0
     with context(ctx).system() as system, progress() as bar:

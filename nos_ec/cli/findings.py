@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nos_ec.cli.local_files import report_file
+from nos_ec.cli.local_files import report_file, require_new
 from nos_ec.cli.output import count_text, out, printable
-from nos_ec.core.errors import InvalidInput
 from nos_ec.core.findings import Finding
 from nos_ec.core.plan import QUARANTINING, PlanHead, Step, plan_lines
 from nos_ec.engine.check.repairs import planned
@@ -68,8 +67,8 @@ class NewPlan:
     """A plan of the repairs that are safe, if one was asked for. made_by: the command. Raises InvalidInput."""
 
     def __init__(self, path: Path | None, made_by: str) -> None:
-        if path is not None and path.exists():
-            raise InvalidInput(f"--plan {path}: the file exists; name a new one")
+        if path is not None:
+            require_new(path, "--plan")
         self._path = path
         self._made_by = made_by
         self._steps: list[Step] = []

@@ -59,6 +59,16 @@ def _entries(folder: Path, on_problem: Callable[[str, str], object]) -> Iterator
         return iter(())
 
 
+def require_new(path: Path, what: str) -> None:
+    """Raises InvalidInput if there is a file of this name, or if this user may not look. what: the option."""
+    try:
+        exists = path.exists()
+    except OSError as error:
+        raise InvalidInput(f"{what} {path}: {error.strerror}") from error
+    if exists:
+        raise InvalidInput(f"{what} {path}: the file exists; name a new one")
+
+
 @contextmanager
 def report_file(path: Path, what: str) -> Iterator[BinaryIO]:
     """A file that has this path once it is whole and on the disk. what: the option, for messages. Nothing is left of it

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from nos_ec.cli.context import AsJson, context, interrupt_on_sigterm
-from nos_ec.cli.local_files import report_file
+from nos_ec.cli.local_files import report_file, require_new
 from nos_ec.cli.output import count_text, emit, facts, out, printable, progress, size_text, time_text
 from nos_ec.composition.rebuilding import open_lost
 from nos_ec.core.dump_format import DumpHead, Read, dump_frames, verify_dump
@@ -58,8 +58,8 @@ def metadata_dump(
     """
     if to is not None and keep is not None:
         raise InvalidInput("--keep is for dumps in the store; the files of --to are yours to remove")
-    if to is not None and to.exists():
-        raise InvalidInput(f"--to {to}: the file exists; name a new one")
+    if to is not None:
+        require_new(to, "--to")
     with context(ctx).system() as system, progress() as bar:
         interrupt_on_sigterm()
         task = bar.add_task("objects", total=None)

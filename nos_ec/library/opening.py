@@ -28,9 +28,18 @@ def open_store(where: Settings | str | os.PathLike[str], *, create: bool = False
     log_through_logging()
     if create:
         initialise(settings)
-    elif isinstance(where, str | os.PathLike) and not Path(where).exists():
-        raise ConfigError(f"{Path(where)} does not exist; open_store(..., create=True) makes a store in a new folder")
+    elif isinstance(where, str | os.PathLike):
+        _require_existing(Path(where))
     return ObjectStore(open_system(settings))
+
+
+def _require_existing(path: Path) -> None:
+    try:
+        exists = path.exists()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; check owner and mode of its folders") from error
+    if not exists:
+        raise ConfigError(f"{path} does not exist; open_store(..., create=True) makes a store in a new folder")
 
 
 def _settings(where: Settings | str | os.PathLike[str]) -> Settings:

@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -15,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+from nos_ec.adapters.rados import binding
 from nos_ec.adapters.rados import pool as steps
 from nos_ec.adapters.rados.block_store import RadosBlockStore
 from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
@@ -527,6 +529,46 @@ def test_our_keys_give_no_access_to_other_pools(
 
 
 # --- full pools, foreign objects --------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("ceph")
+@pytest.mark.parametrize("hosts", ["mon.invalid", "127.0.0.1:1,mon.invalid:3300", "mon1.invalid;mon.invalid"])
+def test_names_of_monitors_that_cannot_be_resolved_may_be_resolved_later(tmp_path: Path, hosts: str) -> None:
+    """librados refuses them with the error of a wrong key, after which no unit would start the process again."""
+    options = _options_without_cluster(tmp_path, hosts)
+    with pytest.raises(Transient, match=r"mon_host .*mon\.invalid cannot be resolved"):
+        RadosCluster(options)
+
+
+@pytest.mark.usefixtures("ceph")
+@pytest.mark.parametrize("hosts", ["[v2:mon.invalid:3300]", "127.0.0.1:port"])
+def test_a_mon_host_that_no_name_server_mends_is_configuration(tmp_path: Path, hosts: str) -> None:
+    with pytest.raises(ConfigError, match="mon_host"):
+        RadosCluster(_options_without_cluster(tmp_path, hosts))
+
+
+def _options_without_cluster(folder: Path, hosts: str) -> RadosOptions:
+    (folder / "ceph.conf").write_text(f"[global]\nmon_host = {hosts}\n")
+    (folder / "keyring").write_text("[client.x]\n\tkey = AQBSdFhhAAAAABAAx3vZ0Zc5cKzJ3l3rV9b8Qw==\n")
+    return RadosOptions(folder / "ceph.conf", "client.x", folder / "keyring", 1000, 1000)
+
+
+@pytest.mark.usefixtures("ceph")
+@pytest.mark.parametrize("shut", ["ceph.conf", "keyring"])
+def test_a_file_in_a_folder_that_may_not_be_entered(tmp_path: Path, shut: str) -> None:
+    options = _options_without_cluster(tmp_path, "127.0.0.1:1")
+    (closed := tmp_path / "closed").mkdir()
+    (tmp_path / shut).rename(closed / shut)
+    closed.chmod(0)
+    conf = shut == "ceph.conf"
+    options = replace(options, conf_file=closed / shut) if conf else replace(options, keyring_file=closed / shut)
+    binding.load()
+    os.seteuid(65534)
+    try:
+        with pytest.raises(ConfigError, match=rf"closed/{shut} cannot be read \(Permission denied\)"):
+            RadosCluster(options)
+    finally:
+        os.seteuid(0)
 
 
 def test_a_full_pool_refuses_appends_at_once_and_lets_blocks_be_sealed_and_deleted(

@@ -117,6 +117,9 @@ def test_files_of_the_caller(bench: Bench, store: Path) -> None:
         ["demo", "--source", "closed/folder"],
         ["demo", "--root", "closed/folder"],
         ["simulate", "--sizes", "closed/file"],
+        ["metadata", "dump", "--to", "closed/file"],
+        ["check", "--plan", "closed/file"],
+        ["scrub", "--plan", "closed/file"],
     ]
     for command, code, error in _as_nobody(bench, closed, 0, commands):
         assert (code, "Permission denied" in error["message"]) == (2, True), (command, error)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import json
+import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -186,8 +188,7 @@ class RadosCluster:
 
     def _configure(self, rados: Rados) -> None:
         options = self._options
-        if not options.conf_file.is_file():
-            raise ConfigError(f"{options.conf_file} does not exist: configure the path of the cluster's ceph.conf")
+        _require_readable(options.conf_file, "the cluster's ceph.conf")
         try:
             with binding.os_errors():
                 rados.conf_read_file(str(options.conf_file))
@@ -208,10 +209,7 @@ class RadosCluster:
             "admin_socket": "",
         }
         if options.keyring_file is not None:
-            if not options.keyring_file.is_file():
-                raise ConfigError(
-                    f"{options.keyring_file} does not exist: configure the path of {options.user}'s keyring"
-                )
+            _require_readable(options.keyring_file, f"{options.user}'s keyring")
             settings["keyring"] = str(options.keyring_file)
         for name, value in settings.items():
             with self._errors(f"setting {name}"):
@@ -228,12 +226,18 @@ class RadosCluster:
                     f"{options.conf_file} leads to no monitor, or there is no keyring: set mon_host in it, and check"
                     f" that the keyring of {options.user} exists"
                 ) from error
+            invalid = error.errno == errno.EINVAL
+            if invalid and (names := _unresolved(rados.conf_get("mon_host") or "")):
+                raise Transient(
+                    f"mon_host in {options.conf_file}: {', '.join(names)} cannot be resolved: check the names of the"
+                    " monitors, and that the name server answers"
+                ) from error
             if error.errno in _NOT_ACCEPTED:
                 raise ConfigError(
                     f"the Ceph cluster of {options.conf_file} does not accept {options.user} (errno {error.errno}):"
                     f" check that its key in {options.keyring_file or 'the keyring that ceph.conf names'} is the one"
                     f" that `ceph auth get {options.user}` shows, and of a type that librados on this machine knows"
-                    " (aes)"
+                    " (aes)" + "; check that mon_host has names, or addresses such as [v2:10.0.0.1:3300]" * invalid
                 ) from error
             if error.errno == errno.ETIMEDOUT:
                 raise Transient(
@@ -281,6 +285,37 @@ class LogWatch:
         """End the watch. Then the watcher is not called again. Idempotent. The watcher itself must not call this."""
         end, self._end = self._end, _nothing
         end()
+
+
+def _require_readable(path: Path, what: str) -> None:
+    """Raises ConfigError unless this process can read the file."""
+    try:
+        if not path.is_file():
+            raise ConfigError(f"{path} does not exist: configure the path of {what}")
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}): let the user of this process read it, or configure another path"
+            f" of {what}"
+        ) from error
+
+
+def _unresolved(mon_host: str) -> list[str]:
+    """The names of monitors that cannot be resolved now. librados refuses the whole list for one of them, with the same
+    error as for a key. It takes no names behind `v1:` or `v2:`."""
+    found = []
+    for word in re.split(r"[\s,;]+", mon_host):
+        name = word.partition(":")[0]
+        if name in ("", "v1", "v2") or word.startswith("["):
+            continue
+        try:
+            socket.getaddrinfo(name, None)
+        except socket.gaierror:
+            found.append(name)
+        except UnicodeError:
+            continue  # no host has such a name
+    return found
 
 
 def _nothing() -> None:
