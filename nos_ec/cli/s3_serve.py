@@ -21,6 +21,7 @@ from nos_ec.cli.output import announce
 from nos_ec.cli.watching import end_when_shut_out, endpoint, pulse, settle
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import Transient
+from nos_ec.gateway.accounts import Accounts
 from nos_ec.gateway.master_keys import find_master_keys
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.settings import Settings
@@ -134,7 +135,10 @@ def _gateway(
     certificate = find_certificate(settings)
     monitor = system.monitor("s3", writes=True, publishes=False)
     monitor.health.require("free space", system.require_put_room)
-    service = make_service(system, find_master_keys(settings), settings)
+    masters, accounts = find_master_keys(settings), Accounts(system.metadata, system.clock, os.urandom)
+    accounts.require_known_secrets(masters)
+    monitor.health.require("master key", lambda: accounts.require_known_secrets(masters))
+    service = make_service(system, masters, settings)
     beat = monitor.health.heart("serving")
     new_id = lambda: os.urandom(8).hex().upper()  # noqa: E731
     with GatewayServer(service, settings, new_id, listener, certificate, beat, share) as server:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from nos_ec.core.errors import InvalidInput, NotFound
+from nos_ec.core.errors import ConfigError, InvalidInput, NotFound
 from nos_ec.core.ids import BUCKET_BYTES_MAX, RESERVED_BUCKET
 from nos_ec.gateway.sealed_secrets import NONCE_BYTES, MasterKeys
 from nos_ec.ports.clock import Clock
@@ -20,6 +20,8 @@ SECRET_CHARS = 40
 SECRET_CHARS_MIN = 16
 SECRET_CHARS_MAX = 128
 PAGE_KEYS = 1000
+LOOK_KEYS = 10
+"""Of a look that usually ends with the first key."""
 RIGHTS = {"read": Rights.READ, "write": Rights.WRITE, "list": Rights.LIST, "owner": Rights.OWNER}
 _ACCOUNT = re.compile(r"[A-Za-z0-9._@+-]{1,64}")
 _ACCESS_KEY = re.compile(r"[A-Za-z0-9._-]{3,128}")  # a slash would end it in a signature's scope
@@ -85,6 +87,22 @@ class Accounts:
                 changed += self._metadata.change_access_key(key.access_key, key.state, sealed)
         return changed
 
+    def require_known_secrets(self, masters: MasterKeys) -> None:
+        """Raises ConfigError if there are access keys, and these master keys have encrypted the secret of none: then no
+        signed request can be answered. Raises Transient."""
+        seen = False
+        for key in self.keys(LOOK_KEYS):
+            if masters.is_known(key.secret):
+                return
+            seen = True
+        if not seen:
+            return
+        raise ConfigError(
+            "the secrets of all access keys were encrypted with another master key than the configured one: set the"
+            " right one, or give the access keys new secrets with `nos-ec s3 key rotate`",
+            settings=("s3.master_key", "s3.master_key_file"),
+        )
+
     def set_key_state(self, access_key: str, state: KeyState) -> None:
         """Raises NotFound, Transient."""
         self._require_key(access_key, self._metadata.change_access_key(access_key, state))
@@ -100,10 +118,10 @@ class Accounts:
             raise _no_key(access_key)
         return found
 
-    def keys(self) -> Iterator[AccessKey]:
-        """All access keys, by name. Raises Transient."""
+    def keys(self, page_keys: int = PAGE_KEYS) -> Iterator[AccessKey]:
+        """All access keys, by name, read in pages of so many. Raises Transient."""
         after = ""
-        while page := self._metadata.access_keys(after, PAGE_KEYS):
+        while page := self._metadata.access_keys(after, page_keys):
             yield from page
             after = page[-1].access_key
 

@@ -34,7 +34,7 @@ from .s3_gateway import Gateway
 from .test_endpoints import UNEQUAL, Daemon, expected_names, shown_names
 
 pytestmark = pytest.mark.timed
-MASTER = "12" * 32
+MASTER, OTHER_MASTER = "12" * 32, "34" * 32
 until = partial(waiting.until, wait_s=20)
 
 
@@ -136,6 +136,28 @@ def client_of(system: System, url: str) -> tuple[Gateway, Any]:
     gateway = Gateway(system, url)
     made = Accounts(system.metadata, system.clock, os.urandom).create_key(MasterKeys([MASTER]), "ann")
     return gateway, gateway.client_of(made.key.access_key, made.secret)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_master_key_that_fits_no_access_key_is_refused(
+    bench: Bench, system: System, tmp_path: Path, processes: int
+) -> None:
+    """With it, every signed request would get 500. The file may have further master keys, of which one fits."""
+    accounts = Accounts(system.metadata, system.clock, os.urandom)
+    accounts.create_key(MasterKeys([MASTER]), "ann")
+    refused = bench.run_python(
+        "-c",
+        "import os, sys; from nos_ec.cli.app import run;"
+        f" os.environ.update(NOS_EC_S3__MASTER_KEY={OTHER_MASTER!r}, NOS_EC_S3__PORT='0',"
+        f" NOS_EC_S3__PROCESSES='{processes}'); sys.exit(run(['--config', {str(bench.config)!r}, 's3', 'serve']))",
+    )
+    assert refused.returncode == 3, refused.stderr
+    assert b"another master key" in refused.stderr
+    with serving(bench, tmp_path, processes) as gateway:
+        assert gateway.health("/readyz") == (200, {"ok": True, "problems": {}})
+        assert accounts.encrypt_again(MasterKeys([OTHER_MASTER, MASTER])) == 1
+        until(lambda: gateway.get("/readyz")[0] == 503, "it does not know the new one")
+        assert "another master key" in json.dumps(gateway.health("/readyz")[1]["problems"])
 
 
 def get_often(gateway: Gateway, count: int) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import struct
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -11,7 +15,10 @@ import pymysql  # type: ignore[import-untyped]
 import pytest
 from pymysql.constants import COMMAND  # type: ignore[import-untyped]
 
-from nos_ec.adapters.sql.mysql_connection import MySqlConnection
+from nos_ec.adapters.sql import mysql_connection
+from nos_ec.adapters.sql.metadata import open_metadata
+from nos_ec.adapters.sql.mysql_connection import GREETING_S, MySqlConnection
+from nos_ec.core.errors import Transient
 
 END = b"\xfe\0\0\2\0"
 KILLED = b"\xff" + struct.pack("<H", 1317) + b"#70100Query execution was interrupted"
@@ -133,3 +140,52 @@ def test_a_connection_that_ends_is_told() -> None:
             answered(answer[:end])
     with pytest.raises(pymysql.err.OperationalError, match=r"Lost connection .*timed out"):
         answered(answer[:60], then=TimeoutError("timed out"))
+
+
+@contextmanager
+def another_protocol(banner: bytes) -> Iterator[int]:
+    """The port of a server that sends this to each client, and then waits for it to speak."""
+    clients: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = server.accept()
+                except OSError:
+                    return
+                clients.append(client)
+                client.sendall(banner)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for client in clients:
+                client.close()
+
+
+@pytest.mark.parametrize(
+    "banner",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\x15\x03\x01\0\x02\x02\x50",
+        b"\x01\0\0\0\x0a",
+        bytes(200),
+    ],
+    ids=["silent", "ssh", "http", "tls", "short", "zeros"],
+)
+def test_the_port_of_another_protocol_is_noticed(banner: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took 61 s, or ended as a bug."""
+    monkeypatch.setattr(mysql_connection, "GREETING_S", 0.5)
+    with another_protocol(banner) as port:
+        begun_s = time.monotonic()
+        with pytest.raises(Transient, match=f"127.0.0.1:{port}: .*check that host and port in the metadata URL"):
+            open_metadata(f"mysql+pymysql://user:word@127.0.0.1:{port}/nos_ec").is_new()
+        assert time.monotonic() - begun_s < 30, "half a second, and no other try"
+    assert 5 <= GREETING_S <= 15, "what it is outside of this test"

@@ -8,6 +8,7 @@ mysql_real_escape_string_quote: the backslash and the quote around the text. Mar
 from __future__ import annotations
 
 import ssl
+import struct
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -17,6 +18,9 @@ from pymysql.constants import COMMAND, CR, SERVER_STATUS  # type: ignore[import-
 from pymysql.err import InternalError, OperationalError  # type: ignore[import-untyped]
 from pymysql.protocol import MysqlPacket  # type: ignore[import-untyped]
 
+GREETING_S = 10
+"""How long a server may take to greet a new connection; the default of MySQL's own clients for all of connecting. A
+program that speaks another protocol may wait for ever for its client to begin."""
 _RECEIVE_BYTES = 8192
 _HEAD_BYTES = 4
 _ERROR, _END, _NULL = b"\xff", b"\xfe", 0xFB
@@ -31,6 +35,7 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
     reads the authorities that the system trusts, which takes longer than all the rest of connecting (Debian 12: 74 of
     114 ms). This one does not."""
 
+    _read_timeout: float | None
     _descriptions = b""
     """What the last row that `one_row` read came behind: the descriptions of its columns, as the server sent them."""
 
@@ -55,6 +60,20 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
             raise InternalError("more than one row")
         return _values(row)
 
+    def _get_server_information(self) -> None:
+        """Read the greeting. Raises OperationalError 2012 when what answers is no MySQL server."""
+        read_s, self._read_timeout = self._read_timeout, GREETING_S
+        try:
+            super()._get_server_information()
+        except (InternalError, struct.error, IndexError, ValueError) as error:
+            raise _no_greeting("something else than the greeting of a MySQL server") from error
+        except OperationalError as error:
+            if not isinstance(error.__context__, TimeoutError):
+                raise
+            raise _no_greeting(f"no greeting within {GREETING_S} s") from error
+        finally:
+            self._read_timeout = read_s
+
     def _escape_string(self, s: str) -> str:
         """The text as it stands between single quotes. PyMySQL looks each character up in a table, which takes
         some 50 nanoseconds: 0.2 to 0.5 ms for the rows of a group of small objects. Two searches take a hundredth."""
@@ -64,6 +83,13 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
 
     def _create_ssl_ctx(self, options: Any) -> ssl.SSLContext:
         return super()._create_ssl_ctx(options) if options else _tls_without_authority()
+
+
+def _no_greeting(received: str) -> OperationalError:
+    return OperationalError(
+        CR.CR_SERVER_HANDSHAKE_ERR,
+        f"{received} came from there; check that host and port in the metadata URL are those of MySQL or MariaDB",
+    )
 
 
 @cache
