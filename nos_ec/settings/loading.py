@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from nos_ec.settings.checks import UTF8_ADVICE, Problem, cross_check, is_utf8, refusal
 from nos_ec.settings.reference import allowed
 from nos_ec.settings.sections import Settings, fields_of
-from nos_ec.settings.values import from_text
+from nos_ec.settings.values import NonEmptyPath, from_text
 
 ENV_PREFIX = "NOS_EC_"
 ENV_OTHERS = frozenset({"NOS_EC_CONFIG", "NOS_EC_KILL_AT"})
@@ -99,19 +99,6 @@ def without_settings(env: Mapping[str, str]) -> dict[str, str]:
 
 
 # --- sources: each yields (place, section, key, value) for known keys, and reports the others ----------------------
-_PATHS = {
-    ("store", "root"),
-    ("store", "metadata_url_file"),
-    ("ceph", "conf_file"),
-    ("ceph", "keyring_file"),
-    ("ceph", "admin_keyring_file"),
-    ("api", "token_file"),
-    ("s3", "certificate_file"),
-    ("s3", "key_file"),
-    ("s3", "master_key_file"),
-}
-"""Settings that are paths. A relative path in a file starts at the file's folder."""
-
 _Given = Iterator[tuple[str, str, str, Any]]
 
 
@@ -130,10 +117,15 @@ def _from_file(path: Path | None, problems: list[Problem]) -> _Given:
                 if key not in fields_of(section):
                     hint = _hint(f"{section}.{key}", _all_keys())
                     problems.append(Problem(f"{path}: {section}.{key}: no such setting{hint}"))
-                elif (section, key) in _PATHS and isinstance(value, str) and value:
+                elif _is_path(section, key) and isinstance(value, str) and value:
                     yield f"{path}: {section}.{key}", section, key, path.absolute().parent / Path(value).expanduser()
                 else:
                     yield f"{path}: {section}.{key}", section, key, value
+
+
+def _is_path(section: str, key: str) -> bool:
+    """Whether a setting is a path. A relative path in a file starts at the file's folder."""
+    return fields_of(section)[key].annotation in (Path, NonEmptyPath | None)
 
 
 def _parse(path: Path, problems: list[Problem]) -> dict[str, Any]:

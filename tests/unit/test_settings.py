@@ -20,7 +20,7 @@ from nos_ec.core.geometry import (
 from nos_ec.settings import Settings, check_settings, load_settings, require_root, without_settings, write_settings
 from nos_ec.settings.checks import UTF8_ADVICE
 from nos_ec.settings.reference import reference
-from nos_ec.settings.sections import GeometrySettings
+from nos_ec.settings.sections import GeometrySettings, fields_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -193,6 +193,20 @@ def test_variables_that_are_not_settings_are_ignored() -> None:
     assert (
         check_settings(None, {"NOS_EC_CONFIG": "x.toml", "NOS_EC_KILL_AT": "put.landed", "NOS_EC_DEV_PORT": "1"}) == []
     )
+
+
+def test_every_relative_path_in_a_file_starts_at_the_file(tmp_path: Path) -> None:
+    paths = [
+        (section, key)
+        for section in Settings.model_fields
+        for key, field in fields_of(section).items()
+        if "Path" in str(field.annotation)
+    ]
+    assert ("audit", "folder") in paths
+    assert len(paths) >= 10
+    for section, key in paths:
+        (file := tmp_path / "nos-ec.toml").write_text(f'[{section}]\n{key} = "deep/name"\n')
+        assert getattr(getattr(load_settings(file, {}), section), key) == tmp_path / "deep" / "name", (section, key)
 
 
 def test_a_relative_root_in_a_file_starts_at_the_file(file: Path) -> None:
