@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,9 +13,9 @@ import typer
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import count_text, emit, facts, out
-from nos_ec.composition.connections import NOT_INITIALISED, Connections
-from nos_ec.composition.trial import Outcome, Result, try_all, worst
-from nos_ec.core.errors import NosError
+from nos_ec.composition.connections import FOLDER_LIMIT_MS, NOT_INITIALISED, Connections
+from nos_ec.composition.trial import Check, Outcome, Result, try_all, worst
+from nos_ec.core.errors import ConfigError, NosError
 from nos_ec.settings import Problem, Settings, check_settings, load_settings, refusal, shown_settings
 
 config_app = typer.Typer(help="Inspect the configuration.", no_args_is_help=True, rich_markup_mode=None)
@@ -41,12 +43,59 @@ def check(
     """List every wrong key and value in the file and the environment. With --connect, also try what they name."""
     file = context(ctx).config_file()
     problems = check_settings(file, os.environ)
-    if problems:
+    settings = None if problems else load_settings(file, os.environ)
+    if settings is not None:
+        problems = _secret_problems(settings)
+    if problems or settings is None:
         _report_problems(file, problems, connect, as_json)
     elif connect:
-        _try_connections(file, load_settings(file, os.environ), as_json)
+        _try_connections(file, settings, as_json)
     else:
         emit({"file": _name(file), "problems": []}, as_json, lambda: out.print("the configuration is fine"))
+
+
+def _secret_problems(settings: Settings) -> list[Problem]:
+    """What is wrong with secrets that are in the settings themselves, by the rules of those who use them."""
+    from nos_ec.api.access import find_token
+    from nos_ec.gateway.master_keys import find_master_keys
+
+    problems = []
+    for given, look in (
+        (settings.s3.master_key, lambda: find_master_keys(settings.s3)),
+        (settings.api.token, lambda: find_token(settings.api)),
+    ):
+        try:
+            if given is not None:
+                look()
+        except ConfigError as error:
+            problems.append(Problem(str(error), error.settings[0]))
+    return problems
+
+
+def _file_checks(settings: Settings) -> Iterator[Check]:
+    """Files that the gateway and the API read when they start."""
+    from nos_ec.api.access import find_token
+    from nos_ec.gateway.certificate import find_certificate
+    from nos_ec.gateway.master_keys import find_master_keys
+
+    def master_key() -> str:
+        find_master_keys(settings.s3)
+        return f"{settings.s3.master_key_file} can be used"
+
+    def certificate() -> str:
+        find_certificate(settings.s3)
+        return f"{settings.s3.certificate_file} can be used"
+
+    def token() -> str:
+        find_token(settings.api)
+        return f"{settings.api.token_file} can be used"
+
+    if settings.s3.master_key_file is not None:
+        yield Check("S3 master key", FOLDER_LIMIT_MS, master_key)
+    if settings.s3.certificate_file is not None or settings.s3.key_file is not None:
+        yield Check("S3 certificate", FOLDER_LIMIT_MS, certificate)
+    if settings.api.token_file is not None:
+        yield Check("API token", FOLDER_LIMIT_MS, token)
 
 
 def _name(file: Path | None) -> str | None:
@@ -68,7 +117,7 @@ def _try_connections(file: Path | None, settings: Settings, as_json: bool) -> No
     """Try everything, print one line for each check as soon as it is known, and end with the worst failure."""
     outcomes: list[Outcome] = []
     with Connections(settings, SystemClock()) as connections:
-        for outcome in try_all(connections.checks()):
+        for outcome in try_all(chain(connections.checks(), _file_checks(settings))):
             outcomes.append(outcome)
             if not as_json:
                 out.print(f"{outcome.result:<9}  {outcome.name:<19}  {outcome.detail}", markup=False)

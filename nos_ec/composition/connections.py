@@ -75,6 +75,17 @@ class Connections:
         yield from self._database()
         yield from self._local() if self._settings.store.backend == "local" else self._ceph()
         yield from self._local_log() if self._settings.log.backend == "local" else self._kafka()
+        yield Check("audit trail", FOLDER_LIMIT_MS, self._audit)
+
+    def _audit(self) -> str:
+        settings = self._settings
+        folder = settings.audit.folder_in(settings.store.root, settings.store.backend)
+        if folder is None:
+            why = "audit.folder is not set" if settings.audit.size_bytes_max else "audit.size_bytes_max is 0"
+            raise NotTried(f"no audit trail is kept: {why}")
+        with settings_named("audit.folder"):
+            try_folder(folder)
+        return f"{folder} can be written"
 
     # --- the metadata -----------------------------------------------------------------------------
     def _database(self) -> Iterator[Check]:
@@ -163,15 +174,18 @@ class Connections:
 
         def space() -> str:
             self._require_initialised(root / "blocks")
-            with closing(LocalBlockStore(root / "blocks", geometry)) as store:
-                return self._room(store.free_bytes())
+            with (
+                closing(LocalBlockStore(root / "blocks", geometry)) as store,
+                closing(LocalLandingStore(root / "landing")) as copies,
+            ):
+                return self._room(store.free_bytes(), copies.free_bytes())
 
         yield Check("folder", FOLDER_LIMIT_MS, folder)
         yield Check("block store", FOLDER_LIMIT_MS, blocks, ("folder",))
         yield Check("landing store", FOLDER_LIMIT_MS, landing, ("folder",))
         if settings.landing.mode == "log" or settings.landing.devices:
             yield Check("landing log", FOLDER_LIMIT_MS, self._devices, ("folder", "database store"))
-        yield Check("free space", FOLDER_LIMIT_MS, space, ("block store",))
+        yield Check("free space", FOLDER_LIMIT_MS, space, ("block store", "landing store"))
         yield Check(
             "store identity", FOLDER_LIMIT_MS, lambda: self._compare_owner(str(root), owner_of(root)), ("folder",)
         )
@@ -194,15 +208,15 @@ class Connections:
         if not self.initialised and not folder.exists():
             raise NotTried(NOT_INITIALISED)
 
-    def _room(self, free_bytes: int) -> str:
+    def _room(self, blocks_bytes: int, landing_bytes: int) -> str:
         reserve_bytes = self._settings.gc.reserve_bytes
-        if free_bytes < PUT_RESERVES * reserve_bytes:
+        free = f"{blocks_bytes} bytes free in the block store, {landing_bytes} in the landing store"
+        if min(blocks_bytes, landing_bytes) < PUT_RESERVES * reserve_bytes:
             raise NoSpace(
-                f"{free_bytes} bytes are free, and PUTs are refused below {PUT_RESERVES * reserve_bytes}:"
-                f" {FREE_SPACE}, or add space",
+                f"{free}, and PUTs are refused below {PUT_RESERVES * reserve_bytes}: {FREE_SPACE}, or add space",
                 settings=("gc.reserve_bytes",),
             )
-        return f"{free_bytes} bytes free, reserve {reserve_bytes}"
+        return f"{free}, reserve {reserve_bytes}"
 
     def _local_log(self) -> Iterator[Check]:
         path = self._settings.store.root / "log.db"
@@ -268,8 +282,9 @@ class Connections:
         def space() -> str:
             from nos_ec.adapters.rados.free_space import pool_room
 
-            with settings_named("ceph.blocks_pool"):
-                return self._room(max(0, pool_room(opened[0], ceph.blocks_pool).size_bytes))
+            free = [max(0, pool_room(opened[0], name).size_bytes) for name in (ceph.blocks_pool, ceph.landing_pool)]
+            with settings_named("ceph.blocks_pool", "ceph.landing_pool"):
+                return self._room(*free)
 
         def clocks() -> str:
             from nos_ec.adapters.rados.trial import monitors_apart_s
@@ -296,7 +311,7 @@ class Connections:
         yield Check("Ceph landing access", object_ms, lambda: access("landing", _PROBE_BYTES), both[1:])
         if self._settings.landing.mode == "log":
             yield Check("Ceph landing log", 2 * command_ms, landing_log, needs)
-        yield Check("free space", command_ms, space, both[:1])
+        yield Check("free space", 2 * command_ms, space, both)
         yield Check("Ceph clocks", command_ms, clocks, needs)
         yield Check("store identity", object_ms, identity, both)
 

@@ -11,6 +11,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Self
 
+import structlog
 from prometheus_client import CollectorRegistry
 
 from nos_ec.adapters.sql.engine import NEW_OR_LOST
@@ -94,6 +95,8 @@ from nos_ec.ports.segment_medium import SegmentMedium
 from nos_ec.ports.shard_store import ShardStore
 from nos_ec.settings import Settings
 from nos_ec.settings.section import DAY
+
+_log = structlog.get_logger(__name__)
 
 
 def initialise(settings: Settings, new_shards: Collection[int] = (), new_devices: Collection[int] = ()) -> None:
@@ -210,7 +213,7 @@ class System:
     def check_for_daemon(self, *, writes: bool, publishes: bool = True) -> None:
         """A daemon calls this once before its loop, so that a wrong configuration ends it instead of being retried
         forever. Checks that the message log exists, unless it publishes nothing, and, if the daemon writes blocks, that
-        its user is allowed to.
+        its user is allowed to. Warns of a missing audit trail.
 
         Permissions are tested by deleting ids that do not exist. A time-out says nothing about permissions, so it is
         ignored. Free space is queried so that a figure is known before a Ceph monitor may hang.
@@ -220,6 +223,8 @@ class System:
             self._messages.get()
         if not writes:
             return
+        if self.settings.audit.is_missing(self.settings.store.backend):
+            _log.warning("no audit trail is kept of what this process deletes; set audit.folder")
         with settings_named("ceph.user", "ceph.keyring_file"), suppress(Transient):
             self.blocks.delete(self.new_block_id())
             self.landing.delete(self.new_landing_id())

@@ -34,8 +34,12 @@ class AuditSettings(Section):
         " two later, so that a clock that is wrong for less than a day deletes nothing.",
     )
 
+    def is_missing(self, backend: str) -> bool:
+        """Whether no trail is kept, although nobody has asked for none."""
+        return bool(self.size_bytes_max) and self.folder is None and backend != "local"
+
     def folder_in(self, root: Path, backend: str) -> Path | None:
         """The folder of the trail, for a store with that root; None if it keeps no trail."""
-        if not self.size_bytes_max:
+        if not self.size_bytes_max or self.is_missing(backend):
             return None
-        return self.folder or (root / "audit" if backend == "local" else None)
+        return self.folder or root / "audit"

@@ -39,7 +39,8 @@ CEPH = {
 }
 CEPH |= {"free space", "store identity"}
 KAFKA = {"Kafka topics", "Kafka rights", "Kafka group"}
-ALL = DATABASE | CEPH | KAFKA
+AUDIT = {"audit trail"}
+ALL = DATABASE | CEPH | KAFKA | AUDIT
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def test_mariadb(store: Store, mariadb_url: str) -> None:
     found = check(store, {"STORE__METADATA_URL": f"{mariadb_url.rpartition('/')[0]}/{name}", **new})
     sql(mariadb_url, f"DROP DATABASE {name}")
     assert (found.code, found.initialised, found.names("failed")) == (0, False, set()), found
-    assert found.names("ok") == {"database", "database session", "database clock"} | (CEPH - {"store identity"})
+    assert found.names("ok") == {"database", "database session", "database clock"} | (CEPH - {"store identity"}) | AUDIT
     assert "MariaDB" in found.said["database"][1]
     for name in ("database schema", "store identity", "Kafka topics"):
         assert "run `nos-ec init`" in found.said[name][1]
@@ -215,7 +216,7 @@ def test_servers_that_are_away(store: Store) -> None:
     }
     found = check(store, changes)
     assert (found.code, found.names("failed")) == (TRANSIENT, {"database", "Ceph", "Kafka topics"})
-    assert (found.initialised, found.names("ok")) == (None, set())
+    assert (found.initialised, found.names("ok")) == (None, AUDIT)
     assert found.said["store identity"] == ("not tried", "needs: Ceph blocks pool, Ceph landing pool")
 
 
@@ -227,7 +228,7 @@ def test_a_paused_database_takes_its_time_limit_and_no_more(store: Store, mysql_
         mysql_server.wake()
     assert (found.code, found.names("failed")) == (TRANSIENT, {"database"})
     assert "no answer within 15 s" in found.said["database"][1]
-    assert (CEPH - {"store identity"}) | KAFKA == found.names("ok")
+    assert (CEPH - {"store identity"}) | KAFKA | AUDIT == found.names("ok")
 
 
 def test_paused_brokers(store: Store, kafka: DevServer) -> None:
@@ -237,7 +238,7 @@ def test_paused_brokers(store: Store, kafka: DevServer) -> None:
     finally:
         kafka.wake()
     assert (found.code, found.names("failed")) == (TRANSIENT, {"Kafka topics"})
-    assert found.names("ok") == DATABASE | CEPH
+    assert found.names("ok") == DATABASE | CEPH | AUDIT
 
 
 def test_a_paused_monitor(store: Store) -> None:
@@ -245,7 +246,7 @@ def test_a_paused_monitor(store: Store) -> None:
         found = check(store, CEPH_AWAY)
     assert found.code == TRANSIENT
     assert found.names("failed") == {"Ceph"}, found
-    assert found.names("ok") == DATABASE | KAFKA
+    assert found.names("ok") == DATABASE | KAFKA | AUDIT
 
 
 def test_the_worst_failure_decides(store: Store) -> None:

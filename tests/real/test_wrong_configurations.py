@@ -80,6 +80,7 @@ class Store:
             "KAFKA__REPLICATION": "1",
             "KAFKA__IN_SYNC_MIN": "1",
             "API__ANONYMOUS": "true",
+            "AUDIT__FOLDER": str(folder / "audit"),
         }
 
     def database(self, name: str) -> str:

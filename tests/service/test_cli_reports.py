@@ -195,6 +195,7 @@ def test_dead_letters_are_listed(cli: Cli, bench: Bench, system: System) -> None
 EMBEDDED = [
     *("database", "database session", "database clock", "database schema", "database rights", "database store"),
     *("folder", "block store", "landing store", "landing log", "free space", "store identity", "message log"),
+    "audit trail",
 ]
 
 
@@ -254,6 +255,54 @@ def test_wrong_settings_are_reported_and_nothing_is_tried(
     assert run(["--config", str(bench.config), "config", "check", "--connect", "--json"]) == 3
     data = json.loads(capfd.readouterr().out)
     assert (len(data["problems"]), data["checks"], data["initialised"]) == (1, [], None)
+
+
+SECRET = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "says"),
+    [("s3.master_key", "abc", "64 hexadecimal digits"), ("api.token", "abc", "at least 16 are needed")],
+)
+def test_a_secret_that_its_user_would_refuse(
+    bench: Bench, capfd: pytest.CaptureFixture[str], setting: str, value: str, says: str
+) -> None:
+    section, _, key = setting.partition(".")
+    before = bench.config.read_text()
+    for more in ([], ["--connect"]):
+        bench.config.write_text(f'{before}\n[{section}]\n{key} = "{value}"\n')
+        assert run(["--config", str(bench.config), "config", "check", *more, "--json"]) == 3
+        shown, errors = capfd.readouterr()
+        (problem,) = json.loads(shown)["problems"]
+        assert says in problem
+        assert json.loads(errors.splitlines()[-1])["settings"][0] == setting
+        bench.config.write_text(f'{before}\n[{section}]\n{key} = "{SECRET}"\n')
+        assert run(["--config", str(bench.config), "config", "check", *more]) == 0
+        capfd.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("settings", "check", "says"),
+    [
+        ('[s3]\ncertificate_file = "absent.pem"\nkey_file = "absent.key"', "S3 certificate", "absent.pem"),
+        ('[s3]\nkey_file = "absent.key"', "S3 certificate", "s3.certificate_file"),
+        ('[s3]\nmaster_key_file = "absent"', "S3 master key", "No such file"),
+        ('[api]\ntoken_file = "absent"', "API token", "No such file"),
+        ('[audit]\nfolder = "file/audit"', "audit trail", "Not a directory"),
+    ],
+)
+def test_files_that_daemons_would_refuse(
+    bench: Bench, capfd: pytest.CaptureFixture[str], settings: str, check: str, says: str
+) -> None:
+    (bench.folder / "file").touch()
+    bench.config.write_text(f"{bench.config.read_text()}\n{settings}\n")
+    assert run(["--config", str(bench.config), "config", "check"]) == 0, "only --connect looks at files"
+    capfd.readouterr()
+    assert run(["--config", str(bench.config), "config", "check", "--connect", "--json"]) in (3, 7)
+    checks = json.loads(capfd.readouterr().out)["checks"]
+    failed = {one["name"]: one["detail"] for one in checks if one["result"] == "failed"}
+    assert list(failed) == [check]
+    assert says in failed[check]
 
 
 @pytest.mark.parametrize(

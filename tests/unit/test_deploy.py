@@ -290,6 +290,32 @@ def test_a_command_can_be_run_as_each_role(tmp_path: Path) -> None:
     assert check_settings(None, dict(line.split("=", 1) for line in settings)) == []
 
 
+def test_what_only_cron_runs_keeps_an_audit_trail(tmp_path: Path) -> None:
+    """No unit has made the folder of the role's user on this host."""
+    script = (DEPLOY / "nos-ec-as").read_text()
+    replaced = script.replace("=/etc/nos-ec\n", f"={tmp_path}\n").replace("=/var/lib/", f"={tmp_path}/")
+    assert replaced.count(str(tmp_path)) == 2
+    programs = {
+        "setpriv": "env | grep ^NOS_EC_",
+        "id": "true",
+        "install": f'echo "$@" >>{tmp_path}/installed; mkdir "$8"',
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    for _ in range(2):
+        run = subprocess.run(
+            ["sh", "-c", replaced, "nos-ec-as", "gc", "gc", "run"],
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert run.stdout.splitlines() == [f"NOS_EC_AUDIT__FOLDER={tmp_path}/nos-ec-gc/audit"]
+    installed = (tmp_path / "installed").read_text().splitlines()
+    assert installed == [f"-d -m 0750 -o nos-ec-gc -g nos-ec-gc {tmp_path}/nos-ec-gc"], "made once, for its user"
+
+
 def test_the_sample_configuration_of_a_cluster_is_right() -> None:
     settings = load_settings(DEPLOY / "cluster" / "nos-ec.toml", {})
     assert (settings.store.backend, settings.log.backend) == ("ceph", "kafka")
