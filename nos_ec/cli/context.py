@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import shlex
@@ -166,8 +167,10 @@ def stop_on_signals() -> threading.Event:
     stop = threading.Event()
 
     def handle(number: int, _frame: object) -> None:
-        stop.set()
         signal.signal(number, signal.SIG_DFL)
+        # The signal may have interrupted this thread where it holds the lock of `stop`, so another thread sets it. That
+        # is not a threading.Thread, because starting one takes locks as well.
+        _thread.start_new_thread(stop.set, ())
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)

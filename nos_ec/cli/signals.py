@@ -5,7 +5,9 @@ between, the signal raises KeyboardInterrupt in the main thread, so that files a
 one ends the process at once. Daemons replace these handlers by their own.
 
 A KeyboardInterrupt that is raised inside a callback of the interpreter (a finalizer, for example) is dropped there, so
-it is raised again shortly afterwards. In a callback of C code (core/callbacks.py) it is not raised in the first place.
+it is raised again shortly afterwards. In a callback of C code (core/callbacks.py) it is not raised in the first place,
+nor where the interpreter's own Python code takes or releases a lock: the lock would never be released, and cleaning up
+would wait for it for ever.
 
 Imports nothing that takes long to load: the handlers must be there first.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -27,6 +30,18 @@ EXIT_TERMINATED = 143
 """What a shell reports for a command that SIGTERM has ended."""
 
 _AGAIN_S = 0.02
+
+_LOCKING = {
+    function.__code__
+    for function in (
+        threading.Condition.__enter__,
+        threading.Condition.__exit__,
+        threading.Condition._release_save,  # type: ignore[attr-defined]
+        threading.Condition._acquire_restore,  # type: ignore[attr-defined]
+    )
+}
+"""Events, futures and queues are built on these. Other locks are taken by C code, which no signal interrupts between
+taking the lock and entering the `with` block."""
 
 
 class _Ended:
@@ -62,8 +77,8 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def raise_unless_lost(_number: int, frame: FrameType | None) -> None:
-    """A handler that raises KeyboardInterrupt, or lets that happen a moment later where it would be lost."""
-    if frame is not None and frame.f_code in CALLED_BACK:
+    """A handler that raises KeyboardInterrupt, or lets that happen a moment later where it would be lost or do harm."""
+    if frame is not None and (frame.f_code in CALLED_BACK or frame.f_code in _LOCKING):
         _raise_soon()
     else:
         raise KeyboardInterrupt

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import random
 import signal
 import sqlite3
+import subprocess
 import sys
+import textwrap
+import threading
 import time
 from collections.abc import Iterator
 
@@ -50,6 +55,61 @@ def test_a_signal_in_a_callback_of_sqlite_interrupts_after_the_statement() -> No
 def test_a_signal_anywhere_else_interrupts_at_once() -> None:
     with interrupting(), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def send_soon() -> threading.Thread:
+    """Send SIGTERM to this process, within some milliseconds."""
+
+    def send() -> None:
+        time.sleep(random.uniform(0, 0.002))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    return sender
+
+
+@pytest.mark.usefixtures("handlers")
+def test_an_interrupt_leaves_no_lock_taken() -> None:
+    """Cleaning up would wait for it for ever, as closing lanes does whose threads wait for their lock."""
+    changed = threading.Condition()
+    taken: list[bool] = []
+
+    def take() -> None:
+        taken.append(changed.acquire(timeout=5))
+        if taken[-1]:
+            changed.release()
+
+    def work_until_interrupted() -> None:
+        send_soon()
+        while True:
+            with changed:
+                pass
+
+    for _ in range(50):
+        with interrupting(), pytest.raises(KeyboardInterrupt):
+            work_until_interrupted()
+        other = threading.Thread(target=take)
+        other.start()
+        other.join()
+        assert taken[-1]
+
+
+def test_a_daemon_that_waits_stops_whenever_the_signal_comes() -> None:
+    """Also while it has the lock of what it waits for. In a process of its own, which would hang."""
+    program = """
+        import threading
+        from nos_ec.cli.context import stop_on_signals
+        from tests.unit.test_signals import send_soon
+
+        for _ in range(100):
+            stop = stop_on_signals()
+            sender = send_soon()
+            while not stop.wait(0):
+                pass
+            sender.join()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=120)
 
 
 def test_what_sqlite_calls_back_is_marked() -> None:
