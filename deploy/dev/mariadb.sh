@@ -5,6 +5,7 @@
 
 name=mariadb
 . "$(dirname "$0")/base.sh"
+galera=/usr/lib/galera/libgalera_smm.so # a --wsrep-provider
 
 # These packages contain only programs, so installing them starts nothing. mariadb-install-db calls my_print_defaults.
 # The commands of docs/RUNBOOKS.md use the other programs of the client's package.
@@ -13,6 +14,9 @@ need_program() {
     for program in mariadbd mariadb-install-db my_print_defaults mariadb mariadb-binlog mariadb-dump; do
         command -v "$program" >/dev/null || { install_packages mariadb-server-core mariadb-client; break; }
     done
+    case ${NOS_EC_DEV_DATABASE_OPTIONS:-} in
+    *"$galera"*) [ -e "$galera" ] || install_packages galera-4 ;;
+    esac
 }
 
 make_data() {

@@ -7,7 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -66,6 +66,9 @@ def _wrong_statement() -> ProgrammingError:
         (1062, "Duplicate entry", Transient, True, False),
         (1040, "Too many connections", Transient, True, False),
         (1290, "running with --read-only", Transient, True, False),
+        (1047, "WSREP has not yet prepared node for application use", Transient, True, False),
+        (1053, "Server shutdown in progress", Transient, True, False),
+        (3101, "Plugin instructed the server to rollback the current transaction.", Transient, True, False),
         (1317, "Query execution was interrupted", Transient, True, False),
         (1226, "User has exceeded the 'max_user_connections' resource", Transient, False, False),
         (9999, "a code that is not listed", Transient, False, False),
@@ -139,27 +142,31 @@ def test_work_that_may_have_taken_effect_is_not_retried(deadlocks: Transactions)
         assert work.runs == 1
 
 
-def test_connections_to_a_server_that_became_a_replica_are_closed(deadlocks: Transactions) -> None:
-    """The server need not cut them. If they were kept, they would refuse every write for as long as the pool keeps a
-    connection."""
+@pytest.mark.parametrize("call", [Transactions.read, Transactions.write], ids=["read", "write"])
+@pytest.mark.parametrize("code", [1047, 1053, 1290, 3032])
+def test_connections_to_a_server_that_does_not_work_are_closed(
+    deadlocks: Transactions, code: int, call: Callable[[Transactions, Callable[[Connection], object]], object]
+) -> None:
+    """The server need not cut them. If they were kept, they would refuse all work for as long as the pool keeps a
+    connection: a primary that became a replica, a Galera node without quorum."""
 
     def used(connection: Connection) -> object:
         return connection.connection.driver_connection
 
-    before = deadlocks.write(used)
-    assert deadlocks.write(used) is before
-    refused = Flaky(_mysql_error(1290, "running with --read-only"), 1)
+    before = call(deadlocks, used)
+    assert call(deadlocks, used) is before
+    refused = Flaky(_mysql_error(code), 1)
     connections = []
 
     def refused_once(connection: Connection) -> int:
         connections.append(used(connection))
         return refused(connection)
 
-    assert deadlocks.write(refused_once) == 2, "the address may lead to the new primary by now"
+    assert call(deadlocks, refused_once) == 2, "the address may lead to the new primary by now"
     assert connections[0] is before
     assert connections[1] is not before
-    with pytest.raises(Transient, match="1290"):
-        deadlocks.write(Flaky(_mysql_error(1290, "running with --read-only"), 999))
+    with pytest.raises(Transient, match=str(code)):
+        call(deadlocks, Flaky(_mysql_error(code), 999))
 
 
 @pytest.mark.parametrize(("code", "runs"), [(2013, 1), (1213, 2)], ids=["lost: outcome unknown", "deadlock: undone"])

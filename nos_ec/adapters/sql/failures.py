@@ -23,10 +23,12 @@ _MYSQL_DUPLICATE = 1062
 _MYSQL_REFUSED_CHECK = {3819, 4025}
 """The codes of MySQL and of MariaDB for a violated CHECK."""
 _MYSQL_INTERRUPTED = 1317
-_MYSQL_DEMOTED = {1290, 1836}
-"""--read-only, --super-read-only: a primary that has become a replica and may keep its connections open."""
+_MYSQL_UNUSABLE = {1047, 1053, 1290, 1836, 3032, 3100, 3101}
+"""The server itself does not work at present, and may keep its connections open: a Galera node without quorum, a
+shutdown, --read-only and --super-read-only (a primary that has become a replica), offline mode, a member that Group
+Replication does not let commit (two codes)."""
 _MYSQL_OF_THE_SERVER = (pymysql.err.OperationalError, pymysql.err.InternalError)
-_MYSQL_LOST = {0, 1053, 1077, 1079, 1080, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2055}
+_MYSQL_LOST = {0, 1077, 1079, 1080, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2055}
 _MYSQL_UNREACHABLE = {1040, 1129, 1203, 2002, 2003, 2005}
 _MYSQL_UNENCRYPTED = 2026
 _MYSQL_FULL = {1021, 1041, 1114, 3675}
@@ -43,14 +45,14 @@ class Failure:
 
     error: what to raise.
     again: the work may be retried if COMMIT was not sent. undone: it may be retried even if COMMIT was sent.
-    demoted: this server no longer accepts writes; another one may answer at its address by now.
+    unusable: this server does not work at present, on any connection; another one may answer at its address by now.
     lock_wait: a wait for a lock timed out.
     """
 
     error: NosError
     again: bool = False
     undone: bool = False
-    demoted: bool = False
+    unusable: bool = False
     lock_wait: bool = False
 
 
@@ -75,7 +77,7 @@ def read_only(url: URL) -> Failure:
             " lets a process that only reads use a replica)"
         ),
         again=True,
-        demoted=True,
+        unusable=True,
     )
 
 
@@ -155,8 +157,8 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
         return Failure(ConfigError(f"{where}; run `nos-ec init`"))
     if code == _MYSQL_INTERRUPTED:
         return Failure(Transient(f"{where}; the statement was ended by KILL QUERY"), again=True)
-    if code in _MYSQL_DEMOTED:
-        return Failure(Transient(where), again=True, demoted=True)
+    if code in _MYSQL_UNUSABLE:
+        return Failure(Transient(f"{where}; this server does not work at present"), again=True, unusable=True)
     # Problems of the server, such as too many connections of this user, or lack of memory. A wrong statement raises
     # ProgrammingError instead, and is our bug.
     return Failure(Transient(where)) if isinstance(cause, _MYSQL_OF_THE_SERVER) else None

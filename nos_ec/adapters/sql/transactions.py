@@ -3,8 +3,9 @@
 Deadlocks, lock waits and lost connections may be retried, as long as COMMIT was not sent. After COMMIT was sent, only
 the caller can know whether to try again (the port promises that this is safe), so it gets Transient.
 
-The answers of a read-only server are not trusted (nos_ec.adapters.sql.primary). All connections are closed, and the
-work is retried on new ones, which reach the new primary once the address leads to it.
+The answers of a read-only server are not trusted (nos_ec.adapters.sql.primary). All connections to it are closed, as
+are those to a server that says that it does not work at present, and the work is retried on new ones, which reach the
+new primary once the address leads to it.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class Transactions:
             failure = translate(error, engine.url)
             if failure is None:
                 raise
-            if failure.demoted:
+            if failure.unusable:
                 self._close_pools(pool, engine)
             return _Failed(failure, error, may_run_again=failure.undone or (failure.again and not committing))
         except ReadOnlyServer as error:
