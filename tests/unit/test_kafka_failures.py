@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
@@ -384,10 +385,10 @@ def test_a_member_that_is_not_admitted_tries_another_client(
         made[-1].member_id = member_id
         return made[-1]
 
-    monkeypatch.setattr(stall_watch, "_STUCK_TIMEOUTS", 0)
     monkeypatch.setattr(member_client, "Consumer", new_driver)
     monkeypatch.setattr(KafkaConsumer, "_is_stuck", lambda _consumer: False)
     with closing(KafkaConsumer(KafkaTopic("broker:9092", "t", 4), group="g", member="m")) as consumer:
+        monkeypatch.setattr(consumer._stalls, "_join_patience_s", 0)
         monkeypatch.setattr(consumer, "_member_id", known_id)
         monkeypatch.setattr(consumer._stalls, "_poll_interval_s_max", silent_s_max)
         assert taken(consumer) == []
@@ -395,6 +396,19 @@ def test_a_member_that_is_not_admitted_tries_another_client(
         for _ in range(4):
             assert taken(consumer) == []
         assert len(made) == clients
+
+
+@pytest.mark.parametrize("owns", [False, True])
+def test_a_member_that_has_not_joined_is_looked_at_sooner(monkeypatch: pytest.MonkeyPatch, owns: bool) -> None:
+    """One that joins late, and whose driver waits for metadata that it has, would else do nothing for minutes."""
+    topic, now_s = KafkaTopic("broker:9092", "t", 4, request_timeout_ms=30_000), [0.0]
+    monkeypatch.setattr(stall_watch, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    watch, looks_s = stall_watch.StallWatch(topic, 300), []
+    while now_s[0] < 200:
+        now_s[0] += 1
+        if watch.may_look(owns=owns):
+            looks_s.append(now_s[0])
+    assert looks_s[:2] == ([90, 180] if owns else [30, 60])
 
 
 def test_a_commit_under_another_member_id_is_a_conflict(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:

@@ -227,7 +227,7 @@ class KafkaConsumer:
 
     def _look_for_more(self) -> None:
         """From time to time, while no messages come, check whether some should."""
-        if not self._stalls.may_look():
+        if not self._stalls.may_look(owns=bool(self._owned)):
             return
         member_id = self._client.driver.memberid()
         if self._stalls.is_left_out(owns=bool(self._owned), member_id=member_id, known_id=self._member_id):

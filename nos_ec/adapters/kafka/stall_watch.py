@@ -30,6 +30,9 @@ class StallWatch:
         self._poll_interval_s_max = poll_interval_s_max
         self.patience_s = _STUCK_TIMEOUTS * topic.timeout_s
         """How long a client may wait for brokers or for an answer."""
+        self._join_patience_s = topic.timeout_s
+        """How long a client may take to join its group before it is looked at, and from then to the next look. Joining
+        waits for no fetch, so this is shorter."""
         self._down_s: float | None = None
         """The time since which the driver has had no broker, as far as its reports show."""
         self._looked_s = time.monotonic()
@@ -94,10 +97,11 @@ class StallWatch:
         except KafkaException:
             return True
 
-    def may_look(self) -> bool:
-        """Whether nothing has come for so long that it is time to find out why. True at most once per `patience_s`."""
+    def may_look(self, *, owns: bool) -> bool:
+        """Whether nothing has come for so long that it is time to find out why. True at most once per `patience_s`, or
+        once per request time-out for a member that owns nothing, because it may not have joined yet."""
         now_s = time.monotonic()
-        if self._down_s is not None or now_s - self._looked_s < self.patience_s:
+        if self._down_s is not None or now_s - self._looked_s < (self.patience_s if owns else self._join_patience_s):
             return False
         self._looked_s = now_s
         return True
