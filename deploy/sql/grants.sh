@@ -32,6 +32,7 @@ front     objects            INSERT, UPDATE, DELETE
 front     segments           INSERT, DELETE
 front     survival           INSERT, UPDATE (counted_ms, counts)
 front     uploads            INSERT, UPDATE (state, since_ms, revision, attributes)
+front     version_floors     INSERT, UPDATE (version)
 front     versions           INSERT, DELETE
 front     waiting            INSERT, DELETE
 
@@ -62,6 +63,7 @@ gc        store_info         INSERT, DELETE
 gc        stored_totals      INSERT, UPDATE (value), DELETE
 gc        survival           INSERT, UPDATE (counted_ms, counts), DELETE
 gc        uploads            UPDATE (state, since_ms, attributes), DELETE
+gc        version_floors     INSERT, UPDATE (version), DELETE
 gc        versions           INSERT, DELETE
 gc        waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
 '

@@ -12,6 +12,9 @@ from enum import StrEnum
 from nos_ec.core.attributes import decode_attributes, encode_attributes
 
 VERSION_MAX = 2**63 - 1
+FLOOR_MS = 7 * 86_400_000
+"""A week. How long the greatest number that was removed of a key is remembered, so that it is not given again. Clocks
+of hosts are assumed to differ by less."""
 _ATTRIBUTE = "nos_ec:version"
 _SAID = _ATTRIBUTE.encode()
 _OWN_ID, _NULL = "1", "null"

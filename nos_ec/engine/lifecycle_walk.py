@@ -3,7 +3,8 @@
 One walk a day passes along all buckets with rules, by name, and in each along the prefixes of its rules
 (lifecycle_bucket.py). A run of GC walks for RUN_MS_MAX; the next run goes on from there. Where the walk is, a note in
 the metadata says. It is saved every few seconds, by compare-and-set: of several processes that walk, one goes on. What
-a killed process had not saved is walked again, which changes nothing.
+a killed process had not saved is walked again, which changes nothing. A walk begins by forgetting the numbers of
+versions that were removed long ago.
 
 A bucket that fails is passed over, and walked again later that day, after waits that double. After FAILURES_MAX buckets
 in succession the run ends: then it is not the buckets.
@@ -31,6 +32,8 @@ from nos_ec.ports.metadata import NOTE_CHARS_MAX, DocumentKind, Notes
 
 LIFECYCLE_NOTE = "lifecycle"
 BUCKETS_PAGE = 20
+FLOORS_PAGE = 1000
+"""Numbers of removed versions that one transaction forgets."""
 RUN_MS_MAX = 300_000
 """How long a run of GC walks. It collects as well."""
 SAVE_WAIT_MS = 5_000
@@ -84,6 +87,7 @@ class LifecycleWalk:
         state, now_ms = _loaded(text), self._clock.now_ms()
         today = now_ms // self._day_ms
         if state is None or state.day > today or (state.day < today and state.ended_ms is not None):
+            self._forget_floors(beat, stop)
             state = WalkState(today, now_ms)
         self.state = state
         if state.ended_ms is not None and all(
@@ -97,6 +101,13 @@ class LifecycleWalk:
             self.state = run.state
             self.total += run.found
         return run.found
+
+    def _forget_floors(self, beat: Beat, stop: Event | None) -> None:
+        """Once a day. Raises Transient."""
+        while self._metadata.forget_floors(self._clock.now_ms(), FLOORS_PAGE) == FLOORS_PAGE:
+            beat(0)
+            if stop is not None and stop.is_set():
+                return
 
     def rules(self) -> Iterator[tuple[str, list[ExpiryRule] | None]]:
         """All buckets with rules; None for rules that cannot be read. Raises Transient."""

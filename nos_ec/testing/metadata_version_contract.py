@@ -12,8 +12,17 @@ from nos_ec.core.conditions import ABSENT, PRESENT, Condition
 from nos_ec.core.errors import Conflict, NosError, NotFound, PreconditionFailed
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.versions import Versioning, as_null_version, as_version
-from nos_ec.ports.metadata import AddMarker, CannedAcl, DeleteVersion, Metadata, ObjectRow, VersionEntry
+from nos_ec.core.versions import FLOOR_MS, Versioning, as_null_version, as_version
+from nos_ec.ports.metadata import (
+    AddMarker,
+    CannedAcl,
+    DeleteVersion,
+    ExpireMarker,
+    ExpireVersion,
+    Metadata,
+    ObjectRow,
+    VersionEntry,
+)
 from nos_ec.testing.metadata_bench import MetadataBench
 
 ENABLED, SUSPENDED = Versioning.ENABLED, Versioning.SUSPENDED
@@ -315,6 +324,97 @@ class VersionContract:
             remove(bench, None if number == again.version else number)
         assert listed(metadata) == []
         bench.check_counters()
+
+    @pytest.mark.parametrize("removed", ["version", "marker", "null version"])
+    @pytest.mark.parametrize("then", ["put", "put of a null version", "mark", "delete", "put large"])
+    def test_a_number_is_given_once(self, bench: MetadataBench, removed: str, then: str) -> None:
+        """Although the clock that made the number of the first version is ahead."""
+        bench.now_ms += 10_000
+        put(bench, ENABLED)
+        bench.now_ms -= 10_000
+        versioning = SUSPENDED if removed == "null version" else ENABLED
+        gone = mark(bench) if removed == "marker" else put(bench, versioning)
+        assert remove(bench, None if removed == "null version" else gone.version) is not None
+        bench.now_ms += 1
+        if then == "put large":
+            assert bench.metadata.next_version(KEY, bench.now_ms, of_all=True) > gone.version
+        elif then == "mark":
+            assert mark(bench).version > gone.version
+        elif then == "delete":
+            bench.metadata.delete(KEY, bench.now_ms)
+            assert numbers(bench.metadata)[0][0] > gone.version
+        else:
+            assert put(bench, ENABLED if then == "put" else SUSPENDED).version > gone.version
+        assert gone.version not in [one[0] for one in numbers(bench.metadata)]
+
+    def test_the_number_of_the_last_version_is_given_once(self, bench: MetadataBench) -> None:
+        bench.now_ms += 10_000
+        last = put(bench, ENABLED)
+        bench.now_ms -= 10_000
+        remove(bench, last.version)
+        assert numbers(bench.metadata) == []
+        marker = mark(bench)
+        assert marker.version > last.version
+        remove(bench, marker.version)
+        assert bench.metadata.next_version(KEY, bench.now_ms, of_all=True) > marker.version
+        assert put(bench, ENABLED).version > marker.version
+
+    def test_a_number_that_was_removed_by_a_rule_is_given_once(self, bench: MetadataBench) -> None:
+        bench.now_ms += 10_000
+        marker = mark(bench)
+        bench.now_ms -= 10_000
+        assert bench.metadata.delete_versions([ExpireMarker(KEY, marker.version)], bench.now_ms) != [None]
+        versions = [put(bench, ENABLED) for _ in range(3)]
+        assert marker.version < versions[0].version
+        begun = bench.metadata.next_version(KEY, bench.now_ms, of_all=True)
+        seen = bench.metadata.version(KEY, versions[1].version).row
+        expired = ExpireVersion(KEY, versions[1].version, seen, bench.now_ms + 1)
+        assert bench.metadata.delete_versions([expired], bench.now_ms) != [None]
+        assert begun > versions[2].version
+
+    def test_a_large_object_does_not_take_a_number_that_was_removed(self, bench: MetadataBench) -> None:
+        """Small PUTs were given it, and others, while the large one was under way."""
+        metadata, lease = bench.metadata, bench.lease()
+        put(bench, ENABLED)
+        number = metadata.next_version(KEY, 0, of_all=True)
+        bench.now_ms -= 10_000
+        same, newer = put(bench, ENABLED), put(bench, ENABLED)
+        assert same.version == number
+        remove(bench, same.version)
+        large = replace(bench.large("k", lease, version=number), versioning=ENABLED, attributes=as_version(b""))
+        assert not metadata.record_large(large, lease, bench.now_ms)
+        assert numbers(metadata)[0][0] == newer.version
+        bench.check_counters()
+
+    def test_a_version_is_newer_than_all_that_are_there(self, bench: MetadataBench) -> None:
+        """Although the current one, which was undeleted, is older than they."""
+        first = put(bench, ENABLED)
+        metadata, until_ms = bench.metadata, bench.now_ms + 10**6
+        metadata.delete_versions([DeleteVersion(KEY, first.version)], bench.now_ms, until_ms)
+        bench.now_ms += 10_000
+        marker = mark(bench)
+        bench.now_ms -= 10_000
+        metadata.undelete(metadata.trash_page(None, 10).rows)
+        assert [one[0] for one in numbers(metadata)] == [marker.version, first.version]
+        assert metadata.next_version(KEY, bench.now_ms, of_all=True) > marker.version
+        assert put(bench, ENABLED).version > marker.version
+
+    def test_numbers_that_were_removed_are_remembered_for_a_week(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        gone = [put(bench, ENABLED, name) for name in "abc"]
+        for row in gone:
+            remove(bench, row.version, row.key.name)
+        assert metadata.floors_after(None, 2) == [(row.key, row.version) for row in gone[:2]]
+        assert metadata.floors_after(gone[1].key, 2) == [(gone[2].key, gone[2].version)]
+        metadata.restore_floors([(gone[0].key, gone[0].version + 1), (gone[1].key, 1)])
+        assert metadata.floors_after(None, 2) == [(gone[0].key, gone[0].version + 1), (gone[1].key, gone[1].version)]
+        assert metadata.forget_floors(bench.now_ms + FLOOR_MS, 2) == 0
+        assert metadata.forget_floors(bench.now_ms + FLOOR_MS + 1, 2) == 2
+        assert metadata.forget_floors(bench.now_ms + FLOOR_MS + 1, 2) == 1
+        assert metadata.floors_after(None, 2) == []
+        old = put(bench, ENABLED)
+        metadata.delete_versions([DeleteVersion(KEY, old.version)], bench.now_ms + FLOOR_MS + 1)
+        assert metadata.floors_after(None, 2) == [], "no clock gives its number again"
 
     def test_attributes_of_a_noncurrent_version_may_change(self, bench: MetadataBench) -> None:
         first, _ = put(bench, ENABLED), put(bench, ENABLED)

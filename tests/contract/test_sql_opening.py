@@ -56,7 +56,7 @@ def test_metadata_of_a_newer_release_is_refused(url: str, call: object) -> None:
 def test_metadata_of_an_older_release_asks_for_the_upgrade(url: str) -> None:
     migrate(url, "0001")
     with pytest.raises(
-        ConfigError, match="schema 0001, but this release needs 0014; stop the daemons, then run `nos-ec init`"
+        ConfigError, match="schema 0001, but this release needs 0015; stop the daemons, then run `nos-ec init`"
     ):
         open_metadata(url)
     migrate(url)

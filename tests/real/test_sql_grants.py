@@ -35,7 +35,7 @@ from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, log_of, ne
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.lifetimes import OTHERS, Counts
 from nos_ec.core.slots import member_lease
-from nos_ec.core.versions import Versioning
+from nos_ec.core.versions import FLOOR_MS, Versioning
 from nos_ec.engine.log_lease import take_log_lease
 from nos_ec.ports.metadata import (
     AddMarker,
@@ -296,6 +296,7 @@ def expire(front: System, system: System) -> None:
     marker = front.store().delete_versions([AddMarker(key("expired-marker"), Versioning.ENABLED)])[0]
     assert isinstance(marker, VersionEntry)
     assert None not in metadata.delete_versions([ExpireMarker(marker.key, marker.version)], now_ms)
+    assert metadata.forget_floors(now_ms + 2 * FLOOR_MS, 9) > 0
 
 
 def learn(front: System, system: System) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.lifetimes import Counts
 from nos_ec.core.messages import NamedVersion
 from nos_ec.core.slots import ALL_SLOTS, bucket_slot
-from nos_ec.core.versions import VERSION_MAX, Versioning, as_version
+from nos_ec.core.versions import FLOOR_MS, VERSION_MAX, Versioning, as_version
 from nos_ec.ports.metadata import (
     ROOT_ACCOUNT,
     AddMarker,
@@ -33,6 +34,7 @@ from nos_ec.ports.metadata import (
     ExpireVersion,
     LandedMove,
     Metadata,
+    NewObject,
     ObjectRow,
     TrashMark,
 )
@@ -40,7 +42,7 @@ from nos_ec.testing.metadata_bench import MetadataBench, pack_request
 from nos_ec.testing.metadata_segment_contract import SegmentBench, copy_of
 from nos_ec.testing.metadata_tail_contract import tail_of
 
-HOT_TABLES = {"versions", "objects", "waiting", "segments", "blocks", "landing_deletions"}
+HOT_TABLES = {"versions", "version_floors", "objects", "waiting", "segments", "blocks", "landing_deletions"}
 OBJECTS = 3000
 NONCURRENT = 10_000
 BLOCKS = 60
@@ -118,6 +120,15 @@ def _add_noncurrent(metadata: SqlMetadata, key: ObjectKey, count: int) -> None:
             connection.execute(insert(VERSION_ROWS), [{**rank, "created_ms": 1} for rank in ranks[some]])
 
     metadata._transactions.write(write)
+
+
+def _version(bench: MetadataBench, name: str) -> NewObject:
+    """A PUT in a bucket with versions."""
+    return replace(bench.new(name), versioning=Versioning.ENABLED, attributes=as_version(b""))
+
+
+def _add_floors(metadata: SqlMetadata, count: int) -> None:
+    metadata.restore_floors([(ObjectKey("bucket", f"m{number:05}"), number) for number in range(1, count + 1)])
 
 
 class SqlPlans:
@@ -324,6 +335,7 @@ class SqlPlans:
         _populate(bench)
         last, none = bench.put("n0050").key, ObjectKey("bucket", "none")
         _add_noncurrent(metadata, last, NONCURRENT)
+        _add_floors(metadata, OBJECTS)
         _analyze(metadata._engine)
         put_one = partial(bench.put, "n0051")
         seen = metadata.version(last, NONCURRENT // 2).row
@@ -337,11 +349,16 @@ class SqlPlans:
             "trash_page": lambda: metadata.trash_page(None, 20),
             "expired_trash": lambda: metadata.expired_trash(bench.now_ms + 5, 20),
             "version": lambda: metadata.version(last, NONCURRENT // 2),
+            "put of a version": lambda: bench.record([_version(bench, last.name)]),
+            "put of a new version": lambda: bench.record([_version(bench, "n0052")]),
+            "next_version": lambda: metadata.next_version(last, bench.now_ms, of_all=True),
             "latest_marker": lambda: metadata.latest_marker(last),
             "list_versions": lambda: metadata.list_versions("bucket", "", "", ("n0050", 500), 20, 10**9),
             "list_versions of folders": lambda: metadata.list_versions("bucket", "n0", "5", ("", None), 10, 10**9),
             "noncurrent_after": lambda: metadata.noncurrent_after((last, 600), 20),
             "delete_bucket": lambda: metadata.delete_bucket("no bucket", bench.now_ms),
+            "floors_after": lambda: metadata.floors_after(ObjectKey("bucket", "m01000"), 20),
+            "forget_floors": lambda: metadata.forget_floors(bench.now_ms + 2 * FLOOR_MS, 20),
             "a version expires": lambda: metadata.delete_versions([expired], bench.now_ms),
             "a marker expires": lambda: metadata.delete_versions([ExpireMarker(none, 1)], bench.now_ms),
         }
@@ -360,6 +377,7 @@ class SqlPlans:
         mark = AddMarker(last, Versioning.SUSPENDED)
         with caught(metadata) as statements:
             metadata.delete_versions([mark, DeleteVersion(last, None)], bench.now_ms)
+            metadata.delete_versions([DeleteVersion(last, NONCURRENT // 2 + 1)], bench.now_ms)
         with metadata._engine.connect() as connection:
             found = [(one, line) for one in statements if "INSERT" not in one[0] for line in scans(connection, *one)]
         assert found == [], found

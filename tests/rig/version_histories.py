@@ -59,7 +59,7 @@ def explain(history: Sequence[Event], final: State) -> Explanation:
             tried.add(reached)
             longer = (*order, i)
             unfinished.append((*reached, longer))
-            is_whole = len(longer) == len(history) and after == final
+            is_whole = len(longer) == len(history) and after.shown == final
             if is_whole or len(longer) > len(best.order):
                 best = Explanation([history[j] for j in longer], after, is_whole)
     return best

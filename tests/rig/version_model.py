@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from nos_ec.core.versions import Versioning
@@ -58,11 +58,13 @@ Versions = frozenset[Version]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that there is of a key. others: noncurrent versions and markers."""
+    """All that there is of a key. others: noncurrent versions and markers. floor: the greatest number that was removed,
+    or was there when an older version became current; nothing shows it."""
 
     current: Version | None = None
     others: Versions = frozenset()
     trash: Versions = frozenset()
+    floor: int = 0
 
     def asked(self, number: int | None) -> Version | None:
         """The version that this number means (see `Version.is_asked`); of several, the current one, then the newest."""
@@ -74,6 +76,20 @@ class State:
     def newest(self) -> int:
         """The greatest number of the key, or 0."""
         return max((one.number for one in (*self.others, *_if_any(self.current))), default=0)
+
+    @property
+    def highest(self) -> int:
+        """The greatest number that the key has, or had and was removed. What is added has a greater one."""
+        return max(self.newest, self.floor)
+
+    @property
+    def shown(self) -> State:
+        """What can be found out about it."""
+        return replace(self, floor=0)
+
+    def changed(self, current: Version | None, others: Versions, trash: Versions, below: Versions) -> State:
+        """With these versions. below: those of which the floor is to be the greatest number at least."""
+        return State(current, others, trash, max((self.floor, *(one.number for one in below))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +126,21 @@ class Put(Step):
     over: int | None = None
 
     def follow(self, state: State, answer: Answer) -> State:
-        """Its number is above the current version's, and in a bucket with versions above all."""
+        """Its number is above the current version's, and above all that were ever there if the key has versions."""
         current, others = state.current, state.others
         if self.over is not None and self.over != (0 if current is None else current.tag):
             return _unchanged(state, answer)
         made = _found(answer, self.tag)
-        if made.number <= (state.newest if current is None and self.versioning else _number(current)):
+        of_versions = self.versioning or (current is not None and current.kind is not Kind.PLAIN)
+        if made.number <= (state.highest if of_versions else _number(current)):
             raise Impossible
         stays = current is not None and _stays(current, self.versioning)
         if (current is None and self.versioning is SUSPENDED) or (stays and self.versioning is not ENABLED):
             others = _without_nulls(others)
         if current is not None and stays:
             others = _beside(others, current)
-        return State(Version(made.number, _kind(self.versioning, current), self.tag), others, state.trash)
+        version = Version(made.number, _kind(self.versioning, current), self.tag)
+        return state.changed(version, others, state.trash, Versions())
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +160,21 @@ class PutLarge(Step):
         wins = is_below or newest < self.number or (current is None and self.versioning is not ENABLED)
         if self.versioning and any(one.number == self.number and not one.is_marker for one in others):
             wins = False
+        if self.versioning is ENABLED and self.number <= state.floor:
+            wins = False  # the number may have been another one's
         if not wins:
             return _unchanged(state, answer)
         made = Version(_found(answer, self.tag, self.number).number, _kind(self.versioning, current), self.tag)
         if self.versioning is SUSPENDED or (stays and self.versioning is None):
             others = _without_nulls(others)
         if is_below:
-            return State(current, _beside(others, made), state.trash)
+            return state.changed(current, _beside(others, made), state.trash, Versions())
         if current is not None and stays:
             others = _beside(others, current)
-        return State(made, others, state.trash)
+        newer = Versions(
+            one for one in state.others if one.number > self.number and current is None and self.versioning
+        )
+        return state.changed(made, others, state.trash, newer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +192,11 @@ class Delete(Step):
         _found(answer, current.tag, current.number)
         gone = _if_any(current) if current.kind is not Kind.OWN_ID else Versions()
         if current.kind is Kind.PLAIN:
-            return State(None, state.others, _thrown(state, gone, self.in_trash))
-        marker = Version(max(state.newest + 1, self.now_ms * 1000), Kind.NULL_MARKER)
+            return state.changed(None, state.others, _thrown(state, gone, self.in_trash), Versions())
+        marker = Version(max(state.highest + 1, self.now_ms * 1000), Kind.NULL_MARKER)
         trash = _thrown(state, gone | _nulls(state.others), self.in_trash)
-        return State(None, _without_nulls(_beside(state.others, current)) | {marker}, trash)
+        others = _without_nulls(_beside(state.others, current)) | {marker}
+        return state.changed(None, others, trash, Versions())
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +209,12 @@ class Mark(Step):
     in_trash: bool
 
     def follow(self, state: State, answer: Answer) -> State:
-        """The marker is the newest of all."""
+        """The marker is newer than all that were ever there."""
         current = state.current
         if self.seen is not None and self.seen != (0 if current is None else current.tag):
             return _unchanged(state, answer)
         number = _found(answer, 0).number
-        if number <= state.newest:
+        if number <= state.highest:
             raise Impossible
         others, gone = state.others, Versions()
         if current is not None and _stays(current, self.versioning):
@@ -201,7 +225,7 @@ class Mark(Step):
             gone |= _nulls(others)
             others = _without_nulls(others)
         marker = Version(number, Kind.MARKER if self.versioning is ENABLED else Kind.NULL_MARKER)
-        return State(None, others | {marker}, _thrown(state, gone, self.in_trash))
+        return state.changed(None, others | {marker}, _thrown(state, gone, self.in_trash), Versions())
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +249,7 @@ class Remove(Step):
         if current is None and others and not max(others).is_marker:
             current = max(others)
             others -= {current}
-        return State(current, others, _thrown(state, gone, self.in_trash))
+        return state.changed(current, others, _thrown(state, gone, self.in_trash), Versions({asked}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +273,8 @@ class Expire(Step):
         gone = next((one for one in noncurrent if (one.number, one.tag) == (self.number, self.tag)), None)
         if gone is None or sum(one.number > self.number for one in noncurrent) < self.newer:
             raise Impossible
-        return State(state.current, state.others - {gone}, _thrown(state, Versions({gone}), self.in_trash))
+        removed = Versions({gone})
+        return state.changed(state.current, state.others - removed, _thrown(state, removed, self.in_trash), removed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +290,7 @@ class RemoveLoneMarker(Step):
         _found(answer, 0, self.number)
         if [(one.number, one.tag) for one in state.others] != [(self.number, 0)]:
             raise Impossible
-        return State(state.current, Versions(), state.trash)
+        return state.changed(state.current, Versions(), state.trash, state.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +300,8 @@ class Undelete(Step):
     tag: int
 
     def follow(self, state: State, answer: Answer) -> State:
-        """It becomes current if none is. One that is not in the trash is returned as it is."""
+        """It becomes current if none is. One that is not in the trash is returned as it is. What is stored over it is
+        newer than all."""
         there = next((one for one in (*_if_any(state.current), *state.others) if one.tag == self.tag), None)
         if there is not None:
             _found(answer, self.tag, there.number)
@@ -284,7 +310,8 @@ class Undelete(Step):
         if thrown is None or state.current is not None:
             return _unchanged(state, answer)
         _found(answer, self.tag, thrown.number)
-        return State(thrown, state.others, state.trash - {thrown})
+        newer = Versions(one for one in state.others if one.number > thrown.number and thrown.kind is not Kind.PLAIN)
+        return state.changed(thrown, state.others, state.trash - {thrown}, newer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,8 @@ MAKING = ("put", "put large", "mark")
 KINDS_EACH = 3, 6
 """How many of them a round has, at least and at most. PUTs are in each."""
 
+AHEAD_MS = 10_000
+"""By how much the clocks of every other thread are ahead in half of the rounds. No round takes so long."""
 LATE_MS = 2**60
 """All has been noncurrent, or in the trash, for long enough then."""
 PAUSE_S_MAX = 0.01
@@ -91,10 +93,14 @@ class Callers:
     def __init__(self, metadata: Metadata) -> None:
         self.bench = MetadataBench(metadata)
         self.leases = [self.bench.lease() for _ in range(THREADS + 1)]
-        self.clock_ms = count(self.bench.now_ms + 1)
+        self._clock_ms = count(self.bench.now_ms + 1)
         self.tags = count(1)
         self.calls = count(1)
         self.counts: Counter[str] = Counter()
+
+    def now_ms(self, ahead_ms: int = 0) -> int:
+        """A time, in milliseconds, that no other call gets by the same clock. ahead_ms: by how much this is ahead."""
+        return next(self._clock_ms) + ahead_ms
 
 
 @dataclass
@@ -119,11 +125,14 @@ class _Known:
 
 
 class _Caller:
-    """The choices of one thread, and its lease."""
+    """The choices of one thread, its lease, and by how much its clock is ahead."""
 
-    def __init__(self, seed: str, lease: Lease, names: Sequence[str], believed: Sequence[Versioning | None]) -> None:
+    def __init__(
+        self, seed: str, lease: Lease, names: Sequence[str], believed: Sequence[Versioning | None], ahead_ms: int
+    ) -> None:
         self.rng = random.Random(seed)
         self.lease = lease
+        self.ahead_ms = ahead_ms
         self._names = names
         self._believed = believed
 
@@ -165,8 +174,11 @@ class Round:
         self._kinds = ["put", *rng.sample(KINDS, rng.randint(*KINDS_EACH))]
         self._steps_before = rng.randint(0, STEPS_BEFORE_MAX)
         believed = rng.choice(BELIEVED)
-        self._threads = [_Caller(f"{seed}/{i}", lease, names, believed) for i, lease in enumerate(callers.leases)]
-        self._behind_ms = next(callers.clock_ms)
+        ahead_ms = rng.choice([0, AHEAD_MS])
+        self._threads = [
+            _Caller(f"{seed}/{i}", lease, names, believed, ahead_ms * (i % 2)) for i, lease in enumerate(callers.leases)
+        ]
+        self._behind_ms = callers.now_ms()
         self._lock = Lock()
         self._ways: dict[str, Callable[[_Caller, int], int]] = {
             "put": self._put,
@@ -213,17 +225,17 @@ class Round:
             one = replace(self._bench.new(name, bucket=BUCKET), versioning=versioning, condition=condition)
             new.append(replace(one, attributes=ATTRIBUTES[versioning], md5=_md5(step.tag)))
             steps.append((name, step))
-        now_ms = next(self._callers.clock_ms)
+        now_ms = self._callers.now_ms(caller.ahead_ms)
         return self._call(steps, lambda: self._metadata.record_puts(new, now_ms))
 
     def _put_large(self, caller: _Caller, _steps_max: int) -> int:
         name, versioning, tag = caller.name(), caller.versioning(), next(self._callers.tags)
-        begun_ms = next(self._callers.clock_ms)
+        begun_ms = self._callers.now_ms(caller.ahead_ms)
         number = self._metadata.next_version(_key(name), begun_ms, of_all=versioning is not None)
         large = replace(self._bench.large(name, caller.lease, version=number), versioning=versioning)
         large = replace(large, attributes=ATTRIBUTES[versioning], md5=_md5(tag))
         time.sleep(caller.rng.random() * PAUSE_S_MAX)
-        now_ms = next(self._callers.clock_ms)
+        now_ms = self._callers.now_ms(caller.ahead_ms)
 
         def record() -> list[Found | None]:
             return [Found(number, tag) if self._metadata.record_large(large, caller.lease, now_ms) else None]
@@ -232,7 +244,7 @@ class Round:
 
     def _delete(self, caller: _Caller, _steps_max: int) -> int:
         name = caller.name()
-        step = Delete(caller.is_one_of(3), next(self._callers.clock_ms))
+        step = Delete(caller.is_one_of(3), self._callers.now_ms(caller.ahead_ms))
         until_ms = LATE_MS if step.in_trash else None
         return self._call([(name, step)], lambda: [self._metadata.delete(_key(name), step.now_ms, until_ms)])
 
@@ -255,7 +267,7 @@ class Round:
             step, deletion = self._deletion(caller, name, caller.rng.choice(kinds) if steps else kind, in_trash)
             steps.append((name, step))
             deletions.append(deletion)
-        now_ms = self._behind_ms if caller.is_one_of(2) else next(self._callers.clock_ms)
+        now_ms = self._behind_ms if caller.is_one_of(2) else self._callers.now_ms(caller.ahead_ms)
         until_ms = LATE_MS if in_trash else None
         return self._call(steps, lambda: self._metadata.delete_versions(deletions, now_ms, until_ms))
 

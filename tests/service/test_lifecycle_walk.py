@@ -17,7 +17,7 @@ from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import Conflict, Transient
 from nos_ec.core.expiry import DAY_MS, TAGS_ATTRIBUTE, ExpiryRule, encode_rules
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.versions import Versioning
+from nos_ec.core.versions import FLOOR_MS, Versioning
 from nos_ec.engine import lifecycle_bucket, lifecycle_walk
 from nos_ec.engine.lifecycle_bucket import Expired
 from nos_ec.engine.lifecycle_walk import (
@@ -154,6 +154,16 @@ def test_a_bucket_is_walked_once_a_day(bench: Bench, system: System) -> None:
     assert (other.run_once(), walk.run_once()) == (Expired(9), Expired())
     clock.now_at_ms -= DAY_MS
     assert walk.run_once() == Expired(9), "a walk of the future was made by a wrong clock"
+
+
+def test_a_walk_forgets_numbers_that_no_clock_gives_again(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ms = system.clock.now_ms()
+    recent = ObjectKey("b", "recent"), (now_ms - FLOOR_MS // 2) * 1000
+    old = [(ObjectKey("b", f"old-{number}"), (now_ms - FLOOR_MS) * 1000 - number) for number in range(1, 6)]
+    system.metadata.restore_floors([recent, *old])
+    monkeypatch.setattr(lifecycle_walk, "FLOORS_PAGE", 2)
+    LifecycleWalk(system.metadata, Hands(now_ms), DAY_MS, 0).run_once()
+    assert system.metadata.floors_after(None, 9) == [recent]
 
 
 def test_what_changes_meanwhile_stays(bench: Bench, system: System) -> None:

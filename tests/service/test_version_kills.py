@@ -123,6 +123,8 @@ def test_versions_come_back_from_a_dump(bench: Bench, cli: Cli) -> None:
         put(system, b"waits", key=KEY)
         put(system, b"waits, too", key=KEY)
         found[KEY] = versions(system)
+        floors = system.metadata.floors_after(None, 9)
+        assert [key.name for key, _ in floors] == ["promoted"]
         cli("metadata", "dump")
         end_log(system)
     lose_database(bench)
@@ -131,6 +133,7 @@ def test_versions_come_back_from_a_dump(bench: Bench, cli: Cli) -> None:
         assert {key: versions(system, key) for key in found} == found
         assert check(system, read_share=1.0) == []
         assert system.metadata.bucket_document("b", DocumentKind.VERSIONING) == b"Enabled"
+        assert system.metadata.floors_after(None, 9) == floors
         bench.settle(system)
         assert {key: versions(system, key) for key in found} == found
 

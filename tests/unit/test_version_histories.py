@@ -55,11 +55,11 @@ def state(current: Version | None, *others: Version, trash: tuple[Version, ...] 
 
 
 def after(*taken: Taken) -> State:
-    """What the model says is left after these steps. Raises Impossible."""
+    """What the model says can be found after these steps. Raises Impossible."""
     found = State()
     for step, answer in taken:
         found = step.follow(found, answer)
-    return found
+    return found.shown
 
 
 def at(times: tuple[int, int], taken: Taken, call: int = 0) -> Event:
@@ -147,6 +147,13 @@ def test_what_is_left(taken: list[Taken], left: State) -> None:
         [put(1), mark(2), (Expire(2, 0, 0, False), Found(2, 0))],
         [put(1), mark(2), (RemoveLoneMarker(2), Found(2, 0))],
         [mark(1), mark(2), (RemoveLoneMarker(1), Found(1, 0))],
+        [put(1), put(2), remove(2, 2), put(2)],
+        [put(1), put(2), remove(2, 2), mark(2)],
+        [put(1), remove(1, 1), put(1)],
+        [put(1), put(2), put(3), (Expire(2, 2, 0, False), Found(2, 2)), remove(3, 3), remove(1, 1), put(2)],
+        [mark(2), (RemoveLoneMarker(2), Found(2, 0)), put(1)],
+        [put(1), put(2), remove(2, 2), (PutLarge(ENABLED, 2, 7), Found(2, 7))],
+        [put(1), remove(1, 1, in_trash=True), mark(5), (Undelete(1), Found(1, 1)), put(5)],
     ],
 )
 def test_what_cannot_be(taken: list[Taken]) -> None:

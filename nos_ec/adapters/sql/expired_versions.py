@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Connection, bindparam, select
 
-from nos_ec.adapters.sql import objects
+from nos_ec.adapters.sql import floors, objects
 from nos_ec.adapters.sql.retired import (
     COLUMNS,
     NEWEST,
@@ -65,6 +65,7 @@ def expire_version(
     remove(connection, [found])
     if row is not None:
         discard(connection, [row], now_ms, until_ms)
+    floors.raise_to(connection, key, expired.version, now_ms)
     return entry_of(found, row)
 
 
@@ -81,7 +82,7 @@ def _became_noncurrent(
     return max(created_ms, successor_ms)
 
 
-def expire_marker(connection: Connection, expired: ExpireMarker) -> VersionEntry | None:
+def expire_marker(connection: Connection, expired: ExpireMarker, now_ms: int) -> VersionEntry | None:
     """See `ExpireMarker`. A version that is stored meanwhile needs no marker."""
     if objects.lock_listed(connection, [expired.key]):
         return None
@@ -92,4 +93,5 @@ def expire_marker(connection: Connection, expired: ExpireMarker) -> VersionEntry
     if len(connection.execute(TWO_NEWEST, named(expired.key)).all()) != 1:
         return None
     remove(connection, found)
+    floors.raise_to(connection, expired.key, expired.version, now_ms)
     return entry_of(found[0], None, is_latest=True)

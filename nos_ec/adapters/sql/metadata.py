@@ -215,7 +215,7 @@ class _SqlTrash(SqlPart):
 
     def undelete(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
         """See the port."""
-        return self._write(trash.undelete, rows) if rows else []
+        return self._write(versions.undelete, rows) if rows else []
 
 
 class _SqlLeases(SqlPart):

@@ -25,6 +25,7 @@ from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql import (
     blocks,
+    floors,
     landing_segments,
     leases,
     objects,
@@ -268,15 +269,28 @@ def _insert_beside(
     gone = [current[one.key] for one in new if one.key in current]
     retired.retire(connection, gone)
     unlocked = [one.key for one in new if one.versioning is not None and one.key not in current]
-    newest = retired.newest_versions(connection, unlocked) | {row.key: row.version for row in gone}
+    newest = _highest(connection, new, current)
+    for row in gone:
+        newest[row.key] = max(newest.get(row.key, 0), row.version)
     enabled = Versioning.ENABLED
     replacing = [one.key for one in new if one.versioning is not enabled and (one.versioning or one.key in current)]
     for key, number in retired.remove_nulls(connection, replacing, now_ms).items():
         newest[key] = max(newest.get(key, 0), number)
     rows = _insert(connection, new, newest, now_ms)
-    versions.raise_if_newer(connection, {key: rows[key].version for key in unlocked})
+    numbers = {key: rows[key].version for key in unlocked}
+    versions.raise_if_newer(connection, numbers, numbers)
     versions.raise_if_null(connection, [key for key in replacing if key not in current])
     return rows
+
+
+def _highest(
+    connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]
+) -> dict[ObjectKey, int]:
+    """The greatest number, besides that of the current version, of the keys that may have other versions: these objects
+    must be newer. What is current and was stored without a word of versions may be older than the others."""
+    known = {key for key, row in current.items() if row.is_of_versions}
+    keys = [one.key for one in new if one.versioning or one.key in known]
+    return retired.highest_numbers(connection, keys, [key for key in keys if key not in known]) if keys else {}
 
 
 def _refused(new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]) -> dict[ObjectKey, NosError]:
@@ -358,7 +372,9 @@ def _overwrite(
     """Give the rows of `current`, which are locked, to these objects. Returns the rows as they are now."""
     if not new:
         return {}
-    versions = {one.key: objects.next_version(current[one.key].version, now_ms) for one in new}
+    highest = _highest(connection, new, current)
+    numbers = {one.key: max(highest.get(one.key, 0), current[one.key].version) for one in new}
+    versions = {key: objects.next_version(number, now_ms) for key, number in numbers.items()}
     rows = [_landed(one, current[one.key].object_id, versions[one.key], now_ms) for one in new]
     listed = _NEW.dump(
         (row.object_id, row.version, row.size, row.crc32c, row.md5, row.landing_id)
@@ -459,6 +475,8 @@ def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject
     is_below = keeps and newest > new.version and new.condition is None
     wins = is_below or newest < new.version or (current is None and new.versioning is not Versioning.ENABLED)
     wins = wins and beside is None and not _refused_large(new, current)
+    if wins and new.versioning is Versioning.ENABLED:
+        wins = floors.of(connection, new.key) < new.version  # else its number may have been another one's
     if wins and new.step is not None:
         wins = not uploads.take_steps(connection, [(new.key, new.step)], now_ms)
     if not blocks.seal_large(connection, geometry, new, lease, now_ms, live=wins):
@@ -476,10 +494,12 @@ def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject
     over = None if stays or is_below else current
     object_id = _put_large_row(connection, over, new, now_ms, is_below=is_below)
     connection.execute(insert(SEGMENTS), _segment_rows(object_id, new))
+    if current is None and not is_below and newest > new.version:
+        floors.raise_to(connection, new.key, newest, now_ms)  # what is stored over it is to be newer than that, too
     if is_below:
         retired.retire_large(connection, new, object_id, now_ms)
     elif current is None and new.versioning is Versioning.ENABLED:
-        versions.raise_if_newer(connection, {new.key: new.version})
+        versions.raise_if_newer(connection, {new.key: new.version}, {new.key: new.version})
     elif current is None and new.versioning is Versioning.SUSPENDED:
         versions.raise_if_null(connection, [new.key])
     return True

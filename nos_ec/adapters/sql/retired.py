@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, and_, bindparam, delete, insert, literal_column, select
 
-from nos_ec.adapters.sql import trash
+from nos_ec.adapters.sql import floors, trash
 from nos_ec.adapters.sql.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.rows import (
     KEYS,
@@ -128,6 +128,17 @@ def newest_versions(connection: Connection, keys: Iterable[ObjectKey]) -> dict[O
     return found
 
 
+def highest_numbers(
+    connection: Connection, keys: Sequence[ObjectKey], unsure: Iterable[ObjectKey]
+) -> dict[ObjectKey, int]:
+    """The greatest number that each of these keys has had, as far as it has any besides that of its current version.
+    unsure: those whose current version need not be the newest; a statement for each of them."""
+    highest = newest_versions(connection, unsure)  # first: a floor that is read then is that of what it waited for
+    for key, floor in floors.of_keys(connection, keys).items():
+        highest[key] = max(highest.get(key, 0), floor)
+    return highest
+
+
 def remove_nulls(
     connection: Connection, keys: Iterable[ObjectKey], now_ms: int, until_ms: int | None = None
 ) -> dict[ObjectKey, int]:
@@ -158,9 +169,10 @@ def hide(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_m
     nulls = [row for row in rows if not row.has_version_id]
     if nulls:
         discard(connection, nulls, now_ms, until_ms)
-    newest = newest_versions(connection, [row.key for row in rows])
-    remove_nulls(connection, [row.key for row in rows], now_ms, until_ms)
-    numbers = {row.key: max(row.version + 1, newest.get(row.key, 0) + 1, now_ms * 1000) for row in rows}
+    keys = [row.key for row in rows]
+    highest = highest_numbers(connection, keys, keys)
+    remove_nulls(connection, keys, now_ms, until_ms)
+    numbers = {row.key: max(row.version + 1, highest.get(row.key, 0) + 1, now_ms * 1000) for row in rows}
     add_markers(connection, [VersionEntry(key, numbers[key], now_ms, True, None) for key in numbers])
 
 

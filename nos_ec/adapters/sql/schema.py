@@ -440,6 +440,15 @@ age_rank: VERSION_MAX less the version. object_id: the row of the version; NULL 
 null version of the key.
 """
 
+VERSION_FLOORS = _table(
+    "version_floors",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    Column("name", Utf8(NAME_BYTES_MAX), primary_key=True),
+    _bigint("version"),
+    Index("version_floors_by_version", "version"),
+)
+"""The greatest number of a version, or delete marker, that was removed of a key in the last week (floors.py)."""
+
 SURVIVAL = _table(
     "survival",
     Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),

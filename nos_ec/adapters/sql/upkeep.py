@@ -10,6 +10,7 @@ from nos_ec.adapters.sql import (
     access_keys,
     buckets,
     explanations,
+    floors,
     inspection,
     notes,
     rebuilding,
@@ -217,6 +218,19 @@ class SqlVersions(SqlPart):
         """See the port."""
         if rows:
             self._write(versions.restore_markers, rows)
+
+    def floors_after(self, after: ObjectKey | None, limit: int) -> list[tuple[ObjectKey, int]]:
+        """See the port."""
+        return self._read(floors.page, after, limit)
+
+    def restore_floors(self, found: Sequence[tuple[ObjectKey, int]]) -> None:
+        """See the port."""
+        if found:
+            self._write(floors.restore, found)
+
+    def forget_floors(self, now_ms: int, limit: int) -> int:
+        """See the port."""
+        return self._write(floors.forget, now_ms, limit)
 
     def settle_versions(self, rows: Sequence[ObjectRow]) -> None:
         """See the port."""

@@ -39,7 +39,7 @@ from sqlalchemy import (
     update,
 )
 
-from nos_ec.adapters.sql import objects
+from nos_ec.adapters.sql import floors, objects, trash
 from nos_ec.adapters.sql.entries import FIRST_ROWS, GROWTH, Start, behind, start_of
 from nos_ec.adapters.sql.expired_versions import expire_marker, expire_version
 from nos_ec.adapters.sql.json_rows import JsonRows, looked_up
@@ -55,6 +55,7 @@ from nos_ec.adapters.sql.retired import (
     add_markers,
     discard,
     entry_of,
+    highest_numbers,
     is_unchanged,
     lock_rows,
     named,
@@ -76,7 +77,7 @@ from nos_ec.adapters.sql.rows import (
     prefix_end,
     require_all,
 )
-from nos_ec.adapters.sql.schema import OBJECTS, VERSIONS, utf8
+from nos_ec.adapters.sql.schema import OBJECTS, VERSION_FLOORS, VERSIONS, utf8
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError, NotFound, PreconditionFailed
 from nos_ec.core.folders import folder_of
@@ -95,22 +96,31 @@ from nos_ec.ports.metadata import (
     VersionPage,
 )
 
-_O, _V = OBJECTS.c, VERSIONS.c
+_O, _V, _F = OBJECTS.c, VERSIONS.c, VERSION_FLOORS.c
 _RANKS = JsonRows("ranks", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX, age_rank=0)
+_ADDED = JsonRows("added", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX, age_rank=0, number=0)
 
 FIND = by_index(select(*COLUMNS), VERSIONS, "PRIMARY").where(*OF_RANK)
 FIND_NULL = (
     by_index(select(*COLUMNS), VERSIONS, "versions_by_null").where(IS_NULL, *OF_KEY).order_by(_V.age_rank).limit(1)
 )
 LOCK_NEWER = looked_up(
-    select(_V.age_rank)
+    select(_V.age_rank, _F.version)
     .join_from(
-        _RANKS.table,
+        _ADDED.table,
         VERSIONS,
-        and_(_V.bucket == _RANKS["bucket"], _V.name == _RANKS["name"], _V.age_rank <= _RANKS["age_rank"]),
+        and_(_V.bucket == _ADDED["bucket"], _V.name == _ADDED["name"], _V.age_rank <= _ADDED["age_rank"]),
+        isouter=True,
     )
+    .join(
+        VERSION_FLOORS,
+        and_(_F.bucket == _ADDED["bucket"], _F.name == _ADDED["name"], _F.version >= _ADDED["number"]),
+        isouter=True,
+    )
+    .where(or_(_V.age_rank.is_not(None), _F.version.is_not(None)))
     .with_for_update(of=VERSIONS),
     VERSIONS,
+    then=VERSION_FLOORS,
 )
 LISTED = looked_up(
     select(_V.object_id).join_from(
@@ -144,9 +154,9 @@ class Overtaken(Exception):
 def number_for(connection: Connection, key: ObjectKey, now_ms: int) -> int:
     """See `Objects.next_version`."""
     row = objects.find(connection, key)
-    newest = connection.execute(NEWEST, named(key)).first() if row is None else None
-    previous = row.version if row is not None else None if newest is None else VERSION_MAX - newest.age_rank
-    return objects.next_version(previous, now_ms)
+    newest = connection.execute(NEWEST, named(key)).first()
+    others = max(floors.of(connection, key), 0 if newest is None else VERSION_MAX - newest.age_rank)
+    return objects.next_version(max(others, 0 if row is None else row.version), now_ms)
 
 
 def of_number(connection: Connection, key: ObjectKey, version: int) -> ObjectRow | None:
@@ -158,12 +168,15 @@ def of_number(connection: Connection, key: ObjectKey, version: int) -> ObjectRow
     return None if row is None else marked_row(row)
 
 
-def raise_if_newer(connection: Connection, numbers: Mapping[ObjectKey, int]) -> None:
-    """Raises Overtaken if one of these keys, which had no current version, got a marker meanwhile that is newer than
-    the version of this number."""
-    if numbers:
-        ranks = sorted((utf8(key.bucket), utf8(key.name), rank_of(version)) for key, version in numbers.items())
-        if connection.execute(LOCK_NEWER, _RANKS.dump(ranks)).first() is not None:
+def raise_if_newer(connection: Connection, least: Mapping[ObjectKey, int], removed: Mapping[ObjectKey, int]) -> None:
+    """Raises Overtaken if one of these keys, which had no current version, got a version or marker meanwhile whose
+    number is at least that of `least`, or if one was removed meanwhile whose number is at least that of `removed`."""
+    if least:
+        added = sorted(
+            (utf8(key.bucket), utf8(key.name), rank_of(number), removed.get(key, VERSION_MAX))
+            for key, number in least.items()
+        )
+        if connection.execute(LOCK_NEWER, _ADDED.dump(added)).first() is not None:
             raise Overtaken
 
 
@@ -190,7 +203,7 @@ def delete_all(
             elif isinstance(one, ExpireVersion):
                 answers.append(expire_version(connection, one, now_ms, until_ms))
             elif isinstance(one, ExpireMarker):
-                answers.append(expire_marker(connection, one))
+                answers.append(expire_marker(connection, one, now_ms))
             else:
                 answers.append(_delete_version(connection, one, now_ms, until_ms))
         except _Refused as refused:
@@ -220,19 +233,19 @@ def _add_marker(connection: Connection, deletion: AddMarker, now_ms: int, until_
     if deletion.seen is not None and not is_unchanged(deletion.seen, current):
         raise _Refused(PreconditionFailed(f"object {key} was changed meanwhile; nothing was deleted", key=key))
     is_null = versioning is Versioning.SUSPENDED
-    newest = newest_versions(connection, [key]).get(key, 0)
+    highest = highest_numbers(connection, [key], [key]).get(key, 0)
     if current is not None and stays(current, versioning):
         retire(connection, [current])
     elif current is not None:
         discard(connection, [current], now_ms, until_ms)
     removed = remove_nulls(connection, [key], now_ms, until_ms).get(key, 0) if is_null else 0
-    version = objects.next_version(max(newest, removed, 0 if current is None else current.version), now_ms)
+    version = objects.next_version(max(highest, removed, 0 if current is None else current.version), now_ms)
     marker = VersionEntry(key, version, now_ms, is_null, None, is_latest=True)
     add_markers(connection, [marker])
     if current is None:
         if objects.lock(connection, key) is not None:
             raise Overtaken
-        raise_if_newer(connection, {key: version + 1})
+        raise_if_newer(connection, {key: version + 1}, {key: version})
         raise_if_null(connection, [key] if is_null else [], version)
     return marker
 
@@ -247,6 +260,7 @@ def _delete_version(
         discard(connection, [current], now_ms, until_ms)
         if deletion.version is None:
             remove_nulls(connection, [key], now_ms, until_ms)
+        floors.raise_to(connection, key, current.version, now_ms)
         _promote(connection, key)
         return VersionEntry(key, current.version, current.created_ms, not current.has_version_id, current, True)
     found = connection.execute(*_asked(key, deletion.version, lock=True)).first()
@@ -264,6 +278,7 @@ def _delete_version(
         discard(connection, [row], now_ms, until_ms)
     if deletion.version is None:
         remove_nulls(connection, [key], now_ms, until_ms)
+    floors.raise_to(connection, key, VERSION_MAX - found.age_rank, now_ms)
     if current is None:
         _promote(connection, key)
     return entry_of(found, row)
@@ -300,7 +315,18 @@ def _promote(connection: Connection, key: ObjectKey) -> None:
     changed = connection.execute(SET_BACK.values(trashed=LIVE), {"of_object": newest.object_id}).rowcount
     require_all(changed, 1, "objects")
     remove(connection, [newest])
-    raise_if_newer(connection, {key: VERSION_MAX - newest.age_rank})
+    raise_if_newer(connection, {key: VERSION_MAX - newest.age_rank}, {})
+
+
+def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
+    """See `Trash.undelete`. A version that comes back may be older than others of its key. What is stored over it is to
+    be newer than they."""
+    back = trash.undelete(connection, rows)
+    numbers = {row.key: row.version for row in back if row.is_of_versions}
+    for key, newest in newest_versions(connection, numbers).items():
+        if newest > numbers[key]:
+            floors.raise_to(connection, key, newest, 0)
+    return back
 
 
 # --- reading ------------------------------------------------------------------------------------------

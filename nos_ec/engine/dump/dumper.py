@@ -8,7 +8,8 @@ order of the tables:
     dead by then.
   - Landing segments come before objects as well, for the same reason: nothing is recorded in a SEALED one.
   - Delete markers come after objects: a version that was read as noncurrent, and has no newer one, has its marker then,
-    unless it became current meanwhile.
+    unless it became current meanwhile. Floors of version numbers come after both: what was removed before it was read
+    is below its floor.
   - The deletion queue comes after objects. An entry of an OPEN landing segment is never forgotten, so a record of such
     a segment that is neither an object's nor queued was recorded after the dump had begun. A segment may be sealed, and
     its entries forgotten, before the dump gets there. So the queue comes at the beginning as well.
@@ -59,6 +60,7 @@ def dump_pages(metadata: Metadata, tick: Tick = lambda _: None) -> Iterator[Dump
         done += len(page)
         tick(done)
     yield from version_rows.marker_pages(metadata)
+    yield from version_rows.floor_pages(metadata)
     for queued in _queued_pages(metadata):
         yield rows.deletions_page(queued)
 

@@ -1,4 +1,5 @@
-"""Delete markers as pages of a dump, and back; and what a rebuild makes of noncurrent versions.
+"""Delete markers and floors of version numbers as pages of a dump, and back; and what a rebuild makes of noncurrent
+versions.
 
 Until all objects are known, noncurrent versions are kept as rows in the trash whose times are not known. Then each
 becomes noncurrent again, and each key gets the current version that its order asks for.
@@ -16,6 +17,7 @@ from nos_ec.engine.noncurrent import noncurrent_of
 from nos_ec.ports.metadata import MarkerRow, Metadata, ObjectRow, Versions
 
 MARKERS = "delete_markers"
+FLOORS = "version_floors"
 PAGE_ROWS = 1000
 
 
@@ -44,11 +46,34 @@ def markers_of(page: DumpPage) -> Iterator[MarkerRow]:
         yield MarkerRow(ObjectKey(bucket, name), version, created_ms, bool(is_null))
 
 
+def floor_pages(metadata: Versions) -> Iterator[DumpPage]:
+    """The numbers that must not be given again. Raises Transient."""
+    after: ObjectKey | None = None
+    while page := metadata.floors_after(after, PAGE_ROWS):
+        yield DumpPage(
+            FLOORS,
+            {
+                "bucket": [key.bucket for key, _ in page],
+                "name": [key.name for key, _ in page],
+                "version": [version for _, version in page],
+            },
+        )
+        after = page[-1][0]
+
+
+def floors_of(page: DumpPage) -> Iterator[tuple[ObjectKey, int]]:
+    """The keys and numbers of such a page. Raises Corrupt."""
+    for bucket, name, version in page.tuples(bucket=..., name=..., version=...):
+        yield ObjectKey(bucket, name), version
+
+
 def load_page(page: DumpPage, metadata: Versions) -> None:
-    """Write what a page of markers says; nothing of any other page. Running it again changes nothing. Raises Corrupt,
-    Transient."""
+    """Write what a page of markers or floors says; nothing of any other page. Running it again changes nothing. Raises
+    Corrupt, Transient."""
     if page.table == MARKERS:
         metadata.restore_markers(list(markers_of(page)))
+    elif page.table == FLOORS:
+        metadata.restore_floors(list(floors_of(page)))
 
 
 def without_noncurrent(rows: Sequence[ObjectRow], metadata: Metadata) -> list[ObjectRow]:

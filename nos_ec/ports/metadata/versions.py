@@ -152,6 +152,19 @@ class Versions(Protocol):
         """Write markers as they were. Running it again changes nothing."""
         ...
 
+    def floors_after(self, after: ObjectKey | None, limit: int) -> list[tuple[ObjectKey, int]]:
+        """The greatest number that was removed of each key in the last FLOOR_MS, in the order of the keys; of those
+        after this one. What is added to a key of versions gets a greater number."""
+        ...
+
+    def restore_floors(self, found: Sequence[tuple[ObjectKey, int]]) -> None:
+        """Write what `floors_after` returned. A greater number that is there stays. Repeating it changes nothing."""
+        ...
+
+    def forget_floors(self, now_ms: int, limit: int) -> int:
+        """Forget up to `limit` numbers that are older than FLOOR_MS. Returns how many these were."""
+        ...
+
     def settle_versions(self, rows: Sequence[ObjectRow]) -> None:
         """Make those of these rows noncurrent that are in the trash, in a rebuild. Running it again changes nothing."""
         ...
