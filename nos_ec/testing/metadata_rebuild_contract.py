@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.errors import Conflict
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, new_segment_id
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
@@ -78,8 +79,11 @@ class RebuildContract:
         assert metadata.segments_of([7]) == {}
         assert [one.landing_id for one in metadata.waiting_after(None, 10)] == [newer]
         assert metadata.deletions_after(None, 10) == [QueueEntry(landing, 3, landed.row.version, NOW_MS, False)]
-        metadata.remove([packed, small])
+        metadata.remove([packed])
+        metadata.remove([small], NOW_MS)
         assert (metadata.objects_after(0, 10), metadata.waiting_after(None, 10)) == ([], [])
+        held = QueueEntry(newer, None, 0, NOW_MS + QUARANTINE_MS, False)
+        assert sorted(metadata.deletions_after(None, 10), key=lambda one: one.landing_id == newer)[1:] == [held]
 
     def test_the_later_row_of_a_key_is_loaded(self, metadata: Metadata) -> None:
         """A key that was deleted and stored again while a dump was made has two ids, and so two rows in the dump."""

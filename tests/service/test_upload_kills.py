@@ -214,7 +214,7 @@ def test_uploads_are_rebuilt(bench: Bench, cli: Cli, dumped: bool) -> None:
         bench.pack(system)
         if dumped:
             cli("metadata", "dump")
-        composed(system, second, [bench.data(900), bench.data(5 * STRIPE)])
+        composed(system, second, [bench.data(900), bench.data(5 * STRIPE), b""])
         uploads = multipart_uploads(system)
         uploads.put_part(opened, 2, BytesIO(b"second"), b"")
         if dumped:

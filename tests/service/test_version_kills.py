@@ -215,3 +215,53 @@ def test_versions_that_were_packed_since_the_dump_come_back_once(bench: Bench, c
     with bench.open() as system:
         assert versions(system) == before
         assert check(system) == []
+
+
+@pytest.mark.landing("store")
+def test_copies_of_what_blocks_tell_have_an_owner(bench: Bench, cli: Cli) -> None:
+    """A landing copy of a version that a block tells, too, goes into quarantine."""
+    with bench.open() as system:
+        system.metadata.create_bucket(KEY.bucket, "ann", CannedAcl.PRIVATE, 1)
+        put(system, b"1" * 900)
+        cli("metadata", "dump")
+        for number in range(2, 6):
+            put(system, b"%d" % number * 900)
+        bench.produce(system)
+        bench.consume(system)
+        before = versions(system)
+    lose_database(bench)
+    rebuild(bench, cli)
+    with bench.open() as system:
+        assert versions(system) == before
+        assert check(system, read_share=1.0) == []
+        bench.settle(system)
+        assert versions(system) == before
+
+
+def test_a_key_has_one_null_version_after_a_rebuild(bench: Bench, cli: Cli) -> None:
+    """The bytes of those that were replaced since the dump are still in blocks."""
+    marked = ObjectKey("b", "marked")
+    with bench.open() as system:
+        system.metadata.create_bucket(KEY.bucket, "ann", CannedAcl.PRIVATE, 1)
+        put(system, b"0" * 900, None)
+        put(system, b"1" * 900)
+        put(system, b"0" * 900, None, marked)
+        put(system, b"1" * 900, key=marked)
+        system.store().delete_versions([AddMarker(marked, SUSPENDED)])
+        bench.pack(system)
+        cli("metadata", "dump")
+        for key in (KEY, marked):
+            for digit in (b"2", b"3"):
+                put(system, digit * 900, SUSPENDED, key)
+                bench.produce(system)
+                bench.consume(system)
+        found = [versions(system), versions(system, marked)]
+        assert [sum(is_null for _, is_null, _ in one) for one in found] == [1, 1]
+        end_log(system)
+    lose_database(bench)
+    rebuild(bench, cli)
+    with bench.open() as system:
+        assert [versions(system), versions(system, marked)] == found
+        assert check(system, read_share=1.0) == []
+        bench.settle(system)
+        assert [versions(system), versions(system, marked)] == found

@@ -44,9 +44,10 @@ from nos_ec.adapters.sql.schema import (
     WAITING,
     utf8,
 )
+from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.errors import Conflict
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES, LandingId, ObjectKey, log_of
+from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES, LandingId, ObjectKey, in_log, log_of
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.ports.metadata import BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
 from nos_ec.ports.metadata.rebuilding import UNSETTLED_MS
@@ -184,9 +185,13 @@ def _released(rebuilt: Rebuilt, now_ms: int) -> Iterator[QueueEntry]:
         yield QueueEntry(old.landing_id, old.object_id, old.version, now_ms, False)
 
 
-def remove(connection: Connection, rows: Sequence[ObjectRow]) -> None:
-    """See `Rebuilding.remove`."""
+def remove(connection: Connection, rows: Sequence[ObjectRow], now_ms: int | None) -> None:
+    """See `Rebuilding.remove`. In quarantine, an entry has no object, and the version 0."""
     _delete(connection, rows)
+    if now_ms is None:
+        return
+    copies = [row.landing_id for row in rows if row.landing_id is not None and not in_log(row.landing_id)]
+    _queue(connection, [QueueEntry(copy, None, 0, now_ms + QUARANTINE_MS, False) for copy in copies])
 
 
 def enter_blocks(connection: Connection, blocks: Sequence[BlockRow]) -> None:

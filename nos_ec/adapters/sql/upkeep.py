@@ -237,9 +237,9 @@ class SqlVersions(SqlPart):
         if rows:
             self._write(versions.settle, rows)
 
-    def order_versions(self, keys: Sequence[ObjectKey]) -> None:
+    def order_versions(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int) -> None:
         """See the port."""
-        self._write_again(versions.order, keys)
+        self._write_again(versions.order, keys, now_ms, until_ms)
 
     def listed_as_noncurrent(self, rows: Sequence[ObjectRow]) -> frozenset[int]:
         """See the port."""
@@ -407,10 +407,10 @@ class SqlRebuilding(SqlPart):
         if rebuilt:
             self._write(rebuilding.place, rebuilt, now_ms)
 
-    def remove(self, rows: Sequence[ObjectRow]) -> None:
+    def remove(self, rows: Sequence[ObjectRow], now_ms: int | None = None) -> None:
         """See the port."""
         if rows:
-            self._write(rebuilding.remove, rows)
+            self._write(rebuilding.remove, rows, now_ms)
 
     def enter_blocks(self, blocks: Sequence[BlockRow]) -> None:
         """See the port."""

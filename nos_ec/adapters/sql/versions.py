@@ -538,17 +538,28 @@ def settle(connection: Connection, rows: Sequence[ObjectRow]) -> None:
         retire(connection, kept)
 
 
-def order(connection: Connection, keys: Sequence[ObjectKey]) -> None:
+def order(connection: Connection, keys: Sequence[ObjectKey], now_ms: int, until_ms: int) -> None:
     """See `Versions.order_versions`."""
     for key in keys:
         current = objects.lock(connection, key)
+        newest = connection.execute(LOCK_NEWEST, named(key)).first()
         if current is None:
             _promote(connection, key)
-            continue
-        newest = connection.execute(LOCK_NEWEST, named(key)).first()
-        if newest is not None and VERSION_MAX - newest.age_rank > current.version:
+        elif newest is not None and VERSION_MAX - newest.age_rank > current.version:
             retire(connection, [current])
             _promote(connection, key)
+        _leave_one_null(connection, key, now_ms, until_ms)
+
+
+def _leave_one_null(connection: Connection, key: ObjectKey, now_ms: int, until_ms: int) -> None:
+    nulls = sorted(connection.execute(LOCK_NULLS, key_rows([key])), key=lambda found: found.age_rank)
+    current = objects.lock(connection, key) if nulls else None
+    replaced = nulls if current is not None and not current.has_version_id else nulls[1:]
+    if replaced:
+        rows = lock_rows(connection, [found.object_id for found in replaced if found.object_id is not None])
+        remove(connection, replaced)
+        if rows:
+            discard(connection, list(rows.values()), now_ms, until_ms)
 
 
 def listed(connection: Connection, rows: Sequence[ObjectRow]) -> frozenset[int]:

@@ -25,7 +25,9 @@ UNREADABLE_NAMED_MAX = 1000
 READ_BYTES_MAX = 4 << 20
 """Bytes of small objects that are read at a time."""
 
-_LANDED, _LARGE = (advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.STORE))
+_LANDED, _LARGE, _EMPTY = (
+    advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.STORE, ObjectEvent.KEEP)
+)
 _PACKED = advance_object(ObjectState.LANDED, ObjectEvent.PACK)
 
 
@@ -133,7 +135,7 @@ class Placer:
                 md5.update(self._checked(part))
                 crc32c = joined(crc32c, part.crc32c, part.extent.length)
             if tail is not None:
-                md5.update(self._bytes_of(tail))
+                md5.update(self.bytes_of(tail))
                 crc32c = joined(crc32c, tail.crc32c, tail.size)
         except (Corrupt, NotFound) as error:
             if not is_replaced:
@@ -174,7 +176,7 @@ class Placer:
                 return tail
         return None
 
-    def _bytes_of(self, row: ObjectRow) -> bytes:
+    def bytes_of(self, row: ObjectRow) -> bytes:
         """Those of a small object. Raises NotFound, Corrupt, Transient."""
         if row.extent is not None:
             data = self._blocks.read(row.extent.block_id, row.extent.offset, row.extent.length)
@@ -255,6 +257,25 @@ class Placer:
         self.unread.add(entry.extent.block_id)
         if len(self.unreadable) < UNREADABLE_NAMED_MAX:
             self.unreadable.append(f"{entry.key} v{entry.version}: {error}")
+
+    def place_empty(self, parts: Mapping[ObjectKey, ObjectRow]) -> None:
+        """Parts without bytes, by key, each with the composed object whose manifest lists it. Raises Transient."""
+        rows = [
+            ObjectRow(
+                object_id=self._new_id(),
+                key=key,
+                version=whole.version,
+                size=0,
+                crc32c=0,
+                md5=hashlib.md5(usedforsecurity=False).digest(),
+                state=_EMPTY,
+                landing_id=None,
+                extent=None,
+                created_ms=whole.created_ms,
+            )
+            for key, whole in parts.items()
+        ]
+        self._metadata.place([Rebuilt(row) for row in rows], self._now_ms)
 
     # --- landing copies -------------------------------------------------------------------------------
     def place_landed(self, records: Sequence[ToldRecord], segments: Container[SegmentId]) -> list[QueueEntry]:

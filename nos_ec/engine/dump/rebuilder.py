@@ -179,9 +179,9 @@ class Rebuilder:
         kill_point("rebuild.tails_settled")
         self._settle_trash()
         kill_point("rebuild.trash_settled")
-        version_rows.order_all(self._metadata)
+        version_rows.order_all(self._metadata, self._now_ms, self._now_ms + TRASHED_MS_MIN)
         kill_point("rebuild.versions_ordered")
-        self._settle_uploads()
+        self._settle_uploads(placer)
         kill_point("rebuild.uploads_settled")
         stripe_size = self._blocks.geometry.stripe_size
         count_blocks(self._metadata, self._unread, stripe_size, self._now_ms, self._counted)
@@ -537,7 +537,7 @@ class Rebuilder:
                 self._metadata.settle_trash(list(rows.trashed_of(page, until_ms)))
                 self._metadata.settle_versions(list(rows.noncurrent_of(page)))
         while replaced := self._unsettled():
-            rest = version_rows.without_noncurrent(replaced, self._metadata)
+            rest = version_rows.without_noncurrent(replaced, self._metadata, self._now_ms)
             self._metadata.settle_trash(
                 [replace(row, trash_until_ms=until_ms, trashed_ms=self._now_ms) for row in rest]
             )
@@ -547,16 +547,17 @@ class Rebuilder:
         """Remove the tails whose block is not there: the large object was deleted, and collected. Remove large objects
         whose tail is nowhere, unless not everything could be read: then it may lie there, and `check` names them."""
         for page in self._lost.all_objects():
-            self._metadata.remove(tail_rows.stray_tails(page, self._there))
+            self._metadata.remove(tail_rows.stray_tails(page, self._there), self._now_ms)
             if not self._is_any_unread():
                 self._remove(tail_rows.without_tail(page, self._metadata))
 
     # --- uploads --------------------------------------------------------------------------------------
-    def _settle_uploads(self) -> None:
+    def _settle_uploads(self, placer: Placer) -> None:
         """When all objects are known: first those that are composed, then the parts to which none of them refers. If
         not everything could be read, there may be others that refer to them, so they stay, and `check` names them."""
         for page in self._lost.all_objects():
             upload_rows.complete_those_of(page, self._metadata, self._now_ms)
+            placer.place_empty(upload_rows.lost_empty_parts(page, self._metadata, placer.bytes_of))
         if self._is_any_unread():
             return
         upload_rows.doom_those_without_object(self._metadata, self._now_ms)

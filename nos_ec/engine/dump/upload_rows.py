@@ -6,13 +6,23 @@ of them, and parts without an upload are kept for a week.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from nos_ec.core.dump_format import DumpPage
-from nos_ec.core.errors import Corrupt
+from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.parts import PARTS_BUCKET, UploadId, upload_of_part
+from nos_ec.core.parts import (
+    PARTS_BUCKET,
+    Composition,
+    UploadId,
+    part_key,
+    parts_bucket,
+    parts_prefix,
+    upload_of_part,
+)
+from nos_ec.engine.composed import manifest_in
 from nos_ec.engine.dump.rows import word
 from nos_ec.ports.metadata import Metadata, ObjectRow, UploadRow, Uploads, UploadState
 
@@ -72,6 +82,31 @@ def complete_those_of(page: Sequence[ObjectRow], metadata: Metadata, now_ms: int
     metadata.restore_uploads(
         [UploadRow(upload_id, row.key, UploadState.COMPLETED, now_ms) for upload_id, row in found.items()]
     )
+
+
+def lost_empty_parts(
+    page: Sequence[ObjectRow], metadata: Metadata, read: Callable[[ObjectRow], bytes]
+) -> dict[ObjectKey, ObjectRow]:
+    """The keys of parts without bytes that have no row, each with the composed object among these whose manifest lists
+    it. Nothing else tells of such a part. read: the bytes of an object. A manifest that cannot be read tells nothing.
+    Raises Transient."""
+    lost: dict[ObjectKey, ObjectRow] = {}
+    for row in page:
+        with suppress(Corrupt, NotFound):
+            composition = row.composition
+            if composition is None or _has_all_parts(row.key.bucket, composition, metadata):
+                continue
+            empty = [part for part in manifest_in(read(row), row, composition).parts if not part.size]
+            keys = [part_key(row.key.bucket, composition.upload_id, part.number) for part in empty]
+            there = metadata.rows_of(keys)
+            lost |= {key: row for key in keys if key not in there}
+    return lost
+
+
+def _has_all_parts(bucket: str, composition: Composition, metadata: Metadata) -> bool:
+    prefix = parts_prefix(composition.upload_id)
+    names = metadata.list_names(parts_bucket(bucket), prefix, "", composition.parts)
+    return len(names) >= composition.parts
 
 
 def doom_those_without_object(metadata: Metadata, now_ms: int) -> None:

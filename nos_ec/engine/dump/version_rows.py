@@ -76,13 +76,13 @@ def load_page(page: DumpPage, metadata: Versions) -> None:
         metadata.restore_floors(list(floors_of(page)))
 
 
-def without_noncurrent(rows: Sequence[ObjectRow], metadata: Metadata) -> list[ObjectRow]:
+def without_noncurrent(rows: Sequence[ObjectRow], metadata: Metadata, now_ms: int) -> list[ObjectRow]:
     """Make those of these replaced versions noncurrent that stay: what has an id, and what one that has an id has
     replaced. Returns the others. A version that was told twice, by its block and by its landing copy, stays once.
     Raises Transient."""
     found = metadata.rows_of({row.key for row in rows})
     doubles = _doubles(rows, found, metadata)
-    metadata.remove(doubles)
+    metadata.remove(doubles, now_ms)
     gone = {row.object_id for row in doubles}
     stay: list[ObjectRow] = []
     rest: list[ObjectRow] = []
@@ -115,9 +115,10 @@ def _is_told_by(copy: ObjectRow, version: ObjectRow) -> bool:
     return version.state is ObjectState.PACKED and 0 <= version.version // 1000 - copy.created_ms <= PUT_MS_MAX
 
 
-def order_all(metadata: Metadata) -> None:
-    """Give each key that has noncurrent versions, or markers, the current version of its order. Raises Transient."""
+def order_all(metadata: Metadata, now_ms: int, until_ms: int) -> None:
+    """Give each key that has noncurrent versions, or markers, the current version of its order, and leave it one null
+    version. The others, which that one has replaced, go into the trash until `until_ms`. Raises Transient."""
     after: tuple[ObjectKey, int] | None = None
     while page := metadata.noncurrent_after(after, PAGE_ROWS):
         after = page[-1][0], page[-1][1]
-        metadata.order_versions(sorted({key for key, _, _ in page}, key=str))
+        metadata.order_versions(sorted({key for key, _, _ in page}, key=str), now_ms, until_ms)

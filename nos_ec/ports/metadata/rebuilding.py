@@ -73,8 +73,9 @@ class Rebuilding(Protocol):
         at `now_ms`."""
         ...
 
-    def remove(self, rows: Sequence[ObjectRow]) -> None:
-        """Remove rows, with what belongs to them."""
+    def remove(self, rows: Sequence[ObjectRow], now_ms: int | None = None) -> None:
+        """Remove rows, with what belongs to them. now_ms: their copies in the landing store are there and go into
+        quarantine, from then on, because nothing else refers to them; None: they are gone."""
         ...
 
     def enter_blocks(self, blocks: Sequence[BlockRow]) -> None:

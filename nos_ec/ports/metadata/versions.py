@@ -169,9 +169,10 @@ class Versions(Protocol):
         """Make those of these rows noncurrent that are in the trash, in a rebuild. Running it again changes nothing."""
         ...
 
-    def order_versions(self, keys: Sequence[ObjectKey]) -> None:
-        """Make the newest version of these keys current, unless it is a marker; then none is. In a rebuild, whose
-        sources are of different times."""
+    def order_versions(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int) -> None:
+        """Make the newest version of these keys current, unless it is a marker; then none is. Of several null versions
+        of a key, markers included, the newest stays: the others were replaced, and go into the trash until `until_ms`.
+        In a rebuild, whose sources are of different times. Running it again changes nothing."""
         ...
 
     def listed_as_noncurrent(self, rows: Sequence[ObjectRow]) -> frozenset[int]:
