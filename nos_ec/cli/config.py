@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ import typer
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import count_text, emit, facts, out
-from nos_ec.composition.connections import FOLDER_LIMIT_MS, NOT_INITIALISED, Connections
+from nos_ec.composition.connections import DATABASE_LIMIT_MS, FOLDER_LIMIT_MS, NOT_INITIALISED, Connections
 from nos_ec.composition.trial import Check, Outcome, Result, try_all, worst
 from nos_ec.core.errors import ConfigError, NosError
 from nos_ec.settings import Problem, Settings, check_settings, load_settings, refusal, shown_settings
@@ -72,15 +73,21 @@ def _secret_problems(settings: Settings) -> list[Problem]:
     return problems
 
 
-def _file_checks(settings: Settings) -> Iterator[Check]:
-    """Files that the gateway and the API read when they start."""
+def _start_checks(settings: Settings, connections: Connections) -> Iterator[Check]:
+    """What the gateway and the API look at when they start."""
+    from nos_ec.adapters.sql.metadata import open_metadata
     from nos_ec.api.access import find_token
+    from nos_ec.gateway.accounts import Accounts
     from nos_ec.gateway.certificate import find_certificate
     from nos_ec.gateway.master_keys import find_master_keys
 
     def master_key() -> str:
-        find_master_keys(settings.s3)
-        return f"{settings.s3.master_key_file} can be used"
+        masters = find_master_keys(settings.s3)
+        if not connections.initialised:
+            return "it can be used"
+        with closing(open_metadata(settings.store.url(), replica=settings.store.metadata_replica)) as metadata:
+            Accounts(metadata, SystemClock(), os.urandom).require_known_secrets(masters)
+        return "it fits the access keys"
 
     def certificate() -> str:
         find_certificate(settings.s3)
@@ -90,8 +97,8 @@ def _file_checks(settings: Settings) -> Iterator[Check]:
         find_token(settings.api)
         return f"{settings.api.token_file} can be used"
 
-    if settings.s3.master_key_file is not None:
-        yield Check("S3 master key", FOLDER_LIMIT_MS, master_key)
+    if settings.s3.master_key is not None or settings.s3.master_key_file is not None:
+        yield Check("S3 master key", DATABASE_LIMIT_MS, master_key)
     if settings.s3.certificate_file is not None or settings.s3.key_file is not None:
         yield Check("S3 certificate", FOLDER_LIMIT_MS, certificate)
     if settings.api.token_file is not None:
@@ -117,7 +124,7 @@ def _try_connections(file: Path | None, settings: Settings, as_json: bool) -> No
     """Try everything, print one line for each check as soon as it is known, and end with the worst failure."""
     outcomes: list[Outcome] = []
     with Connections(settings, SystemClock()) as connections:
-        for outcome in try_all(chain(connections.checks(), _file_checks(settings))):
+        for outcome in try_all(chain(connections.checks(), _start_checks(settings, connections))):
             outcomes.append(outcome)
             if not as_json:
                 out.print(f"{outcome.result:<9}  {outcome.name:<19}  {outcome.detail}", markup=False)

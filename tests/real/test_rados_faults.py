@@ -532,7 +532,7 @@ def test_our_keys_give_no_access_to_other_pools(
 
 
 @pytest.mark.usefixtures("ceph")
-@pytest.mark.parametrize("hosts", ["mon.invalid", "127.0.0.1:1,mon.invalid:3300", "mon1.invalid;mon.invalid"])
+@pytest.mark.parametrize("hosts", ["mon.invalid", "127.0.0.1:1,mon.invalid:3300", "mon1.invalid mon.invalid"])
 def test_names_of_monitors_that_cannot_be_resolved_may_be_resolved_later(tmp_path: Path, hosts: str) -> None:
     """librados refuses them with the error of a wrong key, after which no unit would start the process again."""
     options = _options_without_cluster(tmp_path, hosts)

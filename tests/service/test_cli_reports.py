@@ -25,6 +25,8 @@ from nos_ec.cli.output import printable, size_text, time_text
 from nos_ec.cli.status import _percent
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.gateway.accounts import Accounts
+from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.settings import without_settings
 from nos_ec.settings.masking import MASK
 
@@ -279,6 +281,25 @@ def test_a_secret_that_its_user_would_refuse(
         bench.config.write_text(f'{before}\n[{section}]\n{key} = "{SECRET}"\n')
         assert run(["--config", str(bench.config), "config", "check", *more]) == 0
         capfd.readouterr()
+
+
+def test_a_master_key_that_fits_no_access_key(
+    bench: Bench, system: System, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOS_EC_S3__MASTER_KEY", SECRET)
+
+    def found() -> dict[str, tuple[str, str]]:
+        run(["--config", str(bench.config), "config", "check", "--connect", "--json"])
+        checks = json.loads(capfd.readouterr().out.splitlines()[-1])["checks"]
+        return {one["name"]: (one["result"], one["detail"]) for one in checks}
+
+    accounts = Accounts(system.metadata, system.clock, os.urandom)
+    assert found()["S3 master key"][0] == "ok", "there are no access keys"
+    made = accounts.create_key(MasterKeys(["cd" * 32]), "ann")
+    result, detail = found()["S3 master key"]
+    assert (result, "another master key" in detail) == ("failed", True)
+    accounts.rotate_key(MasterKeys([SECRET]), made.key.access_key)
+    assert found()["S3 master key"] == ("ok", "it fits the access keys")
 
 
 @pytest.mark.parametrize(
