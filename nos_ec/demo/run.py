@@ -9,6 +9,7 @@ The demo uses its own store (nos_ec/composition/scratch.py), so it never touches
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import random
 import shutil
@@ -23,6 +24,7 @@ from nos_consumer.counters import ConsumerCounters
 from nos_ec.composition.scratch import scratch_store
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import InvalidInput, NosError, NoSpace, Transient
+from nos_ec.core.geometry import PAGE
 from nos_ec.core.header import name_record_size
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
@@ -46,6 +48,13 @@ from nos_producer.assemble import producer_service
 SPACE_FACTOR = 3
 """Needed are landing copies (1x), stripes with coding chunks (1.4x), and the rewritten survivors while their old blocks
 still exist. 3x is enough."""
+
+HOLE_RATIO_MIN = 0.45
+"""GC collects blocks from this share of dead bytes, which is near break-even with 3 replicas (docs/CONFIG.md). With a share
+near that of the deleted objects, a block in which one big object survives would stay in one run and not in the next."""
+
+LOG_SHARE_MAX = 0.75
+"""How much of the landing log the demo fills at most. The end of a segment stays empty when no other batch fits."""
 
 PUBLISHED_LINGER_WINDOWS = 2
 """Deadline of the published policy, in windows of arrivals (one arrival per millisecond). The policy waits no longer
@@ -138,6 +147,7 @@ class Demo:
             require_client()
         with self._step("scan"):
             files = self._scan()
+        self._settings = _with_room_in_log(self._settings, files)
         self._check_space(sum(file.size for file in files))
         options = self._options
         try:
@@ -410,15 +420,27 @@ class Demo:
 
 
 def _demo_settings(settings: Settings) -> Settings:
-    """The settings in force, but with grace periods of zero and a GC that minds neither the age of blocks nor a target,
-    so that one run shows everything."""
+    """The settings in force, but with grace periods of zero, and with a GC that collects blocks of any age without a
+    target of space, so that one run shows everything."""
     return settings.model_copy(
         update={
             "put": settings.put.model_copy(update={"min_age_ms": 0}),
             "reaper": settings.reaper.model_copy(update={"landing_grace_ms": 0}),
-            "gc": settings.gc.model_copy(update={"block_grace_ms": 0, "policy": "threshold"}),
+            "gc": settings.gc.model_copy(
+                update={"block_grace_ms": 0, "policy": "threshold", "hole_ratio_min": HOLE_RATIO_MIN}
+            ),
         }
     )
+
+
+def _with_room_in_log(settings: Settings, files: Sequence[SourceFile]) -> Settings:
+    """The settings with a landing log that holds all files, because nothing is packed before the last PUT. Each takes
+    up to a page more than its bytes: a batch fills whole pages."""
+    landing = settings.landing
+    stored = sum(file.size + PAGE for file in files) * landing.copies / LOG_SHARE_MAX
+    device_bytes = math.ceil(stored / len(landing.paths(settings.store.root)) / PAGE) * PAGE
+    room = {"device_bytes": max(landing.device_bytes, device_bytes)}
+    return settings.model_copy(update={"landing": landing.model_copy(update=room)})
 
 
 def _listed(store: Store) -> Iterator[ObjectRow]:

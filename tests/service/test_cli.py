@@ -455,6 +455,26 @@ def test_demo(cli: Cli, tmp_path: Path, bench: Bench) -> None:
     assert "not a folder" in cli("demo", "--source", str(tmp_path / "none"), exits=2)["message"]
 
 
+def test_a_demo_shows_no_warning_and_its_gc_collects_every_block(
+    tmp_path: Path, bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Even if more lands than the configured landing log holds, and some blocks hold more survivors than others."""
+    source, root = tmp_path / "source", tmp_path / "demo"
+    for index in range(500):
+        path = source / f"d{index % 4}" / f"f{index}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bench.data(CHUNK if index % 2 else 9 * CHUNK))
+    options = ["--delete-share", "0.65", "--json"]
+    capfd.readouterr()
+    assert run(["--config", str(bench.config), "demo", "--source", str(source), "--root", str(root), *options]) == 0
+    said = capfd.readouterr()
+    assert said.err == ""
+    report = json.loads(said.out)
+    assert report["bytes"] > 2 * bench.settings().landing.device_bytes
+    assert report["gc"]["utilisation_after"] > 0.9 * report["utilisation"]
+    assert report["gc"]["stripes_after"] < 0.4 * report["gc"]["stripes_before"]
+
+
 def test_demo_through_s3(tmp_path: Path, bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     """By botocore, and afterwards with the environment that the demo tells."""
     source, root = tmp_path / "source", tmp_path / "demo"
