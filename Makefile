@@ -13,7 +13,8 @@ MEMORY_ARGS ?=
 COST_ARGS ?=
 CHAOS_ARGS ?=
 export FRESH_COMMAND ?= tests/fresh_machine.sh
-DATABASE ?=
+# Not from the environment, where the runbooks keep the name of a database.
+DATABASE =
 BIN := .venv/bin
 SCRIPTS := .ci/run $(shell grep -l "^\#!" deploy/nos-ec-as deploy/*/*.sh deploy/debian/* tests/*.sh tests/rig/bin/* | sort -u)
 PACKAGES := nos_ec producer/nos_producer consumer/nos_consumer gc/nos_gc

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the Debian package of nos_ec: the program with all its Python packages in /opt/nos-ec, from the hashed
-# requirements, for the Python of the distribution that it is built on; units, man page, log rotation, and a sample
-# configuration in /etc/nos-ec. `make deb` calls it, after `make venv`, whose tools it uses.
+# requirements, for the Python of the distribution that it is built on; units, man page, log rotation; and in
+# /usr/share/nos-ec the documentation and this folder, with the names that they have in the repository, because documents
+# and messages refer to each other by them. `make deb` calls it, after `make venv`, whose tools it uses.
 # usage: deploy/debian/build.sh [FOLDER]     prints the path of the package, in FOLDER (default: dist)
 # Environment: SOURCE_DATE_EPOCH  date of the man page and of the files in the package
 
@@ -22,6 +23,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tree=$work/tree
 program=$tree/opt/nos-ec
+shared=$tree/usr/share/nos-ec
+documents=(README.md CHANGELOG.md CONTRIBUTING.md docs deploy)
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(date +%s)} PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 umask 022
 
@@ -40,17 +43,17 @@ install_program() {
 
 install_files() {
     install -D -m 0644 -t "$tree/lib/systemd/system" "$repository"/deploy/systemd/*
-    install -D -m 0644 "$repository/deploy/nos-ec.toml" "$tree/etc/nos-ec/nos-ec.toml"
     install -D -m 0644 "$repository/deploy/logrotate/nos-ec" "$tree/etc/logrotate.d/nos-ec"
-    install -D -m 0644 -t "$tree/usr/share/doc/nos-ec" "$repository"/README.md "$repository"/CHANGELOG.md "$repository"/docs/*.md
     install -D -m 0644 "$repository/LICENSE" "$tree/usr/share/doc/nos-ec/copyright"
     install -D -m 0755 -t "$program/bin" "$repository/deploy/nos-ec-as"
-    mkdir -p "$tree/usr/share/nos-ec" "$tree/usr/share/man/man1" "$tree/usr/bin"
-    # What an administrator copies and adapts.
-    cp -r "$repository"/deploy/{cluster,cron,grafana,prometheus,sql} "$tree/usr/share/nos-ec/"
+    mkdir -p "$shared" "$tree/etc/nos-ec" "$tree/usr/share/man/man1" "$tree/usr/bin"
+    # The modes of a checkout depend on the umask of its user.
+    tar -C "$repository" --exclude=deploy/dev --exclude=deploy/debian --mode=u=rwX,go=rX -c "${documents[@]}" |
+        tar -C "$shared" -x
+    for document in "${documents[@]}"; do ln -s "../../nos-ec/$document" "$tree/usr/share/doc/nos-ec/$document"; done
     "$tools/python" -m nos_ec.cli.manual "$repository/docs/CLI.md" "$(date -u -d "@$SOURCE_DATE_EPOCH" +%F)" |
         gzip -9n >"$tree/usr/share/man/man1/nos-ec.1.gz"
-    ln -s /opt/nos-ec/bin/nos-ec "$tree/usr/bin/nos-ec"
+    ln -s /opt/nos-ec/bin/nos-ec /opt/nos-ec/bin/nos-ec-as "$tree/usr/bin/"
 }
 
 write_control() {
@@ -72,7 +75,8 @@ Description: storage-economy engine of an object store
  Packs many small objects into full erasure-coded stripes, in the background,
  and reclaims the space of deleted objects.
  .
- Installing starts nothing. /usr/share/doc/nos-ec says how to set up a store.
+ Installing starts nothing. /usr/share/nos-ec/deploy/README.md says how to set
+ up a store.
 CONTROL
     (cd "$tree" && find etc -type f -printf '/%p\n') >"$tree/DEBIAN/conffiles"
     install -m 0755 -t "$tree/DEBIAN" "$here"/postinst "$here"/prerm "$here"/postrm

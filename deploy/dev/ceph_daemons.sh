@@ -283,7 +283,7 @@ groups_are_clean() {
         ! printf '%s' "$report" | grep -o '"name":[ ]*"[^"]*"' | grep -v '"active+clean' | grep -q .
 }
 
-described() { echo "$(cluster_version), $(osd_counts)"; }
+described() { echo "$(cluster_version), $(osd_counts), $(ceph health | head -n 1)"; }
 
 cluster_version() { run ceph-osd --version | cut -d ' ' -f 3,5; }
 

@@ -217,7 +217,7 @@ def _ran(command: Sequence[str], environment: Mapping[str, str], given: str = ""
 def _cannot_run(command: Sequence[str], error: OSError) -> ConfigError:
     return ConfigError(
         f"bench: {command[0]} cannot be run ({error.strerror}); install radosgw of the cluster's release, or set"
-        " --ceph-programs to the words that run Ceph's programs (deploy/dev/ceph.sh run)"
+        " --ceph-programs to the words that run Ceph's programs"
     )
 
 

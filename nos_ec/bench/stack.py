@@ -100,7 +100,7 @@ def require_servers(settings: Settings) -> None:
     if wrong:
         raise ConfigError(
             f"the bench measures Ceph, Kafka and MySQL or MariaDB, but {', '.join(wrong)}: use --config with the"
-            " file of such a store (deploy/dev/nos-ec.toml is the one of `make up`)"
+            " file of such a store"
         )
 
 

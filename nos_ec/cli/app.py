@@ -52,7 +52,9 @@ def root(
         Path | None,
         typer.Option(
             "--config",
-            help="TOML file. Default: $NOS_EC_CONFIG, else ./nos-ec.toml if it exists, else the default settings.",
+            readable=False,  # whether it can be read is found when it is read, and ends with exit code 3
+            help="TOML file. Default: $NOS_EC_CONFIG, else ./nos-ec.toml or /etc/nos-ec/nos-ec.toml if it exists, else"
+            " the default settings.",
         ),
     ] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,

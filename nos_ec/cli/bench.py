@@ -28,6 +28,7 @@ from nos_ec.bench.stack import AdminKey, bench_stack, bench_stores, require_serv
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.errors import EXIT_BAR_MISSED
 from nos_ec.cli.output import emit, err, facts, out, ticking
+from nos_ec.cli.values import size_option
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.workloads import WORKLOADS
 
@@ -115,7 +116,10 @@ def read(
 def life(
     ctx: typer.Context,
     workload: Annotated[str | None, typer.Option(help="W1 to W7 (docs/PACKING.md). Default: W1.")] = None,
-    size: Annotated[int | None, typer.Option(min=1, help="Objects of this many bytes, instead of a workload.")] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(parser=size_option, metavar="SIZE", help="Objects of this many bytes, instead of a workload."),
+    ] = None,
     objects: Annotated[int, typer.Option(min=100, help="Objects of each round.")] = 3000,
     rounds: Rounds = 3,
     callers: Annotated[int, typer.Option(min=1, max=256, help="Threads that PUT, GET and DELETE.")] = 16,
@@ -199,11 +203,13 @@ def s3(
     ctx: typer.Context,
     radosgw: Annotated[bool, typer.Option("--radosgw", help="Also measure radosgw, on the same cluster.")] = False,
     ceph_programs: Annotated[
-        str, typer.Option(help="Words before the names of Ceph programs, such as deploy/dev/ceph.sh run.")
+        str, typer.Option(help="Words before the names of Ceph programs, such as 'chroot /srv/ceph'.")
     ] = "",
     processes: Annotated[int, typer.Option(min=1, max=64, help="Processes of the gateway.")] = 1,
     objects: Annotated[int, typer.Option(min=16, help="PUTs of each way in each round.")] = 1000,
-    size: Annotated[int, typer.Option(min=1, help="Bytes of each object that is PUT.")] = 65536,
+    size: Annotated[
+        int, typer.Option(parser=size_option, metavar="SIZE", help="Bytes of each object that is PUT.")
+    ] = 65536,
     rounds: Rounds = 3,
     put_callers: Annotated[int, typer.Option(min=1, max=256, help="Threads that PUT.")] = 16,
     get_callers: Annotated[int, typer.Option(min=1, max=256, help="Threads that GET.")] = 8,

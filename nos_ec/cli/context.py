@@ -25,7 +25,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import Settings, load_settings
 
 CONFIG_VARIABLE = "NOS_EC_CONFIG"
-DEFAULT_CONFIG = Path("nos-ec.toml")
+DEFAULT_CONFIGS = (Path("nos-ec.toml"), Path("/etc/nos-ec/nos-ec.toml"))
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and errors as JSON on stderr.")]
 
@@ -37,13 +37,15 @@ class Context:
     config: Path | None
 
     def config_file(self) -> Path | None:
-        """The file to read: --config, else $NOS_EC_CONFIG, else ./nos-ec.toml if it exists."""
+        """The file to read: --config, else $NOS_EC_CONFIG, else the first of DEFAULT_CONFIGS that exists."""
         if self.config is not None:
             return self.config
         if named := os.environ.get(CONFIG_VARIABLE):
             return Path(named)
-        with suppress(OSError):  # in a folder that may not be looked into, there is none to be read
-            return DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
+        for file in DEFAULT_CONFIGS:
+            with suppress(OSError):  # a folder that may not be searched has no file for this user
+                if file.exists():
+                    return file
         return None
 
     def command(self, *words: str) -> str:

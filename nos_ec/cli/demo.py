@@ -16,6 +16,7 @@ from rich.table import Table
 
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import emit, err, out, size_text, ticking
+from nos_ec.cli.values import size_option
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.demo.run import REPLICAS, Demo, DemoOptions, Report
 from nos_ec.demo.s3 import BUCKET, Access
@@ -32,7 +33,9 @@ def register(app: typer.Typer) -> None:
 def demo(
     ctx: typer.Context,
     source: Annotated[Path, typer.Option(help="Folder whose files are stored.")] = Path("/usr/share"),
-    limit_bytes: Annotated[int, typer.Option(min=1, help="Store at most this many bytes.")] = 512 << 20,
+    limit_bytes: Annotated[
+        int, typer.Option(parser=size_option, metavar="SIZE", help="Store at most this many bytes.")
+    ] = 512 << 20,
     limit_objects: Annotated[int, typer.Option(min=1, help="Store at most this many files.")] = 1_000_000,
     delete_share: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of the objects to delete before GC.")

@@ -49,7 +49,8 @@ def explain(
             raise InvalidInput(f"{target!r}: give an object as BUCKET/NAME, or a block as its 32 hexadecimal digits")
         with context(ctx).system() as system:
             block = block_explainer(system).explain(BlockId(bytes.fromhex(target)))
-        emit(asdict(block), as_json, lambda: _print_block(block))
+        policy = context(ctx).settings().gc.policy
+        emit(asdict(block), as_json, lambda: _print_block(block, policy))
         return
     key = parse_object(target)
     with context(ctx).system() as system:
@@ -194,16 +195,17 @@ def _holder_text(one: Holder) -> str:
     return f"{one.partition} ({'nobody' if one.member is None else one.member})"
 
 
-def _print_block(one: BlockExplanation) -> None:
+def _print_block(one: BlockExplanation, policy: str) -> None:
     now_ms, until_ms = one.explained_ms, one.writer_until_ms
     lease = "is over" if until_ms is None else f"ends {when(until_ms, now_ms)}"
     needed = "" if one.stripes_needed is None else f", need {one.stripes_needed:.1f} stripes"
+    collected = f"; GC collects from {one.waste_ratio_min:.1%} on" if policy == "threshold" else ""
     rows = {
         "state": f"{one.kind.value}, {one.state.value} ({one.reason.value})",
         "size": f"{count_text(one.stripes, 'stripe')}, {size_text(one.size_bytes)}",
         "live": f"{count_text(one.live_objects, 'object')}, {size_text(one.live_bytes)}{needed}",
         "dead": f"{size_text(one.dead_bytes)}, hole ratio {one.hole_ratio:.1%}",
-        "waste": f"{one.waste_ratio:.1%} with headers and padding; GC collects from {one.waste_ratio_min:.1%} on",
+        "waste": f"{one.waste_ratio:.1%} with headers and padding{collected}",
         "made": f"{when(one.created_ms, now_ms)} by {one.writer}, epoch {one.epoch}; its lease {lease}",
         "sealed": "-" if one.sealed_ms is None else when(one.sealed_ms, now_ms),
     }

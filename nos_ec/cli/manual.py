@@ -23,8 +23,9 @@ _ENVIRONMENT = {
     "NOS_EC_SECTION__KEY": "Overrides the setting KEY of [SECTION]. `nos-ec config show` lists all settings.",
 }
 _FILES = {
-    "/etc/nos-ec/nos-ec.toml": "The configuration that the units and the crontab of the package use.",
     "./nos-ec.toml": "Read if neither --config nor NOS_EC_CONFIG names a file.",
+    "/etc/nos-ec/nos-ec.toml": "Read if there is none of these. The units and the crontab name it.",
+    "/usr/share/nos-ec": "The folders docs and deploy, to which messages refer, where nos_ec is a Debian package.",
 }
 
 

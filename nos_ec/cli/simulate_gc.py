@@ -17,6 +17,7 @@ from nos_ec.bench.gc.simulation import GcOptions, GcResult, simulate_gc
 from nos_ec.bench.gc.workloads import GC_WORKLOADS, Workload, gc_workload, sized
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import count_text, emit, facts, print_lines, size_text, ticking
+from nos_ec.cli.values import size_option
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.gc_policy import (
     HOLE_RATIO_MIN,
@@ -86,7 +87,12 @@ def gc_command(
     blocks: Annotated[int, typer.Option(min=10, help="Live bytes, in blocks.")] = 2000,
     block_objects: Annotated[int, typer.Option(min=1, help="Objects that a block has room for.")] = 128,
     block_bytes: Annotated[
-        int | None, typer.Option(min=1, help="With --events: the size of a block. Default: that of the geometry.")
+        int | None,
+        typer.Option(
+            parser=size_option,
+            metavar="SIZE",
+            help="With --events: the size of a block. Default: that of the geometry.",
+        ),
     ] = None,
     days: Annotated[
         float | None, typer.Option(help="Days to simulate. The second half is measured, of E the last third.")

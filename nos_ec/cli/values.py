@@ -25,14 +25,29 @@ _AGE = re.compile(r"(\d{1,9})([smhd])")
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
+def size_option(value: object) -> int:
+    """Bytes, as the parser of an option takes them: a number, or a size such as 512MiB. Raises BadParameter."""
+    try:
+        size = _bytes_of(str(value))
+    except ValueError as error:
+        raise typer.BadParameter(f"{str(value)!r} is {error}; give bytes, or a size such as 512MiB") from error
+    if size < 1:
+        raise typer.BadParameter("give at least 1 byte")
+    return size
+
+
 def rate_of(text: str, option: str = "--rate") -> int:
     """Bytes in a second, as --rate takes them. Raises InvalidInput."""
     try:
-        rate = size_of(int(text) if text.isdecimal() else text)
+        return _bytes_of(text)
     except ValueError as error:
         raise InvalidInput(f"{option} {text!r}: {error}; give bytes in a second, such as 64MiB") from error
-    assert isinstance(rate, int)
-    return rate
+
+
+def _bytes_of(text: str) -> int:
+    size = size_of(int(text) if text.isdecimal() else text)
+    assert isinstance(size, int)
+    return size
 
 
 def time_of(text: str, option: str, now_ms: int) -> int:

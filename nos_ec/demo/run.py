@@ -50,8 +50,9 @@ SPACE_FACTOR = 3
 still exist. 3x is enough."""
 
 HOLE_RATIO_MIN = 0.45
-"""GC collects blocks from this share of dead bytes, which is near break-even with 3 replicas (docs/CONFIG.md). With a share
-near that of the deleted objects, a block in which one big object survives would stay in one run and not in the next."""
+"""GC collects blocks from this share of dead bytes on, which is near break-even with 3 replicas (docs/CONFIG.md). With
+a share near that of the deleted objects, a block in which one big object survives would stay in one run and not in the
+next."""
 
 LOG_SHARE_MAX = 0.75
 """How much of the landing log the demo fills at most. The end of a segment stays empty when no other batch fits."""

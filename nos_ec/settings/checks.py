@@ -17,6 +17,8 @@ from nos_ec.settings.sections import LogSettings, Settings
 DEVICES_MAX = 64
 SEGMENTS_MIN = 4
 """A lane has one segment, and the next one is made ahead."""
+_BROKER = re.compile(r"(\w+://)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}")
+"""A name or address, IPv6 in brackets, with a port. librdkafka would also take a protocol before it."""
 UTF8_ADVICE = "rename the file or folder, or use another value"
 
 
@@ -183,6 +185,9 @@ def _backends(settings: Settings) -> Iterator[Problem]:
         )
     if settings.log.backend == "kafka" and not kafka.servers:
         yield _wrong("kafka.servers", 'required by log.backend = "kafka"; set it to host:port of one or more brokers')
+    brokers = [one.strip() for one in kafka.servers.split(",")] if kafka.servers else []
+    if bad := [one for one in brokers if not _BROKER.fullmatch(one)]:
+        yield _wrong("kafka.servers", f"{bad[0]!r} is not host:port; give each broker with its port")
     if kafka.in_sync_min > kafka.replication:
         yield _wrong(
             "kafka.in_sync_min", f"{kafka.in_sync_min} is more than kafka.replication; use at most {kafka.replication}"

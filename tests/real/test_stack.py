@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -38,6 +39,7 @@ def test_the_whole_stack(stack: Stack) -> None:
     assert stack.pids() == pids, "only programs are installed"
     found = await_running(stack)
     assert [line.split()[0] for line in found.stdout.splitlines()] == ["ceph", "kafka", "mariadb"]
+    assert "11 osds: 11 up, 11 in, HEALTH_" in re.sub(r" +", " ", found.stdout.replace(" ,", ","))
     assert_environment_fits(stack, found.stdout)
 
     killed = ("osd.7", "kafka", "mariadb")

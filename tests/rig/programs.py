@@ -17,8 +17,8 @@ ON_EVERY_MACHINE = frozenset(
     re.findall(
         r"\S+",
         """apt-config apt-get awk base64 basename bash cat chgrp chmod chroot cmp cp cut date dirname dpkg dpkg-deb find
-        flock getent grep gzip head id ldconfig ldd ln losetup ls mkdir mktemp mount mv od paste python3 readlink rm
-        rmdir sed seq setpriv setsid sh sha256sum sleep stat tail tar tee touch tr umount uname unshare useradd
+        flock getent grep gzip head id ldconfig ldd ln losetup ls make mkdir mktemp mount mv od paste python3 readlink
+        rm rmdir sed seq setpriv setsid sh sha256sum sleep sort stat tail tar tee touch tr umount uname unshare useradd
         userdel wc xargs""",
     )
 )

@@ -10,10 +10,10 @@ from itertools import pairwise
 BUILTINS = frozenset(
     re.findall(
         r"\S+",
-        """. : [ [[ alias bg break builtin case cd command continue declare do done echo elif else esac eval exec exit
-        export false fg fi for function getopts hash if in jobs kill let local mapfile popd printf pushd pwd read
-        readonly return select set shift shopt source test then time times trap true type ulimit umask unset until wait
-        while""",
+        """. : [ [[ alias bg break builtin case cd command compgen continue declare do done echo elif else esac eval
+        exec exit export false fg fi for function getopts hash if in jobs kill let local mapfile popd printf pushd pwd
+        read readonly return select set shift shopt source test then time times trap true type ulimit umask unset
+        until wait while""",
     )
 )
 """Words that bash itself understands."""
@@ -22,7 +22,7 @@ SHELLS = frozenset({"bash", "sh", "/bin/bash", "/bin/sh"})
 
 _HEREDOC = re.compile(r"<<-?(['\"]?)(\w+)\1([^\n]*)\n.*?^\t*\2$", re.DOTALL | re.MULTILINE)
 _QUOTED = re.compile(r"""\\\n|\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?:^|(?<=\s))\#[^\n]*""", re.DOTALL | re.MULTILINE)
-_SUBSTITUTION = re.compile(r"\$\(([^()\"]*)")
+_SUBSTITUTION = re.compile(r"\$\([^()\"]*\)?")
 _VARIABLE = re.compile(r"\$\{[^{}]*\}|\{\w+\}(?=[<>])")
 _ARITHMETIC = re.compile(r"\(\(.*?\)\)", re.DOTALL)
 _ARRAY = re.compile(r"=\([^()]*\)")
@@ -65,7 +65,7 @@ def _without_quotes(shell: str) -> str:
             return " "
         if text[0] == "#":
             return ""
-        return "%" + "".join(f"$({inner})" for inner in _SUBSTITUTION.findall(text) if text[0] == '"')
+        return "%" + "".join(inner for inner in _SUBSTITUTION.findall(text) if text[0] == '"')
 
     return _QUOTED.sub(replaced, _HEREDOC.sub(r"\3", shell))
 

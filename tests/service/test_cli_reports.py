@@ -131,7 +131,7 @@ def test_settings_are_shown_whole_and_without_passwords(
 
 
 @pytest.mark.parametrize(
-    ("how", "given"), [("--config", ["--config", "nos-ec.toml"]), ("environment", []), ("default", [])]
+    ("how", "given"), [("--config", ["--config", "nos-ec.toml"]), ("environment", []), ("default", []), ("system", [])]
 )
 def test_a_listing_is_continued_as_pasted(
     bench: Bench,
@@ -149,6 +149,9 @@ def test_a_listing_is_continued_as_pasted(
     monkeypatch.chdir(bench.folder)
     if how == "environment":
         monkeypatch.setenv("NOS_EC_CONFIG", "nos-ec.toml")
+    if how == "system":
+        monkeypatch.chdir("/")
+        monkeypatch.setattr("nos_ec.cli.context.DEFAULT_CONFIGS", (Path("nos-ec.toml"), bench.config))
     program = f"{shlex.quote(sys.executable)} -m nos_ec"
     environment = without_settings({name: value for name, value in os.environ.items() if name != "NOS_EC_CONFIG"})
     command = [*given, "ls", "--limit", "1", "--", "-b"]

@@ -199,6 +199,9 @@ def test_a_simulation_goes_on_from_an_export(bench: Bench, system: System, cli: 
     assert found["write_amplification"] > 1
     assert found["workload"] is None
     assert found == cli(*run, "--block-bytes", "4000")
+    assert cli(*run, "--block-bytes", "4KiB") == cli(*run, "--block-bytes", "4096")
+    for size in ("4kb", "0", "-1", ""):
+        assert bench.run(*run, "--block-bytes", size).returncode == 2
     piped = bench.run(
         *run[:2], "--events", "-", *run[4:], "--block-bytes", "4000", stdin=gzip.decompress(path.read_bytes())
     )

@@ -213,6 +213,10 @@ def test_the_command_explains_objects_and_blocks(bench: Bench, cli: Cli) -> None
     found = cli("explain", block_id)
     assert (found["block"], found["reason"]) == (block_id, "too_full")
     assert "why: " in cli.text("explain", block_id.upper())
+    assert "GC collects from 75.0% on" in cli.text("explain", block_id)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NOS_EC_GC__POLICY", "price")
+        assert "75" not in cli.text("explain", block_id).partition("waste")[2].partition("\n")[0]
     with bench.open() as system:
         bench.put(system, "large", bench.data(100 * STRIPE))
     assert "`nos-ec stat` lists all" in cli.text("explain", "b/large")

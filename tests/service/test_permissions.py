@@ -107,6 +107,12 @@ def test_a_part_that_some_commands_need(bench: Bench, store: Path, part: str, fa
     assert all(str(store / part) in error["message"] for _, code, error in ended if code)
 
 
+def test_a_configuration_that_may_not_be_read(bench: Bench, store: Path) -> None:
+    for _, code, error in _as_nobody(bench, bench.config, 0, [["ls"], ["status"]]):
+        assert code == 3
+        assert f"{bench.config}: cannot be read (Permission denied); check its permissions" in error["message"]
+
+
 def test_files_of_the_caller(bench: Bench, store: Path) -> None:
     """Folders of the command line that may not be entered."""
     (closed := bench.folder / "closed").mkdir()

@@ -263,7 +263,10 @@ def test_a_command_can_be_run_as_each_role(tmp_path: Path) -> None:
     replaced = script.replace("=/etc/nos-ec\n", f"={tmp_path}\n")
     assert replaced != script
     (tmp_path / "setpriv").write_text('#!/bin/sh\nenv | grep ^NOS_EC_ | sort; echo "$@"\n')
-    (tmp_path / "setpriv").chmod(0o755)
+    (tmp_path / "id").write_text('#!/bin/sh\n[ "$*" = -u ] && cat "${0%/*}/uid"\n')
+    (tmp_path / "uid").write_text("0\n")
+    for program in ("setpriv", "id"):
+        (tmp_path / program).chmod(0o755)
     (tmp_path / "gc").mkdir()
     for name, content in {"metadata-url": "", "ceph.keyring": "", "environment": "NOS_EC_GC__WAIT_MS='7'\n"}.items():
         (tmp_path / "gc" / name).write_text(content)
@@ -287,6 +290,10 @@ def test_a_command_can_be_run_as_each_role(tmp_path: Path) -> None:
     assert "--reuid nos-ec --regid nos-ec --init-groups" in command, "there is no user nos-ec-gc here"
     assert run_as("reader", "ls").stdout.splitlines()[:-1] == []
     assert run_as("root", "ls").returncode == 2
+    (tmp_path / "uid").write_text("1000\n")
+    refused = run_as("reader", "ls")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "nos-ec-as: only root can run a command as another user; use sudo\n"
     assert check_settings(None, dict(line.split("=", 1) for line in settings)) == []
 
 
@@ -297,7 +304,7 @@ def test_what_only_cron_runs_keeps_an_audit_trail(tmp_path: Path) -> None:
     assert replaced.count(str(tmp_path)) == 2
     programs = {
         "setpriv": "env | grep ^NOS_EC_",
-        "id": "true",
+        "id": "echo 0",
         "install": f'echo "$@" >>{tmp_path}/installed; mkdir "$8"',
     }
     for name, body in programs.items():
@@ -321,6 +328,9 @@ def test_the_sample_configuration_of_a_cluster_is_right() -> None:
     assert (settings.store.backend, settings.log.backend) == ("ceph", "kafka")
     assert settings.kafka.servers
     assert f'servers = "{settings.kafka.servers}"' in (DEPLOY / "cluster" / "nos-ec.toml").read_text()
+    capacity = (DEPLOY.parent / "docs" / "RUNBOOKS.md").read_text().partition("\n## Capacity\n")[2]
+    (advised,) = re.findall(r"^\| `consumer\.lanes` \| (\d+), with `read_threads` (\d+),", capacity, re.M)
+    assert (settings.consumer.lanes, settings.consumer.read_threads) == tuple(map(int, advised))
 
 
 def test_the_sample_configuration_is_right() -> None:

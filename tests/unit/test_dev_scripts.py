@@ -71,6 +71,21 @@ def test_maven_is_never_run_by_two_scripts_at_once(scripts: Path, programs: Path
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+def test_the_database_is_chosen_on_the_command_line_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/RUNBOOKS.md exports the name of a database in a variable of this name."""
+    monkeypatch.setenv("DATABASE", "nos_ec")
+    said = {
+        words: subprocess.run(
+            ["make", "-n", *words], cwd=SCRIPTS.parents[1], capture_output=True, text=True, check=True
+        )
+        for words in (("stack-status",), ("stack-status", "DATABASE=mysql"))
+    }
+    assert [one.stdout for one in said.values()] == [
+        "deploy/dev/stack.sh status\n",
+        "NOS_EC_DEV_DATABASE=mysql deploy/dev/stack.sh status\n",
+    ]
+
+
 MARIADB = {"mariadbd", "mariadb-install-db", "my_print_defaults", "mariadb", "mariadb-binlog", "mariadb-dump"}
 
 

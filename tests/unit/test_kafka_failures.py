@@ -224,6 +224,15 @@ def test_a_member_that_cannot_look_up_where_to_start_rejoins(
     assert consumer.assignment() == frozenset()
 
 
+def test_the_driver_writes_no_lines_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    """They would not be JSON. With the real driver, and nobody behind the address."""
+    topic = KafkaTopic("127.0.0.1:1", "t", 4, request_timeout_ms=TIMEOUT_MS_MIN)
+    publisher = KafkaPublisher(topic, delivery_timeout_ms=TIMEOUT_MS_MIN)
+    with closing(publisher), pytest.raises(Transient, match="Connection refused"):
+        publisher.publish([(b"key", b"value")])
+    assert capfd.readouterr().err == ""
+
+
 def test_an_abandoned_client_is_closed_although_an_exception_references_it() -> None:
     """The garbage collector would close it in any thread, and a client that lost its brokers may never close. With the
     real driver, and nobody behind the address."""

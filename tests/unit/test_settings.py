@@ -75,6 +75,25 @@ def test_a_value_of_another_type_is_refused(file: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("servers", "wrong"),
+    [
+        ("kafka-1:9092, kafka-2:9092", None),
+        ("[2001:db8::1]:9092,SSL://10.0.0.1:9093", None),
+        ("kafka-1", "kafka-1"),
+        ("kafka-1:9092,kafka-2", "kafka-2"),
+        ("kafka-1:9092,", ""),
+        ("kafka-1:port", "kafka-1:port"),
+        ("2001:db8::1", "2001:db8::1"),
+    ],
+)
+def test_brokers_need_a_port(servers: str, wrong: str | None) -> None:
+    """librdkafka would take 9092, and the operator would look for the broker elsewhere."""
+    found = [problem.text for problem in check_settings(None, {"NOS_EC_KAFKA__SERVERS": servers})]
+    advice = f"environment variable NOS_EC_KAFKA__SERVERS: {wrong!r} is not host:port; give each broker with its port"
+    assert found == ([] if wrong is None else [advice])
+
+
+@pytest.mark.parametrize(
     ("text", "found"),
     [("10", 10), ("+10", 10), ("1_0", None), ("10.0", None), (" 10", None), ("true", None), ("", None), ("٣", None)],
 )

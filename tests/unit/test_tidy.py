@@ -311,6 +311,7 @@ MAY_START = {
     },
     "man": {"tests/fresh_package.sh": "installs it first"},
     "nos-ec": {"tests/fresh_package.sh": "installs it first"},
+    "nos-ec-as": {"tests/fresh_package.sh": "installs it first"},
     "systemctl": {
         "deploy/debian/postinst": "only where systemd runs",
         "deploy/debian/postrm": "only where systemd runs",
@@ -378,7 +379,7 @@ def test_tests_look_for_programs_only_by_need_program() -> None:
     [
         ("pgrep -f x", {"pgrep"}),
         ("if ! ss -l | jq .; then curl x; fi", {"ss", "jq", "curl"}),
-        ('x=$(hostname); y="$(whoami) and $(uptime)"', {"hostname", "whoami", "uptime"}),
+        ('x=$(hostname); y="$(whoami) and $(uptime) $(id -n "some one")"', {"hostname", "whoami", "uptime", "id"}),
         ("NAME=1 exec strace x 2>&1 >/dev/null && (cd x; git status) &", {"strace", "git"}),
         ("f() { lsof; }\nf", {"lsof"}),
         ("case $x in a | b) ps ;;\n    c) echo 'nc; nc' \"nc; nc\" ;; esac # nc", {"ps"}),

@@ -118,9 +118,11 @@ class KafkaTopic:
         everywhere = {
             "bootstrap.servers": self.servers,
             "client.id": client,
-            # Warnings and worse, to standard error. They do not go through our logger: librdkafka 2.16 would queue its
-            # lines while it may already hold that queue's lock, and `close` has been seen to deadlock on itself.
-            "log_level": 4,
+            # Only emergencies. What is worth knowing comes to `error_cb`, and from there into the services' own log,
+            # which may have to be JSON; librdkafka writes ten lines a second to standard error while brokers are away.
+            # They cannot go through our logger: librdkafka 2.16 would queue its lines while it may already hold that
+            # queue's lock, and `close` has been seen to deadlock on itself.
+            "log_level": 2,
             "socket.timeout.ms": self.request_timeout_ms,
             "reconnect.backoff.max.ms": 2000,
             # How long a missing topic may still be one that is just being created.
@@ -165,7 +167,7 @@ _ADVICE: dict[int, str] = {
         "use a session between the brokers' group.min.session.timeout.ms and group.max.session.timeout.ms"
     ),
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: "members of another program use this group; name another group",
-    KafkaError.INVALID_REPLICATION_FACTOR: "use a replication factor that the number of brokers allows",
+    KafkaError.INVALID_REPLICATION_FACTOR: "set kafka.replication to no more than the number of brokers",
     KafkaError.INVALID_PARTITIONS: "use a partition count that the brokers allow",
     KafkaError.INVALID_CONFIG: "correct the topic's settings",
     KafkaError.POLICY_VIOLATION: "the cluster's policy forbids it; ask its operator",

@@ -26,7 +26,7 @@ def read_dead_letters(topic: KafkaTopic, count_max: int) -> list[DeadLetter]:
     Transient."""
     news = ConnectionNews(topic)
     fixed = READING | {"group.id": "nos-ec-dead-letters", "error_cb": news.note}
-    configuration = topic.configuration("nos-ec-dead-letters", {"log_level": 2}, fixed)
+    configuration = topic.configuration("nos-ec-dead-letters", {}, fixed)
     with translated_errors(topic, "connect"):
         reader = Consumer(configuration)
     try:

@@ -162,9 +162,7 @@ class _Admin:
         self._news = ConnectionNews(topic)
         # The client logs little, because the errors raised here already report failed connections.
         with translated_errors(topic, "connect"):
-            self._client = AdminClient(
-                topic.configuration("nos-ec-admin", {"log_level": 2}, {"error_cb": self._news.note})
-            )
+            self._client = AdminClient(topic.configuration("nos-ec-admin", {}, {"error_cb": self._news.note}))
 
     def partition_counts(self) -> dict[str, int]:
         """Return {name: number of partitions} for those of the two topics that exist."""

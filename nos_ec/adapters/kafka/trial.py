@@ -41,7 +41,7 @@ def rights(topic: KafkaTopic, group: str) -> str:
     them, which every process must; Transient."""
     news = ConnectionNews(topic)
     with translated_errors(topic, "connect"):
-        client = AdminClient(topic.configuration("nos-ec-check", {"log_level": 2}, {"error_cb": news.note}))
+        client = AdminClient(topic.configuration("nos-ec-check", {}, {"error_cb": news.note}))
     try:
         with translated_errors(topic, "ask for rights"):
             asked = {"include_authorized_operations": True, "request_timeout": topic.timeout_s}
