@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -124,7 +125,8 @@ class LargeObjects:
                     tails.put(tail_key(last), tail, TailOf(last))
                     del tail
                     kill_point("large.tail_landed")
-                recorded = self._metadata.record_large(new, loan.lease, self._clock.now_ms())
+                now_ms = self._clock.now_ms()
+                recorded = self._metadata.record_large(new, loan.lease, now_ms)
             except NosError as error:
                 for block_id in made:
                     remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms(), self._trail)
@@ -141,15 +143,15 @@ class LargeObjects:
             raise self._refusal(key, condition) or PreconditionFailed(
                 f"object {key} was changed by another client while it was being stored; nothing was changed", key=key
             )
-        row = self._recorded(new)
-        if versioning is Versioning.ENABLED and (not recorded or row.version != new.version):
+        if versioning is Versioning.ENABLED and not recorded:
             raise Transient(f"{key}: another request stored a version of the same number; send it again", key=key)
         if step is not None and not recorded:
             self._require_open(step, key)
-            if row.md5 != new.md5:
+            current = self._current(key)
+            if current is not None and current.md5 != new.md5:
                 # It must not be acknowledged: its MD5 would name another part when the upload is completed.
                 raise Transient(f"{key}: another request stored this part meanwhile; send it again", key=key)
-        return row
+        return self._row_of(new, now_ms)
 
     def _require_open(self, step: PartOf, key: ObjectKey) -> None:
         upload = self._metadata.upload(step.upload_id)
@@ -158,30 +160,24 @@ class LargeObjects:
 
     def _refusal(self, key: ObjectKey, condition: Condition) -> NosError | None:
         """Why the condition does not hold at present; None if it does."""
-        try:
-            current = self._metadata.get(key).tag
-        except NotFound:
-            current = None
-        return condition.refusal(key, current)
+        current = self._current(key)
+        return condition.refusal(key, None if current is None else current.tag)
 
-    def _recorded(self, new: NewLargeObject) -> ObjectRow:
-        """The row just recorded, or that of a PUT that came after it. If a DELETE did, the row as it was, with an id
-        that no object has: the PUT took effect all the same, and the later outcome stands."""
+    def _current(self, key: ObjectKey) -> ObjectRow | None:
         try:
-            row = self._metadata.get(new.key)
-            if row.version == new.version or new.versioning is None:
-                return row
+            return self._metadata.get(key)
         except NotFound:
-            pass
-        if new.versioning is None:
-            return self._as_recorded(new)
-        try:
-            number = new.version if new.versioning is Versioning.ENABLED else None
-            return self._metadata.version(new.key, number).row or self._as_recorded(new)
-        except NotFound:
-            return self._as_recorded(new)
+            return None
 
-    def _as_recorded(self, new: NewLargeObject) -> ObjectRow:
+    def _row_of(self, new: NewLargeObject, now_ms: int) -> ObjectRow:
+        """The row of this PUT, never that of another one. If it was overwritten or deleted meanwhile, the row as it
+        was, with an id that no object has: the PUT took effect all the same, and the later outcome stands."""
+        row = self._current(new.key)
+        if (row is None or row.version != new.version) and new.versioning is Versioning.ENABLED:
+            with suppress(NotFound):
+                row = self._metadata.version(new.key, new.version).row
+        if row is not None and (row.version, row.md5) == (new.version, new.md5):
+            return row
         return ObjectRow(
             object_id=0,
             key=new.key,
@@ -192,7 +188,7 @@ class LargeObjects:
             md5=new.md5,
             landing_id=None,
             extent=None,
-            created_ms=self._clock.now_ms(),
+            created_ms=now_ms,
             attributes=new.attributes,
         )
 

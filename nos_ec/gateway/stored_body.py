@@ -86,10 +86,10 @@ def store_body(
     row = put(stream, encoded(attributes))
     assert body.computed is not None
     if CHECKSUM not in attributes and _computed(body):
-        # It came behind the last byte. The row may be that of another PUT, which came behind this one.
-        is_own = (row.md5, users_attributes(row.attributes)) == (body.computed.md5, attributes)
+        # It came after the last byte. Another request may have changed the attributes since.
+        is_unchanged = users_attributes(row.attributes) == attributes
         attributes = attributes | _computed(body)
-        if is_own:
+        if is_unchanged:
             with suppress(Transient):  # the object is stored, whatever becomes of this
                 change(row, encoded(attributes))
     return row, attributes

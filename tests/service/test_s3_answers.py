@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 from email.header import decode_header, make_header
+from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from botocore.exceptions import ClientError
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.core.errors import Conflict, Transient
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.versions import Versioning
 from nos_ec.engine.store import READ_TRIES, Store
 from nos_ec.gateway.attribute_changes import AttributeChanges
 from nos_ec.testing.clock import FakeClock
@@ -291,3 +293,49 @@ def test_a_copy_gets_the_checksum_that_it_asks_for(bench: Bench, ann: Any, size:
     for asked in ({}, {"ChecksumAlgorithm": "SHA1"}):
         assert ann.copy_object(**copy, **asked)["CopyObjectResult"]["ChecksumSHA1"] == put["ChecksumSHA1"]
     refused("InvalidRequest", 400, ann.copy_object, **copy, ChecksumAlgorithm="CRC")
+
+
+@pytest.mark.parametrize("later", ["PUT before it is recorded", "PUT", "DELETE"])
+@pytest.mark.parametrize("versioning", [None, "Enabled", "Suspended"])
+def test_the_answer_to_a_large_put_is_about_no_other_one(
+    bench: Bench, gateway: Gateway, ann: Any, monkeypatch: pytest.MonkeyPatch, versioning: str | None, later: str
+) -> None:
+    """Whatever others do with the key meanwhile."""
+    expires = {"Filter": {"ObjectSizeGreaterThan": LARGE}, "Expiration": {"Days": 1}, "Status": "Enabled"}
+    ann.put_bucket_lifecycle_configuration(Bucket="photos", LifecycleConfiguration={"Rules": [expires]})
+    if versioning is not None:
+        ann.put_bucket_versioning(Bucket="photos", VersioningConfiguration={"Status": versioning})
+    data = bench.data(LARGE + 1)
+    etag = ann.put_object(Bucket="photos", Key="source", Body=data)["ETag"]
+    system, key, record_large = gateway.system, ObjectKey("photos", "k"), SqlMetadata.record_large
+    kept = {"Enabled": Versioning.ENABLED, "Suspended": Versioning.SUSPENDED}.get(versioning or "")
+
+    def meanwhile() -> None:
+        monkeypatch.setattr(SqlMetadata, "record_large", record_large)
+        if later == "DELETE":
+            ann.delete_object(**NAMED)
+        else:
+            system.store().put(key, BytesIO(bytes(LARGE)), versioning=kept)
+
+    def record(metadata: SqlMetadata, *arguments: Any) -> Any:
+        if later == "PUT before it is recorded":
+            meanwhile()
+        outcome = record_large(metadata, *arguments)
+        if later != "PUT before it is recorded":
+            meanwhile()
+        return outcome
+
+    for options in ({"CopySource": "photos/source"}, {"Body": data}):
+        monkeypatch.setattr(SqlMetadata, "record_large", record)
+        before_ms = system.clock.now_ms()
+        answer = ann.copy_object(**NAMED, **options) if "CopySource" in options else ann.put_object(**NAMED, **options)
+        monkeypatch.setattr(SqlMetadata, "record_large", record_large)
+        result = answer.get("CopyObjectResult", answer)
+        assert result["ETag"] == etag
+        assert ("VersionId" in answer) is (versioning == "Enabled")
+        if versioning == "Enabled":
+            assert ann.get_object(**NAMED, VersionId=answer["VersionId"])["Body"].read() == data
+        else:
+            assert "Expiration" in answer
+        if "LastModified" in result:
+            assert result["LastModified"].timestamp() * 1000 >= before_ms // 1000 * 1000
