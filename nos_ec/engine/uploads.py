@@ -54,6 +54,10 @@ class StoredPart:
     row: ObjectRow
 
 
+Choose = Callable[[Sequence[StoredPart]], tuple[Sequence[StoredPart], Mapping[str, str]]]
+"""Given the parts of an upload, returns those that its object is to have, and the attributes of the object."""
+
+
 class MultipartUploads:
     """Safe to call from several threads."""
 
@@ -117,7 +121,7 @@ class MultipartUploads:
     def complete(
         self,
         upload: UploadRow,
-        choose: Callable[[Sequence[StoredPart]], tuple[Sequence[StoredPart], Mapping[str, str]]],
+        choose: Choose,
         condition: Condition | None = None,
         versioning: Versioning | None = None,
     ) -> ObjectRow:
@@ -150,12 +154,14 @@ class MultipartUploads:
             return made
         raise Transient(f"{upload.key}: parts are stored again and again while it is completed; try again")
 
-    def completed(self, upload: UploadRow) -> ObjectRow:
-        """The object that an upload was made, if it is the current one of its key. Raises NoSuchUpload, NotFound,
-        Transient."""
+    def completed(self, upload: UploadRow, choose: Choose) -> ObjectRow:
+        """The object that an upload was made, if it is the current one of its key, and made of the parts that `choose`
+        chooses. Raises NoSuchUpload, NotFound, Transient, and what `choose` raises."""
         row = self._store.head(upload.key)
-        composition = row.composition
-        if composition is None or composition.upload_id != upload.upload_id:
+        if row.composition is None or row.composition.upload_id != upload.upload_id:
+            raise _missing(upload.upload_id, upload.key)
+        chosen, _ = choose(list(self.all_parts(upload)))
+        if row.composition != _composition(upload.upload_id, [part.row for part in chosen])[1]:
             raise _missing(upload.upload_id, upload.key)
         return row
 

@@ -14,7 +14,7 @@ from nos_ec.core.errors import NotFound
 from nos_ec.core.folders import folder_of
 from nos_ec.core.parts import PARTS_MAX, UploadId, users_attributes
 from nos_ec.engine.store import Store
-from nos_ec.engine.uploads import MultipartUploads, StoredPart
+from nos_ec.engine.uploads import Choose, MultipartUploads, StoredPart
 from nos_ec.gateway.access import Access
 from nos_ec.gateway.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.bucket_operations import document
@@ -153,26 +153,28 @@ class MultipartOperations:
 
     # --- the end of uploads -----------------------------------------------------------------------
     def complete_upload(self, call: Call) -> Reply:
-        """May be repeated, as long as the object is there."""
+        """May be repeated with the same parts, as long as the object is there."""
         call.require(Rights.WRITE)
         upload_id = _upload_id(call)
         wanted = documents.complete_upload(document(call, of_object=True))
         upload = self._uploads.find(upload_id, call.object_key)
         is_done = upload.state is UploadState.COMPLETED
-        row = self._completed(upload) if is_done else self._complete(call, upload, wanted)
+        choose = self._choice(call, upload, wanted)
+        row = self._completed(upload, choose) if is_done else self._complete(call, upload, choose)
         attributes = _attributes(row)
         location = f"{call.request.base}/{call.bucket}/{quote(call.key, safe='/')}"
         answer = answers.upload_completed(location, call.bucket, call.key, etag_of(row), checksum_of(attributes))
         headers = self._objects.expiry_headers(row, attributes) | stored_headers(call.versioning, row)
         return xml(answer, headers)
 
-    def _completed(self, upload: UploadRow) -> ObjectRow:
+    def _completed(self, upload: UploadRow, choose: Choose) -> ObjectRow:
         try:
-            return self._uploads.completed(upload)
+            return self._uploads.completed(upload, choose)
         except NotFound:
             raise no_such_upload() from None
 
-    def _complete(self, call: Call, upload: UploadRow, wanted: Sequence[CompletedPart]) -> ObjectRow:
+    def _choice(self, call: Call, upload: UploadRow, wanted: Sequence[CompletedPart]) -> Choose:
+        """Chooses the parts that are wanted, and compares what the request says of the object."""
         request = call.request
         algorithm, kind = _checksum_of_upload(upload)
         told_type = request.header("x-amz-checksum-type")
@@ -195,15 +197,19 @@ class MultipartOperations:
             made = {} if algorithm is None or checksum is None else checksum_attribute(algorithm.value, checksum)
             return parts, given | made
 
+        return choose
+
+    def _complete(self, call: Call, upload: UploadRow, choose: Choose) -> ObjectRow:
+        request = call.request
         try:
             return self._uploads.complete(upload, choose, write_condition(request), call.versioning)
         except NotFound as error:
             if request.header("if-match") is not None and not self._is_there(call):
                 raise no_such_key(call.key) from None
-            # The same request may have been served meanwhile.
+            # The same request may have been served meanwhile, or one with other parts.
             again = self._uploads.find(upload.upload_id, upload.key)
             if again.state is UploadState.COMPLETED:
-                return self._completed(again)
+                return self._completed(again, choose)
             raise no_such_upload() from error
 
     def _is_there(self, call: Call) -> bool:

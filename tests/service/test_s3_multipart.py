@@ -436,6 +436,50 @@ def test_several_complete_an_upload_at_once(gateway: Gateway, ann: Any) -> None:
     assert ann.get_object(Bucket="photos", Key="k")["Body"].read() == b"first"
 
 
+def test_a_completion_is_repeated_with_the_same_parts_only(ann: Any) -> None:
+    bodies = {1: body_of(PART, 1), 2: body_of(PART, 2), 3: b"third", 4: b"fourth"}
+    upload_id, parts = begun(ann, "k", bodies)
+    etag = completed(ann, "k", upload_id, parts[:3])["ETag"]
+    assert completed(ann, "k", upload_id, parts[:3])["ETag"] == etag
+    again = {"client": ann, "key": "k", "upload_id": upload_id}
+    for others in parts[:2], parts[1:3], [parts[0], parts[2]]:
+        refused("NoSuchUpload", 404, completed, parts=others, **again)
+    wrong = [parts[0], {**parts[1], "ETag": parts[2]["ETag"]}, parts[2]]
+    for others in parts, [*parts[:2], parts[3]], wrong:
+        refused("InvalidPart", 400, completed, parts=others, **again)
+    refused("InvalidRequest", 400, completed, parts=parts[:3], MpuObjectSize=17, **again)
+    assert ann.get_object(Bucket="photos", Key="k")["Body"].read() == bodies[1] + bodies[2] + b"third"
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_of_completions_with_other_parts_at_once_one_takes_effect(gateway: Gateway, ann: Any, turn: int) -> None:
+    bodies = {1: body_of(PART, turn), 2: b"second", 3: b"third"}
+    upload_id, parts = begun(ann, "k", bodies)
+    lists = [[parts[0], parts[1]], [parts[0], parts[2]], [parts[0]]]
+    won: list[tuple[int, str]] = []
+    lost: list[str] = []
+
+    def complete(which: int, client: Any) -> None:
+        try:
+            won.append((which, completed(client, "k", upload_id, lists[which])["ETag"]))
+        except ClientError as error:
+            lost.append(error.response["Error"]["Code"])
+
+    clients = [gateway.client("ann") for _ in range(6)]
+    threads = [threading.Thread(target=complete, args=(n % 3, client)) for n, client in enumerate(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = ann.get_object(Bucket="photos", Key="k")
+    assert len(won) == 2
+    assert len(lost) == 4
+    assert set(lost) <= {"NoSuchUpload", "InvalidPart"}
+    assert {etag for _, etag in won} == {found["ETag"]}
+    (which,) = {which for which, _ in won}
+    assert found["Body"].read() == b"".join(bodies[one["PartNumber"]] for one in lists[which])
+
+
 def test_a_new_bucket_has_no_uploads_of_an_older_one(
     gateway: Gateway, ann: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
