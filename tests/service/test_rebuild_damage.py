@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.composition.wiring import initialise
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.header import GroupHeader
 from nos_ec.core.ids import BlockId
+from nos_ec.core.landing_format import RECORD_HEADER_SIZE
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.engine import header_scan
 from nos_ec.engine.check.quarantine import held
 from nos_ec.engine.dump import told
+from nos_ec.engine.dump.stored import newest_dump
 from nos_ec.ports.metadata import QUARANTINE
 from nos_ec.testing.audit import all_blocks, all_objects
 from tests.rig.at_rest import end_log
@@ -135,6 +139,81 @@ def test_a_landing_segment_that_cannot_be_sealed_is_kept(
     assert to_look_at["segment"] == {segment.hex() for segment in segments}
     assert to_look_at["gone"] == set()
     with bench.open() as system:
+        bench.assert_readable(system)
+
+
+@pytest.mark.parametrize("part", ["header", "data", "names"])
+def test_a_landing_segment_with_a_damaged_record_is_kept(bench: Bench, cli: Cli, part: str) -> None:
+    """Its other records are adopted, and it is named: the damaged one may be an acknowledged object."""
+    with bench.open() as system:
+        cli("metadata", "dump", "--to", str(bench.folder / "dump"))
+        keys = bench.put_some(system, 40)
+        end_log(system)
+        (segment,) = (row.segment for row in system.metadata.list_segments(None, 10))
+        row = system.metadata.get(keys[7])
+    assert row.landing_id is not None
+    device = bench.folder / "store" / "landing_log" / "device0"
+    content = bytearray(device.read_bytes())
+    at = content.index(row.landing_id) - 16
+    names_at = at + RECORD_HEADER_SIZE + row.size + -row.size % 8
+    content[{"header": at + 20, "data": at + RECORD_HEADER_SIZE, "names": names_at + 12}[part]] ^= 1
+    device.write_bytes(content)
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at["segment"] == {segment.hex()}
+    del bench.acknowledged[keys[7]]
+    with bench.open() as system:
+        bench.assert_readable(system)
+        bench.pack(system)
+        assert system.medium is not None
+        assert segment in system.medium.segments(), "it is not given back"
+        bench.assert_readable(system)
+
+
+def test_a_newer_dump_that_cannot_be_found_is_said(bench: Bench, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front of its first block is damaged: another dump is taken, but not in silence."""
+    with bench.open() as system:
+        bench.put_some(system, 40)
+        bench.pack(system)
+        cli("metadata", "dump")
+        cli("metadata", "dump")
+        newest = max(system.blocks.list_blocks())
+    read = LocalBlockStore.read
+
+    def damaged(blocks: LocalBlockStore, block_id: BlockId, offset: int, length: int) -> bytes:
+        if block_id == newest and not offset:
+            raise Corrupt("no shard has it")
+        return read(blocks, block_id, offset, length)
+
+    with bench.open() as system:
+        monkeypatch.setattr(LocalBlockStore, "read", damaged)
+        with capture_logs() as lines:
+            source = newest_dump(system.blocks, system.clock.now_ms(), lambda *_: None)
+    assert source is not None
+    assert [line["block"] for line in lines if line["log_level"] == "error"] == [newest.hex()]
+
+
+def test_a_device_that_is_away_keeps_what_lies_on_it(bench: Bench, cli: Cli) -> None:
+    """The number of copies was raised since, so that the log can be listed without the device."""
+    devices = [bench.folder / f"device{number}" for number in range(2)]
+    config = bench.config.read_text() + f'devices = "{devices[0]}, {devices[1]}"\n'
+    bench.config.write_text(config)
+    initialise(bench.settings())
+    with bench.open() as system:
+        bench.put_some(system, 40)
+        end_log(system)
+        cli("metadata", "dump", "--to", str(bench.folder / "dump"))
+        (segment,) = (row.segment for row in system.metadata.list_segments(None, 10))
+    (device,) = (path for path in devices if path.read_bytes().count(segment))
+    bench.config.write_text(config + "copies = 2\n")
+    device.rename(bench.folder / "away")
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at["gone"] == set()
+    (bench.folder / "away").rename(device)
+    with bench.open() as system:
+        bench.assert_readable(system)
+        bench.pack(system)
         bench.assert_readable(system)
 
 

@@ -25,16 +25,7 @@ import msgspec
 from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.dump_format import DumpPage
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, InvalidInput, NotFound
-from nos_ec.core.ids import (
-    BlockId,
-    LandingId,
-    ObjectKey,
-    SegmentId,
-    in_log,
-    record_offset,
-    segment_of,
-    time_of,
-)
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of, time_of
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import (
     BlockEvent,
@@ -53,13 +44,7 @@ from nos_ec.engine.dump.ahead import looked_ahead
 from nos_ec.engine.dump.counters import count_blocks
 from nos_ec.engine.dump.lost import PAGE_ROWS, PUT_MS_MAX, DumpSource, Lost, batches
 from nos_ec.engine.dump.placer import Placer, PlacerFigures
-from nos_ec.engine.dump.told import (
-    ToldBlock,
-    ToldEntry,
-    told_by_block,
-    told_by_copies,
-    told_by_segment,
-)
+from nos_ec.engine.dump.told import ToldBlock, ToldEntry, told_by_block, told_by_copies, told_by_segment
 from nos_ec.engine.landing_labels import labels_of
 from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
 from nos_ec.ports.metadata.rebuilding import UNSETTLED_MS
@@ -136,6 +121,8 @@ class Rebuilder:
         self._there: set[BlockId] = set()
         """Blocks that are there as a whole."""
         self._ends: dict[SegmentId, int] = {}
+        self._is_log_whole = True
+        """Whether all of the landing log could be looked at: what is not listed is gone only then."""
         self._parts: dict[tuple[ObjectKey, int], list[ToldEntry]] = {}
         self._epoch = 0
         self._unread_segments = 0
@@ -382,13 +369,16 @@ class Rebuilder:
             records = 0 if dumped is None else dumped.records
             if placer is not None and (dumped is None or dumped.state is SegmentState.OPEN):
                 records = 0
+                damaged = set[LandingId]()
                 try:
-                    for batch in batches(told_by_segment(medium, segment, end), RECORDS_AT_A_TIME):
+                    for batch in batches(told_by_segment(medium, segment, end, damaged), RECORDS_AT_A_TIME):
                         records += len(batch)
                         second = placer.place_landed(batch, self._ends)
                         if second:
                             self._metadata.load((), second, _encoded(state))
                 except Corrupt:
+                    unread.add(segment)
+                if damaged:
                     unread.add(segment)
             if segment in unread:
                 self._unread_segments += 1
@@ -398,6 +388,8 @@ class Rebuilder:
             self._metadata.enter_segments([row])
             self._tick("landing segments", done, len(self._ends))
         self.figures.landing_segments = len(self._ends)
+        states = medium.devices()
+        self._is_log_whole = states is None or not (states.lost or states.unreadable)
 
     def _require_log(self) -> None:
         """Without the landing log, all that lies in it would seem to be gone. Raises ConfigError."""
@@ -483,7 +475,8 @@ class Rebuilder:
 
     def _is_there(self, copy: LandingId, present: set[LandingId]) -> bool:
         if in_log(copy):
-            return record_offset(copy) < self._ends.get(segment_of(copy), 0)
+            end = self._ends.get(segment_of(copy))
+            return not self._is_log_whole if end is None else record_offset(copy) < end
         return copy in present
 
     def _remove(self, gone: Sequence[ObjectRow]) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import structlog
 
 from nos_ec.core.dump_format import DumpHead, DumpPage, Read, dump_frames, verify_dump
-from nos_ec.core.errors import Corrupt, NosError, NotFound
+from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.header import decode_header, decode_names
 from nos_ec.core.ids import RESERVED_BUCKET, BlockId, Extent, ObjectKey
@@ -154,10 +154,11 @@ def _front(blocks: BlockStore, block_id: BlockId) -> ToldEntry | None:
         names = front[header.names_offset : header.names_offset + header.names_length]
         (name,) = decode_names(names, header.names_crc32c, 1)
         key = ObjectKey(name.bucket, name.name)
-    except NosError as error:
-        if isinstance(error, Corrupt | NotFound):
-            return None
-        raise
+    except NotFound:
+        return None
+    except Corrupt as error:
+        _log.error("a block cannot be read; a newer dump may be in it", block=block_id.hex(), error=str(error))
+        return None
     if name.segment is None:
         return None
     (entry,) = header.entries

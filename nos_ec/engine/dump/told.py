@@ -6,12 +6,13 @@ Whatever a later version of the formats tells beside keys, versions, places and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
 from nos_ec.core.header import GroupHeader, NameRecord
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, SegmentId
-from nos_ec.core.landing_format import TYPE_PUT, FoundRecord, scan
+from nos_ec.core.landing_format import TYPE_PUT, FoundRecord, decode_footer, scan
 from nos_ec.core.landing_format import decode_names as decode_record_names
 from nos_ec.core.tails import tail_place
 from nos_ec.engine.header_scan import read_names, scan_headers
@@ -101,10 +102,14 @@ def told_by_block(blocks: BlockStore, block_id: BlockId, stripes: int, first_str
     )
 
 
-def told_by_segment(medium: SegmentMedium, segment: SegmentId, end: int) -> Iterator[ToldRecord]:
-    """The PUTs in a sealed landing segment, in order, each once, from whichever of its copies has it intact. Raises
-    NotFound, Transient."""
+def told_by_segment(
+    medium: SegmentMedium, segment: SegmentId, end: int, damaged: set[LandingId]
+) -> Iterator[ToldRecord]:
+    """The PUTs in a sealed landing segment, in order, each once, from whichever of its copies has it intact. `damaged`
+    gets, at the end, those that no copy has intact, as far as their names or the footer of the segment show them.
+    Raises NotFound, Transient."""
     seen = set[LandingId]()
+    broken = _in_footer(medium, segment, end)
     for copy in range(medium.limits.copies):
         for found in scan(
             lambda offset, length, copy=copy: medium.read(segment, [(offset, length)], copy)[0],  # type: ignore[misc]
@@ -112,10 +117,17 @@ def told_by_segment(medium: SegmentMedium, segment: SegmentId, end: int) -> Iter
             medium.limits.start,
             end,
         ):
-            record = _record(found)
-            if record is not None and record.landing_id not in seen:
-                seen.add(record.landing_id)
-                yield record
+            landing_id = found.header.landing_id
+            try:
+                record = _record(found)
+            except Corrupt:
+                broken.add(landing_id)
+                continue
+            if landing_id not in seen:
+                seen.add(landing_id)
+                if record is not None:
+                    yield record
+    damaged |= broken - seen
 
 
 def told_by_copies(landing: LandingStore, copies: Sequence[LandingId]) -> Iterator[ToldRecord]:
@@ -170,14 +182,22 @@ def _names(blocks: BlockStore, header: GroupHeader) -> list[NameRecord] | None:
         return None
 
 
+def _in_footer(medium: SegmentMedium, segment: SegmentId, end: int) -> set[LandingId]:
+    """The records that the footer of a segment lists; none without an intact footer. Only the writer of the segment
+    writes one."""
+    for copy in range(medium.limits.copies):
+        (data,) = medium.read(segment, [(end, medium.limits.segment_bytes - end)], copy)
+        with suppress(Corrupt):
+            return {entry.landing_id for entry in decode_footer(data, segment, end)}
+    return set()
+
+
 def _record(found: FoundRecord) -> ToldRecord | None:
+    """None for what is no PUT, or has no key of today's rules. Raises Corrupt when the names are damaged."""
     header = found.header
     if header.type != TYPE_PUT:
         return None
-    try:
-        names = decode_record_names(found.names)
-    except Corrupt:
-        return None
+    names = decode_record_names(found.names)
     key = _key(names.bucket, names.name, header.key_md5)
     if key is None:
         return None
