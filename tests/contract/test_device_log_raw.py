@@ -83,6 +83,22 @@ def test_a_device_with_data_is_refused(tmp_path: Path, devices: list[Path]) -> N
         assert file.read(1049)[1024:] == b"a file system begins here"
 
 
+def test_a_device_without_superblocks_is_not_taken_for_a_blank_one(tmp_path: Path, devices: list[Path]) -> None:
+    initialise(tmp_path, devices[:1])
+    with closing(DeviceLog(tmp_path / "log", devices[:1], STORE)) as log:
+        log.create(new_segment(), 1, 0)
+    content = devices[0].read_bytes()
+    with devices[0].open("r+b") as file:
+        file.write(bytes(SLOTS_AT))
+    with pytest.raises(ConfigError, match="no superblocks, but landing segments of this store"):
+        DeviceLog.initialise(tmp_path / "log", devices[:1], STORE, slot_bytes=SLOT, new_devices=(0,), devices_min=1)
+    with devices[0].open("r+b") as file:
+        assert file.read() == bytes(SLOTS_AT) + content[SLOTS_AT:]
+        file.seek(0)
+        file.write(bytes(SIZE))
+    DeviceLog.initialise(tmp_path / "log", devices[:1], STORE, slot_bytes=SLOT, new_devices=(0,), devices_min=1)
+
+
 def test_a_device_that_is_not_there_is_not_made_as_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="connect the device"):
         initialise(tmp_path, [Path("/dev/nos-ec-no-such-device")])

@@ -56,6 +56,6 @@ def refuse_replaced(path: Path, superblock: Superblock, lives: Mapping[int, int]
     if superblock.life < lives.get(superblock.device, 0):
         raise ConfigError(
             f"{path} was device {superblock.device} of the landing log, but was replaced by another one, and what it"
-            " holds is out of date: connect the other one, or clear this one to use it again: dd if=/dev/zero"
-            f" of={path} bs=1M count=1 conv=notrunc"
+            f" holds is out of date: connect the other one. To use this one again, remove the file, or clear all of the"
+            f" device: blkdiscard -z {path}"
         )

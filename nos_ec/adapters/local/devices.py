@@ -21,6 +21,7 @@ from nos_ec.adapters.local.device_format import (
     Superblock,
     decode_superblock,
     encode_superblock,
+    owner_of_slot,
 )
 from nos_ec.adapters.local.device_lives import read_lives, record_lives, refuse_replaced
 from nos_ec.adapters.local.durable import locked, make_folder, sync_folder, translated, write_at
@@ -216,7 +217,7 @@ def initialise(
     with translated(f"landing log {folder}"):
         make_folder(folder)
         with locked(folder), ExitStack() as stack:
-            found = {path: _look(path, raw_id, stack) for path in paths}
+            found = {path: _look(path, raw_id, slot_bytes, stack) for path in paths}
             known = [device for device in found.values() if device is not None]
             lives = read_lives(folder)
             for device in known:
@@ -279,7 +280,7 @@ def _numbers(known: Sequence[OpenDevice], count: int, blank: int, new_devices: C
     return [*numbers, *range(count, count + blank - len(numbers))]
 
 
-def _look(path: Path, store_id: bytes, stack: ExitStack) -> OpenDevice | None:
+def _look(path: Path, store_id: bytes, slot_bytes: int, stack: ExitStack) -> OpenDevice | None:
     """The device of this log at a path, which `stack` closes; None when there is none. Raises ConfigError for anything
     else, OSError."""
     try:
@@ -294,6 +295,7 @@ def _look(path: Path, store_id: bytes, stack: ExitStack) -> OpenDevice | None:
         return OpenDevice(file, superblock)
     if _is_raw(path):
         _refuse_used(path)
+        _refuse_slots(file, store_id, slot_bytes)
     else:
         _refuse_data(file)
     return None
@@ -323,6 +325,17 @@ def _refuse_used(path: Path) -> None:
         if error.errno != errno.EBUSY:
             raise
         raise ConfigError(f"{path} is in use: unmount it, take it out of its array, or choose another device") from None
+
+
+def _refuse_slots(file: DeviceFile, store_id: bytes, slot_bytes: int) -> None:
+    """Raise ConfigError when a device lost its superblocks, but not what lies behind them. Raises OSError."""
+    for slot in range((file.size() - SLOTS_AT) // slot_bytes):
+        with suppress(Corrupt):
+            if owner_of_slot(file.read(SLOTS_AT + slot * slot_bytes, PAGE), store_id, slot) is not None:
+                raise ConfigError(
+                    f"{file.path} has no superblocks, but landing segments of this store: restore its first 8 KiB, or"
+                    f" if nobody needs them, clear all of it: blkdiscard -z {file.path}"
+                )
 
 
 def _refuse_data(file: DeviceFile) -> None:
