@@ -69,6 +69,22 @@ install_program() { # FOLDER PROOF FUNCTION    PROOF: a path in the folder that 
     exec 8>&-
 }
 
+# Unpack a Debian package whose installation would start a service. Only `apt-get update`, if it is needed, needs root.
+unpack_package() { # PACKAGE FOLDER    leaves a file .complete
+    (
+        cd "$2"
+        flock -w 900 7
+        download_package "$1" || { as_root apt-get update -q && download_package "$1"; }
+    ) 7>"$programs/install.lock" &&
+        dpkg-deb --extract "$2/$1"_*.deb "$2" &&
+        rm "$2/$1"_*.deb &&
+        touch "$2/.complete"
+}
+
+download_package() { apt-get -o APT::Sandbox::User=root download -q "$1"; }
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
+
 # Maven's cache is not safe for two processes at once, so the scripts take turns.
 run_maven() { # ARGUMENT...
     (

@@ -23,20 +23,7 @@ need_program() {
     install_program "$program" .complete fetch
 }
 
-fetch() { # FOLDER
-    (
-        cd "$1"
-        flock -w 900 7
-        download || { as_root apt-get update -q && download; }
-    ) 7>"$programs/install.lock" &&
-        dpkg-deb --extract "$1"/prometheus_*.deb "$1" &&
-        rm "$1"/prometheus_*.deb &&
-        touch "$1/.complete"
-}
-
-download() { apt-get -o APT::Sandbox::User=root download -q prometheus; }
-
-as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
+fetch() { unpack_package prometheus "$1"; } # FOLDER
 
 program_of() { command -v "$1" || echo "$program/usr/bin/$1"; }
 

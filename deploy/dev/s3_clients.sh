@@ -1,19 +1,28 @@
 #!/usr/bin/env bash
-# The S3 clients of the test suite. rclone and restic are the distribution's. aws, s3cmd, boto3, minio, s3fs and pyarrow
-# are those of requirements/clients.txt, in an environment of their own.
-# usage: deploy/dev/s3_clients.sh install|python      (environment: see base.sh)
-#   install  install what is missing
-#   python   the same, and print the path of the environment's Python, next to which aws and s3cmd are
+# The S3 clients of the test suite. rclone, restic and docker-registry are the distribution's. aws, s3cmd, boto3,
+# minio, obstore, s3fs and pyarrow are those of requirements/clients.txt, in an environment of their own, which has a Go
+# compiler as well. With it, tests/rig/s3_programs/go is built, whose go.sum pins minio-go and the AWS SDK.
+# usage: deploy/dev/s3_clients.sh install|python|go|registry      (environment: see base.sh)
+#   install   install what is missing
+#   python    the environment, rclone and restic; prints the path of its Python, next to which aws and s3cmd are
+#   go        the clients in Go; prints the path of their program
+#   registry  Docker's registry; prints the path of its program
 
 name=s3_clients
 . "$(dirname "$0")/base.sh"
 requirements=$repository/requirements/clients.txt
+source=$repository/tests/rig/s3_programs/go
 python=$repository/.venv/bin/python
 # Other pins, another environment.
 environment=$programs/s3-clients-$(sha256sum "$requirements" | cut -c -12)
+registry=$programs/docker-registry-debian
 
-install() {
+need_python() {
     if ! command -v rclone || ! command -v restic; then install_packages rclone restic; fi >/dev/null
+    need_environment
+}
+
+need_environment() {
     [ -x "$python" ] || python=$(command -v python3) || missing "needs Python: run make venv"
     install_program "$environment" .complete fetch
 }
@@ -26,8 +35,36 @@ fetch() { # FOLDER
         touch "$1/.complete"
 }
 
+need_go() {
+    go_clients=$programs/s3-go-clients-$(cat "$requirements" "$source"/* | sha256sum | cut -c -12)
+    [ -e "$go_clients/.complete" ] || need_environment
+    install_program "$go_clients" .complete build
+}
+
+# What Go downloads and compiles stays out of the home folder, and is removed afterwards.
+build() { # FOLDER
+    local go
+    go=$("$environment/bin/python" -c 'import go, pathlib; print(pathlib.Path(go.__file__).parent / "bin/go")') &&
+        GOTOOLCHAIN=local GOFLAGS=-modcacherw GOPATH=$1/path GOCACHE=$1/cache CGO_ENABLED=0 \
+            "$go" build -C "$source" -mod=readonly -buildvcs=false -o "$1/go-clients" . &&
+        rm -r "$1/path" "$1/cache" &&
+        touch "$1/.complete"
+}
+
+need_registry() {
+    command -v docker-registry >/dev/null && return
+    if ! command -v apt-get || ! command -v dpkg-deb; then
+        missing "needs docker-registry; install it with your system's package manager"
+    fi >/dev/null
+    install_program "$registry" .complete unpack
+}
+
+unpack() { unpack_package docker-registry "$1"; } # FOLDER
+
 case "${1:-}" in
-install) install && echo "$name are installed" ;;
-python) install && echo "$environment/bin/python" ;;
-*) echo "usage: $0 install|python" >&2; exit 1 ;;
+install) need_python && need_go && need_registry && echo "$name are installed" ;;
+python) need_python && echo "$environment/bin/python" ;;
+go) need_go && echo "$go_clients/go-clients" ;;
+registry) need_registry && { command -v docker-registry || echo "$registry/usr/bin/docker-registry"; } ;;
+*) echo "usage: $0 install|python|go|registry" >&2; exit 1 ;;
 esac

@@ -51,7 +51,7 @@ class S3Settings(Section):
     region: str = Field(
         default="us-east-1",
         pattern=r"^[0-9A-Za-z_-]{1,64}$",
-        description="Region that the gateway names. Clients may sign with any region.",
+        description="Region that the gateway names. Clients may sign with any, but create buckets in this one only.",
     )
     domains: str = Field(
         default="",

@@ -14,25 +14,32 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from tests.rig.dev_servers import MISSING, SCRIPTS, START_S_MAX, ServerFailed, ServerMissing
-from tests.rig.s3_gateway import Access, as_environment
+from tests.rig.programs import need_program
+from tests.rig.s3_gateway import Access, as_environment, client_of
 from tests.rig.s3_programs.files import files, files_below, same, write_files
 
 RUN_S_MAX = 120
 REPOSITORY = SCRIPTS.parents[1]
+PROGRAMS = Path(__file__).parent / "s3_programs"
 ONE_PIECE = "5G"
 """A threshold of multipart uploads that no file here reaches."""
 
 
 @cache
-def clients_python() -> Path:
-    """The Python of the clients, which are installed if need be. Raises ServerMissing, ServerFailed."""
-    command = [str(SCRIPTS / "s3_clients.sh"), "python"]
+def client_program(kind: str) -> Path:
+    """The program that s3_clients.sh prints for this kind, installed if need be. Raises ServerMissing, ServerFailed."""
+    command = [str(SCRIPTS / "s3_clients.sh"), kind]
     ran = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=START_S_MAX, check=False)
     if ran.returncode == MISSING:
         raise ServerMissing(ran.stderr.strip())
     if ran.returncode != 0:
         raise ServerFailed(ran.stderr.strip())
     return Path(ran.stdout.strip())
+
+
+def clients_python() -> Path:
+    """The Python of the clients."""
+    return client_program("python")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,8 @@ def use_aws(gateways: Gateways) -> None:
     write("s3", "sync", "there", "s3://with-aws/tree")
     read("s3", "sync", "s3://with-aws/tree", "back")
     same(files_below(gateways.folder / "back"), wanted)
+    # A listing has the times that the GETs had, so there is nothing to load.
+    assert read("s3", "sync", "--exact-timestamps", "s3://with-aws/tree", "back") == b""
     listed = read("s3", "ls", "--recursive", "s3://with-aws").decode().splitlines()
     assert sorted(line[31:] for line in listed) == sorted(f"tree/{name}" for name in wanted)
     assert read("s3", "ls", "s3://with-aws/").split() == [b"PRE", b"tree/"]
@@ -265,6 +274,28 @@ def back_up_with_restic(gateways: Gateways, bucket: str, further: Mapping[str, b
     same(files_below(next((gateways.folder / "new").rglob("there"))), files_below(gateways.folder / "there"))
 
 
+# --- Go and Java ----------------------------------------------------------------------------------
+def _in_go(name: str) -> Callable[[Gateways], None]:
+    """A client of tests/rig/s3_programs/go."""
+
+    def use(gateways: Gateways) -> None:
+        gateways.run(client_program("go"), name, gateways.write.url, gateways.read.url, f"with-go-{name}")
+
+    return use
+
+
+def use_java(gateways: Gateways) -> None:
+    """Java's HttpClient, which offers HTTP/2 with each request. It signs nothing."""
+    bucket, write, read = "with-java", client_of(gateways.write), client_of(gateways.read)
+    need_program("javac")  # without a compiler, `java` runs no source file
+    write.create_bucket(Bucket=bucket, ACL="public-read-write")
+    gateways.run(need_program("java"), PROGRAMS / "PutAndGet.java", f"{gateways.write.url}/{bucket}")
+    stored = read.list_objects_v2(Bucket=bucket)["Contents"]
+    assert sorted(entry["Size"] for entry in stored) == [0, 5, 100_000, 1 << 20]
+    write.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": entry["Key"]} for entry in stored]})
+    read.delete_bucket(Bucket=bucket)
+
+
 # --- all ------------------------------------------------------------------------------------------
 def _program(name: str) -> Callable[[Gateways], None]:
     return lambda gateways: run_program(gateways, f"with_{name}", f"with-{name}")
@@ -279,5 +310,9 @@ CLIENTS: Mapping[str, Callable[[Gateways], None]] = {
     "minio": _program("minio"),
     "s3fs": _program("s3fs"),
     "pyarrow": _program("pyarrow"),
+    "obstore": _program("obstore"),
+    "minio-go": _in_go("minio"),
+    "go-sdk": _in_go("sdk"),
+    "java": use_java,
 }
 """By name. Each uses a bucket of its own, and keeps its files in the gateways' folder."""

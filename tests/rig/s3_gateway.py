@@ -13,8 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.request import urlopen
+
+from botocore.config import Config
+from botocore.session import Session
 
 from nos_ec.settings import without_settings
 from tests.rig.dev_servers import free_port
@@ -32,6 +35,19 @@ class Access:
     url: str
     access_key: str
     secret: str
+
+
+def client_of(access: Access, **options: Any) -> Any:
+    """A client of a gateway that tries once. options: more of its configuration. Safe to use from several threads."""
+    config = Config(retries={"max_attempts": 0, "mode": "standard"}, s3={"addressing_style": "path"}, **options)
+    return Session().create_client(
+        "s3",
+        region_name="eu-north-1",
+        endpoint_url=access.url,
+        aws_access_key_id=access.access_key,
+        aws_secret_access_key=access.secret,
+        config=config,
+    )
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -6,16 +6,24 @@ import random
 from collections.abc import Callable, Mapping
 
 from tests.rig.s3_clients import (
+    Aws,
     Gateways,
     aws_of,
     back_up_with_restic,
+    client_program,
     rclone_environment,
     run_program,
     s3cmd_of,
 )
+from tests.rig.s3_gateway import client_of
 from tests.rig.s3_programs.files import files_below, same, write_files
+from tests.rig.s3_registry import registry
 
 LARGE_BYTES = 20 << 20
+ONE_PIECE_BYTES = 10_600_000
+"""More than a part of aws and boto3."""
+LAYER_BYTES = (40 << 20) + 12_345
+"""More than Docker's registry copies in one piece."""
 CONTENTS = {"large ü+%.bin": LARGE_BYTES, "sub/larger.bin": LARGE_BYTES + 12_345}
 
 
@@ -41,7 +49,17 @@ def use_aws(gateways: Gateways) -> None:
     for name in ("tree", "copy"):
         read("s3", "sync", f"s3://parts-aws/{name}", f"back-{name}")
         same(files_below(gateways.folder / f"back-{name}"), wanted)
+    _copy_one_piece(write, read, gateways)
     write("s3", "rb", "--force", "s3://parts-aws")
+
+
+def _copy_one_piece(write: Aws, read: Aws, gateways: Gateways) -> None:
+    """Copy an object that was stored in one piece. Ranges of it cross where blocks and the tail meet."""
+    data = random.Random(24).randbytes(ONE_PIECE_BYTES)
+    (gateways.folder / "piece").write_bytes(data)
+    write("s3api", "put-object", "--bucket", "parts-aws", "--key", "piece", "--body", "piece")
+    write("s3", "cp", "s3://parts-aws/piece", "s3://parts-aws/copied piece")
+    assert read("s3", "cp", "s3://parts-aws/copied piece", "-") == data
 
 
 def use_s3cmd(gateways: Gateways) -> None:
@@ -79,6 +97,19 @@ def use_restic(gateways: Gateways) -> None:
     back_up_with_restic(gateways, "parts-restic", large_files())
 
 
+def use_registry(gateways: Gateways) -> None:
+    """Docker's registry: push an image with a large layer, pull it through another gateway."""
+    program, bucket, layer = client_program("registry"), "parts-registry", random.Random(25).randbytes(LAYER_BYTES)
+    client_of(gateways.write).create_bucket(Bucket=bucket)
+    folders = {name: gateways.folder / name for name in ("push", "pull")}
+    for folder in folders.values():
+        folder.mkdir()
+    with registry(program, gateways.write, bucket, folders["push"]) as running:
+        running.push_image("some/image", "latest", layer)
+    with registry(program, gateways.read, bucket, folders["pull"]) as running:
+        assert running.pull_layer("some/image", "latest") == layer
+
+
 def _program(name: str) -> Callable[[Gateways], None]:
     return lambda gateways: run_program(gateways, f"parts_with_{name}", f"parts-{name}")
 
@@ -92,5 +123,6 @@ CLIENTS: Mapping[str, Callable[[Gateways], None]] = {
     "minio": _program("minio"),
     "s3fs": _program("s3fs"),
     "pyarrow": _program("pyarrow"),
+    "registry": use_registry,
 }
 """By name. Each uses a bucket of its own, and keeps its files in the gateways' folder."""

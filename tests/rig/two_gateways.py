@@ -8,15 +8,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from botocore.config import Config
-from botocore.session import Session
-
 from nos_ec.composition.backends import remove_log, remove_objects
 from tests.rig.ceph_cluster import CephCluster
 from tests.rig.chaos_fleet import CODES, Actor, Fleet
 from tests.rig.daemons import until
 from tests.rig.patience import PATIENCE_MS
-from tests.rig.s3_gateway import Access, GatewayProcess, create_key
+from tests.rig.s3_gateway import Access, GatewayProcess, client_of, create_key
 from tests.rig.sql_roles import RoleStore
 
 CONFIG = """
@@ -61,23 +58,8 @@ class TwoGateways:
 
     def clients(self) -> list[Any]:
         """A client of each gateway. Safe to use from several threads."""
-        config = Config(
-            retries={"max_attempts": 0, "mode": "standard"},
-            s3={"addressing_style": "path"},
-            max_pool_connections=CONNECTIONS_MAX,
-            read_timeout=PATIENCE_MS // 1000,
-        )
-        return [
-            Session().create_client(
-                "s3",
-                region_name="eu-north-1",
-                endpoint_url=access.url,
-                aws_access_key_id=access.access_key,
-                aws_secret_access_key=access.secret,
-                config=config,
-            )
-            for access in self.accesses
-        ]
+        options = {"max_pool_connections": CONNECTIONS_MAX, "read_timeout": PATIENCE_MS // 1000}
+        return [client_of(access, **options) for access in self.accesses]
 
     def await_packed(self) -> None:
         """Wait until consumers have packed something."""

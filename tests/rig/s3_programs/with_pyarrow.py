@@ -22,7 +22,7 @@ def file_system(url: str, *, small_in_one: bool = True) -> Any:
     return pyarrow.fs.S3FileSystem(
         endpoint_override=urlsplit(url).netloc,
         scheme="http",
-        region="eu-north-1",
+        region="us-east-1",
         allow_bucket_creation=True,
         allow_bucket_deletion=True,
         allow_delayed_open=small_in_one,

@@ -15,7 +15,7 @@ from tests.rig.s3_programs.files import files, files_below, same, write_files
 
 def file_system(url: str) -> Any:
     """Without its caches of listings, which others' writes would not change."""
-    region = {"region_name": "eu-north-1"}
+    region = {"region_name": "us-east-1"}
     return s3fs.S3FileSystem(endpoint_url=url, use_listings_cache=False, skip_instance_cache=True, client_kwargs=region)
 
 
