@@ -227,7 +227,7 @@ def test_a_paused_database_takes_its_time_limit_and_no_more(store: Store, mysql_
     finally:
         mysql_server.wake()
     assert (found.code, found.names("failed")) == (TRANSIENT, {"database"})
-    assert "no answer within 15 s" in found.said["database"][1]
+    assert "no greeting within 10 s" in found.said["database"][1]
     assert (CEPH - {"store identity"}) | KAFKA | AUDIT == found.names("ok")
 
 

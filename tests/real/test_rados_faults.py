@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -555,20 +556,22 @@ def _options_without_cluster(folder: Path, hosts: str) -> RadosOptions:
 
 @pytest.mark.usefixtures("ceph")
 @pytest.mark.parametrize("shut", ["ceph.conf", "keyring"])
-def test_a_file_in_a_folder_that_may_not_be_entered(tmp_path: Path, shut: str) -> None:
-    options = _options_without_cluster(tmp_path, "127.0.0.1:1")
-    (closed := tmp_path / "closed").mkdir()
-    (tmp_path / shut).rename(closed / shut)
-    closed.chmod(0)
-    conf = shut == "ceph.conf"
-    options = replace(options, conf_file=closed / shut) if conf else replace(options, keyring_file=closed / shut)
-    binding.load()
-    os.seteuid(65534)
-    try:
-        with pytest.raises(ConfigError, match=rf"closed/{shut} cannot be read \(Permission denied\)"):
-            RadosCluster(options)
-    finally:
-        os.seteuid(0)
+def test_a_file_in_a_folder_that_may_not_be_entered(shut: str) -> None:
+    with TemporaryDirectory() as name:
+        (folder := Path(name)).chmod(0o755)
+        options = _options_without_cluster(folder, "127.0.0.1:1")
+        (closed := folder / "closed").mkdir()
+        (folder / shut).rename(closed / shut)
+        closed.chmod(0)
+        conf = shut == "ceph.conf"
+        options = replace(options, conf_file=closed / shut) if conf else replace(options, keyring_file=closed / shut)
+        binding.load()
+        os.seteuid(65534)
+        try:
+            with pytest.raises(ConfigError, match=rf"closed/{shut} cannot be read \(Permission denied\)"):
+                RadosCluster(options)
+        finally:
+            os.seteuid(0)
 
 
 def test_a_full_pool_refuses_appends_at_once_and_lets_blocks_be_sealed_and_deleted(

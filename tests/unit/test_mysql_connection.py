@@ -15,9 +15,10 @@ import pymysql  # type: ignore[import-untyped]
 import pytest
 from pymysql.constants import COMMAND  # type: ignore[import-untyped]
 
-from nos_ec.adapters.sql import mysql_connection
+from nos_ec.adapters.sql import engine
+from nos_ec.adapters.sql.engine import MYSQL_GREETING_S
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.adapters.sql.mysql_connection import GREETING_S, MySqlConnection
+from nos_ec.adapters.sql.mysql_connection import MySqlConnection
 from nos_ec.core.errors import Transient
 
 END = b"\xfe\0\0\2\0"
@@ -182,10 +183,10 @@ def another_protocol(banner: bytes) -> Iterator[int]:
 )
 def test_the_port_of_another_protocol_is_noticed(banner: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """It took 61 s, or ended as a bug."""
-    monkeypatch.setattr(mysql_connection, "GREETING_S", 0.5)
+    monkeypatch.setattr(engine, "MYSQL_GREETING_S", 0.5)
     with another_protocol(banner) as port:
         begun_s = time.monotonic()
-        with pytest.raises(Transient, match=f"127.0.0.1:{port}: .*check that host and port in the metadata URL"):
+        with pytest.raises(Transient, match=f"127.0.0.1:{port}: .*host and port in the metadata URL"):
             open_metadata(f"mysql+pymysql://user:word@127.0.0.1:{port}/nos_ec").is_new()
         assert time.monotonic() - begun_s < 30, "half a second, and no other try"
-    assert 5 <= GREETING_S <= 15, "what it is outside of this test"
+    assert 5 <= MYSQL_GREETING_S <= 15, "what it is outside of this test"

@@ -31,6 +31,9 @@ from nos_ec.core.errors import ConfigError
 
 SQLITE_BUSY_MS = 10_000
 MYSQL_CONNECT_S = 5
+MYSQL_GREETING_S = 10
+"""How long a server may take to greet the first connection; the default of MySQL's own clients for all of connecting. A
+program that speaks another protocol may wait for ever for its client to begin."""
 NEW_OR_LOST = (
     "run `nos-ec init` if the store is new; if its database was lost, restore it, or write its rows again with `nos-ec"
     " metadata rebuild` (docs/RUNBOOKS.md)"
@@ -131,12 +134,21 @@ def _mysql_engine(url: URL, read_s: int, **options: Any) -> Engine:
         },
         **options,
     )
-    event.listen(engine, "do_connect", _mysql_connect)
+    event.listen(engine, "do_connect", _mysql_connect())
     return engine
 
 
-def _mysql_connect(_dialect: Dialect, _record: ConnectionPoolEntry, args: Any, options: Any) -> Any:
-    return MySqlConnection(*args, **options)
+def _mysql_connect() -> Callable[..., Any]:
+    """A server that has greeted once speaks the protocol. It may hang for a while, as it may in a statement."""
+    greeting_s: float | None = MYSQL_GREETING_S
+
+    def connect(_dialect: Dialect, _record: ConnectionPoolEntry, args: Any, options: Any) -> Any:
+        nonlocal greeting_s
+        connection = MySqlConnection(*args, greeting_s=greeting_s, **options)
+        greeting_s = None
+        return connection
+
+    return connect
 
 
 def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:

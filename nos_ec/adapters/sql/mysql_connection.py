@@ -18,9 +18,6 @@ from pymysql.constants import COMMAND, CR, SERVER_STATUS  # type: ignore[import-
 from pymysql.err import InternalError, OperationalError  # type: ignore[import-untyped]
 from pymysql.protocol import MysqlPacket  # type: ignore[import-untyped]
 
-GREETING_S = 10
-"""How long a server may take to greet a new connection; the default of MySQL's own clients for all of connecting. A
-program that speaks another protocol may wait for ever for its client to begin."""
 _RECEIVE_BYTES = 8192
 _HEAD_BYTES = 4
 _ERROR, _END, _NULL = b"\xff", b"\xfe", 0xFB
@@ -36,8 +33,14 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
     114 ms). This one does not."""
 
     _read_timeout: float | None
+    _greeting_s: float | None = None
     _descriptions = b""
     """What the last row that `one_row` read came behind: the descriptions of its columns, as the server sent them."""
+
+    def __init__(self, *args: Any, greeting_s: float | None = None, **options: Any) -> None:
+        """Connect. greeting_s: how long the server may take to greet; None: as long as for a statement."""
+        self._greeting_s = greeting_s
+        super().__init__(*args, **options)
 
     def one_row(self, statement: bytes) -> list[bytes | None] | None:
         """The values of the row that a SELECT finds, as the text that the server sends; None if it finds none. The row
@@ -62,7 +65,8 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
 
     def _get_server_information(self) -> None:
         """Read the greeting. Raises OperationalError 2012 when what answers is no MySQL server."""
-        read_s, self._read_timeout = self._read_timeout, GREETING_S
+        read_s = self._read_timeout
+        self._read_timeout = self._greeting_s or read_s
         try:
             super()._get_server_information()
         except (InternalError, struct.error, IndexError, ValueError) as error:
@@ -70,7 +74,7 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
         except OperationalError as error:
             if not isinstance(error.__context__, TimeoutError):
                 raise
-            raise _no_greeting(f"no greeting within {GREETING_S} s") from error
+            raise _no_greeting(f"no greeting within {self._read_timeout} s") from error
         finally:
             self._read_timeout = read_s
 
@@ -88,7 +92,8 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
 def _no_greeting(received: str) -> OperationalError:
     return OperationalError(
         CR.CR_SERVER_HANDSHAKE_ERR,
-        f"{received} came from there; check that host and port in the metadata URL are those of MySQL or MariaDB",
+        f"{received} came from there; check that the server does not hang, and that host and port in the metadata URL"
+        " are those of MySQL or MariaDB",
     )
 
 
