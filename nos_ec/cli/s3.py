@@ -47,6 +47,7 @@ def register(app: typer.Typer) -> None:
     s3_app.command("worker", hidden=True)(s3_serve.worker)
     bucket_app.command("create")(bucket_create)
     bucket_app.command("list")(bucket_list)
+    bucket_app.command("give")(bucket_give)
     s3_app.add_typer(key_app, name="key")
     s3_app.add_typer(bucket_app, name="bucket")
     s3_app.command("grant")(grant)
@@ -132,16 +133,29 @@ def bucket_create(
 
 def bucket_list(
     ctx: typer.Context,
-    owner: Annotated[str, typer.Option("--owner", help="The account that owns them.")] = ROOT_ACCOUNT,
+    owner: Annotated[str | None, typer.Option("--owner", help="Only those that belong to this account.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the buckets of an account, and what others may do in them.
+    """List the buckets, their owners, and what others may do in them.
 
     The account root also has the buckets that nobody created, because objects were put into them.
     """
     with _accounts(ctx) as accounts:
         found = list(accounts.buckets(owner))
     emit({"buckets": [_bucket(row, grants) for row, grants in found]}, as_json, lambda: _print_buckets(found, owner))
+
+
+def bucket_give(
+    ctx: typer.Context,
+    bucket: Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket.")],
+    account: Annotated[str, typer.Argument(metavar="ACCOUNT", help="Its new owner.")],
+    as_json: AsJson = False,
+) -> None:
+    """Give a bucket and its objects to another account. The one before can do nothing there, unless it gets a grant."""
+    with _accounts(ctx) as accounts:
+        accounts.give_bucket(bucket, account)
+    said = f"bucket {bucket} belongs to {account}"
+    emit({"bucket": bucket, "owner": account}, as_json, lambda: out.print(said, markup=False))
 
 
 def grant(
@@ -224,12 +238,12 @@ def _bucket(row: BucketRow, grants: dict[str, Rights]) -> dict[str, object]:
     }
 
 
-def _print_buckets(found: list[tuple[BucketRow, dict[str, Rights]]], owner: str) -> None:
+def _print_buckets(found: list[tuple[BucketRow, dict[str, Rights]]], owner: str | None) -> None:
     if not found:
-        out.print(f"{owner} has no buckets; --owner names another account", markup=False)
+        out.print("there are no buckets" if owner is None else f"{owner} has no buckets", markup=False)
         return
-    table = Table("bucket", "acl", "others may", box=None, pad_edge=False)
+    table = Table("bucket", "owner", "acl", "others may", box=None, pad_edge=False)
     for row, grants in found:
         others = "; ".join(f"{account}: {','.join(words_of(rights))}" for account, rights in grants.items())
-        table.add_row(row.name, row.acl.value, others)
+        table.add_row(row.name, row.owner, row.acl.value, others)
     out.print(table)

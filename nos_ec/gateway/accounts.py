@@ -6,6 +6,8 @@ import base64
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from heapq import merge
+from itertools import groupby
 from typing import Protocol
 
 from nos_ec.core.errors import ConfigError, InvalidInput, NotFound
@@ -37,6 +39,10 @@ class NewKey:
 
 class AccountsMetadata(Buckets, AccessKeys, Protocol):
     """The parts of the metadata that accounts need."""
+
+    def list_buckets(self, after: str, limit: int) -> list[str]:
+        """See `Objects.list_buckets`."""
+        ...
 
 
 class Accounts:
@@ -138,20 +144,47 @@ class Accounts:
             raise InvalidInput(f"bucket {name} exists and belongs to {whose}; see: nos-ec s3 grant")
         return row
 
+    def give_bucket(self, bucket: str, account: str) -> None:
+        """Make an account the owner of a bucket. Raises InvalidInput, NotFound, Transient."""
+        require_account(account)
+        if not self._metadata.set_bucket_owner(bucket, account, self._clock.now_ms()):
+            raise _no_bucket(bucket)
+
     def grant(self, bucket: str, account: str, rights: Rights) -> None:
         """Replace what an account may do in a bucket of another one. Raises InvalidInput, NotFound, Transient."""
         require_account(account)
         if not self._metadata.grant(bucket, account, rights, self._clock.now_ms()):
-            raise NotFound(f"bucket {bucket} does not exist; create it with: nos-ec s3 bucket create")
+            raise _no_bucket(bucket)
 
-    def buckets(self, owner: str) -> Iterator[tuple[BucketRow, dict[str, Rights]]]:
-        """The buckets of an account, each with what others may do in it. Raises InvalidInput, Transient."""
+    def buckets(self, owner: str | None) -> Iterator[tuple[BucketRow, dict[str, Rights]]]:
+        """The buckets of an account, or of all, each with what others may do in it. Raises InvalidInput, Transient."""
+        for row in self._all_buckets() if owner is None else self._buckets_of(owner):
+            yield row, self._metadata.grants(row.name)
+
+    def _buckets_of(self, owner: str) -> Iterator[BucketRow]:
         require_account(owner)
         after = ""
         while page := self._metadata.buckets_of(owner, after, PAGE_KEYS):
-            for row in page:
-                yield row, self._metadata.grants(row.name)
+            yield from page
             after = page[-1].name
+
+    def _all_buckets(self) -> Iterator[BucketRow]:
+        for name, _ in groupby(merge(self._recorded(), self._holding_objects(), key=str.encode)):
+            row = self._metadata.bucket(name)
+            if row is not None and name != RESERVED_BUCKET:
+                yield row
+
+    def _recorded(self) -> Iterator[str]:
+        after = ""
+        while page := self._metadata.bucket_records(after, PAGE_KEYS):
+            yield from (record.row.name for record in page)
+            after = page[-1].row.name
+
+    def _holding_objects(self) -> Iterator[str]:
+        after = ""
+        while page := self._metadata.list_buckets(after, PAGE_KEYS):
+            yield from page
+            after = page[-1]
 
     def _new_secret(self) -> str:
         """Without slash and plus, which some clients get wrong."""
@@ -163,6 +196,10 @@ class Accounts:
     def _require_key(self, access_key: str, found: bool) -> None:
         if not found:
             raise _no_key(access_key)
+
+
+def _no_bucket(name: str) -> NotFound:
+    return NotFound(f"bucket {name} does not exist; create it with: nos-ec s3 bucket create")
 
 
 def require_account(account: str) -> None:

@@ -159,6 +159,23 @@ class BucketContract:
             assert metadata.set_bucket_acl("bucket", acl, 5)
             assert metadata.bucket("bucket") == BucketRow("bucket", ROOT_ACCOUNT, 5, acl)
 
+    def test_a_bucket_is_given_to_another_account(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        assert not metadata.set_bucket_owner("bucket", "ann", 5)
+        bench.put("n")
+        assert metadata.set_bucket_owner("bucket", "ann", 5)
+        assert metadata.bucket("bucket") == BucketRow("bucket", "ann", 5)
+        for account in ("bob", "cid"):
+            metadata.grant("bucket", account, Rights.READ, 6)
+        metadata.set_bucket_acl("bucket", PUBLIC, 7)
+        assert metadata.set_bucket_owner("bucket", "bob", 8)
+        assert metadata.bucket("bucket") == BucketRow("bucket", "bob", 5, PUBLIC)
+        assert metadata.grants("bucket") == {"cid": Rights.READ}
+        assert [metadata.buckets_of(owner, "", 10) for owner in (ROOT_ACCOUNT, "ann")] == [[], []]
+        metadata.create_bucket("gone", "ann", PRIVATE, 9)
+        metadata.delete_bucket("gone", 9)
+        assert not metadata.set_bucket_owner("gone", "bob", 9)
+
     def test_an_acl_and_its_grants_are_set_at_once(self, bench: MetadataBench) -> None:
         metadata = bench.metadata
         assert not metadata.set_bucket_acl("bucket", CannedAcl.GRANTS, 5, b"one")

@@ -120,13 +120,19 @@ def test_buckets_and_grants(cli: Cli, tmp_path: Path) -> None:
     assert told(cli, "grant", "photos", "bob", "list,read")["rights"] == ["read", "list"]
     assert told(cli, "grant", "implicit", "ann", "owner")["rights"] == ["owner"]
     assert told(cli, "bucket", "list", "--owner", "ann") == {"buckets": [made | {"grants": {"bob": ["read", "list"]}}]}
-    (implicit,) = told(cli, "bucket", "list")["buckets"]
+    (implicit,) = told(cli, "bucket", "list", "--owner", "root")["buckets"]
+    assert [one["bucket"] for one in told(cli, "bucket", "list")["buckets"]] == ["implicit", "photos"]
     assert (implicit["bucket"], implicit["owner"], implicit["grants"]) == ("implicit", "root", {"ann": ["owner"]})
     assert "bob: read,list" in cli.text("s3", "bucket", "list", "--owner", "ann")
     assert "nothing" in cli.text("s3", "grant", "photos", "bob", "none")
     assert told(cli, "bucket", "list", "--owner", "ann") == {"buckets": [made]}
-    assert "bob has no buckets; --owner names another account" in cli.text("s3", "bucket", "list", "--owner", "bob")
-    assert "does not exist" in refused(cli, 4, "grant", "none", "bob", "read")
+    assert "bob has no buckets" in cli.text("s3", "bucket", "list", "--owner", "bob")
+    assert told(cli, "bucket", "give", "implicit", "ann") == {"bucket": "implicit", "owner": "ann"}
+    given, _ = told(cli, "bucket", "list", "--owner", "ann")["buckets"]
+    assert (given["bucket"], given["grants"]) == ("implicit", {}), "an owner needs no grant"
+    for words in (("grant", "none", "bob", "read"), ("bucket", "give", "none", "bob")):
+        assert "does not exist" in refused(cli, 4, *words)
+    assert "is no account" in refused(cli, 2, "bucket", "give", "photos", "a b")
     assert "is no right" in refused(cli, 2, "grant", "photos", "bob", "read,fly")
     for wrong in ("", "a/b", ".nos_ec", "x" * 256):
         refused(cli, 2, "bucket", "create", wrong)

@@ -133,6 +133,15 @@ def _own_page(connection: Connection, owner: str, after: str, limit: int) -> tup
     return sorted((row for row in found if not end or utf8(row.name) <= utf8(end)), key=lambda row: utf8(row.name)), end
 
 
+def set_owner(connection: Connection, name: str, owner: str, now_ms: int) -> bool:
+    """See `Buckets.set_bucket_owner`."""
+    if not _ensure_row(connection, name, now_ms):
+        return False
+    connection.execute(update(BUCKETS).where(_B.bucket == name).values(owner=owner))
+    connection.execute(delete(BUCKET_GRANTS).where(_G.bucket == name, _G.account == owner))
+    return True
+
+
 def set_acl(connection: Connection, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None) -> bool:
     """See `Buckets.set_bucket_acl`."""
     if not set_document(connection, name, DocumentKind.ACL, grants, now_ms):

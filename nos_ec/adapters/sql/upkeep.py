@@ -71,6 +71,10 @@ class SqlBuckets(SqlPart):
         """See the port."""
         return self._read(buckets.owned, owner, after, limit)
 
+    def set_bucket_owner(self, name: str, owner: str, now_ms: int) -> bool:
+        """See the port."""
+        return self._write(buckets.set_owner, name, owner, now_ms)
+
     def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None = None) -> bool:
         """See the port."""
         return self._write(buckets.set_acl, name, acl, now_ms, grants)

@@ -122,6 +122,11 @@ class Buckets(Protocol):
         no row."""
         ...
 
+    def set_bucket_owner(self, name: str, owner: str, now_ms: int) -> bool:
+        """Give a bucket to another account, whose grant in it is removed because an owner needs none. Returns False if
+        there is no such bucket."""
+        ...
+
     def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None = None) -> bool:
         """Set the ACL and its document at once, so that a bucket never has the grants of one ACL and the kind of
         another. grants: the document of kind ACL; None removes it. Returns False if there is no such bucket. Raises
