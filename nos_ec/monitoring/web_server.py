@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import structlog
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from nos_ec.core.errors import ConfigError
 
@@ -35,6 +36,13 @@ def listening(section: str, host: str, port: int) -> socket.socket:
     # Accepted connections inherit it. Without it, head and body of a short answer are 40 ms apart.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+class QuietProtocol(HttpToolsProtocol):
+    """One connection. It ignores offers of another protocol (RFC 9110, section 7.8), of which uvicorn warns."""
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing."""
 
 
 class WebServer:
@@ -64,7 +72,7 @@ class WebServer:
             server_header=False,
             timeout_keep_alive=idle_wait_s,
             timeout_graceful_shutdown=stop_wait_s,
-            **{"limit_concurrency": CONNECTIONS_MAX, **options},
+            **{"http": QuietProtocol, "limit_concurrency": CONNECTIONS_MAX, **options},
         )
         self._scheme = "https" if config.is_ssl else "http"
         self._server = new_server(config)

@@ -120,6 +120,14 @@ def fill(bench: Bench, system: System) -> None:
 
 
 # --- figures -------------------------------------------------------------------------------------------------------
+def test_an_offer_of_http_2_is_ignored_silently(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    """As `curl --http2` sends it."""
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAAP__"}
+    for _ in range(2):
+        assert api.client.get("/v1/status", headers=offer).status_code == 200
+    assert [record for record in caplog.records if "uvicorn" in record.name] == []
+
+
 def test_status_matches_the_command(api: Api, bench: Bench, system: System, capfd: pytest.CaptureFixture[str]) -> None:
     fill(bench, system)
     assert run(["--config", str(bench.config), "scrub", "--rate", "0"]) == 0
