@@ -399,6 +399,11 @@ class VersionContract:
         assert metadata.next_version(KEY, bench.now_ms, of_all=True) > marker.version
         assert put(bench, ENABLED).version > marker.version
 
+    def test_undeleting_what_is_there_forbids_no_number(self, bench: MetadataBench) -> None:
+        rows = [put(bench, ENABLED) for _ in range(2)]
+        assert bench.metadata.undelete(rows) != []
+        assert bench.metadata.floors_after(None, 2) == []
+
     def test_numbers_that_were_removed_are_remembered_for_a_week(self, bench: MetadataBench) -> None:
         metadata = bench.metadata
         gone = [put(bench, ENABLED, name) for name in "abc"]

@@ -322,7 +322,7 @@ def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRo
     """See `Trash.undelete`. A version that comes back may be older than others of its key. What is stored over it is to
     be newer than they."""
     back = trash.undelete(connection, rows)
-    numbers = {row.key: row.version for row in back if row.is_of_versions}
+    numbers = {row.key: row.version for row in back if row.is_of_versions and not row.is_noncurrent}
     for key, newest in newest_versions(connection, numbers).items():
         if newest > numbers[key]:
             floors.raise_to(connection, key, newest, 0)
