@@ -70,6 +70,8 @@ def metadata_dump(
             dumps = system.dumps()
             dump, rows = dumps.write(head, pages)
             removed = dumps.keep(KEEP if keep is None else keep, system.clock.now_ms())
+            oldest_ms = min(one.begun_ms for one in dumps.all(system.clock.now_ms()))
+            system.access_records().forget_removed_buckets(oldest_ms)
             data |= {"name": str(dump.key), "rows": rows, "bytes": dump.size, "removed": removed}
         else:
             with report_file(to, "--to") as file:

@@ -37,6 +37,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, timed_id
 from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.packer import size_max
+from nos_ec.engine.access_records import AccessRecords
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.copy_forward import CopyForward, ForwardOptions
 from nos_ec.engine.dump.stored import StoredDumps
@@ -239,6 +240,10 @@ class System:
         options = PutOptions(put.min_age_ms, put.reservation_ms, size_max(self.geometry), keep_ms)
         large = self._large()
         return Store(self.metadata, self.landing, self.blocks, large, self.clock, self.puts, options, self._locations)
+
+    def access_records(self) -> AccessRecords:
+        """What a rebuild of the metadata needs to know of changes of buckets and access keys."""
+        return AccessRecords(self.store(), self.metadata, self.clock)
 
     def trash(self) -> TrashCan:
         """What was deleted and can be brought back."""
@@ -554,7 +559,7 @@ def open_system(settings: Settings) -> System:
         read_threads = stack.enter_context(closing(ReadThreads(settings.consumer.read_threads, perf_counter)))
         get = settings.get
         locations = LocationCache(clock, get.location_cache_objects, get.location_cache_ms)
-        return System(
+        system = System(
             settings,
             clock,
             store_id,
@@ -572,3 +577,5 @@ def open_system(settings: Settings) -> System:
             lag,
             stack.pop_all(),
         )
+        metadata.on_access_changed(lambda of, name: system.access_records().record(of, name))
+        return system

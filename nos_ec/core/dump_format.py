@@ -21,6 +21,7 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import BytesIO
 from typing import Any
 
 import google_crc32c
@@ -85,6 +86,19 @@ class DumpEnd(msgspec.Struct, frozen=True, tag="end"):
 
 
 _decoder = msgspec.msgpack.Decoder(DumpHead | DumpPage | DumpEnd)
+
+
+def encode_page(page: DumpPage) -> bytes:
+    """One page by itself, as a frame of its own."""
+    return _frame(0, page)
+
+
+def decode_page(data: bytes) -> DumpPage:
+    """What `encode_page` took. Raises Corrupt."""
+    found = _decoded(BytesIO(data).read, 0)
+    if not isinstance(found, DumpPage):
+        raise Corrupt("dump: a frame of another kind is in the place of a page")
+    return found
 
 
 def dump_frames(head: DumpHead, pages: Iterable[DumpPage]) -> Iterator[bytes]:

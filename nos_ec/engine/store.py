@@ -18,7 +18,7 @@ import google_crc32c
 
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NosError, NotFound, Transient
-from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey, in_log
+from nos_ec.core.ids import ACCESS_BUCKET, RESERVED_BUCKET, ObjectKey, in_log
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
@@ -555,6 +555,8 @@ def _refuse_reserved(key: ObjectKey) -> None:
 def _refuse_parts(key: ObjectKey) -> None:
     if is_parts_bucket(key.bucket):
         raise InvalidInput(f"{key} is a part of an upload; abort the upload, or delete its object", key=key)
+    if key.bucket == ACCESS_BUCKET:
+        raise InvalidInput(f"{key} is the store's own record of a bucket or access key", key=key)
     if hidden_prefix(key.bucket) is not None:
         raise InvalidInput(f"{key} is the tail of a large object; delete that object", key=key)
 

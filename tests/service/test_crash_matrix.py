@@ -32,7 +32,13 @@ from .gathered_puts import data_of
 from .test_check import check, rewrite
 from .test_landing_log_kills import JOINED_LOG_POINTS, LANDING_LOG_POINTS, SEGMENT_SEAL_POINTS
 from .test_lifecycle_walk import LIFECYCLE_POINTS
-from .test_rebuild_kills import DUMP_FILE_POINTS, DUMP_POINTS, METADATA_REBUILD_POINTS
+from .test_rebuild_kills import (
+    ACCESS_DUMP_POINTS,
+    ACCESS_POINTS,
+    DUMP_FILE_POINTS,
+    DUMP_POINTS,
+    METADATA_REBUILD_POINTS,
+)
 from .test_trash import TRASH_POINTS
 from .test_upload_kills import UPLOAD_POINTS
 from .test_version_kills import VERSION_POINTS
@@ -754,6 +760,8 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             SEGMENT_SEAL_POINTS,
             DUMP_POINTS,
             DUMP_FILE_POINTS,
+            ACCESS_POINTS,
+            ACCESS_DUMP_POINTS,
             METADATA_REBUILD_POINTS,
             TRASH_POINTS,
             UPLOAD_POINTS,

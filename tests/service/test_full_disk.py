@@ -265,14 +265,14 @@ def test_a_full_landing_store_is_seen_although_the_block_store_has_space(disk: S
     reserve = RESERVE_MIB << 20
     with bench.open() as system, serving(bench, tmp_path, 1) as gateway, daemon(bench, "producer") as producer:
         bench.put_some(system, 50)
+        client, bucket = client_of(system, gateway.url)[1], "photos"
+        client.create_bucket(Bucket=bucket)
         assert gateway.health("/readyz") == (200, {"ok": True, "problems": {}})
         disk.fill(leave_bytes=2 * reserve - 4096)
         until(lambda: gateway.get("/readyz")[0] == 503, "PUTs are refused", wait_s=WAIT_S_MAX)
         problems = gateway.health("/readyz")[1]["problems"]
         assert list(problems) == ["free space"]
         assert "landing store" in problems["free space"]
-        client, bucket = client_of(system, gateway.url)[1], "photos"
-        client.create_bucket(Bucket=bucket)
         refused("ServiceUnavailable", 503, client.put_object, Bucket=bucket, Key="a", Body=b"refused")
         assert producer.health("/readyz")[0] == 200, "it needs no space"
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,15 @@ from google_crc32c import value
 from nos_ec.composition.wiring import System
 from nos_ec.core.copy_label import CopyLabel, encode_label
 from nos_ec.core.deadlines import QUARANTINE_MS
-from nos_ec.core.dump_format import DumpHead, dump_frames
+from nos_ec.core.dump_format import DumpHead, decode_page, dump_frames
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.findings import FindingKind
-from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
+from nos_ec.core.ids import ACCESS_BUCKET, RESERVED_BUCKET, ObjectKey
 from nos_ec.engine.check.quarantine import HeldKind, held
-from nos_ec.engine.dump import rows
+from nos_ec.engine.dump import bucket_rows, rows
 from nos_ec.engine.dump.dumper import dump_pages
 from nos_ec.engine.dump.uncertain import KINDS
-from nos_ec.ports.metadata import AccessKey, CannedAcl, DocumentKind, KeyState, Rights
+from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, CannedAcl, DocumentKind, KeyState, Rights
 from nos_ec.testing.audit import all_objects
 from tests.rig.at_rest import end_log
 
@@ -367,6 +369,98 @@ def test_buckets_and_access_keys_come_back(bench: Bench, cli: Cli) -> None:
         assert system.metadata.bucket_records("", 9) == records
         assert system.metadata.access_keys("", 9) == [key]
         bench.assert_readable(system)
+
+
+def change_access(system: System) -> None:
+    """Every change there is."""
+    metadata = system.metadata
+    for name, account in (("AK", "ann"), ("AB", "bob"), ("AC", "cid")):
+        metadata.add_access_key(AccessKey(name, account, b"secret", KeyState.ACTIVE, 5, "note"))
+    for name in ("open", "shared", "emptied"):
+        assert metadata.create_bucket(name, "ann", CannedAcl.PRIVATE, 5)
+    assert metadata.grant("shared", "bob", Rights.READ | Rights.LIST, 5)
+    assert metadata.set_bucket_document("open", DocumentKind.TAGS, b"tags", 5)
+
+
+def change_access_again(system: System) -> None:
+    metadata = system.metadata
+    assert metadata.change_access_key("AK", KeyState.DISABLED)
+    assert metadata.change_access_key("AB", KeyState.ACTIVE, b"new secret")
+    assert metadata.remove_access_key("AC")
+    metadata.add_access_key(AccessKey("AD", "dan", b"secret", KeyState.ACTIVE, 6, ""))
+    assert metadata.grant("shared", "bob", Rights.NONE, 6)
+    assert metadata.set_bucket_acl("open", CannedAcl.GRANTS, 6, b"grants")
+    assert metadata.set_bucket_document("open", DocumentKind.TAGS, None, 6)
+    assert metadata.delete_bucket("emptied", 6)
+    assert metadata.create_bucket("new", "bob", CannedAcl.PUBLIC_READ, 6)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dumped", [True, False])
+def test_changes_of_access_since_the_dump_come_back(bench: Bench, cli: Cli, packed: bool, dumped: bool) -> None:
+    """Disabled keys stay disabled, revoked grants stay revoked, and a new bucket has its owner."""
+    with bench.open() as system:
+        change_access(system)
+        if packed:
+            bench.pack(system)
+        cli("metadata", "dump")
+        change_access_again(system)
+        put(bench, system, "object", STRIPE, b"")
+        if packed:
+            bench.pack(system)
+        buckets, keys = system.metadata.bucket_records("", 9), system.metadata.access_keys("", 9)
+        assert [record.row.name for record in buckets] == ["new", "open", "shared"]
+        end_log(system)
+    lose_database(bench)
+    said, to_look_at = rebuild(bench, cli, *([] if dumped else ["--without-dump"]))
+    assert said["access_records"] == 8
+    assert to_look_at["access"] == {f"bucket b: nothing tells whose it is, so it belongs to {ROOT_ACCOUNT}"}
+    with bench.open() as system:
+        assert (system.metadata.bucket_records("", 9), system.metadata.access_keys("", 9)) == (buckets, keys)
+        assert check(system, read_share=1.0) == []
+        bench.settle(system)
+        bench.assert_readable_besides_dumps(system)
+        assert system.metadata.change_access_key("AK", KeyState.ACTIVE)
+        record = decode_page(system.store().get(ObjectKey(ACCESS_BUCKET, "key/AK")))
+        assert record.columns["state"] == ["active"], "records go on from those that were rebuilt"
+
+
+def test_what_is_not_known_of_access_is_listed(bench: Bench, cli: Cli) -> None:
+    with bench.open() as system:
+        change_access(system)
+        bench.put(system, "k", b"body", "emptied")
+        cli("metadata", "dump")
+        system.store().delete(ObjectKey("emptied", "k"))
+        assert system.metadata.delete_bucket("emptied", 6)
+        damaged = ObjectKey(ACCESS_BUCKET, "key/AK")
+        system.store().put_step(damaged, BytesIO(b"no page"), b"", None, None)
+        end_log(system)
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli)
+    assert to_look_at["access"] == {
+        "key AK: it was changed since the dump, and its record cannot be read",
+        "bucket emptied: it was deleted since the dump, and holds objects again",
+    }
+    with bench.open() as system:
+        assert system.store().get(ObjectKey("emptied", "k")) == b"body"
+        assert {row.name for row in system.metadata.buckets_of("ann", "", 9)} == {"emptied", "open", "shared"}
+
+
+def test_the_record_of_a_bucket_has_its_last_state(bench: Bench) -> None:
+    """Whatever other processes have changed meanwhile."""
+    with bench.open() as one, bench.open() as other:
+        assert one.metadata.create_bucket("b", "ann", CannedAcl.PRIVATE, 5)
+
+        def change(number: int) -> None:
+            system = (one, other)[number % 2]
+            kind = (DocumentKind.TAGS, DocumentKind.CORS)[number % 3 % 2]
+            assert system.metadata.set_bucket_document("b", kind, b"%d" % number, 6)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(change, range(40)))
+        page = decode_page(one.store().get(ObjectKey(ACCESS_BUCKET, "bucket/b")))
+        (record,) = one.metadata.bucket_records("", 9)
+        assert list(bucket_rows.buckets_of(page)) == [record]
 
 
 def test_a_dump_in_the_store_is_found_and_the_last_ones_are_kept(bench: Bench, cli: Cli) -> None:

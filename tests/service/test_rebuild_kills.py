@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from nos_ec.core.ids import ObjectKey
+from nos_ec.core.ids import ACCESS_BUCKET, ObjectKey
 from nos_ec.engine.dump.rebuilder import TRASHED_MS_MIN
-from nos_ec.ports.metadata import ObjectRow
+from nos_ec.ports.metadata import CannedAcl, ObjectRow, Rights
 from nos_ec.testing.audit import all_blocks, all_objects
 from tests.rig.at_rest import end_log
 
@@ -22,6 +22,10 @@ pytestmark = [pytest.mark.timed, pytest.mark.invariant(7)]
 
 DUMP_POINTS = ["large.allocated", "large.appended", "large.written", "large.recorded", "dump.stored", "dump.deleted"]
 DUMP_FILE_POINTS = ["report_file.written"]
+ACCESS_POINTS = ["access.changed", "put.landed", "put.recorded", "access.recorded"]
+"""When a bucket is changed."""
+ACCESS_DUMP_POINTS = ["access.forgotten"]
+"""When a dump is made after a bucket was removed."""
 METADATA_REBUILD_POINTS = [
     "rebuild.page_loaded",
     "rebuild.page_loaded:2",
@@ -36,6 +40,7 @@ METADATA_REBUILD_POINTS = [
     "rebuild.trash_settled",
     "rebuild.versions_ordered",
     "rebuild.uploads_settled",
+    "rebuild.access_loaded",
     "rebuild.counted",
     "rebuild.finished",
 ]
@@ -173,6 +178,46 @@ def test_rebuild_killed(bench: Bench, cli: Cli) -> None:
         bench.settle(system)
         bench.assert_readable(system)
         bench.assert_at_rest(system)
+
+
+@pytest.mark.parametrize("point", ACCESS_POINTS)
+def test_change_of_access_killed(bench: Bench, cli: Cli, point: str) -> None:
+    """A change that was not acknowledged is made again, and is known to a rebuild then."""
+    with bench.open() as system:
+        assert system.metadata.create_bucket("photos", "ann", CannedAcl.PRIVATE, 1)
+        assert system.metadata.grant("photos", "bob", Rights.READ | Rights.WRITE, 1)
+    cli("metadata", "dump")
+    kill(bench, point, "s3", "grant", "photos", "bob", "read")
+    with bench.open() as system:
+        assert system.metadata.grants("photos") == {"bob": Rights.READ}, "refused from now on, whatever is recorded"
+    cli("s3", "grant", "photos", "bob", "read")
+    lose_database(bench)
+    rebuild(bench, cli)
+    with bench.open() as system:
+        assert system.metadata.grants("photos") == {"bob": Rights.READ}
+        bench.settle(system)
+        assert check(system, read_share=1.0) == []
+
+
+@pytest.mark.parametrize("point", ACCESS_DUMP_POINTS)
+def test_dump_killed_while_it_forgets_records(bench: Bench, cli: Cli, point: str) -> None:
+    """Only those of buckets that were removed before the oldest dump that is kept."""
+    with bench.open() as system:
+        for name in ("removed", "kept"):
+            assert system.metadata.create_bucket(name, "ann", CannedAcl.PRIVATE, 1)
+        cli("metadata", "dump", "--keep", "1")
+        assert system.metadata.delete_bucket("removed", 2)
+        cli("metadata", "dump", "--keep", "2")
+        names = system.metadata.list_names(ACCESS_BUCKET, "", "", 9)
+        assert names == ["bucket/kept", "bucket/removed"], "the older dump needs it"
+    kill(bench, point, "metadata", "dump", "--keep", "1")
+    cli("metadata", "dump", "--keep", "1")
+    with bench.open() as system:
+        assert system.metadata.list_names(ACCESS_BUCKET, "", "", 9) == ["bucket/kept"]
+    lose_database(bench)
+    rebuild(bench, cli)
+    with bench.open() as system:
+        assert [record.row.name for record in system.metadata.bucket_records("", 9)] == ["kept"]
 
 
 def test_another_dump_cannot_continue_a_rebuild(bench: Bench, cli: Cli) -> None:

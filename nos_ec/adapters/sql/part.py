@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -12,6 +13,7 @@ from nos_ec.adapters.sql.transactions import Transactions, Work
 from nos_ec.adapters.sql.versions import Overtaken
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.geometry import Geometry
+from nos_ec.ports.metadata import AccessOf
 
 OVERTAKEN_TRIES = 20
 """Each further one means that another transaction was committed meanwhile."""
@@ -33,6 +35,7 @@ class SqlPart:
         self._read = self._transactions.read
         self._write = self._transactions.write
         self._geometry: Geometry | None = None
+        self._access_changed: Callable[[AccessOf, str], object] = lambda _of, _name: None
 
     def _write_again(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Like `_write`, for work that others may overtake."""

@@ -4,7 +4,7 @@ access keys, uploads, versions, inspection, repairs, explanations, scrubbing, re
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from nos_ec.adapters.sql import (
     access_keys,
@@ -28,6 +28,7 @@ from nos_ec.core.parts import UploadId
 from nos_ec.core.reclaim import BlockAccount
 from nos_ec.ports.metadata import (
     AccessKey,
+    AccessOf,
     BlockFacts,
     BlockRow,
     BucketRecord,
@@ -53,11 +54,17 @@ from nos_ec.ports.metadata import (
 
 
 class SqlBuckets(SqlPart):
-    """`Buckets` of the port."""
+    """`Buckets` and `AccessChanges` of the port."""
+
+    def on_access_changed(self, call: Callable[[AccessOf, str], object]) -> None:
+        """See the port."""
+        self._access_changed = call
 
     def create_bucket(self, name: str, owner: str, acl: CannedAcl, now_ms: int) -> bool:
         """See the port."""
-        return self._write(buckets.create, name, owner, acl, now_ms)
+        done = self._write(buckets.create, name, owner, acl, now_ms)
+        self._access_changed(AccessOf.BUCKET, name)
+        return done
 
     def bucket(self, name: str) -> BucketRow | None:
         """See the port."""
@@ -65,7 +72,9 @@ class SqlBuckets(SqlPart):
 
     def delete_bucket(self, name: str, now_ms: int) -> bool:
         """See the port."""
-        return self._write(buckets.remove, name, now_ms)
+        done = self._write(buckets.remove, name, now_ms)
+        self._access_changed(AccessOf.BUCKET, name)
+        return done
 
     def buckets_of(self, owner: str, after: str, limit: int) -> list[BucketRow]:
         """See the port."""
@@ -77,7 +86,9 @@ class SqlBuckets(SqlPart):
 
     def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None = None) -> bool:
         """See the port."""
-        return self._write(buckets.set_acl, name, acl, now_ms, grants)
+        done = self._write(buckets.set_acl, name, acl, now_ms, grants)
+        self._access_changed(AccessOf.BUCKET, name)
+        return done
 
     def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
         """See the port."""
@@ -89,7 +100,9 @@ class SqlBuckets(SqlPart):
 
     def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
         """See the port."""
-        return self._write(buckets.set_document, name, kind, body, now_ms)
+        done = self._write(buckets.set_document, name, kind, body, now_ms)
+        self._access_changed(AccessOf.BUCKET, name)
+        return done
 
     def documents_of(self, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
         """See the port."""
@@ -97,7 +110,9 @@ class SqlBuckets(SqlPart):
 
     def grant(self, name: str, account: str, rights: Rights, now_ms: int) -> bool:
         """See the port."""
-        return self._write(buckets.grant, name, account, rights, now_ms)
+        done = self._write(buckets.grant, name, account, rights, now_ms)
+        self._access_changed(AccessOf.BUCKET, name)
+        return done
 
     def grants(self, name: str) -> dict[str, Rights]:
         """See the port."""
@@ -119,6 +134,7 @@ class SqlAccessKeys(SqlPart):
     def add_access_key(self, key: AccessKey) -> None:
         """See the port."""
         self._write(access_keys.add, key)
+        self._access_changed(AccessOf.KEY, key.access_key)
 
     def access_key(self, access_key: str) -> AccessKey | None:
         """See the port."""
@@ -130,11 +146,15 @@ class SqlAccessKeys(SqlPart):
 
     def change_access_key(self, access_key: str, state: KeyState, secret: bytes | None = None) -> bool:
         """See the port."""
-        return self._write(access_keys.change, access_key, state, secret)
+        done = self._write(access_keys.change, access_key, state, secret)
+        self._access_changed(AccessOf.KEY, access_key)
+        return done
 
     def remove_access_key(self, access_key: str) -> bool:
         """See the port."""
-        return self._write(access_keys.remove, access_key)
+        done = self._write(access_keys.remove, access_key)
+        self._access_changed(AccessOf.KEY, access_key)
+        return done
 
 
 class SqlUploads(SqlPart):

@@ -1,14 +1,21 @@
-"""Buckets and access keys as pages of a dump, and back. Secrets stay encrypted."""
+"""Buckets and access keys as pages of a dump and as records, and back. Secrets stay encrypted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
 
-from nos_ec.core.dump_format import DumpPage
-from nos_ec.engine.dump.rows import word
+from nos_ec.core.dump_format import DumpPage, decode_page
+from nos_ec.core.errors import Conflict, Corrupt, NotFound
+from nos_ec.core.ids import ACCESS_BUCKET
+from nos_ec.engine.dump.lost import DumpSource, Lost
+from nos_ec.engine.dump.rows import OBJECTS, objects_of, word
 from nos_ec.ports.metadata import (
     AccessKey,
     AccessKeys,
+    AccessOf,
     BucketRecord,
     BucketRow,
     Buckets,
@@ -41,8 +48,12 @@ def _buckets_page(records: Sequence[BucketRecord]) -> DumpPage:
             "owner": [row.owner for row in rows],
             "created_ms": [row.created_ms for row in rows],
             "acl": [row.acl.value for row in rows],
-            "grants": [{account: rights.value for account, rights in one.grants.items()} or None for one in records],
-            "documents": [{kind.value: body for kind, body in one.documents.items()} or None for one in records],
+            "grants": [
+                {account: rights.value for account, rights in sorted(one.grants.items())} or None for one in records
+            ],
+            "documents": [
+                {kind.value: body for kind, body in sorted(one.documents.items())} or None for one in records
+            ],
         },
     )
 
@@ -62,18 +73,22 @@ def access_key_pages(metadata: AccessKeys) -> Iterator[DumpPage]:
     """All access keys. Raises Transient."""
     after = ""
     while page := metadata.access_keys(after, PAGE_ROWS):
-        yield DumpPage(
-            ACCESS_KEYS,
-            {
-                "access_key": [key.access_key for key in page],
-                "account": [key.account for key in page],
-                "secret": [key.secret for key in page],
-                "state": [key.state.value for key in page],
-                "created_ms": [key.created_ms for key in page],
-                "note": [key.note for key in page],
-            },
-        )
+        yield _access_keys_page(page)
         after = page[-1].access_key
+
+
+def _access_keys_page(keys: Sequence[AccessKey]) -> DumpPage:
+    return DumpPage(
+        ACCESS_KEYS,
+        {
+            "access_key": [key.access_key for key in keys],
+            "account": [key.account for key in keys],
+            "secret": [key.secret for key in keys],
+            "state": [key.state.value for key in keys],
+            "created_ms": [key.created_ms for key in keys],
+            "note": [key.note for key in keys],
+        },
+    )
 
 
 def access_keys_of(page: DumpPage) -> Iterator[AccessKey]:
@@ -91,3 +106,81 @@ def load_page(page: DumpPage, metadata: Metadata) -> None:
     elif page.table == ACCESS_KEYS:
         for key in access_keys_of(page):
             metadata.add_access_key(key)
+
+
+# --- records ------------------------------------------------------------------------------------------
+class AccessMetadata(Buckets, AccessKeys, Protocol):
+    """The parts of the metadata that records tell of."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRecord:
+    """The record of a bucket or access key (nos_ec.engine.access_records). page: what it was; without rows if it was
+    removed; None if the record cannot be read."""
+
+    of: AccessOf
+    name: str
+    page: DumpPage | None
+
+    def __str__(self) -> str:
+        return f"{self.of} {self.name}"
+
+
+def page_of(of: AccessOf, name: str, metadata: AccessMetadata) -> DumpPage:
+    """A page with this bucket or access key as it is now; without rows if there is none. Raises Transient."""
+    if of is AccessOf.KEY:
+        key = metadata.access_key(name)
+        return _access_keys_page([] if key is None else [key])
+    row = metadata.bucket(name)
+    if row is None:
+        return _buckets_page([])
+    return _buckets_page(
+        [BucketRecord(row, metadata.grants(name), metadata.bucket_documents(name, list(DocumentKind)))]
+    )
+
+
+def records_since(lost: Lost, source: DumpSource | None) -> Iterator[AccessRecord]:
+    """The records that are newer than the dump, once all objects are known. Raises Transient."""
+    dumped: dict[str, int] = {}
+    for of_dump in () if source is None else source.pages():
+        if of_dump.table == OBJECTS:
+            dumped |= {
+                one.row.key.name: one.row.version for one in objects_of(of_dump) if one.row.key.bucket == ACCESS_BUCKET
+            }
+    after = ""
+    while rows := lost.metadata.list_objects(ACCESS_BUCKET, "", after, PAGE_ROWS):
+        after = rows[-1].key.name
+        for row in rows:
+            of, _, name = row.key.name.partition("/")
+            if dumped.get(row.key.name) == row.version or of not in tuple(AccessOf):
+                continue
+            page: DumpPage | None = None
+            with suppress(Corrupt, NotFound):
+                told = decode_page(lost.bytes_of(row))
+                list(access_keys_of(told) if of == AccessOf.KEY else buckets_of(told))  # raises Corrupt
+                page = told
+            yield AccessRecord(AccessOf(of), name, page)
+
+
+def load_records(lost: Lost, source: DumpSource | None, now_ms: int) -> int:
+    """Make buckets and access keys what the records say that are newer than the dump. A bucket that was removed stays
+    if objects are in it again. Returns how many were loaded. Running it again changes nothing. Raises Transient."""
+    loaded = 0
+    for record in records_since(lost, source):
+        if record.page is not None:
+            _load(record, record.page, lost.metadata, now_ms)
+            loaded += 1
+    return loaded
+
+
+def _load(record: AccessRecord, page: DumpPage, metadata: AccessMetadata, now_ms: int) -> None:
+    if record.of is AccessOf.KEY:
+        keys = list(access_keys_of(page))
+        metadata.remove_access_key(record.name)
+        for key in keys:
+            metadata.add_access_key(key)
+    elif found := list(buckets_of(page)):
+        metadata.restore_buckets(found)
+    else:
+        with suppress(Conflict):
+            metadata.delete_bucket(record.name, now_ms)

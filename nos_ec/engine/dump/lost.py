@@ -72,6 +72,16 @@ class Lost:
             raise NotFound(f"landing copy {copy.hex()} is in the landing log, and there is none")
         return LogReader(self.medium).read(copy)
 
+    def bytes_of(self, row: ObjectRow) -> bytes:
+        """Those of a small object. Raises NotFound, Corrupt, Transient."""
+        if row.extent is not None:
+            data = self.blocks.read(row.extent.block_id, row.extent.offset, row.extent.length)
+        elif row.landing_id is not None:
+            data = self.read_copy(row.landing_id)
+        else:
+            raise Corrupt(f"{row.key} v{row.version}: its row has no location", key=row.key)
+        return crc_checked(data, row.size, row.crc32c, row.key, f"{row.key} v{row.version}")
+
     def is_intact(self, copy: LandingId, row: ObjectRow) -> bool:
         """Whether a landing copy has the bytes of this row. Raises Transient."""
         try:

@@ -135,7 +135,7 @@ class Placer:
                 md5.update(self._checked(part))
                 crc32c = joined(crc32c, part.crc32c, part.extent.length)
             if tail is not None:
-                md5.update(self.bytes_of(tail))
+                md5.update(self._bytes_of(tail))
                 crc32c = joined(crc32c, tail.crc32c, tail.size)
         except (Corrupt, NotFound) as error:
             if not is_replaced:
@@ -176,16 +176,10 @@ class Placer:
                 return tail
         return None
 
-    def bytes_of(self, row: ObjectRow) -> bytes:
-        """Those of a small object. Raises NotFound, Corrupt, Transient."""
-        if row.extent is not None:
-            data = self._blocks.read(row.extent.block_id, row.extent.offset, row.extent.length)
-        elif row.landing_id is not None:
-            data = self._lost.read_copy(row.landing_id)
-        else:
-            raise Corrupt(f"{row.key} v{row.version}: its row has no location", key=row.key)
+    def _bytes_of(self, row: ObjectRow) -> bytes:
+        data = self._lost.bytes_of(row)
         self.figures.data_bytes += len(data)
-        return crc_checked(data, row.size, row.crc32c, row.key, f"{row.key} v{row.version}")
+        return data
 
     def _in_place_of(
         self, found: ObjectRow | None, row: ObjectRow, segments: Sequence[Segment] = ()

@@ -79,7 +79,8 @@ class RebuildFigures:
     headers were read; unread_blocks: of which not everything can be read. nameless: entries of headers whose names
     cannot be read. partial: large objects that were put since and are not whole. copies_read: landing copies that
     nothing refers to. returned: objects that have landing copies again, as their blocks are nowhere. gone: rows of the
-    dump removed. placed: see PlacerFigures."""
+    dump removed. access_records: buckets and access keys that were changed since the dump. placed: see
+    PlacerFigures."""
 
     loaded: int = 0
     blocks: int = 0
@@ -92,6 +93,7 @@ class RebuildFigures:
     copies_read: int = 0
     returned: int = 0
     gone: int = 0
+    access_records: int = 0
     placed: PlacerFigures | None = None
 
 
@@ -170,12 +172,13 @@ class Rebuilder:
         kill_point("rebuild.versions_ordered")
         self._settle_uploads(placer)
         kill_point("rebuild.uploads_settled")
-        stripe_size = self._blocks.geometry.stripe_size
-        count_blocks(self._metadata, self._unread, stripe_size, self._now_ms, self._counted)
+        self.figures.access_records = bucket_rows.load_records(self._lost, self._source, self._now_ms)
+        kill_point("rebuild.access_loaded")
+        stripe_size, blocks = self._blocks.geometry.stripe_size, self.figures.blocks
+        count_blocks(
+            self._metadata, self._unread, stripe_size, self._now_ms, lambda done: self._tick("counters", done, blocks)
+        )
         kill_point("rebuild.counted")
-
-    def _counted(self, blocks: int) -> None:
-        self._tick("counters", blocks, self.figures.blocks)
 
     def finish(self) -> None:
         """The end: the store can be opened again."""
@@ -550,7 +553,7 @@ class Rebuilder:
         not everything could be read, there may be others that refer to them, so they stay, and `check` names them."""
         for page in self._lost.all_objects():
             upload_rows.complete_those_of(page, self._metadata, self._now_ms)
-            placer.place_empty(upload_rows.lost_empty_parts(page, self._metadata, placer.bytes_of))
+            placer.place_empty(upload_rows.lost_empty_parts(page, self._metadata, self._lost.bytes_of))
         if self._is_any_unread():
             return
         upload_rows.doom_those_without_object(self._metadata, self._now_ms)

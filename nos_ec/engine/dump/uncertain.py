@@ -1,6 +1,6 @@
 """What a rebuild cannot know, for an operator to look at.
 
-9  a page of objects is in memory
+9  a page of objects is in memory, and the names of all buckets
 """
 
 from __future__ import annotations
@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nos_ec.core.ids import RESERVED_BUCKET, BlockId, in_log
+from nos_ec.core.ids import ACCESS_BUCKET, RESERVED_BUCKET, BlockId, in_log
 from nos_ec.core.tails import is_tail
 from nos_ec.engine.check.quarantine import HeldKind, held
 from nos_ec.engine.dump import rows
+from nos_ec.engine.dump.bucket_rows import records_since
 from nos_ec.engine.dump.lost import PAGE_ROWS, DumpSource, Lost, batches
 from nos_ec.engine.dump.rebuilder import NEW_IDS
 from nos_ec.engine.segment_pages import segment_pages
-from nos_ec.ports.metadata import QUARANTINE, Metadata, Rebuilt
+from nos_ec.ports.metadata import QUARANTINE, ROOT_ACCOUNT, AccessOf, Metadata, Rebuilt
 
-KINDS = ("gone", "since", "replaced", "trash", "copy", "held", "block", "segment")
+KINDS = ("gone", "since", "replaced", "trash", "copy", "held", "block", "segment", "access")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class Uncertain:
     in the trash when the dump was made, and may have been undeleted or removed since; `copy`, a landing copy that does
     not tell what it is, so that it is kept and used by nothing; `held`, one in quarantine, which a later version has
     replaced; `block`, a block of which not everything can be read, or one in quarantine; `segment`, a landing segment
-    of which not everything can be read. about: the object's key, or the id."""
+    of which not everything can be read; `access`, a bucket or an access key of which it is not known who may use it.
+    about: the object's key, the id, or what is not known of the bucket or access key."""
 
     what: str
     about: str
@@ -53,8 +55,8 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
         for one in dumped:
             row = found.get(one.row.key)
             own = now.get(one.row.object_id)
-            if is_tail(one.row.key):
-                continue  # its object tells of it
+            if is_tail(one.row.key) or one.row.key.bucket == ACCESS_BUCKET:
+                continue  # its object tells of it, or its bucket or access key
             if own is not None and own.trash_until_ms is not None and own.key.bucket != RESERVED_BUCKET:
                 yield Uncertain("replaced", str(own.key), own.version, own.size)
             if one.row.key.bucket == RESERVED_BUCKET or (row is not None and row.object_id != one.row.object_id):
@@ -66,7 +68,7 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
         after = max(one.row.object_id for one in page_of_dump) // NEW_IDS * NEW_IDS + NEW_IDS - 1
     while page := metadata.objects_after(after, PAGE_ROWS):
         for row in page:
-            if row.key.bucket != RESERVED_BUCKET and not is_tail(row.key):
+            if row.key.bucket not in (RESERVED_BUCKET, ACCESS_BUCKET) and not is_tail(row.key):
                 what = "since" if row.trash_until_ms is None else "replaced"
                 yield Uncertain(what, str(row.key), row.version, row.size)
         after = page[-1].object_id
@@ -77,6 +79,7 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
                 yield Uncertain("copy", copy.hex())
     yield from _held(lost.metadata)
     yield from _segments_without_rows(lost)
+    yield from _access(lost, source)
 
 
 def _objects(source: DumpSource | None) -> Iterator[list[Rebuilt]]:
@@ -84,6 +87,26 @@ def _objects(source: DumpSource | None) -> Iterator[list[Rebuilt]]:
         for page in source.pages():
             if page.table == rows.OBJECTS and page.rows:
                 yield list(rows.objects_of(page))
+
+
+def _access(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
+    """Records that cannot be read or carried out, and buckets of which nothing tells whose they are."""
+    for record in records_since(lost, source):
+        if record.page is None:
+            yield Uncertain("access", f"{record}: it was changed since the dump, and its record cannot be read")
+        elif record.of is AccessOf.BUCKET and not record.page.rows and lost.metadata.bucket(record.name) is not None:
+            yield Uncertain("access", f"{record}: it was deleted since the dump, and holds objects again")
+    known = {one.row.key.bucket for page in _objects(source) for one in page} | {RESERVED_BUCKET}
+    after = ""
+    while records := lost.metadata.bucket_records(after, PAGE_ROWS):
+        after = records[-1].row.name
+        known |= {record.row.name for record in records}
+    after = ""
+    while names := lost.metadata.list_buckets(after, PAGE_ROWS):
+        after = names[-1]
+        for name in names:
+            if name not in known:
+                yield Uncertain("access", f"bucket {name}: nothing tells whose it is, so it belongs to {ROOT_ACCOUNT}")
 
 
 def _held(metadata: Metadata) -> Iterator[Uncertain]:

@@ -7,7 +7,7 @@ bucket, and cost nothing more (docs/adr/0030).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, StrEnum
 from typing import Protocol
@@ -52,6 +52,13 @@ class KeyState(StrEnum):
 
     ACTIVE = "active"
     DISABLED = "disabled"
+
+
+class AccessOf(StrEnum):
+    """What decides who may do what."""
+
+    BUCKET = "bucket"
+    KEY = "key"
 
 
 class Rights(Flag):
@@ -165,6 +172,15 @@ class Buckets(Protocol):
 
     def restore_buckets(self, records: Sequence[BucketRecord]) -> None:
         """Write buckets as they were, in place of those with these names. Running it again changes nothing."""
+        ...
+
+
+class AccessChanges(Protocol):
+    """Tells of changes of `Buckets` and `AccessKeys`."""
+
+    def on_access_changed(self, call: Callable[[AccessOf, str], object]) -> None:
+        """Make this call, with the name of the bucket or access key, in each later method that changes its row,
+        documents or grants, after the change is durable and before the method returns. What it raises is raised."""
         ...
 
 

@@ -11,7 +11,7 @@ from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.ratios import hole_ratio, ratio
 from nos_ec.core.raw_cost import RawCost, StoredParts, raw_cost
 from nos_ec.ports.metadata.blocks import Blocks
-from nos_ec.ports.metadata.buckets import AccessKeys, Buckets
+from nos_ec.ports.metadata.buckets import AccessChanges, AccessKeys, Buckets
 from nos_ec.ports.metadata.explanations import Explanations
 from nos_ec.ports.metadata.inspection import Inspection
 from nos_ec.ports.metadata.landing_queue import LandingQueue
@@ -138,6 +138,7 @@ class Metadata(
     Versions,
     Buckets,
     AccessKeys,
+    AccessChanges,
     Uploads,
     Leases,
     Blocks,
