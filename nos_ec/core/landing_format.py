@@ -18,7 +18,7 @@ batch is a sequence of records and zeros up to the alignment of the medium.
         48    16  MD5 of bucket/name; zeros in a footer
 
     offset  size  names
-         0     4  crc32c of the rest, padding included
+         0     4  crc32c of the rest, padding included; its complement in a record that is void
          4     4  length of the attributes
          8        a name record (see nos_ec.core.header), the attributes, zeros to a multiple of 8
 
@@ -148,6 +148,14 @@ class LaidBatch(NamedTuple):
     entries: bytes
 
 
+class Voiding(NamedTuple):
+    """What makes a record void: at `offset` in its segment, `expected` is replaced by `new`."""
+
+    offset: int
+    expected: bytes
+    new: bytes
+
+
 class FooterEntry(NamedTuple):
     """What a footer says about one record. `length` of its data in bytes."""
 
@@ -261,6 +269,25 @@ def decode_record_header(data: bytes, landing_id: LandingId) -> RecordHeader:
     if header.landing_id != landing_id:
         raise Corrupt(f"landing record {landing_id.hex()}: record {header.landing_id.hex()} is in its place")
     return header
+
+
+def voiding(landing_id: LandingId, data_length: int, names: bytes) -> Voiding:
+    """How to make a record void, so that no rebuild of the metadata adopts it: the CRC of its names is complemented.
+    Those 4 bytes lie in one sector, so they change as a whole. Header and data stay, so it can still be read, and a
+    scan passes over it."""
+    offset = record_offset(landing_id) + RECORD_HEADER_SIZE + _aligned(data_length, RECORD_ALIGN)
+    return Voiding(offset, bytes(names[:_CRC_SIZE]), _complement(names[:_CRC_SIZE]))
+
+
+def is_void(names: bytes) -> bool:
+    """Whether these are the names of a record that is void: its PUT was refused, or was never recorded."""
+    return len(names) >= _NAMES.size and _CRC.pack(google_crc32c.value(bytes(names[_CRC_SIZE:]))) == _complement(
+        names[:_CRC_SIZE]
+    )
+
+
+def _complement(crc32c: bytes) -> bytes:
+    return bytes(byte ^ 0xFF for byte in crc32c)
 
 
 def segment_found(data: bytes) -> SegmentId | None:

@@ -29,6 +29,12 @@ class Versioning(StrEnum):
     """Versions with ids stay. What is stored now replaces the null version."""
 
 
+def put_ms_of(version: int) -> int:
+    """About when the PUT of a version was, in Unix milliseconds: its versions are the clock in microseconds
+    (`Objects.record_puts`)."""
+    return version // 1000
+
+
 def as_version(attributes: bytes) -> bytes:
     """These attributes, of a version that has an id. Raises InvalidInput if they are too many."""
     return encode_attributes({**decode_attributes(attributes), _ATTRIBUTE: _OWN_ID})

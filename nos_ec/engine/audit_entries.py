@@ -31,7 +31,7 @@ def block_deleted(row: BlockRow, why: str) -> AuditEntry:
 
 
 def late_block(block_id: BlockId, why: str) -> AuditEntry:
-    """A block is deleted that was created after GC had deleted it."""
+    """A writer deletes a block of its own to which nothing refers."""
     return AuditEntry(AuditKind.BLOCK_DELETED, why, block=block_id.hex())
 
 

@@ -21,6 +21,7 @@ from nos_ec.core.ids import LandingId, SegmentId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.landing_format import RECORD_HEADER_SIZE
 from nos_ec.core.lifecycle import ObjectState, SegmentState
+from nos_ec.core.versions import put_ms_of
 from nos_ec.engine.audit_entries import copies_moved
 from nos_ec.engine.lander import Lander, NewCopy
 from nos_ec.engine.packable import crc_checked
@@ -74,11 +75,6 @@ def record_bytes(row: ObjectRow) -> int:
     return (
         RECORD_HEADER_SIZE + len(row.key.bucket.encode()) + len(row.key.name.encode()) + len(row.attributes) + row.size
     )
-
-
-def put_ms_of(version: int) -> int:
-    """About when the PUT of a version was: its versions are the clock in microseconds (`Objects.record_puts`)."""
-    return version // 1000
 
 
 class RecordReader(Protocol):
@@ -260,6 +256,7 @@ class CopyForward:
             self._trail.record(copies_moved(rows, {one.object_id: one for one in moves}))
             moved = self._metadata.move_landed(moves)
             kill_point("copy_forward.moved")
+            landed.void(sizes.keys() - moved)
         finally:
             landed.settle(sizes.keys() - moved)
         return ForwardResult(len(moved), sum(sizes[target] for target in moved)), failure

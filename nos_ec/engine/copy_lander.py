@@ -132,6 +132,19 @@ class CopyLander:
         except NosError as error:
             _log.warning("landing copies of a failed PUT not deleted", error=str(error))
 
+    def delete_refused(self, landing_ids: Sequence[LandingId]) -> list[LandingId]:
+        """Delete the copies of PUTs that are refused and that no process can record any more. Their reservations are
+        due, and the reaper removes them. Returns those that may still be there. Never raises a NosError."""
+        self._trail.record(abandoned_copies(landing_ids))
+        kept: list[LandingId] = []
+        for landing_id in landing_ids:
+            try:
+                self._landing.delete(landing_id)
+            except NosError as error:
+                _log.warning("landing copy of a refused PUT not deleted", copy=landing_id.hex(), error=str(error))
+                kept.append(landing_id)
+        return kept
+
 
 def _labelled(landing_id: LandingId, copy: NewCopy, now_ms: int) -> LandingPut:
     put_ms = now_ms if copy.put_ms is None else copy.put_ms
@@ -146,6 +159,12 @@ class _Landed:
     lander: CopyLander
     outcomes: Sequence[LandingId | NosError]
     failed: tuple[LandingId, ...]
+
+    def void(self, refused: Collection[LandingId]) -> list[LandingId]:
+        """Delete their copies."""
+        return self.lander.delete_refused(
+            [one for one in self.outcomes if not isinstance(one, NosError) and one in refused]
+        )
 
     def settle(self, not_recorded: Collection[LandingId]) -> None:
         """Remove what was written too late."""

@@ -4,21 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from nos_ec.core.errors import Conflict, NosError, Transient
-from nos_ec.core.ids import LandingId
+import structlog
+
+from nos_ec.core.errors import Conflict, NosError, NotFound, Transient
+from nos_ec.core.ids import LandingId, segment_of
+from nos_ec.core.landing_format import NewRecord, voiding
 from nos_ec.engine.log_segment import LogSegment
+from nos_ec.ports.segment_medium import SegmentMedium
+
+_log = structlog.get_logger(__name__)
 
 
 class LandedInLog:
     """A `LandedBatch` of the log.
 
-    settle: takes the segments, each as often as a batch was appended to it, and whether a PUT of the batch was
-    acknowledged. copies: number of copies in the batch.
+    settle: takes the segments, each as often as a batch was appended to it, whether a PUT of the batch was
+    acknowledged, and whether some of its records were not recorded and are not void. records: those of the batch.
     """
 
-    def __init__(self, settle: Callable[[Sequence[LogSegment], bool], None], copies: int) -> None:
+    def __init__(
+        self,
+        settle: Callable[[Sequence[LogSegment], bool, bool], None],
+        records: Sequence[NewRecord],
+        medium: SegmentMedium,
+    ) -> None:
         self._settle = settle
-        self._outcomes: list[LandingId | NosError] = [Transient("not landed")] * copies
+        self._records = records
+        self._medium = medium
+        self._outcomes: list[LandingId | NosError] = [Transient("not landed")] * len(records)
+        self._landed_twice: set[LandingId] = set()
+        """Those of which an earlier append failed: it may be there as well."""
+        self._void: set[LandingId] = set()
         self.segments: list[LogSegment] = []
         """One for each append, until it is settled."""
 
@@ -27,11 +43,13 @@ class LandedInLog:
         """For each copy its landing id, or why it did not land."""
         return self._outcomes
 
-    def add(self, indexes: Sequence[int], segment: LogSegment, ids: Sequence[LandingId]) -> None:
-        """Note where these copies have landed."""
+    def add(self, indexes: Sequence[int], segment: LogSegment, ids: Sequence[LandingId], *, again: bool) -> None:
+        """Note where these copies have landed. again: an earlier append of them failed, with an unknown outcome."""
         for index, landing_id in zip(indexes, ids, strict=True):
             self._outcomes[index] = landing_id
         self.segments.append(segment)
+        if again:
+            self._landed_twice.update(ids)
 
     def refused(self, indexes: Sequence[int], error: NosError) -> None:
         """Note why these copies have not landed."""
@@ -42,13 +60,32 @@ class LandedInLog:
         """Why the first copy that did not land did not."""
         return next(outcome for outcome in self._outcomes if isinstance(outcome, NosError))
 
+    def void(self, refused: Collection[LandingId]) -> list[LandingId]:
+        """Make their records void. What a failed append may have left of them is made void when its segment is sealed,
+        which is too late for their answers."""
+        return [
+            outcome
+            for outcome, record in zip(self._outcomes, self._records, strict=True)
+            if not isinstance(outcome, NosError) and outcome in refused and not self._is_made_void(outcome, record)
+        ]
+
+    def _is_made_void(self, landing_id: LandingId, record: NewRecord) -> bool:
+        try:
+            self._medium.overwrite(segment_of(landing_id), *voiding(landing_id, len(record.data), record.names))
+        except NotFound:
+            pass  # the segment was released, and the record with it
+        except NosError as error:
+            _log.warning("record of a refused PUT not made void", record=landing_id.hex(), error=str(error))
+            return False
+        self._void.add(landing_id)
+        return landing_id not in self._landed_twice
+
     def settle(self, not_recorded: Collection[LandingId]) -> None:
-        """Let the segments be sealed. The log has nothing to undo for what was not recorded: its bytes are given back
-        with the segment."""
+        """Let the segments be sealed. The bytes of what was not recorded are given back with the segment."""
         segments, self.segments = self.segments, []
         given_up = set(not_recorded)
         acknowledged = any(not isinstance(outcome, NosError) and outcome not in given_up for outcome in self._outcomes)
-        self._settle(segments, acknowledged)
+        self._settle(segments, acknowledged, not given_up <= self._void)
 
 
 def as_transient(error: NosError) -> NosError:

@@ -7,14 +7,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from nos_ec.core.errors import NosError
+from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.ids import LandingId, ObjectKey
 
 
 @dataclass(frozen=True, slots=True)
 class NewCopy:
-    """The bytes of one PUT, at least one, their CRC32C, and the attributes of the object. put_ms: when the PUT was, for
-    a copy that is written again, so that no rebuild takes it for a later PUT; None: now."""
+    """The bytes of one PUT, at least one, their CRC32C, and the attributes of the object. put_ms: when the PUT was, in
+    Unix milliseconds; None: now. A rebuild orders the PUTs of a key by it: a copy that is written again keeps the time
+    of its PUT, and a conditional PUT gets one after the version that it was judged by."""
 
     key: ObjectKey
     data: bytes
@@ -29,6 +30,13 @@ class LandedBatch(Protocol):
     @property
     def outcomes(self) -> Sequence[LandingId | NosError]:
         """For each copy its landing id, or why it did not land."""
+        ...
+
+    def void(self, refused: Collection[LandingId]) -> Collection[LandingId]:
+        """Make sure, durably, that no rebuild of the metadata adopts these copies, whose PUTs are refused and were
+        certainly not recorded. To be called before `settle`, and before the refusals are answered. Returns those of
+        which a copy may still be adopted, or may still arrive: their PUTs must not be answered as refused. Never raises
+        a NosError."""
         ...
 
     def settle(self, not_recorded: Collection[LandingId]) -> None:
@@ -58,3 +66,12 @@ class Lander(Protocol):
     def land(self, batch: Sequence[NewCopy]) -> LandedBatch:
         """Make the bytes of several PUTs durable. Raises NoSpace or Transient when nothing of the batch landed."""
         ...
+
+
+def not_voided(refusal: NosError) -> Transient:
+    """The answer to a PUT that is refused while bytes of it may still be found."""
+    return Transient(
+        f"{refusal}; but bytes of this PUT may remain, which a rebuild of the metadata would take for the object: send"
+        " it again",
+        key=refusal.key,
+    )

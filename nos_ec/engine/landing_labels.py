@@ -42,7 +42,7 @@ def labels_in_segment(medium: SegmentMedium, segment: SegmentId) -> dict[Landing
     found: dict[LandingId, CopyLabel | None] = {}
     limits = medium.limits
     for copy in range(limits.copies):
-        read = partial(_read, medium, segment, copy)
+        read = partial(read_copy, medium, segment, copy)
         for record in scan(read, segment, limits.start, limits.segment_bytes):
             landing_id = record.header.landing_id
             if record.header.type != TYPE_PUT or found.get(landing_id) is not None:
@@ -61,5 +61,6 @@ def _decoded(landing_id: LandingId, label: bytes) -> CopyLabel | None:
         return None
 
 
-def _read(medium: SegmentMedium, segment: SegmentId, copy: int, offset: int, length: int) -> bytes:
+def read_copy(medium: SegmentMedium, segment: SegmentId, copy: int, offset: int, length: int) -> bytes:
+    """The bytes of a range of one copy of a segment, cut off at its end. Raises NotFound, Transient."""
     return medium.read(segment, [(offset, length)], copy)[0]

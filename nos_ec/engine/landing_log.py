@@ -32,10 +32,10 @@ from nos_ec.engine.leases import HeldLease, HeldLeases
 from nos_ec.engine.log_lease import take_log_lease
 from nos_ec.engine.log_segment import LogSegment, fresh_room
 from nos_ec.engine.segment_maker import SegmentMaker
+from nos_ec.engine.segment_seal import SealMetadata
 from nos_ec.engine.segment_sealer import SegmentSealer
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Clock, waits
-from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.metadata.leases import Lease, Leases
 from nos_ec.ports.segment_medium import Seal, SegmentMedium
 
@@ -47,7 +47,7 @@ CLOSE_MS = 20_000
 """Closing begins no further operation after so long, so that it ends before a service manager loses patience."""
 
 
-class LogMetadata(LandingSegments, Leases, Protocol):
+class LogMetadata(SealMetadata, Leases, Protocol):
     """The parts of the metadata that the log uses."""
 
 
@@ -144,30 +144,30 @@ class LandingLog:
     def land(self, batch: Sequence[NewCopy]) -> LandedInLog:
         """Append a batch; several, one after the other, when it is too large for one segment. Raises NoSpace or
         Transient when nothing of it landed."""
-        landed = LandedInLog(self.settle, len(batch))
         records = [new_record(copy.key, copy.data, copy.crc32c, copy.attributes, copy.put_ms) for copy in batch]
+        landed = LandedInLog(self.settle, records, self._medium)
         try:
             for indexes in self._pieces(records):
                 try:
-                    segment, ids = self._append([records[index] for index in indexes])
+                    segment, ids, again = self._append([records[index] for index in indexes])
                 except NosError as error:
                     landed.refused(indexes, as_transient(error))
                 else:
-                    landed.add(indexes, segment, ids)
+                    landed.add(indexes, segment, ids, again=again)
         except BaseException:
-            landed.settle(())  # the caller never learns what has landed
+            landed.settle([one for one in landed.outcomes if not isinstance(one, NosError)])  # nobody records them
             raise
         if batch and not landed.segments:
             self._tell_upkeep()
             raise landed.first_error()
         return landed
 
-    def settle(self, segments: Sequence[LogSegment], acknowledged: bool) -> None:
-        """Note that the batches in these segments are settled, one for each mention, and whether any of their PUTs was
-        acknowledged."""
+    def settle(self, segments: Sequence[LogSegment], acknowledged: bool, unrecorded: bool) -> None:
+        """Note that the batches in these segments are settled, one for each mention. acknowledged: whether any of their
+        PUTs was. unrecorded: whether some of their records were not recorded and are not void."""
         with self._changed:
             for segment in segments:
-                segment.settled(acknowledged=acknowledged)
+                segment.settled(acknowledged=acknowledged, unrecorded=unrecorded)
                 self._in_doubt |= not segment.acknowledged
         self._tell_upkeep()
 
@@ -268,11 +268,13 @@ class LandingLog:
         if piece:
             yield piece
 
-    def _append(self, records: Sequence[NewRecord]) -> tuple[LogSegment, list[LandingId]]:
+    def _append(self, records: Sequence[NewRecord]) -> tuple[LogSegment, list[LandingId], bool]:
+        """Returns the segment, the ids, and whether an earlier append of these records may have been done as well."""
         size = batch_size(records, self._limits.align)
         if size > (room := fresh_room(self._limits, len(records))):
             raise InvalidInput(f"landing log: a record of {size} bytes does not fit a segment, which takes {room}")
         failure: NosError | None = None
+        again = False
         for _ in range(APPEND_TRIES):
             try:
                 segment, offset, lsn = self._reserve(size, len(records))
@@ -288,8 +290,10 @@ class LandingLog:
                 _log.warning("batch not appended to its landing segment", segment=segment.id.hex(), error=str(error))
                 if isinstance(error, Conflict):
                     self._renew_or_give_up()
+                else:
+                    again = True
                 continue
-            return segment, ids
+            return segment, ids, again
         assert failure is not None
         raise failure
 

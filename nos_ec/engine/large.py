@@ -29,7 +29,6 @@ from nos_ec.core.errors import (
     NoSpace,
     NoSuchUpload,
     NotFound,
-    PreconditionFailed,
     Transient,
 )
 from nos_ec.core.header import header_length, name_record_size, names_size_max
@@ -38,7 +37,9 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockKind, ObjectEvent, advance_object
 from nos_ec.core.tails import tail_key, tail_place
 from nos_ec.core.versions import Versioning
+from nos_ec.engine.audit_entries import late_block
 from nos_ec.engine.group_bytes import GroupPlace
+from nos_ec.engine.lander import not_voided
 from nos_ec.engine.large_block import LargeBlock, windows
 from nos_ec.engine.large_lease import LargeLease, Loan
 from nos_ec.engine.late_blocks import remove_late_block
@@ -108,8 +109,9 @@ class LargeObjects:
         them, with the tail, and the old version stays current.
 
         Also raises PreconditionFailed, or NotFound, when the `condition` does not hold: before anything is written,
-        or in the end, when a version was stored or deleted meanwhile. The blocks are then sealed as dead. So they
-        are with NoSuchUpload, when the upload that it is to be a part of was completed or aborted.
+        or in the end, when a version was stored or deleted meanwhile; and NoSuchUpload when the upload that it is to be
+        a part of was completed or aborted. The last block is then deleted before this is raised, so that no rebuild of
+        the metadata finds a whole object, and GC deletes the others. If that fails, Transient is raised instead.
         """
         if condition is not None and (refusal := self._refusal(key, condition)) is not None:
             raise refusal
@@ -138,11 +140,9 @@ class LargeObjects:
                 raise
             if len(made) > len(new.segments):
                 loan.retire()  # the store did not accept the others, which are OPEN
+        if isinstance(recorded, NosError):
+            raise self._refused(new, recorded, made)
         kill_point("large.recorded")
-        if condition is not None and not recorded:
-            raise self._refusal(key, condition) or PreconditionFailed(
-                f"object {key} was changed by another client while it was being stored; nothing was changed", key=key
-            )
         if versioning is Versioning.ENABLED and not recorded:
             raise Transient(f"{key}: another request stored a version of the same number; send it again", key=key)
         if step is not None and not recorded:
@@ -152,6 +152,21 @@ class LargeObjects:
                 # It must not be acknowledged: its MD5 would name another part when the upload is completed.
                 raise Transient(f"{key}: another request stored this part meanwhile; send it again", key=key)
         return self._row_of(new, now_ms)
+
+    def _refused(self, new: NewLargeObject, refusal: NosError, made: Sequence[BlockId]) -> NosError:
+        """What to answer, once its last segment is deleted, which alone says that the object is whole."""
+        kill_point("large.refused")
+        last = new.segments[-1].extent.block_id
+        self._trail.record([late_block(last, "its PUT was refused")])
+        try:
+            self._blocks.delete(last)
+        except NosError as error:
+            _log.warning("last block of a refused PUT not deleted", block=last.hex(), error=str(error))
+        else:
+            kill_point("large.voided")
+            if len(made) == len(new.segments):  # otherwise another block may have that segment, too
+                return refusal
+        return not_voided(refusal)
 
     def _require_open(self, step: PartOf, key: ObjectKey) -> None:
         upload = self._metadata.upload(step.upload_id)

@@ -121,6 +121,10 @@ class _BothLanded:
         """For each copy its landing id, or why it did not land."""
         return self._outcomes
 
+    def void(self, refused: Collection[LandingId]) -> list[LandingId]:
+        """Void each part of them."""
+        return [landing_id for part in self._landed for landing_id in part.void(refused)]
+
     def settle(self, not_recorded: Collection[LandingId]) -> None:
         """Settle each part with its own ids."""
         for part in self._landed:

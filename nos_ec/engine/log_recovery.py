@@ -20,11 +20,11 @@ from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine.log_lease import LEASE_PREFIX
 from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.engine.segment_pages import segment_pages
-from nos_ec.engine.segment_seal import SegmentSeal
+from nos_ec.engine.segment_seal import SealMetadata, SegmentSeal
 from nos_ec.engine.unknown_segments import UnknownSegments
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, Clock, waits
-from nos_ec.ports.metadata import LandingSegments, Leases
+from nos_ec.ports.metadata import Leases
 from nos_ec.ports.segment_medium import SegmentMedium
 
 _log = structlog.get_logger(__name__)
@@ -35,7 +35,7 @@ BACK_OFF = BackOff(first_ms=10_000, max_ms=600_000)
 PARKED_MAX = 10_000
 
 
-class LogRecoveryMetadata(LandingSegments, Leases, Protocol):
+class LogRecoveryMetadata(SealMetadata, Leases, Protocol):
     """The parts of the metadata that recovery of logs uses."""
 
 
@@ -110,6 +110,7 @@ class LogRecovery:
             self.parked.park(segment, error)
             raise
         kill_point("recovery.segment_recorded")
+        self._in_medium.void_unrecorded(segment, end)
         self.parked.release(segment)
         _log.info("landing segment of a dead process sealed", segment=segment.hex(), end=end)
         return True

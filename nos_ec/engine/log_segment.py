@@ -37,6 +37,8 @@ class LogSegment:
         self.unsettled = 0
         self.healthy = writer is not None
         """Whether every append so far has succeeded or is under way."""
+        self.has_unrecorded = writer is None
+        """Whether it may have records whose PUTs were not recorded, and that are not void."""
         self.acknowledged = False
         """Whether a PUT in it may have been acknowledged."""
         self.first_put_ms: int | None = None
@@ -82,12 +84,15 @@ class LogSegment:
         self.unsettled -= 1
         self.records -= records
         self.healthy = False
+        self.has_unrecorded = True
         self._close_when_idle()
 
-    def settled(self, *, acknowledged: bool) -> None:
-        """Note that no PUT of one batch is going to be recorded any more, and whether one of it was acknowledged."""
+    def settled(self, *, acknowledged: bool, unrecorded: bool) -> None:
+        """Note that no PUT of one batch is going to be recorded any more, and whether one of it was acknowledged.
+        unrecorded: it has records that were not recorded and are not void."""
         self.unsettled -= 1
         self.acknowledged |= acknowledged
+        self.has_unrecorded |= unrecorded
 
     @property
     def is_last(self) -> bool:

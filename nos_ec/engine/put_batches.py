@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.versions import Versioning
-from nos_ec.engine.lander import LandedBatch, Lander, NewCopy
+from nos_ec.core.versions import Versioning, put_ms_of
+from nos_ec.engine.lander import LandedBatch, Lander, NewCopy, not_voided
 from nos_ec.engine.location_cache import LocationCache
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, TailOf, UploadStep
@@ -21,7 +21,7 @@ from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, TailOf, UploadS
 class NewPut:
     """A small object to store. due_ms: when the producer should publish it. attributes: see core.attributes. condition:
     what must hold of the version that it would overwrite. step: what it is to a multipart upload, or to a large
-    object. versioning: that of the bucket."""
+    object. versioning: that of the bucket. put_ms: see NewCopy."""
 
     key: ObjectKey
     data: bytes
@@ -32,6 +32,7 @@ class NewPut:
     condition: Condition | None = None
     step: UploadStep | TailOf | None = None
     versioning: Versioning | None = None
+    put_ms: int | None = None
 
 
 class PutBatches:
@@ -50,25 +51,64 @@ class PutBatches:
 
         together: store all of them or none; raises the first error. Otherwise raises no Transient. After any other
         error nothing is stored.
+
+        A rebuild of the metadata knows only the bytes that landed, not what the transaction decided. So a condition is
+        judged before the bytes land, and again in the transaction. What is refused only then has its bytes made void
+        before it is answered; if that fails, the answer is Transient.
         """
+        try:
+            current = self._current(puts)
+        except Transient as error:
+            if together:
+                raise
+            return _each(error, len(puts))
+        refused = _refused(puts, current)
+        if together and refused:
+            raise refused[min(refused)]
+        rest = [index for index in range(len(puts)) if index not in refused]
+        stored = self._store([self._after(puts[index], current) for index in rest], together=together) if rest else []
+        answers: dict[int, ObjectRow | NosError] = {**refused, **dict(zip(rest, stored, strict=True))}
+        return [answers[index] for index in range(len(puts))]
+
+    def _current(self, puts: Sequence[NewPut]) -> Mapping[ObjectKey, ObjectRow]:
+        """The current versions of the keys of conditional PUTs."""
+        keys = {put.key for put in puts if put.condition is not None}
+        return self._metadata.rows_of(keys) if keys else {}
+
+    def _after(self, put: NewPut, current: Mapping[ObjectKey, ObjectRow]) -> NewPut:
+        """The PUT with a time after the version that its condition was judged by. So a rebuild finds the two in their
+        order, although the clocks of their processes may differ."""
+        row = current.get(put.key)
+        if put.condition is None or row is None or put_ms_of(row.version) < self._clock.now_ms():
+            return put
+        return replace(put, put_ms=put_ms_of(row.version) + 1)
+
+    def _store(self, puts: Sequence[NewPut], *, together: bool) -> list[ObjectRow | NosError]:
         landed = self._land(puts, together=together)
         outcomes = iter(landed.outcomes)
         places = [next(outcomes) if put.data else None for put in puts]
         given_up = {place for place in places if isinstance(place, bytes)}
+        kept: Collection[LandingId] = ()
         try:
             answers = self._record(puts, places, together=together)
-            given_up -= {
-                place
-                for place, answer in zip(places, answers, strict=True)
-                if isinstance(place, bytes) and isinstance(answer, ObjectRow)
-            }
+            placed = [(p, a) for p, a in zip(places, answers, strict=True) if isinstance(p, bytes)]
+            given_up -= {place for place, answer in placed if isinstance(answer, ObjectRow)}
+            kept = _void(landed, {place for place, answer in placed if _is_refusal(answer)})
+        except NosError as error:
+            # Nothing is recorded, unless the outcome is unknown.
+            if not isinstance(error, Transient) and _void(landed, given_up):
+                raise not_voided(error) from error
+            raise
         finally:
             landed.settle(given_up)
         kill_point("put.recorded")
-        return answers
+        return [
+            not_voided(answer) if isinstance(answer, NosError) and place in kept else answer
+            for place, answer in zip(places, answers, strict=True)
+        ]
 
     def _land(self, puts: Sequence[NewPut], *, together: bool) -> LandedBatch:
-        copies = [NewCopy(put.key, put.data, put.crc32c, put.attributes) for put in puts if put.data]
+        copies = [NewCopy(put.key, put.data, put.crc32c, put.attributes, put.put_ms) for put in puts if put.data]
         if not copies:
             return _NotLanded([])
         try:
@@ -109,8 +149,39 @@ class PutBatches:
 
 def _new_object(put: NewPut, place: LandingId | None) -> NewObject:
     size = len(put.data)
-    told = (put.attributes, put.condition, put.step, put.versioning)
+    told = (put.attributes, put.condition, put.step, put.versioning, put.put_ms)
     return NewObject(put.key, size, put.crc32c, put.md5, place, put.due_ms, *told)
+
+
+def _refused(puts: Sequence[NewPut], current: Mapping[ObjectKey, ObjectRow]) -> dict[int, NosError]:
+    """By their indices, the PUTs whose condition does not hold at present, and why. A PUT whose key an earlier one of
+    the batch stores is judged in the transaction alone."""
+    refused: dict[int, NosError] = {}
+    stored = set[ObjectKey]()
+    for index, put in enumerate(puts):
+        if put.condition is not None and put.key not in stored:
+            row = current.get(put.key)
+            refusal = put.condition.refusal(put.key, None if row is None else row.tag)
+            if refusal is not None:
+                refused[index] = refusal
+                continue
+        stored.add(put.key)
+    return refused
+
+
+def _is_refusal(answer: ObjectRow | NosError) -> bool:
+    """Whether the transaction was committed without this PUT."""
+    return isinstance(answer, NosError) and not isinstance(answer, Transient)
+
+
+def _void(landed: LandedBatch, refused: Collection[LandingId]) -> Collection[LandingId]:
+    """Returns those that are not void."""
+    if not refused:
+        return ()
+    kill_point("put.refused")
+    kept = landed.void(refused)
+    kill_point("put.voided")
+    return kept
 
 
 def _each(error: Transient, count: int) -> list[NosError]:
@@ -126,6 +197,10 @@ class _NotLanded:
     """A batch of which nothing landed."""
 
     outcomes: Sequence[NosError]
+
+    def void(self, refused: Collection[LandingId]) -> list[LandingId]:  # noqa: ARG002
+        """Nothing has landed."""
+        return []
 
     def settle(self, not_recorded: Collection[LandingId]) -> None:
         """Do nothing."""

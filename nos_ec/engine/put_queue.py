@@ -169,11 +169,15 @@ class PutQueue:
         """Take those that wait, the oldest first, up to the lander's limits."""
         batch, lander = leader.batch, self.batches.lander
         with self._lock:
+            keys = {leader.put.key}
             room = -1 if leader in self._alone else lander.batch_bytes_max - len(leader.put.data)
             while self._waiting and len(batch) < lander.batch_objects_max:
-                room -= len(self._waiting[0].put.data)
-                if room < 0:
+                put = self._waiting[0].put
+                room -= len(put.data)
+                # A condition is judged before the batch lands: what the batch itself stores is not there then.
+                if room < 0 or (put.condition is not None and put.key in keys):
                     break
+                keys.add(put.key)
                 batch.append(self._waiting[0])
                 batch[-1].taken = True
                 self._drop_oldest()

@@ -10,21 +10,41 @@ forgotten the segment meanwhile, there is no row, and nobody else would give it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+from typing import Protocol
 
-from nos_ec.core.errors import NotFound
-from nos_ec.core.ids import SegmentId
+import structlog
+
+from nos_ec.core.errors import NosError, NotFound
+from nos_ec.core.ids import LandingId, SegmentId
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.landing_format import TYPE_PUT, is_void, scan, voiding
 from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine.audit_entries import segments_released
+from nos_ec.engine.landing_labels import read_copy
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.segment_medium import Buffer, SegmentMedium
+
+RECORDS_AT_A_TIME = 100
+"""Records of a segment in memory, each as large as an object that the landing log takes."""
+
+_log = structlog.get_logger(__name__)
+
+
+class SealMetadata(LandingSegments, Protocol):
+    """The parts of the metadata that a seal uses."""
+
+    def landing_known(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
+        """See `LandingQueue`."""
+        ...
 
 
 class SegmentSeal:
     """Belongs to whoever seals. Safe to call from several threads."""
 
-    def __init__(self, metadata: LandingSegments, medium: SegmentMedium, trail: AuditTrail = NO_TRAIL) -> None:
+    def __init__(self, metadata: SealMetadata, medium: SegmentMedium, trail: AuditTrail = NO_TRAIL) -> None:
         self._metadata = metadata
         self._medium = medium
         self._trail = trail
@@ -40,6 +60,27 @@ class SegmentSeal:
             kill_point("segment_seal.empty_sealed")
             self.release_unless_known(segment)
         return end
+
+    def void_unrecorded(self, segment: SegmentId, end: int) -> None:
+        """Make the records void that no row and no entry of the deletion queue refers to, so that no rebuild of the
+        metadata adopts them: their PUTs were not acknowledged. end: of the batches.
+
+        The row of the segment must be SEALED, so that no PUT in it can be recorded any more. Raises nothing of a
+        medium or the metadata: what is left is in doubt if the metadata is lost before the segment is released."""
+        limits = self._medium.limits
+        try:
+            for copy in range(limits.copies):
+                read = partial(read_copy, self._medium, segment, copy)
+                records = (one for one in scan(read, segment, limits.start, end) if one.header.type == TYPE_PUT)
+                while some := list(islice(records, RECORDS_AT_A_TIME)):
+                    known = self._metadata.landing_known([one.header.landing_id for one in some])
+                    for one in some:
+                        if one.header.landing_id not in known and not is_void(one.names):
+                            change = voiding(one.header.landing_id, one.header.data_length, one.names)
+                            self._medium.overwrite(segment, *change)
+                            kill_point("segment_seal.record_voided")
+        except NosError as error:
+            _log.warning("unrecorded PUTs of a landing segment not made void", segment=segment.hex(), error=str(error))
 
     def release_unless_known(self, segment: SegmentId) -> bool:
         """Give back a segment that came into being after the trimmer had given it back, or that might. One with a row

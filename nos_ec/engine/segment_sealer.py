@@ -18,10 +18,9 @@ from nos_ec.core.errors import NosError
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.landing_format import NONCE_SIZE
 from nos_ec.engine.log_segment import LogSegment
-from nos_ec.engine.segment_seal import SegmentSeal
+from nos_ec.engine.segment_seal import SealMetadata, SegmentSeal
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Clock, waits
-from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.segment_medium import SegmentMedium
 
 _log = structlog.get_logger(__name__)
@@ -36,7 +35,7 @@ class SegmentSealer:
 
     def __init__(
         self,
-        metadata: LandingSegments,
+        metadata: SealMetadata,
         medium: SegmentMedium,
         clock: Clock,
         randomness: Callable[[int], bytes],
@@ -100,6 +99,9 @@ class SegmentSealer:
                     segment.seal_failed(now_ms)
             return 0
         kill_point("landing_log.sealed")
+        for segment in done:
+            if segment.has_unrecorded:
+                self._in_medium.void_unrecorded(segment.id, segment.end)
         with self._lock:
             self.left = [segment for segment in self.left if segment not in done]
         return len(done)

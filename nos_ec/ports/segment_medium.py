@@ -121,6 +121,15 @@ class SegmentMedium(Protocol):
         """
         ...
 
+    def overwrite(self, segment: SegmentId, offset: int, expected: bytes, new: bytes) -> None:
+        """Replace a few bytes of a batch that was appended, on every copy, while the segment is open or sealed. They
+        must not cross a multiple of RECORD_ALIGN. Durable on return, and idempotent.
+
+        Each copy then has `new`, or had neither `new` nor `expected` before, and was left alone. Raises NotFound when
+        the segment is not there, and Transient when a copy could not be changed: then some may have been.
+        """
+        ...
+
     def release(self, segments: Sequence[SegmentId], beat: Beat = unwatched) -> Mapping[SegmentId, Transient]:
         """Give back the space of segments. Returns those that may still exist, each with the reason. Idempotent: an
         absent segment is no error. `beat` is called as the work progresses."""

@@ -99,6 +99,12 @@ class FolderMedium:
                     os.pwrite(file.fileno(), b"".join(footer or ()), end)
         return int(sealed.read_text())
 
+    def overwrite(self, segment: SegmentId, offset: int, expected: bytes, new: bytes) -> None:
+        """See the port."""
+        with _locked(self._path(segment)) as fd:
+            if os.pread(fd, len(new), offset) == expected:
+                os.pwrite(fd, new, offset)
+
     def release(self, segments: Sequence[SegmentId], beat: Beat = unwatched) -> Mapping[SegmentId, Transient]:
         """See the port."""
         for segment in segments:

@@ -56,6 +56,8 @@ class MemoryMedium:
         self._lock = threading.Lock()
         self.on_append: Callable[[SegmentId], None] = lambda segment: None
         """Called before an append; what it raises is the append's failure."""
+        self.on_overwrite: Callable[[SegmentId], None] = lambda segment: None
+        """The same for an overwrite."""
         self.tear: Callable[[int], int] = lambda size: 0
         """The bytes that a failed append leaves, of so many."""
         self.appends = 0
@@ -145,6 +147,14 @@ class MemoryMedium:
             self._own.pop(segment, None)
             assert kept.sealed is not None
             return kept.sealed
+
+    def overwrite(self, segment: SegmentId, offset: int, expected: bytes, new: bytes) -> None:
+        """See the port."""
+        with self._lock:
+            content = self._kept(segment).content
+            self.on_overwrite(segment)
+            if content[offset : offset + len(new)] == expected:
+                content[offset : offset + len(new)] = new
 
     def release(self, segments: Sequence[SegmentId], beat: Beat = unwatched) -> Mapping[SegmentId, Transient]:
         """See the port."""

@@ -38,6 +38,11 @@ class MemorySegments:
                 assert landing_id not in self.recorded, "an id was used twice"
             self.recorded.update(new)
 
+    def landing_known(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
+        """See `LandingQueue`."""
+        with self._lock:
+            return frozenset(landing_ids).intersection(self.recorded)
+
     # --- leases -------------------------------------------------------------------------------------
     def acquire_lease(self, name: str, now_ms: int, ttl_ms: int, holder: str = "") -> Lease:
         """See the port."""

@@ -53,7 +53,7 @@ class AttributeContract:
             bench.now_ms += 1
             new = replace(bench.large("large", lease), attributes=having)
             for _ in range(2):
-                assert bench.metadata.record_large(new, lease, bench.now_ms)
+                assert bench.metadata.record_large(new, lease, bench.now_ms) is True
             assert bench.get("large").attributes == having
         bench.put("large")
         assert bench.get("large").attributes == b""
@@ -125,6 +125,6 @@ class AttributeContract:
     def test_a_segment_of_a_large_object_is_placed_without(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         new = replace(bench.large("large", lease), attributes=SOME)
-        assert bench.metadata.record_large(new, lease, bench.now_ms)
+        assert bench.metadata.record_large(new, lease, bench.now_ms) is True
         for segment in new.segments:
             assert [one.attributes for one in bench.metadata.placed_in(segment.extent.block_id)] == [b""]

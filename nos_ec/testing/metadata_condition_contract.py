@@ -158,26 +158,30 @@ class ConditionContract:
         row, lease = bench.put("n"), bench.lease()
         new = replace(bench.large("n", lease), condition=condition)
         for _ in range(2):
-            assert not bench.metadata.record_large(new, lease, bench.now_ms)
+            assert isinstance(bench.metadata.record_large(new, lease, bench.now_ms), PreconditionFailed)
         assert bench.get("n") == row
         for segment in new.segments:
             block = bench.metadata.block(segment.extent.block_id)
-            assert (block.state, block.live_bytes) == (BlockState.SEALED, 0)
-            assert block.dead_bytes == segment.extent.length
+            assert (block.state, block.live_bytes) == (BlockState.CONDEMNED, 0)
+            assert (block.dead_bytes, block.delete_after_ms) == (segment.extent.length, bench.now_ms)
         bench.check_counters()
 
     def test_a_large_object_whose_condition_holds(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         missing = replace(bench.large("n", lease), condition=OTHER)
-        assert not bench.metadata.record_large(missing, lease, bench.now_ms)
+        assert isinstance(bench.metadata.record_large(missing, lease, bench.now_ms), NotFound)
         new = replace(bench.large("n", lease), condition=ABSENT)
         for _ in range(2):
-            assert bench.metadata.record_large(new, lease, bench.now_ms), "again, as after an answer that was lost"
+            assert bench.metadata.record_large(new, lease, bench.now_ms) is True, "again, as after a lost answer"
         changed = replace(bench.large("n", lease), condition=Condition(new.md5))
-        assert bench.metadata.record_large(changed, lease, bench.now_ms)
+        assert bench.metadata.record_large(changed, lease, bench.now_ms) is True
         assert bench.get("n").version == changed.version
-        late = replace(bench.large("n", lease, version=1), condition=Condition(new.md5))
-        assert not bench.metadata.record_large(late, lease, bench.now_ms), "a newer version was recorded meanwhile"
+        assert bench.metadata.record_large(new, lease, bench.now_ms) is True, "it was recorded, and overwritten since"
+        late = replace(bench.large("n", lease, version=1), condition=Condition(changed.md5))
+        for _ in range(2):
+            answer = bench.metadata.record_large(late, lease, bench.now_ms)
+            assert isinstance(answer, Transient), "a newer version was recorded meanwhile"
+        assert bench.get("n").version == changed.version
         bench.check_counters()
 
     @pytest.mark.parametrize("until_ms", [None, 10**15], ids=["at once", "into the trash"])

@@ -263,7 +263,7 @@ class LargeContract:
     def test_a_large_object_is_current_and_its_blocks_sealed(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         new = bench.large("big", lease)
-        assert bench.metadata.record_large(new, lease, bench.now_ms)
+        assert bench.metadata.record_large(new, lease, bench.now_ms) is True
         row = bench.get("big")
         assert (row.version, row.size, row.crc32c, row.md5) == (new.version, new.size, new.crc32c, new.md5)
         assert (row.state, row.landing_id, row.extent) == (ObjectState.LARGE, None, None)
@@ -302,10 +302,10 @@ class LargeContract:
         lease = bench.lease()
         landed, packed = bench.put("n"), bench.packed("p")
         large = bench.large("l", lease)
-        assert bench.metadata.record_large(large, lease, bench.now_ms)
+        assert bench.metadata.record_large(large, lease, bench.now_ms) is True
         gone = bench.get("l")
         for name in "npl":
-            assert bench.metadata.record_large(bench.large(name, lease), lease, bench.now_ms)
+            assert bench.metadata.record_large(bench.large(name, lease), lease, bench.now_ms) is True
         assert landed.landing_id in bench.deletions()
         assert packed.extent is not None
         assert bench.metadata.block(packed.extent.block_id).live_bytes == 0

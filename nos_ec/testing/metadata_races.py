@@ -355,8 +355,8 @@ class MetadataRaces(MetadataSuite):
                 *(partial(bench.metadata.record_puts, [one], bench.now_ms) for one in new),
             )
             rows = [row for (row,) in answers if isinstance(row, ObjectRow)]
-            assert [bool(stored), len(rows)] in ([True, 0], [False, 1])
-            assert bench.get(f"n{i}").version == (large.version if stored else rows[0].version)
+            assert [stored is True, len(rows)] in ([True, 0], [False, 1])
+            assert bench.get(f"n{i}").version == (large.version if stored is True else rows[0].version)
         bench.check_counters()
 
     def test_two_writers_of_one_name(self, bench: MetadataBench) -> None:

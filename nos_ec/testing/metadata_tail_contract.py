@@ -31,7 +31,7 @@ class TailContract:
         (row,) = metadata.record_puts([tail], bench.now_ms)
         assert isinstance(row, ObjectRow)
         whole = replace(large, size=large.size + tail.size, tail_bytes=tail.size)
-        assert metadata.record_large(whole, lease, bench.now_ms)
+        assert metadata.record_large(whole, lease, bench.now_ms) is True
         assert metadata.get(whole.key).size == 2 * 20_000 + 700
         assert metadata.record_puts([tail], bench.now_ms) == [row], "recorded before"
         bench.delete("x")
@@ -43,7 +43,7 @@ class TailContract:
         fenced = bench.block(lease, BlockKind.LARGE)
         metadata.fence_block(lease, fenced)
         recorded = bench.large("x", lease)
-        assert metadata.record_large(recorded, lease, bench.now_ms)
+        assert metadata.record_large(recorded, lease, bench.now_ms) is True
         blocks = [fenced, recorded.segments[0].extent.block_id, new_block_id()]
         refused = [tail_of(bench, block_id) for block_id in blocks]
         other = bench.new("other")
@@ -76,7 +76,7 @@ class TailContract:
         large = bench.large("x", lease)
         (tail,) = bench.record([tail_of(bench, large.segments[-1].extent.block_id)])
         whole = replace(large, size=large.size + 700, tail_bytes=700)
-        assert metadata.record_large(whole, lease, bench.now_ms)
+        assert metadata.record_large(whole, lease, bench.now_ms) is True
         totals = metadata.totals()
         assert (totals.landed_objects, totals.large_objects, totals.large_bytes) == (1, 1, 40_000)
         bench.pack([tail, bench.put("small", 50)])

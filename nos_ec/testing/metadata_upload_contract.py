@@ -93,7 +93,7 @@ class UploadContract:
         assert metadata.upload(upload.upload_id) == replace(upload, revision=1)
         assert metadata.abort_upload(upload.upload_id, 77)
         late = replace(bench.large("q", lease), step=step)
-        assert not metadata.record_large(late, lease, bench.now_ms)
+        assert isinstance(metadata.record_large(late, lease, bench.now_ms), NoSuchUpload)
         bench.check_counters()
 
     def test_completed_by_one_object(self, bench: MetadataBench) -> None:

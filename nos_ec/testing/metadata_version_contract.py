@@ -297,9 +297,11 @@ class VersionContract:
         attributes = as_version(b"")
         older = replace(bench.large("k", lease), versioning=ENABLED, attributes=attributes)
         newer = replace(bench.large("k", lease, version=older.version + 9), versioning=ENABLED, attributes=attributes)
-        assert metadata.record_large(newer, lease, bench.now_ms)
-        assert metadata.record_large(older, lease, bench.now_ms), "it began first, and is a version all the same"
-        assert metadata.record_large(older, lease, bench.now_ms), "again, as after a Transient"
+        assert metadata.record_large(newer, lease, bench.now_ms) is True
+        assert metadata.record_large(older, lease, bench.now_ms) is True, (
+            "it began first, and is a version all the same"
+        )
+        assert metadata.record_large(older, lease, bench.now_ms) is True, "again, as after a Transient"
         assert numbers(metadata) == [(newer.version, False, True), (older.version, False, False)]
         row = metadata.version(KEY, older.version).row
         assert row is not None
@@ -310,15 +312,15 @@ class VersionContract:
         marker = mark(bench)
         assert metadata.next_version(KEY, 0, of_all=True) == marker.version + 1
         late = replace(bench.large("k", lease, version=older.version + 5), versioning=ENABLED, attributes=attributes)
-        assert metadata.record_large(late, lease, bench.now_ms)
+        assert metadata.record_large(late, lease, bench.now_ms) is True
         assert metadata.latest_marker(KEY) == marker
         plain = replace(
             bench.large("k", lease, version=marker.version + 1), versioning=SUSPENDED, attributes=as_null_version(b"")
         )
-        assert metadata.record_large(plain, lease, bench.now_ms)
+        assert metadata.record_large(plain, lease, bench.now_ms) is True
         assert len(numbers(metadata)) == 5
         again = bench.large("k", lease)
-        assert metadata.record_large(again, lease, bench.now_ms)
+        assert metadata.record_large(again, lease, bench.now_ms) is True
         assert len(numbers(metadata)) == 5, "the null version was replaced"
         for number, *_ in numbers(metadata):
             remove(bench, None if number == again.version else number)

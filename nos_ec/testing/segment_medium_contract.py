@@ -422,6 +422,62 @@ class SegmentMediumContract:
             assert other.seal(segment, None, 0) == end
             assert other.release([segment]) == {}
 
+    # --- changing a few bytes -------------------------------------------------------------------------------
+    def test_a_few_bytes_are_replaced_while_the_writer_goes_on(
+        self, medium: SegmentMedium, other: SegmentMedium
+    ) -> None:
+        segment, start = new_segment(), medium.limits.start
+        writer = medium.create(segment, 1, 0)
+        first = self.append(medium, writer, segment, start)
+        medium.overwrite(segment, start + 8, first[8:12], b"void")
+        medium.overwrite(segment, start + 8, first[8:12], b"void")
+        second = self.append(medium, writer, segment, start + len(first))
+        medium.overwrite(segment, start + len(first), second[:4], b"NONE")
+        third = self.append(medium, writer, segment, start + len(first + second))
+        changed = first[:8] + b"void" + first[12:] + b"NONE" + second[4:] + third
+        assert medium.seal(segment, None, 3) == start + len(changed)
+        for copy in range(medium.limits.copies):
+            assert other.read(segment, [(start, len(changed))], copy) == [changed]
+
+    def test_a_few_bytes_of_a_sealed_segment_are_replaced_by_another_process(
+        self, medium: SegmentMedium, other: SegmentMedium
+    ) -> None:
+        segment, start = new_segment(), medium.limits.start
+        first = self.append(medium, medium.create(segment, 1, 0), segment, start)
+        end = medium.seal(segment, None, 1)
+        other.overwrite(segment, start + 4, first[4:8], b"void")
+        assert other.seal(segment, None, 1) == end
+        for copy in range(medium.limits.copies):
+            assert medium.read(segment, [(start, len(first))], copy) == [first[:4] + b"void" + first[8:]]
+
+    def test_other_bytes_than_expected_are_left_alone(self, medium: SegmentMedium) -> None:
+        segment, start = new_segment(), medium.limits.start
+        first = self.append(medium, medium.create(segment, 1, 0), segment, start)
+        medium.overwrite(segment, start, b"none", b"void")
+        assert medium.read(segment, [(start, len(first))]) == [first]
+        with pytest.raises(NotFound):
+            medium.overwrite(new_segment(), start, b"none", b"void")
+
+    def test_bytes_are_replaced_while_others_are_appended(self, medium: SegmentMedium, other: SegmentMedium) -> None:
+        """By several threads in one page, as the refused PUTs of one batch are."""
+        segment, start = new_segment(), medium.limits.start
+        writer = medium.create(segment, 1, 0)
+        first = self.append(medium, writer, segment, start, 512)
+        places = range(0, 256, 8)
+
+        def replace(at: int) -> None:
+            medium.overwrite(segment, start + at, first[at : at + 4], b"%04d" % at)
+
+        with ThreadPoolExecutor(4) as threads:
+            done = [threads.submit(replace, at) for at in places]
+            second = self.append(medium, writer, segment, start + len(first))
+            for each in done:
+                each.result()
+        expected = bytearray(first)
+        for at in places:
+            expected[at : at + 4] = b"%04d" % at
+        assert other.read(segment, [(start, len(first + second))]) == [bytes(expected) + second]
+
     # --- giving space back --------------------------------------------------------------------------------
     def test_release(self, medium: SegmentMedium, other: SegmentMedium) -> None:
         gone, kept, start = [new_segment(), new_segment()], new_segment(), medium.limits.start

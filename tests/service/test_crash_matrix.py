@@ -39,6 +39,7 @@ from .test_rebuild_kills import (
     DUMP_POINTS,
     METADATA_REBUILD_POINTS,
 )
+from .test_rebuild_refused import REFUSED_LARGE_POINTS, REFUSED_POINTS, UNRECORDED_POINTS
 from .test_trash import TRASH_POINTS
 from .test_upload_kills import UPLOAD_POINTS
 from .test_version_kills import VERSION_POINTS
@@ -763,6 +764,9 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             ACCESS_POINTS,
             ACCESS_DUMP_POINTS,
             METADATA_REBUILD_POINTS,
+            REFUSED_POINTS,
+            REFUSED_LARGE_POINTS,
+            UNRECORDED_POINTS,
             TRASH_POINTS,
             UPLOAD_POINTS,
             VERSION_POINTS,

@@ -65,6 +65,11 @@ class Landed:
         self._segment = segment
         self.outcomes = outcomes
 
+    def void(self, refused: Collection[LandingId]) -> list[LandingId]:
+        """See LandedBatch."""
+        self._log.void |= set(refused)
+        return []
+
     def settle(self, not_recorded: Collection[LandingId]) -> None:
         """See LandedBatch: seals the segment."""
         self._log.not_recorded |= set(not_recorded)
@@ -83,6 +88,7 @@ class Log:
         self._lease: Lease = bench.lease(f"landing-log-{number}")
         self._segments = 0
         self.not_recorded: set[LandingId] = set()
+        self.void: set[LandingId] = set()
         self.refusal: NosError | None = None
         self.damaged: set[LandingId] = set()
         self.copies: list[NewCopy] = []
@@ -359,6 +365,7 @@ def test_an_object_that_was_overwritten_meanwhile_is_not_brought_back(stage: Sta
     # The entry of the deleted version is moved in its place: the copy is referred to until the reaper forgets it.
     assert stage.forward().run_once().segments == 1
     assert stage.metadata.list_objects("bucket", row.key.name, "", 10) == []
+    assert stage.copies.void == stage.copies.not_recorded
 
 
 @pytest.mark.parametrize("point", ["copy_forward.made_due", "copy_forward.landed", "copy_forward.moved"])

@@ -65,6 +65,9 @@ class LandedCopies:
         self.outcomes = outcomes
         self._lander = lander
 
+    def void(self, refused: Collection[LandingId]) -> list[LandingId]:
+        return []
+
     def settle(self, not_recorded: Collection[LandingId]) -> None:
         landed = {outcome for outcome in self.outcomes if not isinstance(outcome, NosError)}
         self._lander.settled.append((landed, set(not_recorded)))

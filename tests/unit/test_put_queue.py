@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nos_ec.core.errors import ConfigError, NosError, NoSpace, Transient
+from nos_ec.core.conditions import ABSENT, Condition
+from nos_ec.core.errors import ConfigError, NosError, NoSpace, PreconditionFailed, Transient
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine import put_queue
@@ -34,8 +35,8 @@ WAIT_S_MAX = 10.0
 until = partial(waiting.until, wait_s=WAIT_S_MAX)
 
 
-def new_put(name: str, size: int = 1) -> NewPut:
-    return NewPut(ObjectKey("b", name), b"x" * size, size, bytes(16), 0)
+def new_put(name: str, size: int = 1, condition: Condition | None = None) -> NewPut:
+    return NewPut(ObjectKey("b", name), b"x" * size, size, bytes(16), 0, condition=condition)
 
 
 @dataclass
@@ -55,6 +56,10 @@ class FakeStores:
         """Names in each batch that was landed."""
         self.landed: dict[LandingId, str] = {}
         self.given_up: list[str] = []
+        self.void: list[str] = []
+        self.looked_up: list[list[str]] = []
+        self.not_voided: set[str] = set()
+        """Names of objects of which a copy remains."""
         self.unsettled = 0
         self.rows: dict[ObjectKey, ObjectRow] = {}
         self.lock = threading.Lock()
@@ -72,6 +77,11 @@ class FakeStores:
                 outcomes.append(self.not_landing.get(name, landing_id))
             self.unsettled += 1
         return _Landed(self, outcomes)
+
+    def rows_of(self, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
+        self.looked_up.append(sorted(key.name for key in keys))
+        with self.lock:
+            return {key: self.rows[key] for key in keys if key in self.rows}
 
     def record_puts(self, new: Sequence[NewObject], now_ms: int, *, together: bool) -> list[ObjectRow | NosError]:
         self.on_record([one.key.name for one in new])
@@ -91,6 +101,11 @@ class FakeStores:
 class _Landed:
     stores: FakeStores
     outcomes: list[LandingId | NosError]
+
+    def void(self, refused: Collection[LandingId]) -> list[LandingId]:
+        with self.stores.lock:
+            self.stores.void += sorted(self.stores.landed[one] for one in refused)
+            return [one for one in refused if self.stores.landed[one] in self.stores.not_voided]
 
     def settle(self, not_recorded: Collection[LandingId]) -> None:
         with self.stores.lock:
@@ -248,6 +263,48 @@ def test_each_gets_its_own_answer(bench: Bench) -> None:
     assert [waiting[index].result().key.name for index in (1, 3, 5)] == ["a", "b", "c"]
     assert stores.given_up == ["late"]
     bench.assert_idle()
+
+
+def test_conditions_are_judged_before_anything_lands(bench: Bench) -> None:
+    """With one look-up for a batch, and with none for a batch without conditions."""
+    bench.queue.put(new_put("there"))
+    assert bench.stores.looked_up == []
+    batches = len(bench.stores.batches)
+    with pytest.raises(PreconditionFailed):
+        bench.queue.put(new_put("there", condition=ABSENT))
+    assert (len(bench.stores.batches), bench.stores.looked_up) == (batches, [["there"]])
+    puts = [new_put("there", condition=ABSENT), new_put("new", condition=ABSENT), new_put("other")]
+    answers = bench.queue.batches.store(puts)
+    assert [type(answer) for answer in answers] == [PreconditionFailed, ObjectRow, ObjectRow]
+    assert (bench.stores.batches[-1], bench.stores.looked_up[-1]) == (["new", "other"], ["new", "there"])
+    bench.assert_idle()
+
+
+def test_two_conditional_puts_of_one_key_are_not_in_one_batch(bench: Bench) -> None:
+    go_on, _ = bench.put_halted("first")
+    waiting = [bench.pool.submit(bench.queue.put, new_put("lock", condition=ABSENT))]
+    until(lambda: bench.queue.waiting == 1)
+    waiting.append(bench.pool.submit(bench.queue.put, new_put("lock", condition=ABSENT)))
+    until(lambda: bench.queue.waiting == 2)
+    go_on.set()
+    errors = [put.exception(WAIT_S_MAX) for put in waiting]
+    assert [type(error) for error in errors] == [type(None), PreconditionFailed]
+    assert bench.stores.batches == [["first"], ["lock"]]
+    bench.assert_idle()
+
+
+def test_what_is_refused_is_void_before_it_is_answered(bench: Bench) -> None:
+    stores = bench.stores
+    stores.not_recorded = {
+        "refused": PreconditionFailed("no"),
+        "kept": PreconditionFailed("no"),
+        "unknown": Transient("not now"),
+    }
+    stores.not_voided = {"kept"}
+    answers = bench.queue.batches.store([new_put(name) for name in ("refused", "stored", "kept", "unknown")])
+    assert [type(answer) for answer in answers] == [PreconditionFailed, ObjectRow, Transient, Transient]
+    assert "send it again" in str(answers[2])
+    assert (sorted(stores.void), stores.given_up) == (["kept", "refused"], ["kept", "refused", "unknown"])
 
 
 @pytest.mark.parametrize("step", ["on_land", "on_record"])

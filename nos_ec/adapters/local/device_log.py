@@ -279,6 +279,30 @@ class DeviceLog:
             end = at + found.header.size
         return -(-end // PAGE) * PAGE
 
+    def overwrite(self, segment: SegmentId, offset: int, expected: bytes, new: bytes) -> None:
+        """Read the page of each copy, and write it again with the new bytes. The lock of the table excludes another
+        process that does the same to this page, and the release of the segment. A batch that is being appended lies in
+        other pages."""
+        first = offset // PAGE * PAGE
+        at = offset - first
+        self._existing(segment)
+        with self._locked_table():
+            places = self._places(segment)
+            if not places:
+                raise NotFound(f"landing segment {segment.hex()} was released")
+            for place in places:
+                try:
+                    page = bytearray(self._devices.read(place, first, PAGE))
+                    if page[at : at + len(new)] == expected:
+                        page[at : at + len(new)] = new
+                        self._devices.write_page(place, first, bytes(page))
+                except OSError as error:
+                    raise as_port_error(f"landing log: changing segment {segment.hex()}", error) from error
+            if len(places) < self._copies:
+                if self._unseen():
+                    raise self._may_have_another_copy(segment)
+                self._require_all_known()
+
     def release(self, segments: Sequence[SegmentId], beat: Beat = unwatched) -> Mapping[SegmentId, Transient]:
         """Zero the headers of each segment's slots, one page a copy. A segment that may have a further copy on a device
         that is lost or not there counts as failed, whatever was zeroed: that copy must go, too, when the device
@@ -304,10 +328,7 @@ class DeviceLog:
             for place in zeroed:
                 self._table.put(place, Slot(None))
         if len(zeroed) < len(places) or (len(places) < self._copies and self._unseen()):
-            raise Transient(
-                f"landing segment {segment.hex()} may have a copy on a device that is lost: {self._devices.losses()};"
-                " connect it again, or replace it"
-            )
+            raise self._may_have_another_copy(segment)
         if len(places) < self._copies:
             self._require_all_known()
 
@@ -330,6 +351,12 @@ class DeviceLog:
         with suppress(OSError):
             return self._devices.look(place)
         return None
+
+    def _may_have_another_copy(self, segment: SegmentId) -> Transient:
+        return Transient(
+            f"landing segment {segment.hex()} may have a copy on a device that is lost: {self._devices.losses()};"
+            " connect it again, or replace it"
+        )
 
     # --- figures ------------------------------------------------------------------------------------
     def free_bytes(self) -> int:

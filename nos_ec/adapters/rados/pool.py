@@ -375,6 +375,11 @@ def append(data: Buffer) -> Step:
     return lambda operation: operation.append(bytes(data))
 
 
+def write(data: Buffer, offset: int) -> Step:
+    """Overwrite bytes of the object's content."""
+    return lambda operation: operation.write(bytes(data), offset)
+
+
 def write_full(data: Buffer) -> Step:
     """Make these bytes the object's content."""
     return lambda operation: operation.write_full(bytes(data))

@@ -26,6 +26,7 @@ import errno
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Self
 
@@ -96,6 +97,8 @@ class _Tail:
 
     def __init__(self, header: bytes) -> None:
         self._lock = threading.Lock()
+        self.changing = threading.Lock()
+        """Held by whoever appends or overwrites, because each needs the version that the other one leaves."""
         self.header = header
         self.end = LIMITS.start
         self._version: int | None = _ABSENT
@@ -169,6 +172,10 @@ class RadosSegmentLog(LandingPool):
                 f"{size} bytes at {offset} of segment {segment.hex()}: a batch is pages of {ALIGN} bytes, begins"
                 f" at {tail.end} and ends by {LIMITS.segment_bytes}"
             )
+        with tail.changing:
+            self._append(segment, tail, batch, end, seal)
+
+    def _append(self, segment: SegmentId, tail: _Tail, batch: Sequence[Buffer], end: int, seal: Seal | None) -> None:
         version = tail.take()
         if version is None:
             raise Conflict(
@@ -265,6 +272,27 @@ class RadosSegmentLog(LandingPool):
         with self._objects.translated(segment):
             xattrs, version = self._pool.xattrs(self._objects.name_of(segment))
         return SealState.decode(segment, xattrs.get(STATE, b"")), version
+
+    def overwrite(self, segment: SegmentId, offset: int, expected: bytes, new: bytes) -> None:
+        """Change the object if it still has the version at which the old bytes were read (invariant a). Within the
+        writer's process, its next append then expects the new version."""
+        tail = self._tails.get(segment)
+        with nullcontext() if tail is None else tail.changing:
+            version = known = None if tail is None else tail.take()
+            for _ in range(SEAL_TRIES):
+                if version is None:
+                    _, version = self._look_up(segment)
+                with self._objects.translated(segment):
+                    found = self._pool.read(self._objects.name_of(segment), offset, len(new))
+                changed: int | None = version
+                if found == expected:
+                    changed = self._changed(segment, version, steps.write(new, offset), size_bytes=0)
+                if changed is not None:
+                    if tail is not None and version == known:
+                        tail.put(tail.end, changed)
+                    return
+                version = None
+        raise Transient(f"landing segment {segment.hex()} keeps changing; try again")
 
     def release(self, segments: Sequence[SegmentId], beat: Beat = unwatched) -> Mapping[SegmentId, Transient]:
         """Remove the objects, several at a time. Raises ConfigError when the user lacks the caps or the pool is

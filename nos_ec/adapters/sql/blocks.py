@@ -234,9 +234,18 @@ def forget_unwritten(connection: Connection, lease: Lease, block_id: BlockId) ->
 
 
 def seal_large(
-    connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int, *, live: bool
-) -> bool:
-    """Seal the blocks of a large object, with its bytes counted as live or dead. False if an earlier call sealed them.
+    connection: Connection,
+    geometry: Geometry,
+    new: NewLargeObject,
+    lease: Lease,
+    now_ms: int,
+    *,
+    live: bool,
+    condemned: bool,
+) -> BlockState:
+    """Seal the blocks of a large object, with its bytes counted as live or dead, or condemn them at once: nothing has
+    ever referred to them, so they need no grace period. Returns the state that they had before: OPEN, or that which an
+    earlier call left.
 
     Raises LeaseLost when one of the blocks was taken from the writer, NotFound when one was never allocated.
     """
@@ -245,12 +254,15 @@ def seal_large(
         raise LeaseLost(
             f"a block of {new.key} was taken from writer {lease.name!r}; write the object again", key=new.key
         )
-    if any(row.state is not BlockState.OPEN for row in found.values()):
-        return False
+    for row in found.values():
+        if row.state is not BlockState.OPEN:
+            return row.state
+    sealed = advance_block(BlockState.OPEN, BlockEvent.SEAL)
     for segment, stripes in zip(new.segments, new.block_stripes, strict=True):
         data = segment.extent.length
         counters = {
-            "state": advance_block(BlockState.OPEN, BlockEvent.SEAL),
+            "state": advance_block(sealed, BlockEvent.CONDEMN) if condemned else sealed,
+            "delete_after_ms": now_ms if condemned else None,
             "sealed_ms": now_ms,
             "stripes": stripes,
             "live_bytes": data if live else 0,
@@ -259,7 +271,7 @@ def seal_large(
             "live_objects": int(live),
         }
         connection.execute(update(BLOCKS).where(_B.block_id == segment.extent.block_id).values(counters))
-    return True
+    return BlockState.OPEN
 
 
 def _lock_listed(connection: Connection, block_ids: list[BlockId]) -> dict[BlockId, BlockRow]:

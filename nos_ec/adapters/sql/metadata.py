@@ -108,7 +108,7 @@ class _SqlObjects(SqlPart):
         """See the port."""
         return self._read(versions.number_for if of_all else objects.version_for, key, now_ms)
 
-    def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool:
+    def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool | NosError:
         """See the port."""
         return self._write_again(puts.record_large, self._bound(), new, lease, now_ms)
 

@@ -53,7 +53,7 @@ from nos_ec.core.errors import InvalidInput, NosError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, segment_of
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
+from nos_ec.core.lifecycle import BlockState, ObjectEvent, ObjectState, advance_object
 from nos_ec.core.versions import Versioning, as_null_version
 from nos_ec.ports.metadata import Lease, NewLargeObject, NewObject, ObjectRow, TailOf
 
@@ -366,6 +366,10 @@ def _landed(one: NewObject, object_id: int, version: int, created_ms: int) -> Ob
     )
 
 
+def _next_version(new: NewObject, previous: int | None, now_ms: int) -> int:
+    return objects.next_version(previous, max(now_ms, new.put_ms or 0))
+
+
 def _overwrite(
     connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow], now_ms: int
 ) -> dict[ObjectKey, ObjectRow]:
@@ -374,7 +378,7 @@ def _overwrite(
         return {}
     highest = _highest(connection, new, current)
     numbers = {one.key: max(highest.get(one.key, 0), current[one.key].version) for one in new}
-    versions = {key: objects.next_version(number, now_ms) for key, number in numbers.items()}
+    versions = {one.key: _next_version(one, numbers[one.key], now_ms) for one in new}
     rows = [_landed(one, current[one.key].object_id, versions[one.key], now_ms) for one in new]
     listed = _NEW.dump(
         (row.object_id, row.version, row.size, row.crc32c, row.md5, row.landing_id)
@@ -394,7 +398,7 @@ def _insert(
     """Add rows for these objects, whose keys have no current ones. newest: other versions of them. Returns the rows."""
     if not new:
         return {}
-    numbers = {one.key: objects.next_version(newest.get(one.key), now_ms) for one in new}
+    numbers = {one.key: _next_version(one, newest.get(one.key), now_ms) for one in new}
     attributed = any(one.attributes for one in new)
     # One multi-row INSERT of literal rows, in key order: INSERT ... SELECT would hold MySQL's auto-increment lock.
     listed = [
@@ -459,7 +463,9 @@ def _any_entry(connection: Connection, records: Sequence[LandingId]) -> bool:
     return False
 
 
-def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int) -> bool:
+def record_large(
+    connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int
+) -> bool | NosError:
     """See `Metadata.record_large`."""
     _check_large(new, geometry)
     current = objects.lock_listed(connection, [new.key]).get(new.key)
@@ -474,15 +480,18 @@ def record_large(connection: Connection, geometry: Geometry, new: NewLargeObject
     keeps = new.versioning is Versioning.ENABLED or (current is not None and current.has_version_id)
     is_below = keeps and newest > new.version and new.condition is None
     wins = is_below or newest < new.version or (current is None and new.versioning is not Versioning.ENABLED)
-    wins = wins and beside is None and not _refused_large(new, current)
+    wins = wins and beside is None
     if wins and new.versioning is Versioning.ENABLED:
         wins = floors.of(connection, new.key) < new.version  # else its number may have been another one's
-    if wins and new.step is not None:
-        wins = not uploads.take_steps(connection, [(new.key, new.step)], now_ms)
-    if not blocks.seal_large(connection, geometry, new, lease, now_ms, live=wins):
-        return False
+    refusal = _refused_large(connection, new, current, now_ms, wins=wins)
+    wins = wins and refusal is None
+    state = blocks.seal_large(connection, geometry, new, lease, now_ms, live=wins, condemned=refusal is not None)
+    if state is BlockState.CONDEMNED:  # an earlier call refused it
+        return refusal or _changed_meanwhile(new)
+    if state is BlockState.SEALED:  # by an earlier call; a conditional one was recorded then, and overwritten since
+        return new.condition is not None
     if not wins:
-        return False
+        return refusal or False
     new = _beside_others(new, current)
     stays = current is not None and retired.stays(current, new.versioning)
     if current is not None and stays and not is_below:
@@ -512,10 +521,23 @@ def _newest(connection: Connection, new: NewLargeObject, current: ObjectRow | No
     return 0 if new.versioning is None else retired.newest_versions(connection, [new.key]).get(new.key, 0)
 
 
-def _refused_large(new: NewLargeObject, current: ObjectRow | None) -> bool:
-    if new.condition is None:
-        return False
-    return new.condition.refusal(new.key, None if current is None else current.tag) is not None
+def _refused_large(
+    connection: Connection, new: NewLargeObject, current: ObjectRow | None, now_ms: int, *, wins: bool
+) -> NosError | None:
+    """Why it must not be recorded, besides that a newer version overtook it. Otherwise takes its step of an upload.
+    wins: no newer version did."""
+    if new.condition is not None:
+        refusal = new.condition.refusal(new.key, None if current is None else current.tag)
+        if refusal is not None or not wins:
+            return refusal or _changed_meanwhile(new)
+    if wins and new.step is not None:
+        return uploads.take_steps(connection, [(new.key, new.step)], now_ms).get(new.key)
+    return None
+
+
+def _changed_meanwhile(new: NewLargeObject) -> Transient:
+    """Its condition holds, or did: but its blocks have a version number that is not the greatest of its key."""
+    return Transient(f"object {new.key} was changed while it was being stored; PUT it again", key=new.key)
 
 
 def _check_large(new: NewLargeObject, geometry: Geometry) -> None:

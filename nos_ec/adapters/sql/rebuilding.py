@@ -130,7 +130,7 @@ def _are_versions(older: ObjectRow, newer: ObjectRow) -> bool:
 
 
 def rows_of(connection: Connection, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
-    """See `Rebuilding.rows_of`."""
+    """See `Objects.rows_of`."""
     if not keys:
         return {}
     rows = map(object_row, connection.execute(_OF_KEYS, key_rows(keys)))

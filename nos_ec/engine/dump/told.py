@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
 from nos_ec.core.header import GroupHeader, NameRecord
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, SegmentId
-from nos_ec.core.landing_format import TYPE_PUT, FoundRecord, decode_footer, scan
+from nos_ec.core.landing_format import TYPE_PUT, FoundRecord, decode_footer, is_void, scan
 from nos_ec.core.landing_format import decode_names as decode_record_names
 from nos_ec.core.tails import tail_place
 from nos_ec.engine.header_scan import read_names, scan_headers
@@ -195,7 +195,7 @@ def _in_footer(medium: SegmentMedium, segment: SegmentId, end: int) -> set[Landi
 def _record(found: FoundRecord) -> ToldRecord | None:
     """None for what is no PUT, or has no key of today's rules. Raises Corrupt when the names are damaged."""
     header = found.header
-    if header.type != TYPE_PUT:
+    if header.type != TYPE_PUT or is_void(found.names):
         return None
     names = decode_record_names(found.names)
     key = _key(names.bucket, names.name, header.key_md5)

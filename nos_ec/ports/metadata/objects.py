@@ -113,6 +113,8 @@ class NewObject:
     condition: Condition | None = None
     step: UploadStep | TailOf | None = None
     versioning: Versioning | None = None
+    put_ms: int | None = None
+    """The time that its landing copy has, in Unix milliseconds, if that is after now. The version is not before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +220,18 @@ class Objects(Protocol):
         one, the newest noncurrent version or marker counts."""
         ...
 
-    def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool:
+    def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool | NosError:
         """Make a large object the current version of its key, seal its blocks, release what it overwrites.
 
         Returns False when a version that is at least as new has been recorded meanwhile: the two PUTs were
         concurrent, this one counts as the first, and its blocks are sealed as dead. With ENABLED it becomes a
-        noncurrent version then, and True is returned. False also when its condition does
-        not hold, or its step of an upload cannot be taken. Raises LeaseLost.
+        noncurrent version then, and True is returned.
+
+        Returns an error when it is refused: PreconditionFailed or NotFound when its condition does not hold,
+        NoSuchUpload or Conflict when its step of an upload cannot be taken, and Transient when its condition holds but
+        a newer version, or a delete marker, has been recorded meanwhile: it would not be current. Its blocks are
+        condemned then, and the caller may delete them. May be called again with the same object after a Transient that
+        was raised. Raises LeaseLost.
         """
         ...
 
@@ -237,6 +244,10 @@ class Objects(Protocol):
     # --- GET, DELETE, LIST ------------------------------------------------------------------------
     def get(self, key: ObjectKey) -> ObjectRow:
         """The current version. Raises NotFound, which carries the key."""
+        ...
+
+    def rows_of(self, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
+        """The current versions of these keys, as far as there are any. One statement, whatever their number."""
         ...
 
     def segments(self, object_id: int, version: int) -> list[Segment]:

@@ -49,10 +49,6 @@ class Rebuilding(Protocol):
         there. A copy that a row has is not queued for deletion."""
         ...
 
-    def rows_of(self, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
-        """The current versions of these keys, as far as there are any."""
-        ...
-
     def trash_of(self, named: Collection[tuple[ObjectKey, int]]) -> dict[tuple[ObjectKey, int], ObjectRow]:
         """The rows in the trash with these keys and versions, as far as there are any. Until `settle_trash`, their
         times are not known, and `trash_until_ms` is UNSETTLED_MS."""

@@ -1,0 +1,272 @@
+"""The database is lost after PUTs were refused: a rebuild makes none of them current, and keeps none of them."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nos_ec.composition.uploads import multipart_uploads
+from nos_ec.composition.wiring import System
+from nos_ec.core.conditions import ABSENT, PRESENT, Condition
+from nos_ec.core.errors import NoSuchUpload, NotFound, PreconditionFailed, Transient
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.landing_format import TYPE_PUT, is_void, scan
+from nos_ec.core.versions import Versioning
+from nos_ec.ports.metadata import AddMarker
+from nos_ec.testing.clock import SetClock
+from tests.rig.at_rest import LaterClock, end_log
+
+from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
+from .refused_put import KEY, meanwhile, put_first
+from .test_check import check
+from .test_cli import Cli
+from .test_rebuild import lose_database, rebuild
+
+pytestmark = pytest.mark.invariant(7)
+
+SMALL = b"small"
+LARGE = 5 * STRIPE + 17
+"""With blocks of its own, and a tail."""
+SIZES = pytest.mark.parametrize("size", [1000, 3 * CHUNK, LARGE], ids=["small", "chunks", "large"])
+LANDING = pytest.mark.parametrize(
+    "landing", [pytest.param("log"), pytest.param("store", marks=pytest.mark.landing("store"))]
+)
+REFUSED_POINTS = ["put.refused", "put.voided"]
+REFUSED_LARGE_POINTS = ["large.refused", "large.voided"]
+UNRECORDED_POINTS = ["segment_seal.record_voided"]
+"""While recovery makes the record of a PUT void that was refused when its process was killed."""
+
+
+@pytest.fixture
+def cli(bench: Bench, capfd: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(bench, capfd)
+
+
+def put(system: System, data: bytes, condition: Condition | None = None) -> None:
+    system.store().put(KEY, BytesIO(data), condition=condition)
+
+
+def refused(system: System, data: bytes, condition: Condition) -> None:
+    with pytest.raises((PreconditionFailed, NotFound)):
+        put(system, data, condition)
+
+
+def records(system: System) -> tuple[int, int]:
+    """How many records of PUTs the landing log has that are not void, and how many that are."""
+    medium = system.medium
+    assert medium is not None
+    void = found = 0
+    for segment in medium.segments():
+        read = lambda at, size, segment=segment: medium.read(segment, [(at, size)])[0]  # type: ignore[misc]  # noqa: E731
+        for record in scan(read, segment, medium.limits.start, medium.limits.segment_bytes):
+            if record.header.type == TYPE_PUT:
+                found += 1
+                void += is_void(record.names)
+    return found - void, void
+
+
+def dump(bench: Bench, cli: Cli) -> None:
+    cli("metadata", "dump", "--to", str(bench.folder / "dump"))
+
+
+def rebuilt(bench: Bench, cli: Cli) -> list[bytes]:
+    """What is there of KEY after the database was lost: the current version, and those in the trash."""
+    lose_database(bench)
+    source = bench.folder / "dump"
+    rebuild(bench, cli, *(("--from", str(source)) if source.exists() else ("--without-dump",)))
+    with bench.open() as system:
+        store = system.store()
+        current = [store.get(row.key) for row in store.list_objects("b", "", "", 100)]
+        trashed = [row for row in system.metadata.trash_page(None, 100).rows if row.key == KEY]
+        return current + [b"".join(store.open_version(row)) for row in trashed]
+
+
+class TestRefused:
+    @LANDING
+    @SIZES
+    def test_for_another_put(self, bench: Bench, cli: Cli, size: int, landing: str) -> None:
+        """Each finds no object, and one is recorded first. The other must be refused."""
+        mine, theirs = bench.data(size), bench.data(size + 1)
+        with bench.open() as system, bench.open() as other:
+            put_first(system)
+            put_first(other)
+            dump(bench, cli)
+            with meanwhile(system, lambda: put(other, theirs, ABSENT)):
+                refused(system, mine, ABSENT)
+            assert system.store().get(KEY) == theirs
+            assert landing == "store" or size == LARGE or records(system)[1] == 1
+        assert rebuilt(bench, cli) == [theirs]
+
+    @SIZES
+    def test_for_a_deletion(self, bench: Bench, cli: Cli, size: int) -> None:
+        with bench.open() as system, bench.open() as other:
+            put_first(system)
+            put(system, SMALL)
+            with meanwhile(system, lambda: other.store().delete(KEY)):
+                refused(system, bench.data(size), PRESENT)
+            end_log(system)
+            system.housekeeping().run_once()
+            dump(bench, cli)
+        assert rebuilt(bench, cli) == []
+
+    @SIZES
+    def test_what_is_refused_at_once_is_never_written(self, bench: Bench, cli: Cli, size: int) -> None:
+        with bench.open() as system:
+            put_first(system)
+            dump(bench, cli)
+            put(system, SMALL, ABSENT)
+            before, blocks = records(system), list(system.blocks.list_blocks())
+            refused(system, bench.data(size), ABSENT)
+            refused(system, bench.data(size), Condition(bytes(16)))
+            assert (records(system), list(system.blocks.list_blocks())) == (before, blocks)
+        assert rebuilt(bench, cli) == [SMALL]
+
+    def test_several_of_one_batch(self, bench: Bench, cli: Cli) -> None:
+        """The library stores a batch as a whole or not at all."""
+        with bench.open() as system, bench.open() as other:
+            put_first(system)
+            put_first(other)
+            dump(bench, cli)
+            puts = system.store()._puts.batches
+            new = [system.store()._new_put(ObjectKey("b", name), b"x", condition=ABSENT) for name in ("a", "lock")]
+            with meanwhile(system, lambda: put(other, SMALL)), pytest.raises(PreconditionFailed):
+                puts.store(new, together=True)
+        assert rebuilt(bench, cli) == [SMALL]
+
+    @pytest.mark.parametrize("size", [1000, LARGE], ids=["small", "large"])
+    def test_what_cannot_be_made_void_is_not_answered_as_refused(
+        self, bench: Bench, cli: Cli, size: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: Any) -> None:
+            raise Transient("not now")
+
+        with bench.open() as system, bench.open() as other:
+            put_first(system)
+            assert system.medium is not None
+            with monkeypatch.context() as patched:
+                patched.setattr(system.medium, "overwrite", fail)
+                patched.setattr(system.blocks, "delete", fail)
+                with meanwhile(system, lambda: put(other, SMALL)), pytest.raises(Transient, match="send it again"):
+                    put(system, bench.data(size), ABSENT)
+            dump(bench, cli)
+            refused(system, bench.data(size), ABSENT)
+            end_log(system)  # seals the segment, and makes the record void
+            assert size == LARGE or records(system)[1] == 1
+
+    @pytest.mark.parametrize("size", [1000, LARGE], ids=["small", "large"])
+    def test_a_delete_marker_is_no_reason_to_refuse(self, bench: Bench, size: int) -> None:
+        """There never was an object, so the condition holds all the time. A large one whose version number is below
+        that of the marker has to be sent again."""
+        store_of = {"versioning": Versioning.ENABLED, "condition": ABSENT}
+        with bench.open() as system, bench.open() as other:
+            put_first(system)
+            data, marker = bench.data(size), AddMarker(KEY, Versioning.ENABLED)
+            with meanwhile(system, lambda: other.store().delete_versions([marker])):
+                if size == LARGE:
+                    with pytest.raises(Transient, match="PUT it again"):
+                        system.store().put(KEY, BytesIO(data), **store_of)
+                    system.store().put(KEY, BytesIO(data), **store_of)
+                else:
+                    system.store().put(KEY, BytesIO(data), **store_of)
+            assert system.store().get(KEY) == data
+
+    def test_conditional_puts_are_in_their_order_although_clocks_differ(self, bench: Bench, cli: Cli) -> None:
+        """A log of commits, by two processes of which one has a clock that is 10 s ahead."""
+        with bench.open() as system, bench.open() as other:
+            other.clock = SetClock(system.clock.now_ms() + 10_000)
+            put_first(system)
+            put_first(other)
+            dump(bench, cli)
+            for number in range(6):
+                one = (other, system)[number % 2]
+                before = None if not number else hashlib.md5(b"%d" % (number - 1)).digest()
+                one.store().put(KEY, BytesIO(b"%d" % number), condition=Condition(before))
+        assert rebuilt(bench, cli)[0] == b"5"
+
+    def test_check_and_gc_find_nothing_to_say(self, bench: Bench, cli: Cli) -> None:
+        with bench.open() as system, bench.open() as other:
+            put_first(system)
+            with meanwhile(system, lambda: put(other, SMALL)):
+                refused(system, bench.data(LARGE), ABSENT)
+            with meanwhile(system, lambda: other.store().delete(KEY)):
+                refused(system, bench.data(1000), PRESENT)
+            assert check(system) == []
+            bench.acknowledged[ObjectKey("others", "first")] = b"first"
+        with bench.open() as system:
+            system.clock = LaterClock(TTL_OVER_MS)
+            bench.settle(system)
+            bench.assert_readable(system)
+            bench.assert_at_rest(system)
+
+
+class TestUploads:
+    @pytest.mark.parametrize("size", [1000, LARGE], ids=["small", "large"])
+    def test_a_part_that_comes_after_the_upload_was_completed(self, bench: Bench, cli: Cli, size: int) -> None:
+        with bench.open() as system, bench.open() as other:
+            put_first(system)
+            dump(bench, cli)
+            uploads = multipart_uploads(system)
+            upload = uploads.create(KEY, "ann", b"")
+            uploads.put_part(upload, 1, BytesIO(SMALL), b"")
+            complete = lambda: multipart_uploads(other).complete(upload, lambda parts: (parts, {}))  # noqa: E731
+            with meanwhile(system, complete), pytest.raises(NoSuchUpload):
+                uploads.put_part(upload, 1, BytesIO(bench.data(size)), b"")
+            assert size == LARGE or records(system)[1] == 1
+        assert rebuilt(bench, cli) == [SMALL]
+
+    def test_an_upload_that_is_completed_against_a_condition(self, bench: Bench, cli: Cli) -> None:
+        with bench.open() as system, bench.open() as other:
+            put_first(system)
+            dump(bench, cli)
+            uploads = multipart_uploads(system)
+            upload = uploads.create(KEY, "ann", b"")
+            uploads.put_part(upload, 1, BytesIO(b"part"), b"")
+            with meanwhile(system, lambda: put(other, SMALL)), pytest.raises(PreconditionFailed):
+                uploads.complete(upload, lambda parts: (parts, {}), ABSENT)
+            assert records(system)[1] == 1
+        assert rebuilt(bench, cli) == [SMALL]
+
+
+class TestKilled:
+    """The PUT that is refused has no answer; the other one was acknowledged."""
+
+    @LANDING
+    @pytest.mark.parametrize("point", REFUSED_POINTS)
+    def test_when_it_is_refused(self, bench: Bench, cli: Cli, point: str, landing: str) -> None:
+        dump(bench, cli)
+        kill(bench, point, 1000)
+        self.recover(bench)
+        assert rebuilt(bench, cli) == [b"a" * 1000]
+
+    @pytest.mark.parametrize("point", REFUSED_LARGE_POINTS)
+    def test_when_a_large_one_is_refused(self, bench: Bench, cli: Cli, point: str) -> None:
+        dump(bench, cli)
+        kill(bench, point, LARGE)
+        self.recover(bench)
+        assert rebuilt(bench, cli) == [b"a" * LARGE]
+
+    @pytest.mark.parametrize("point", UNRECORDED_POINTS)
+    def test_while_recovery_makes_its_record_void(self, bench: Bench, cli: Cli, point: str) -> None:
+        dump(bench, cli)
+        kill(bench, "put.refused", 1000)
+        bench.end_leases()
+        done = bench.run("consumer", "--once", kill_at=point)
+        assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.stderr.decode()[-2000:]}"
+        self.recover(bench)
+        assert rebuilt(bench, cli) == [b"a" * 1000]
+
+    def recover(self, bench: Bench) -> None:
+        with bench.open() as system:
+            system.clock = LaterClock(TTL_OVER_MS)
+            bench.settle(system)
+
+
+def kill(bench: Bench, point: str, size: int) -> None:
+    program = str(Path(__file__).with_name("refused_put.py"))
+    done = bench.run_python(program, str(bench.config), str(size), kill_at=point)
+    assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.returncode} {done.stderr.decode()[-2000:]}"
