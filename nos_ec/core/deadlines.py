@@ -26,3 +26,7 @@ that is slower finds a part gone, and is told that the object has changed."""
 QUARANTINE_MS = 86_400_000
 """A day. How long what nothing refers to is kept before it is deleted. Nothing but this time keeps it: a clock that was
 set back does not end it, but one that is a day ahead does (docs/adr/0015)."""
+
+EMPTY_COPY_MS = 7 * 86_400_000
+"""7 days. How long the landing copy of an empty object is kept, from which a rebuild of lost metadata knows the object:
+long enough for any schedule of dumps that is of use. What a dump has needs no copy."""

@@ -13,7 +13,7 @@ from nos_ec.core.ids import LandingId, ObjectKey
 
 @dataclass(frozen=True, slots=True)
 class NewCopy:
-    """The bytes of one PUT, at least one, their CRC32C, and the attributes of the object. put_ms: when the PUT was, in
+    """The bytes of one PUT, their CRC32C, and the attributes of the object. put_ms: when the PUT was, in
     Unix milliseconds; None: now. A rebuild orders the PUTs of a key by it: a copy that is written again keeps the time
     of its PUT, and a conditional PUT gets one after the version that it was judged by."""
 

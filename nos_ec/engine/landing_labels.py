@@ -12,7 +12,7 @@ from itertools import islice
 from nos_ec.core.copy_label import CopyLabel, decode_label, label_of_record
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import LandingId, SegmentId
-from nos_ec.core.landing_format import TYPE_PUT, scan
+from nos_ec.core.landing_format import TYPE_PUT, is_void, scan
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.segment_medium import SegmentMedium
 
@@ -37,15 +37,15 @@ def labels_of(landing: LandingStore, landing_ids: Sequence[LandingId]) -> dict[L
 
 
 def labels_in_segment(medium: SegmentMedium, segment: SegmentId) -> dict[LandingId, CopyLabel | None]:
-    """Every intact record of a landing segment, with its label; None if its names are damaged. Reads all of the
-    segment, and checks the CRC of the data. Raises NotFound, Transient."""
+    """Every intact record of a landing segment that is not void, with its label; None if its names are damaged. Reads
+    all of the segment, and checks the CRC of the data. Raises NotFound, Transient."""
     found: dict[LandingId, CopyLabel | None] = {}
     limits = medium.limits
     for copy in range(limits.copies):
         read = partial(read_copy, medium, segment, copy)
         for record in scan(read, segment, limits.start, limits.segment_bytes):
             landing_id = record.header.landing_id
-            if record.header.type != TYPE_PUT or found.get(landing_id) is not None:
+            if record.header.type != TYPE_PUT or is_void(record.names) or found.get(landing_id) is not None:
                 continue
             try:
                 found[landing_id] = label_of_record(record)

@@ -1,5 +1,5 @@
-"""Which PUTs bypass the landing log: large ones, all while it has no room, and the first one of a process if it comes
-alone.
+"""Which PUTs bypass the landing log: large ones, empty ones, all while it has no room, and the first one of a process
+if it comes alone.
 
 A log costs its process a lease and a segment. A process that PUTs one object and ends would pay for them, and leave a
 segment with one record behind. So the log is opened for the second batch, or for a first one of several objects.
@@ -51,7 +51,7 @@ class LogBypass:
         """Land each copy where it belongs, in both places at once. Raises NoSpace or Transient when nothing landed."""
         if next(self._numbers) == 0 and len(batch) == 1:
             return self._land_first(batch)
-        by = [index for index, copy in enumerate(batch) if len(copy.data) >= self._bypass_bytes]
+        by = [index for index, copy in enumerate(batch) if self._bypasses(copy)]
         if not by:
             return self._land_in_log(batch)
         if len(by) == len(batch):
@@ -74,10 +74,14 @@ class LogBypass:
         """End its threads. No PUT may be under way."""
         self._pool.shutdown()
 
+    def _bypasses(self, copy: NewCopy) -> bool:
+        """Large objects do, and empty ones, whose records would keep their segments for EMPTY_COPY_MS."""
+        return not copy.data or len(copy.data) >= self._bypass_bytes
+
     def _land_first(self, batch: Sequence[NewCopy]) -> LandedBatch:
         """Land the object of a process that may never PUT another one. The log may have room when the store has not."""
         landed = self._store.land(batch)
-        if len(batch[0].data) >= self._bypass_bytes or not isinstance(landed.outcomes[0], NoSpace):
+        if self._bypasses(batch[0]) or not isinstance(landed.outcomes[0], NoSpace):
             return landed
         landed.settle(())
         return self._land_in_log(batch)

@@ -61,7 +61,7 @@ class PutBatches:
         except Transient as error:
             if together:
                 raise
-            return _each(error, len(puts))
+            return [*_each(error, len(puts))]
         refused = _refused(puts, current)
         if together and refused:
             raise refused[min(refused)]
@@ -85,8 +85,7 @@ class PutBatches:
 
     def _store(self, puts: Sequence[NewPut], *, together: bool) -> list[ObjectRow | NosError]:
         landed = self._land(puts, together=together)
-        outcomes = iter(landed.outcomes)
-        places = [next(outcomes) if put.data else None for put in puts]
+        places = landed.outcomes
         given_up = {place for place in places if isinstance(place, bytes)}
         kept: Collection[LandingId] = ()
         try:
@@ -108,9 +107,7 @@ class PutBatches:
         ]
 
     def _land(self, puts: Sequence[NewPut], *, together: bool) -> LandedBatch:
-        copies = [NewCopy(put.key, put.data, put.crc32c, put.attributes, put.put_ms) for put in puts if put.data]
-        if not copies:
-            return _NotLanded([])
+        copies = [NewCopy(put.key, put.data, put.crc32c, put.attributes, put.put_ms) for put in puts]
         try:
             landed = self.lander.land(copies)
         except Transient as error:
@@ -121,7 +118,7 @@ class PutBatches:
         return landed
 
     def _record(
-        self, puts: Sequence[NewPut], places: Sequence[LandingId | NosError | None], *, together: bool
+        self, puts: Sequence[NewPut], places: Sequence[LandingId | NosError], *, together: bool
     ) -> list[ObjectRow | NosError]:
         new: dict[int, NewObject] = {}
         answers: dict[int, ObjectRow | NosError] = {}
@@ -147,7 +144,7 @@ class PutBatches:
             self._locations.forget(one.key for one in new)
 
 
-def _new_object(put: NewPut, place: LandingId | None) -> NewObject:
+def _new_object(put: NewPut, place: LandingId) -> NewObject:
     size = len(put.data)
     told = (put.attributes, put.condition, put.step, put.versioning, put.put_ms)
     return NewObject(put.key, size, put.crc32c, put.md5, place, put.due_ms, *told)

@@ -112,7 +112,11 @@ class Reaper:
             self._release_settled_elsewhere(due, now_ms)
         if not due:
             return ReapResult()
-        unneeded = [deletion for deletion in due if deletion.doomed or deletion.row is None]
+        unneeded = [
+            deletion
+            for deletion in due
+            if deletion.doomed or deletion.row is None or deletion.row.state is ObjectState.EMPTY
+        ]
         packed = [
             (deletion, PackedObject(row, row.extent))
             for deletion in due

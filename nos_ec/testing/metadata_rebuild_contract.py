@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from nos_ec.core.deadlines import QUARANTINE_MS
+from nos_ec.core.deadlines import EMPTY_COPY_MS, QUARANTINE_MS
 from nos_ec.core.errors import Conflict
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, new_segment_id
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
 from nos_ec.ports.metadata import BlockRow, Metadata, ObjectRow, QueueEntry, Rebuilt, Segment, SegmentRow
-from nos_ec.testing.metadata_bench import GEOMETRY, new_block_id, new_landing_id
+from nos_ec.testing.metadata_bench import GEOMETRY, MetadataBench, new_block_id, new_landing_id
 
 NOW_MS = 1_700_000_000_000
 
@@ -180,3 +180,22 @@ class RebuildContract:
         metadata.finish_rebuild(GEOMETRY, 500)
         assert (metadata.is_new(), metadata.rebuild_state()) == (False, None)
         assert metadata.acquire_lease("writer", NOW_MS, 1000).epoch > 500
+
+    def test_the_copy_of_an_empty_object_is_kept_for_a_while(self, bench: MetadataBench) -> None:
+        for name in ("new", "new", "other"):
+            new = replace(bench.new(name), size=0, crc32c=0)
+            assert new.landing_id is not None
+            (row,) = bench.metadata.record_puts([new], bench.now_ms)
+            assert isinstance(row, ObjectRow)
+            assert (row.state, row.landing_id) == (ObjectState.EMPTY, None)
+            assert bench.metadata.record_puts([new], bench.now_ms) == [row], "again, as after an answer that was lost"
+            (entry,) = [one for one in bench.metadata.deletions_after(None, 9) if one.landing_id == new.landing_id]
+            assert (entry.object_id, entry.version) == (row.object_id, row.version)
+            assert entry.not_before_ms == bench.now_ms + EMPTY_COPY_MS
+            bench.now_ms += 1
+        assert bench.metadata.due_deletions(bench.now_ms + EMPTY_COPY_MS - 4, 9) == []
+        due = bench.metadata.due_deletions(bench.now_ms + EMPTY_COPY_MS, 9)
+        assert [one.row and one.row.key.name for one in due] == [None, "new", "other"]
+        doomed = bench.metadata.doom_landing({one.landing_id: None for one in due})
+        assert doomed == {one.landing_id for one in due}
+        bench.check_counters()

@@ -8,6 +8,8 @@ from threading import Event
 from nos_consumer.assemble import drain
 from nos_ec.composition.log_on_demand import LogOnDemand
 from nos_ec.composition.wiring import System
+from nos_ec.core.deadlines import EMPTY_COPY_MS
+from nos_ec.core.ids import LandingId
 from nos_ec.engine.landing_log import LandingLog
 from nos_ec.engine.leases import HeldLeases
 from nos_ec.engine.log_bypass import LogBypass
@@ -97,12 +99,13 @@ def left_over(system: System) -> list[str]:
     landing segments, blocks that are not sealed. Empty for a store at rest."""
     found = problems(system.metadata, system.blocks, system.landing, system.medium)
     totals = system.metadata.totals()
+    kept = _kept_copies(system)
     for what, count in (
         ("leases", totals.leases),
-        ("landing copies queued for deletion", totals.landing_deletions),
+        ("landing copies queued for deletion", totals.landing_deletions - len(kept)),
         ("objects landed", totals.landed_objects),
         ("objects queued", totals.queued_objects),
-        ("landing copies", sum(1 for _ in system.landing.list_ids())),
+        ("landing copies", len(set(system.landing.list_ids()) - kept)),
         ("rows of landing segments", sum(count for count, _ in system.metadata.segment_totals().values())),
         ("landing segments", 0 if system.medium is None else sum(1 for _ in system.medium.segments())),
     ):
@@ -112,3 +115,14 @@ def left_over(system: System) -> list[str]:
     found += [f"{count} landing segments {state.value}" for state, (count, _) in segments]
     found += [f"{count} blocks {state.value}" for (_, state), count in totals.blocks.items() if state.value != "sealed"]
     return found
+
+
+def _kept_copies(system: System) -> set[LandingId]:
+    """The copies of empty objects, which stay for EMPTY_COPY_MS."""
+    kept: set[LandingId] = set()
+    after: LandingId | None = None
+    while page := system.metadata.deletions_after(after, 1000):
+        after = page[-1].landing_id
+        late_ms = system.clock.now_ms() + EMPTY_COPY_MS // 2
+        kept.update(one.landing_id for one in page if one.object_id is not None and one.not_before_ms > late_ms)
+    return kept

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import signal
+from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
+from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.conditions import ABSENT, PRESENT, Condition
+from nos_ec.core.deadlines import EMPTY_COPY_MS
 from nos_ec.core.errors import NoSuchUpload, NotFound, PreconditionFailed, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.landing_format import TYPE_PUT, is_void, scan
@@ -32,7 +36,7 @@ pytestmark = pytest.mark.invariant(7)
 SMALL = b"small"
 LARGE = 5 * STRIPE + 17
 """With blocks of its own, and a tail."""
-SIZES = pytest.mark.parametrize("size", [1000, 3 * CHUNK, LARGE], ids=["small", "chunks", "large"])
+SIZES = pytest.mark.parametrize("size", [0, 1000, 3 * CHUNK, LARGE], ids=["empty", "small", "chunks", "large"])
 LANDING = pytest.mark.parametrize(
     "landing", [pytest.param("log"), pytest.param("store", marks=pytest.mark.landing("store"))]
 )
@@ -62,7 +66,7 @@ def records(system: System) -> tuple[int, int]:
     assert medium is not None
     void = found = 0
     for segment in medium.segments():
-        read = lambda at, size, segment=segment: medium.read(segment, [(at, size)])[0]  # type: ignore[misc]  # noqa: E731
+        read = lambda at, size, segment=segment: medium.read(segment, [(at, size)])[0]  # noqa: E731
         for record in scan(read, segment, medium.limits.start, medium.limits.segment_bytes):
             if record.header.type == TYPE_PUT:
                 found += 1
@@ -99,7 +103,7 @@ class TestRefused:
             with meanwhile(system, lambda: put(other, theirs, ABSENT)):
                 refused(system, mine, ABSENT)
             assert system.store().get(KEY) == theirs
-            assert landing == "store" or size == LARGE or records(system)[1] == 1
+            assert landing == "store" or size in (0, LARGE) or records(system)[1] == 1
         assert rebuilt(bench, cli) == [theirs]
 
     @SIZES
@@ -162,17 +166,15 @@ class TestRefused:
     def test_a_delete_marker_is_no_reason_to_refuse(self, bench: Bench, size: int) -> None:
         """There never was an object, so the condition holds all the time. A large one whose version number is below
         that of the marker has to be sent again."""
-        store_of = {"versioning": Versioning.ENABLED, "condition": ABSENT}
         with bench.open() as system, bench.open() as other:
             put_first(system)
             data, marker = bench.data(size), AddMarker(KEY, Versioning.ENABLED)
             with meanwhile(system, lambda: other.store().delete_versions([marker])):
-                if size == LARGE:
-                    with pytest.raises(Transient, match="PUT it again"):
-                        system.store().put(KEY, BytesIO(data), **store_of)
-                    system.store().put(KEY, BytesIO(data), **store_of)
-                else:
-                    system.store().put(KEY, BytesIO(data), **store_of)
+                expected = pytest.raises(Transient, match="PUT it again") if size == LARGE else nullcontext()
+                with expected:
+                    system.store().put(KEY, BytesIO(data), b"", ABSENT, Versioning.ENABLED)
+            if size == LARGE:
+                system.store().put(KEY, BytesIO(data), b"", ABSENT, Versioning.ENABLED)
             assert system.store().get(KEY) == data
 
     def test_conditional_puts_are_in_their_order_although_clocks_differ(self, bench: Bench, cli: Cli) -> None:
@@ -201,6 +203,56 @@ class TestRefused:
             system.clock = LaterClock(TTL_OVER_MS)
             bench.settle(system)
             bench.assert_readable(system)
+            bench.assert_at_rest(system)
+
+
+class TestEmpty:
+    """No block ever tells of an empty object, so its landing copy is kept for a while."""
+
+    def test_one_that_was_put_since_the_dump_is_there(self, bench: Bench, cli: Cli) -> None:
+        with bench.open() as system:
+            dump(bench, cli)
+            stored = system.store().put(KEY, BytesIO(), encode_attributes({"a": "b"}))
+            put_first(system)
+            bench.pack(system)
+            system.housekeeping().run_once()
+        lose_database(bench)
+        rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+        with bench.open() as system:
+            row = system.store().head(KEY)
+            assert (row.size, row.md5, row.state, row.attributes) == (0, stored.md5, stored.state, stored.attributes)
+            assert check(system) == []
+        assert rebuilt(bench, cli) == [b""], "once more, without another dump"
+
+    def test_one_that_was_deleted_before_the_dump_stays_deleted(self, bench: Bench, cli: Cli) -> None:
+        with bench.open() as system:
+            put(system, b"")
+            system.store().delete(KEY)
+            dump(bench, cli)
+        assert rebuilt(bench, cli) == []
+
+    @pytest.mark.parametrize("sizes", [(0, 7), (7, 0), (0, 0), (LARGE, 0), (0, LARGE)])
+    def test_the_last_of_two_is_current(self, bench: Bench, cli: Cli, sizes: tuple[int, int]) -> None:
+        with bench.open() as system:
+            put_first(system)
+            dump(bench, cli)
+            for number, size in enumerate(sizes):
+                put(system, bytes([number]) * size)
+                system.clock.wait(Event(), 2)
+        assert rebuilt(bench, cli)[0] == bytes([1]) * sizes[1]
+
+    def test_its_copy_goes_after_a_week(self, bench: Bench) -> None:
+        with bench.open() as system:
+            put(system, b"")
+            assert len(list(system.landing.list_ids())) == 1
+            system.clock = LaterClock(EMPTY_COPY_MS - 60_000)
+            bench.settle(system)
+            assert len(list(system.landing.list_ids())) == 1
+            system.clock = LaterClock(EMPTY_COPY_MS + 60_000)
+            bench.settle(system)
+            assert list(system.landing.list_ids()) == []
+            assert system.store().get(KEY) == b""
+            bench.acknowledged[KEY] = b""
             bench.assert_at_rest(system)
 
 

@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from nos_ec.adapters.sql.metadata import SqlMetadata
-from nos_ec.core.errors import Conflict, Transient
+from nos_ec.core.errors import Conflict, NosError, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.versions import Versioning
 from nos_ec.engine.store import READ_TRIES, Store
@@ -207,7 +207,7 @@ def test_a_large_put_whose_object_changes_at_once_succeeds(
     """The last writer wins, and the one before it has succeeded all the same."""
     record = SqlMetadata.record_large
 
-    def recorded(self: SqlMetadata, *given: Any) -> bool:
+    def recorded(self: SqlMetadata, *given: Any) -> bool | NosError:
         answer = record(self, *given)
         if later == "deleted":
             ann.delete_object(**NAMED)

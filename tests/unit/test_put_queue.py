@@ -233,13 +233,12 @@ def test_a_large_object_is_a_batch_of_its_own(bench: Bench) -> None:
     assert bench.stores.batches[1:] == [["small"], ["large"], ["another", "one"]]
 
 
-def test_empty_objects_are_only_recorded(bench: Bench) -> None:
+def test_empty_objects_land_as_well(bench: Bench) -> None:
     go_on, _ = bench.put_halted("first")
     waiting = bench.put_waiting("a") + bench.put_waiting("empty", size=0) + bench.put_waiting("b")
     go_on.set()
-    assert [put.result(WAIT_S_MAX).landing_id is None for put in waiting] == [False, True, False]
-    assert bench.stores.batches[1:] == [["a", "b"]]
-    assert bench.queue.put(new_put("empty", 0)).version == 2
+    assert [put.result(WAIT_S_MAX).size for put in waiting] == [1, 0, 1]
+    assert bench.stores.batches[1:] == [["a", "empty", "b"]]
     bench.assert_idle()
 
 
@@ -622,7 +621,7 @@ def test_every_put_gets_its_own_answer(
         assert len(versions) == stored
         assert sum(row.version for row in stores.rows.values()) >= len(stores.rows)
         assert all(len(batch) <= objects_max for batch in stores.batches)
-        assert sum(map(len, stores.batches)) == sum(bool(size) for chosen in threads for _, size, _ in chosen)
+        assert sum(map(len, stores.batches)) == sum(len(chosen) for chosen in threads)
         bench.assert_idle()
     finally:
         bench.pool.shutdown()

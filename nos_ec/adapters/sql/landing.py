@@ -191,9 +191,11 @@ def doom(connection: Connection, verified: Mapping[LandingId, BlockId | None]) -
 
 
 def _may_go(row: ObjectRow | None, verified_in: BlockId | None) -> bool:
-    """The rule of invariant 2: this version no longer exists, or it was read back and verified in the block that holds
-    it now."""
-    return row is None or (row.extent is not None and row.extent.block_id == verified_in)
+    """The rule of invariant 2: this version no longer exists, or has no bytes, or it was read back and verified in the
+    block that holds it now."""
+    if row is None or row.state is ObjectState.EMPTY:
+        return True
+    return row.extent is not None and row.extent.block_id == verified_in
 
 
 def _rows_of(connection: Connection, versions: set[tuple[int, int]]) -> dict[tuple[int, int] | None, ObjectRow]:

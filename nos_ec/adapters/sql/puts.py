@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 from typing import TypeVar
 
 from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, select, update
@@ -49,6 +50,7 @@ from nos_ec.adapters.sql.rows import (
 )
 from nos_ec.adapters.sql.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, SEGMENTS, WAITING
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
+from nos_ec.core.deadlines import EMPTY_COPY_MS
 from nos_ec.core.errors import InvalidInput, NosError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, segment_of
@@ -187,11 +189,10 @@ def _check(new: Sequence[NewObject]) -> None:
     if len(set(ids)) != len(ids):
         raise ValueError("two objects claim the same landing copy")
     for one in new:
-        if (one.landing_id is None) != (one.size == 0):
-            raise ValueError(
-                f"object {one.key} of {one.size} bytes: an empty object must have no landing copy; every other object"
-                " must have one"
-            )
+        if one.landing_id is None and one.size:
+            raise ValueError(f"object {one.key} of {one.size} bytes must have a landing copy")
+        if one.landing_id is not None and not one.size and in_log(one.landing_id):
+            raise ValueError(f"object {one.key} is empty: a landing copy of it cannot be a record")
 
 
 def _turns(new: Sequence[NewObject]) -> Iterator[list[int]]:
@@ -228,6 +229,7 @@ def _record_turn(
     rows = _overwrite(connection, over, current, now_ms)
     rows |= _insert_beside(connection, beside, current, now_ms)
     _claim(connection, [one.landing_id for one in fresh if one.landing_id is not None])
+    _keep_copies(connection, [(one.landing_id, rows[one.key]) for one in fresh if not one.size], now_ms)
     _require_first(connection, [one.landing_id for one in fresh if one.landing_id is not None], in_time)
     try:
         waiting.enter(connection, [(rows[one.key], one.due_ms) for one in fresh])
@@ -358,8 +360,8 @@ def _landed(one: NewObject, object_id: int, version: int, created_ms: int) -> Ob
         size=one.size,
         crc32c=one.crc32c,
         md5=one.md5,
-        state=_EMPTY if one.landing_id is None else _LANDED,
-        landing_id=one.landing_id,
+        state=_LANDED if one.size else _EMPTY,
+        landing_id=one.landing_id if one.size else None,
         extent=None,
         created_ms=created_ms,
         attributes=one.attributes,
@@ -409,8 +411,8 @@ def _insert(
             "size": one.size,
             "crc32c": one.crc32c,
             "md5": one.md5,
-            "state": _EMPTY if one.landing_id is None else _LANDED,
-            "landing_id": one.landing_id,
+            "state": _LANDED if one.size else _EMPTY,
+            "landing_id": one.landing_id if one.size else None,
             "created_ms": now_ms,
             **({"attributes": one.attributes} if attributed else {}),
         }
@@ -432,6 +434,24 @@ def _claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
         taken = delete_listed(connection, LANDING_DELETIONS, _D.landing_id, IDS, "id")
         claimed = connection.execute(taken, id_rows(reserved)).rowcount
         require_all(claimed, len(set(reserved)), "reserved landing copies")
+
+
+def _keep_copies(connection: Connection, empty: Sequence[tuple[LandingId | None, ObjectRow]], now_ms: int) -> None:
+    """Queue the copies of empty objects for deletion after EMPTY_COPY_MS. Until then a rebuild finds the objects there;
+    no block will ever tell of them."""
+    kept = [
+        {
+            "landing_id": landing_id,
+            "object_id": row.object_id,
+            "version": row.version,
+            "not_before_ms": now_ms + EMPTY_COPY_MS,
+            "doomed": False,
+        }
+        for landing_id, row in empty
+        if landing_id is not None
+    ]
+    if kept:
+        connection.execute(insert(LANDING_DELETIONS), sorted(kept, key=itemgetter("landing_id")))
 
 
 def _give_up(connection: Connection, landing_ids: Sequence[LandingId], now_ms: int) -> None:

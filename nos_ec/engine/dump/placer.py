@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nos_ec.core.crc32c import joined
+from nos_ec.core.deadlines import EMPTY_COPY_MS
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
@@ -274,8 +275,9 @@ class Placer:
     # --- landing copies -------------------------------------------------------------------------------
     def place_landed(self, records: Sequence[ToldRecord], segments: Container[SegmentId]) -> list[QueueEntry]:
         """Records of one landing segment, in order, or copies of the landing store. None tells the version of its
-        object, only when its PUT was. segments: that are there. Returns the second copies of what is packed, to be
-        queued for deletion: the reaper reads back what is packed first. Raises Transient.
+        object, only when its PUT was. segments: that are there. Returns the copies to be queued for deletion: second
+        copies of what is packed, which the reaper reads back first, and, after EMPTY_COPY_MS, those of empty objects.
+        Raises Transient.
 
         A copy of the landing store that another version has replaced is left to the caller."""
         known = self._metadata.landing_known([record.landing_id for record in records])
@@ -300,12 +302,17 @@ class Placer:
         found |= {one.row.key: one.row for one in moved}
         self.figures.moved += len(moved)
         adopted: list[Rebuilt] = []
+        second: list[QueueEntry] = []
         kept: list[ObjectRow] = []
         for key, record in newest.items():
             row = found.get(key)
             if row is None or _is_newer(record, row):
-                adopted += self._in_place_of(row, self._landed(record, row))
+                made = self._landed(record, row)
+                adopted += self._in_place_of(row, made)
                 self.figures.landed += 1
+                if made.state is _EMPTY:
+                    until_ms = self._now_ms + EMPTY_COPY_MS
+                    second.append(QueueEntry(record.landing_id, made.object_id, made.version, until_ms, False))
             else:
                 others.append(record)
         for record in others:
@@ -317,7 +324,6 @@ class Placer:
         replaced = {(one.row.key, one.row.version) for one in adopted if one.row.trash_until_ms is not None}
         adopted += [Rebuilt(row) for row in self._numbered(kept, replaced)]
         moved = []
-        second: list[QueueEntry] = []
         for record, row in of_rows:
             if in_log(record.landing_id):
                 if row.state is _PACKED:
@@ -367,8 +373,8 @@ class Placer:
             size=len(record.data),
             crc32c=record.crc32c,
             md5=hashlib.md5(record.data, usedforsecurity=False).digest(),
-            state=_LANDED,
-            landing_id=record.landing_id,
+            state=_LANDED if record.data else _EMPTY,
+            landing_id=record.landing_id if record.data else None,
             extent=None,
             created_ms=record.put_ms,
             attributes=record.attributes,

@@ -151,7 +151,7 @@ class Rebuilder:
         kill_point("rebuild.blocks_read")
         self._read_segments(None if state.placed else placer, state)
         if not state.placed:
-            self._adopt_copies(placer)
+            self._adopt_copies(placer, state)
             self._place_large(placer, tails=True)
         state.placed = True
         self._metadata.load((), (), _encoded(state))
@@ -404,11 +404,12 @@ class Rebuilder:
             )
 
     # --- the landing store ----------------------------------------------------------------------------
-    def _adopt_copies(self, placer: Placer) -> None:
+    def _adopt_copies(self, placer: Placer, state: _State) -> None:
         """Copies whose labels are newer than the rows of their objects."""
         for copies in batches(self._unclaimed(), LABELS_AT_A_TIME):
             for batch in batches(told_by_copies(self._lost.landing, copies), COPIES_READ_AT_A_TIME):
-                placer.place_landed(batch, self._ends)
+                if queued := placer.place_landed(batch, self._ends):
+                    self._metadata.load((), queued, _encoded(state))
 
     def _set_aside_copies(self) -> None:
         """Put into quarantine what later versions have replaced: a label says so, but what is packed was not read."""

@@ -211,7 +211,8 @@ class Objects(Protocol):
         reservation of its landing copy due at `now_ms`: nothing else will claim it. together: record all of them or
         none; raises the first such error. May be called again with the same objects after any error: those
         that an earlier call recorded are not recorded twice, and their conditions are not judged again. An empty object
-        has nothing by which it is recognised, so its condition is.
+        that has no landing copy is not recognised, so its condition is. The copy of one that has is queued for deletion
+        at `now_ms` + EMPTY_COPY_MS.
         """
         ...
 
