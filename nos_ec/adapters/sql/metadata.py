@@ -20,6 +20,7 @@ from nos_ec.adapters.sql import (
     entries,
     landing,
     landing_segments,
+    large_puts,
     leases,
     objects,
     puts,
@@ -110,7 +111,7 @@ class _SqlObjects(SqlPart):
 
     def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool | NosError:
         """See the port."""
-        return self._write_again(puts.record_large, self._bound(), new, lease, now_ms)
+        return self._write_again(large_puts.record_large, self._bound(), new, lease, now_ms)
 
     def set_attributes(self, row: ObjectRow, attributes: bytes) -> bool:
         """See the port."""

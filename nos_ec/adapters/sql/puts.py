@@ -1,4 +1,4 @@
-"""Records PUTs: batches of landed and empty objects, and large objects whose blocks are already written.
+"""Records PUTs: batches of landed and empty objects. Large ones: large_puts.py.
 
 A landing id proves that its PUT is in time. For a copy of the landing store, its reservation must be in the deletion
 queue and not doomed. For a record of the landing log, its segment must be OPEN. The queue also remembers ids that were
@@ -21,14 +21,11 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TypeVar
 
-from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, select, update
+from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, select
 from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql import (
-    blocks,
-    floors,
     landing_segments,
-    leases,
     objects,
     retired,
     tails,
@@ -45,24 +42,20 @@ from nos_ec.adapters.sql.rows import (
     delete_listed,
     id_rows,
     key_rows,
-    noncurrent_mark,
     require_all,
 )
-from nos_ec.adapters.sql.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, SEGMENTS, WAITING
+from nos_ec.adapters.sql.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, WAITING
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
 from nos_ec.core.deadlines import EMPTY_COPY_MS
 from nos_ec.core.errors import InvalidInput, NosError, Transient
-from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, segment_of
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.lifecycle import BlockState, ObjectEvent, ObjectState, advance_object
+from nos_ec.core.lifecycle import ObjectEvent, advance_object
 from nos_ec.core.versions import Versioning, as_null_version
-from nos_ec.ports.metadata import Lease, NewLargeObject, NewObject, ObjectRow, TailOf
+from nos_ec.ports.metadata import NewLargeObject, NewObject, ObjectRow, TailOf
 
 _O, _D, _W = OBJECTS.c, LANDING_DELETIONS.c, WAITING.c
-_LANDED, _LARGE, _EMPTY = (
-    advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.STORE, ObjectEvent.KEEP)
-)
+_LANDED, _EMPTY = (advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.KEEP))
 _NEW = JsonRows(
     "new", optional=["landing_id"], object_id=0, version=0, size=0, crc32c=0, md5=ID_BYTES, landing_id=ID_BYTES
 )
@@ -223,7 +216,7 @@ def _record_turn(
     _require_not_recorded(connection, given_up, in_time)
     _give_up(connection, given_up, now_ms)
     answered |= refused
-    fresh = [_beside_others(one, current.get(one.key)) for one in new if one.key not in answered]
+    fresh = [beside_others(one, current.get(one.key)) for one in new if one.key not in answered]
     over, beside = _divided(fresh, current)
     release(connection, [current[one.key] for one in over], now_ms)
     rows = _overwrite(connection, over, current, now_ms)
@@ -240,10 +233,10 @@ def _record_turn(
     return {**rows, **answered}
 
 
-_NewT = TypeVar("_NewT", NewObject, NewLargeObject)
+NewT = TypeVar("NewT", NewObject, NewLargeObject)
 
 
-def _beside_others(new: _NewT, current: ObjectRow | None) -> _NewT:
+def beside_others(new: NewT, current: ObjectRow | None) -> NewT:
     """With the attribute of a null version, if its PUT does not know that its key has versions. If there is no room for
     it, a later DELETE that does not know it either may show an older version."""
     if new.versioning is None and current is not None and current.is_of_versions:
@@ -481,138 +474,3 @@ def _any_entry(connection: Connection, records: Sequence[LandingId]) -> bool:
         if not set(ids).isdisjoint(entries):
             return True
     return False
-
-
-def record_large(
-    connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int
-) -> bool | NosError:
-    """See `Metadata.record_large`."""
-    _check_large(new, geometry)
-    current = objects.lock_listed(connection, [new.key]).get(new.key)
-    if current is not None and _is_recorded(connection, current, new):
-        return True
-    beside = versions.of_number(connection, new.key, new.version) if new.versioning is not None else None
-    if beside is not None and _is_recorded(connection, beside, new):
-        return True
-    leases.require(connection, lease)
-    newest = _newest(connection, new, current)
-    # A version that a newer one has overtaken is noncurrent from the start, and so is a null one below versions.
-    keeps = new.versioning is Versioning.ENABLED or (current is not None and current.has_version_id)
-    is_below = keeps and newest > new.version and new.condition is None
-    wins = is_below or newest < new.version or (current is None and new.versioning is not Versioning.ENABLED)
-    wins = wins and beside is None
-    if wins and new.versioning is Versioning.ENABLED:
-        wins = floors.of(connection, new.key) < new.version  # else its number may have been another one's
-    refusal = _refused_large(connection, new, current, now_ms, wins=wins)
-    wins = wins and refusal is None
-    state = blocks.seal_large(connection, geometry, new, lease, now_ms, live=wins, condemned=refusal is not None)
-    if state is BlockState.CONDEMNED:  # an earlier call refused it
-        return refusal or _changed_meanwhile(new)
-    if state is BlockState.SEALED:  # by an earlier call; a conditional one was recorded then, and overwritten since
-        return new.condition is not None
-    if not wins:
-        return refusal or False
-    new = _beside_others(new, current)
-    stays = current is not None and retired.stays(current, new.versioning)
-    if current is not None and stays and not is_below:
-        retired.retire(connection, [current])
-    elif current is not None and not stays:
-        release(connection, [current], now_ms)
-    if new.versioning is Versioning.SUSPENDED or (stays and new.versioning is None):
-        retired.remove_nulls(connection, [new.key], now_ms)
-    over = None if stays or is_below else current
-    object_id = _put_large_row(connection, over, new, now_ms, is_below=is_below)
-    connection.execute(insert(SEGMENTS), _segment_rows(object_id, new))
-    if current is None and not is_below and newest > new.version:
-        floors.raise_to(connection, new.key, newest, now_ms)  # what is stored over it is to be newer than that, too
-    if is_below:
-        retired.retire_large(connection, new, object_id, now_ms)
-    elif current is None and new.versioning is Versioning.ENABLED:
-        versions.raise_if_newer(connection, {new.key: new.version}, {new.key: new.version})
-    elif current is None and new.versioning is Versioning.SUSPENDED:
-        versions.raise_if_null(connection, [new.key])
-    return True
-
-
-def _newest(connection: Connection, new: NewLargeObject, current: ObjectRow | None) -> int:
-    """The newest version of its key, or 0; a marker counts only for a bucket with versions."""
-    if current is not None:
-        return current.version
-    return 0 if new.versioning is None else retired.newest_versions(connection, [new.key]).get(new.key, 0)
-
-
-def _refused_large(
-    connection: Connection, new: NewLargeObject, current: ObjectRow | None, now_ms: int, *, wins: bool
-) -> NosError | None:
-    """Why it must not be recorded, besides that a newer version overtook it. Otherwise takes its step of an upload.
-    wins: no newer version did."""
-    if new.condition is not None:
-        refusal = new.condition.refusal(new.key, None if current is None else current.tag)
-        if refusal is not None or not wins:
-            return refusal or _changed_meanwhile(new)
-    if wins and new.step is not None:
-        return uploads.take_steps(connection, [(new.key, new.step)], now_ms).get(new.key)
-    return None
-
-
-def _changed_meanwhile(new: NewLargeObject) -> Transient:
-    """Its condition holds, or did: but its blocks have a version number that is not the greatest of its key."""
-    return Transient(f"object {new.key} was changed while it was being stored; PUT it again", key=new.key)
-
-
-def _check_large(new: NewLargeObject, geometry: Geometry) -> None:
-    if not new.segments or len(new.segments) != len(new.block_stripes):
-        raise ValueError(f"object {new.key}: {len(new.segments)} segments and {len(new.block_stripes)} blocks")
-    if sum(segment.extent.length for segment in new.segments) + new.tail_bytes != new.size or new.tail_bytes < 0:
-        raise ValueError(f"object {new.key}: its segments and its tail do not sum to its {new.size} bytes")
-    for segment, stripes in zip(new.segments, new.block_stripes, strict=True):
-        if segment.extent.offset + segment.extent.length > stripes * geometry.stripe_size:
-            raise ValueError(f"object {new.key}: a segment is longer than its block of {stripes} stripes")
-
-
-def _is_recorded(connection: Connection, current: ObjectRow, new: NewLargeObject) -> bool:
-    if current.state is not ObjectState.LARGE or current.version != new.version:
-        return False
-    return objects.segments(connection, current.object_id, current.version) == list(new.segments)
-
-
-def _put_large_row(
-    connection: Connection, current: ObjectRow | None, new: NewLargeObject, now_ms: int, *, is_below: bool
-) -> int:
-    """is_below: it is never current. Its mark is then unique among those of its key, and not yet the one to stay."""
-    values: dict[str, object] = {
-        "version": new.version,
-        "size": new.size,
-        "crc32c": new.crc32c,
-        "md5": new.md5,
-        "state": _LARGE,
-        "landing_id": None,
-        "block_id": None,
-        "block_offset": None,
-        "created_ms": now_ms,
-        "attributes": new.attributes,
-    }
-    if current is not None:
-        connection.execute(update(OBJECTS).where(_O.object_id == current.object_id).values(values))
-        return current.object_id
-    key: dict[str, object] = {"bucket": new.key.bucket, "name": new.key.name}
-    if is_below:
-        key["trashed"] = noncurrent_mark(new.version)
-    made = connection.execute(insert(OBJECTS).values(key | values)).inserted_primary_key
-    assert made is not None
-    return int(made[0])
-
-
-def _segment_rows(object_id: int, new: NewLargeObject) -> list[dict[str, object]]:
-    return [
-        {
-            "object_id": object_id,
-            "version": new.version,
-            "part": part,
-            "block_id": segment.extent.block_id,
-            "block_offset": segment.extent.offset,
-            "length": segment.extent.length,
-            "crc32c": segment.crc32c,
-        }
-        for part, segment in enumerate(new.segments)
-    ]
