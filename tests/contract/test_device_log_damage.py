@@ -27,7 +27,7 @@ SLOT = 64 << 10
 SLOTS = 4
 FILE = SLOTS_AT + SLOTS * SLOT
 BATCHES = 3
-BITS_APART = 29
+BITS_APART = 7
 """Each bit is tried in tests/unit/test_device_format.py; here some of them are."""
 
 

@@ -58,6 +58,7 @@ class DeviceLog:
         self._copies = copies
         self._writers: dict[SegmentId, DeviceWriter] = {}
         self._free = (-1, 0)
+        self._unreadable_as_of: tuple[int, tuple[UnreadableSlot, ...]] = (-1, ())
         self.was_clean = self._devices.clean
         """Whether all segments were sealed when the last process closed the log."""
         try:
@@ -385,8 +386,7 @@ class DeviceLog:
         """Those of the superblocks, also when they are not configured."""
         with suppress(Transient):
             self.probe()
-        unreadable = tuple(UnreadableSlot(*place, slot.owner) for place, slot in self._slots() if slot.is_unreadable)
-        return DeviceStates(len(self._devices.working), tuple(self._devices.lost()), unreadable)
+        return DeviceStates(len(self._devices.working), tuple(self._devices.lost()), self._unreadable())
 
     def probe(self) -> None:
         """Write and read a page of each device. One that was lost, and answers again, is used again."""
@@ -426,8 +426,9 @@ class DeviceLog:
             if again or not self._table.is_loaded(number):
                 with suppress(OSError):  # the slots of a device that cannot be read stay as they are in the table
                     self._load_device(number)
-        for place, slot in self._slots():
-            if slot.is_unreadable and not self._devices.is_lost(place[0]):
+        for slot in self._unreadable():
+            place = (slot.device, slot.slot)
+            if not self._devices.is_lost(slot.device):
                 with suppress(Corrupt, OSError):  # perhaps its device was away for a moment
                     self._table.enter(place, Slot(self._devices.owner(place)))
         self._table.settle()
@@ -461,6 +462,14 @@ class DeviceLog:
             for number, slot in enumerate(self._table.entries(device, self._devices.slots(device))):
                 yield (device, number), slot
 
+    def _unreadable(self) -> tuple[UnreadableSlot, ...]:
+        """They are looked for when the table has changed: a large device has thousands of slots."""
+        changes = self._table.changes << 8 | len(self._visible())
+        if self._unreadable_as_of[0] != changes:
+            found = (UnreadableSlot(*place, slot.owner) for place, slot in self._slots() if slot.is_unreadable)
+            self._unreadable_as_of = (changes, tuple(found))
+        return self._unreadable_as_of[1]
+
     def _places(self, segment: SegmentId) -> list[Place]:
         found = [self._table.place(segment, number, self._devices.slots(number)) for number in self._visible()]
         return [place for place in found if place is not None]
@@ -488,7 +497,7 @@ class DeviceLog:
 
     def _require_all_known(self) -> None:
         """Raise Transient when a segment may lie in a slot that does not tell whose it is."""
-        unknown = sum(slot.is_unreadable and slot.owner is None for _, slot in self._slots())
+        unknown = sum(slot.segment is None for slot in self._unreadable())
         if unknown:
             raise Transient(f"landing log: {unknown} slots cannot be read; `nos-ec check` says what to do about them")
 
