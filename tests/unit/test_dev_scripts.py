@@ -139,6 +139,26 @@ def test_prometheus_that_cannot_be_had_is_reported(scripts: Path, programs: Path
     assert ("could not install" if apt else "needs prometheus and promtool") in ran.stderr
 
 
+def test_dockers_registry_is_unpacked_and_never_installed(scripts: Path, programs: Path, tmp_path: Path) -> None:
+    """Installing Debian's package would start a service."""
+    asked = tmp_path / "asked"
+    add(programs, "id", "echo 0")
+    add(programs, "apt-get", f'echo "$*" >>{asked}', "touch docker-registry_2_amd64.deb")
+    add(programs, "dpkg-deb", 'mkdir -p "$3/usr/bin"', 'touch "$3/usr/bin/docker-registry"')
+    tools = ("bash", "env", "dirname", "mkdir", "sha256sum", "cut", "flock", "mktemp", "chmod", "touch", "rm", "mv")
+    path = only(programs, *tools)
+    for _ in range(2):
+        ran = run([str(scripts / "s3_clients.sh"), "registry"], path)
+        assert ran.returncode == 0, ran.stderr
+    assert Path(ran.stdout.strip()).is_file()
+    assert asked.read_text() == "-o APT::Sandbox::User=root download -q docker-registry\n", "once"
+    (programs / "dpkg-deb").unlink()
+    (Path(ran.stdout.strip()).parents[2] / ".complete").unlink()
+    ran = run([str(scripts / "s3_clients.sh"), "registry"], path)
+    assert (ran.returncode, ran.stdout) == (MISSING, "")
+    assert "needs docker-registry" in ran.stderr
+
+
 def test_s3_clients_that_cannot_be_had_are_reported(scripts: Path, programs: Path, tmp_path: Path) -> None:
     requirements = tmp_path / "repository" / "requirements" / "clients.txt"
     requirements.parent.mkdir()
