@@ -3,17 +3,23 @@ again."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import sqlite3
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from nos_consumer.assemble import consumer_service
+from nos_ec.adapters.local.log_file import translated_errors
+from nos_ec.adapters.sql.failures import translate
 from nos_ec.api.readings import Readings
 from nos_ec.cli.app import run
 from nos_ec.composition.wiring import System, initialise
@@ -55,6 +61,10 @@ class SmallDisk:
 
     def free(self) -> None:
         (self.folder / "ballast").unlink()
+
+    def use_up_inodes(self) -> None:
+        found = os.statvfs(self.folder)
+        subprocess.run(["mount", "-o", f"remount,nr_inodes={found.f_files - found.f_ffree}", self.folder], check=True)
 
 
 @pytest.fixture
@@ -364,3 +374,54 @@ def test_a_report_for_which_there_is_no_space_leaves_nothing(
     disk.free()
     assert run(["--config", str(bench.config), *command, str(report), "--json"]) == 0
     assert [path.name for path in disk.folder.iterdir()] == ["report"]
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_without_a_free_inode_objects_are_read_and_deleted(full_bench: Bench, disk: SmallDisk, others: bool) -> None:
+    """Whether or not another process has the database open. What needs a file of its own is refused with 8."""
+    bench = full_bench
+    with bench.open() as system:
+        packed, landed, deleted = (bench.put(system, name, bench.data(CHUNK)) for name in ("packed", "landed", "del"))
+        bench.pack(system)
+        bench.put(system, "landed", bench.data(CHUNK))
+    with bench.open() if others else nullcontext():
+        disk.use_up_inodes()
+        for key in (packed, landed):
+            done = bench.run("get", str(key))
+            assert (done.returncode, done.stdout) == (0, bench.acknowledged[key]), done.stderr
+        assert bench.run("rm", str(deleted)).returncode == 0
+        refused = bench.run("put", "b/large", "-", stdin=bench.data(9 * STRIPE))
+        assert refused.returncode == 8
+        assert b"no free inodes" in refused.stderr
+        refused = bench.run("producer", "--once")
+        assert refused.returncode == 8
+        assert b"no free inodes" in refused.stderr
+        for key in (packed, landed):
+            assert bench.run("get", str(key)).returncode == 0, "and again"
+
+
+def test_a_limit_of_the_size_of_files_is_a_lack_of_space(bench: Bench, system: System) -> None:
+    """SQLite reports it, as it does a used-up quota, as an input or output error. The system keeps the log of writes
+    from being truncated."""
+    bench.put_some(system, 200)
+    limited = (
+        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14));"
+        f"sys.argv = ['nos-ec', '--config', {str(bench.config)!r}, 'rm', 'bucket-0/o/00000'];"
+        "runpy.run_module('nos_ec', run_name='__main__')"
+    )
+    done = bench.run_python("-c", limited)
+    assert done.returncode == 8, done.stderr
+    assert b"File too large" in done.stderr
+
+
+@pytest.mark.parametrize("code", [errno.EDQUOT, errno.ENOSPC])
+def test_errors_of_a_database_on_a_used_up_quota(tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No machine of ours has a quota, so the error of the trial file is the one thing that is not real here."""
+    monkeypatch.setattr("nos_ec.adapters.folder_trial.write_error", lambda _: OSError(code, os.strerror(code)))
+    failed = sqlite3.OperationalError("disk I/O error")
+    failed.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+    found = translate(failed, make_url(f"sqlite:///{tmp_path / 'metadata.db'}"))
+    assert found is not None
+    assert isinstance(found.error, NoSpace)
+    with pytest.raises(NoSpace, match=os.strerror(code)), translated_errors(tmp_path / "log.db"):
+        raise failed

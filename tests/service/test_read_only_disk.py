@@ -1,9 +1,11 @@
-"""A disk of one shard that turns read-only: packing and large PUTs wait for it, and create hardly any blocks."""
+"""A disk of one shard that turns read-only: packing and large PUTs wait for it, and create hardly any blocks. A whole
+store that turns read-only can be read."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from io import BytesIO
@@ -93,3 +95,42 @@ def test_a_large_put_is_refused_after_one_block(bench: Bench, disk: ShardDisk, s
 
 def _block_files(bench: Bench) -> int:
     return sum(path.is_file() for path in (bench.folder / "store" / "blocks").glob("shard-*/*/*"))
+
+
+@pytest.fixture
+def whole(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """A store on a file system of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        reason = f"a small disk cannot be mounted: {mounted.stderr.decode().strip()}; run as root"
+        pytest.fail(reason) if os.environ.get("REQUIRE_REAL") == "1" else pytest.skip(reason)
+    subprocess.run(["cp", "-a", f"{request.getfixturevalue('new_store')}/.", disk], check=True)
+    yield Bench(disk)
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_store_on_a_read_only_file_system_is_read(whole: Bench, killed: bool) -> None:
+    """Nothing is written for it. killed: a process that had the database open left its write-ahead log behind."""
+    bench = whole
+    with bench.open() as system:
+        packed = bench.put(system, "packed", bench.data(CHUNK))
+        bench.pack(system)
+        landed = bench.put(system, "landed", bench.data(CHUNK))
+    if killed:
+        assert bench.run("put", "b/last", "-", stdin=b"last", kill_at="put.recorded").returncode == -signal.SIGKILL
+        assert (bench.folder / "store" / "metadata.db-wal").stat().st_size
+    ShardDisk(bench.folder).remount("ro")
+    for key in (packed, landed):
+        done = bench.run("get", str(key))
+        assert (done.returncode, done.stdout) == (0, bench.acknowledged[key]), done.stderr
+    assert bench.run("get", "b/last").returncode == (0 if killed else 4)
+    assert bench.run("status").returncode == 0
+    for command in (("put", "b/new", "-"), ("rm", "b/packed"), ("producer", "--once"), ("consumer", "--once")):
+        refused = bench.run(*command, stdin=b"new")
+        assert refused.returncode == 7, refused.stderr
+        assert b"read-only" in refused.stderr
+    ShardDisk(bench.folder).remount("rw")
+    assert bench.run("put", "b/new", "-", stdin=b"new").returncode == 0

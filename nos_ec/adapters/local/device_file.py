@@ -45,7 +45,7 @@ def _new_pages(size: int) -> memoryview:
 
 def open_direct(path: Path, flags: int) -> tuple[int, bool]:
     """Open with O_DIRECT if the file system has it. Returns the descriptor, and whether it has. Raises OSError."""
-    flags |= os.O_RDWR | os.O_CLOEXEC
+    flags |= os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_DIRECT, 0o600), True
     except OSError as error:
@@ -55,11 +55,19 @@ def open_direct(path: Path, flags: int) -> tuple[int, bool]:
 
 
 class DeviceFile:
-    """An open device. Safe to call from several threads. All methods raise OSError."""
+    """An open device. Safe to call from several threads. All methods raise OSError. On a read-only file system it can
+    be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd, self.direct = open_direct(path, os.O_DSYNC)
+        self._read_only = False
+        try:
+            self._fd, self.direct = open_direct(path, os.O_RDWR | os.O_DSYNC)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            self._fd, self.direct = open_direct(path, os.O_RDONLY)
+            self._read_only = True
 
     def size(self) -> int:
         """The size of the device in bytes."""
@@ -80,6 +88,8 @@ class DeviceFile:
 
     def write(self, offset: int, data: Buffer) -> None:
         """Write whole pages, durably. `data` must lie in memory of `page_buffer`."""
+        if self._read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self.path))
         write_at(self._fd, [data], offset)
 
     def write_page(self, offset: int, page: bytes) -> None:

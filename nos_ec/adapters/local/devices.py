@@ -347,7 +347,7 @@ def _refuse_data(file: DeviceFile) -> None:
 def _fill(path: Path, size: int, *, new: bool) -> None:
     """Write a file of zeros, durably. Never a sparse one: each write to it would have to allocate space first. Raises
     OSError."""
-    fd, _ = open_direct(path, os.O_CREAT | (os.O_EXCL if new else 0))
+    fd, _ = open_direct(path, os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else 0))
     try:
         try:
             with page_buffer(_ZEROS) as zeros:

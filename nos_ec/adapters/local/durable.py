@@ -12,11 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from nos_ec.adapters.folder_trial import NO_SPACE, READ_ONLY, reason
 from nos_ec.core.errors import FREE_SPACE, NoSpace, Transient
 from nos_ec.core.ids import BlockId
-
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""EFBIG is a file size limit of the process or the filesystem; like a full disk, only an operator can change it."""
 
 _DENIED = frozenset({errno.EACCES, errno.EPERM})
 
@@ -110,9 +108,11 @@ def translated(action: str, block_id: BlockId | None = None) -> Iterator[None]:
 def as_port_error(action: str, error: OSError, block_id: BlockId | None = None) -> Transient:
     """The error that a port declares for this error of the operating system."""
     if error.errno in NO_SPACE:
-        said = f"{action}: {error.strerror}; {FREE_SPACE}, or add space"
-        return NoSpace(said, block_id=block_id)
+        why = error.strerror if error.filename is None else reason(error, Path(os.fsdecode(error.filename)))
+        return NoSpace(f"{action}: {why}; {FREE_SPACE}, or add space", block_id=block_id)
     advice = "check that the disk is there and writable, then try again"
+    if error.errno == errno.EROFS:
+        advice = READ_ONLY
     if error.errno in _DENIED:
         what = error.filename or "it"
         advice = f"check owner and mode of {what} and of its folders, and which user runs this process"

@@ -19,7 +19,6 @@ The file must be on a local file system: SQLite's write-ahead log needs memory t
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 import uuid
@@ -27,6 +26,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from nos_ec.adapters.folder_trial import NO_SPACE, reason, unwritable
 from nos_ec.adapters.local.durable import make_folder, sync_folder
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
 
@@ -85,8 +85,8 @@ def create_log_file(path: Path, partitions: int) -> bool:
             _write_draft(draft, partitions)
         return _link_into_place(draft, path)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpace(f"message log: no space left to create {path}; free space on its file system") from error
+        if error.errno in NO_SPACE:
+            raise NoSpace(f"message log: cannot create {path}: {reason(error, path)}; free some there") from error
         raise ConfigError(f"message log: cannot create {path} ({error.strerror}); choose another place") from error
     finally:
         for suffix in ("", "-wal", "-shm"):
@@ -213,6 +213,7 @@ def _translate(error: sqlite3.Error, path: Path) -> NosError | None:
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return None
+    refused = unwritable(f"message log: {path}", path)
     # A full disk gives SQLITE_FULL, except when the shared-memory file cannot grow.
     match sqlite3.SQLITE_FULL if code == sqlite3.SQLITE_IOERR_SHMSIZE else code & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
@@ -224,6 +225,8 @@ def _translate(error: sqlite3.Error, path: Path) -> NosError | None:
                 f"message log: {path} is damaged ({error}); remove it and run `nos-ec init`: every object that"
                 " was not packed is then published again"
             )
+        case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY if refused is not None:
+            return refused
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_PROTOCOL:
             return Transient(f"message log: input/output error on {path} ({error}); check its file system")
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:

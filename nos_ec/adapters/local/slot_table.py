@@ -21,6 +21,7 @@ A process that is killed while it changes headers leaves the table marked, and t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -85,7 +86,14 @@ class SlotTable:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
         with translated(f"landing log {self.path}"):
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                if error.errno != errno.EROFS:
+                    raise
+                # Nobody writes to a read-only file system, so a table of this process alone is enough to read.
+                self._fd = os.memfd_create(FILE, os.MFD_CLOEXEC)
+                self.path = Path(f"/proc/self/fd/{self._fd}")
             try:
                 size = PAGE + DEVICES_MAX * _REGION
                 if os.fstat(self._fd).st_size < size:

@@ -4,7 +4,8 @@ SQLite: a write-ahead log with synchronous=FULL, so that a commit is on the disk
 transaction handling is switched off. SQLAlchemy's begin event sends BEGIN, or BEGIN IMMEDIATE for a transaction that
 writes, so that it waits for its turn at the start instead of failing in the middle. If the disk has no room for the
 file that connections share, a connection is opened in exclusive mode, which needs no such file. While that connection
-is in use, no other can be opened.
+is in use, no other can be opened. If there is no free inode for these files, two spare files give up theirs. On a
+read-only file system the file is read without them.
 
 MySQL, MariaDB: READ COMMITTED, because every decision is based on rows read FOR UPDATE; strict mode, because a value
 truncated to fit would be silent damage.
@@ -13,10 +14,12 @@ truncated to fit would be silent damage.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, m
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from nos_ec.adapters.folder_trial import lacks_inodes
 from nos_ec.adapters.sql import mysql_options
 from nos_ec.adapters.sql.mysql_connection import MySqlConnection
 from nos_ec.core.callbacks import called_back
@@ -155,8 +159,9 @@ def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:
     path = Path(str(url.database))
     if not create:
         _require_file(path)
+    _keep_spares(path)
     engine = create_engine(url, pool_size=POOL_SIZE, max_overflow=POOL_OVERFLOW)
-    event.listen(engine, "do_connect", _sqlite_connect(busy_ms))
+    event.listen(engine, "do_connect", _sqlite_connect(path, busy_ms))
     event.listen(engine, "checkin", _sqlite_end_exclusive_use)
     event.listen(engine, "begin", _sqlite_begin)
     return engine
@@ -173,7 +178,7 @@ def _require_file(path: Path) -> None:
         raise ConfigError(f"there is no metadata store at {path}; {NEW_OR_LOST}")
 
 
-def _sqlite_connect(busy_ms: int) -> Callable[..., Any]:
+def _sqlite_connect(path: Path, busy_ms: int) -> Callable[..., Any]:
     def connect(dialect: Dialect, record: ConnectionPoolEntry, args: Any, options: Any) -> Any:
         def opened(*, alone: bool) -> Any:
             connection = dialect.connect(*args, **options)
@@ -187,6 +192,11 @@ def _sqlite_connect(busy_ms: int) -> Callable[..., Any]:
         try:
             return opened(alone=False)
         except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN:
+                if _may_be_read_alone(path):
+                    return _immutable(dialect, path, options)
+                if lacks_inodes(path) and _give_up_spares(path):
+                    return opened(alone=False)
             if error.sqlite_errorcode != sqlite3.SQLITE_IOERR_SHMSIZE:
                 raise
         # No other process has the file open, or else the shared file would exist. But one may be opening it just now.
@@ -195,6 +205,49 @@ def _sqlite_connect(busy_ms: int) -> Callable[..., Any]:
         return connection
 
     return connect
+
+
+def _spares(path: Path) -> list[Path]:
+    """Empty files whose inodes serve the write-ahead log and the file that connections share, when there is no other
+    one left: so that objects can be read and deleted even then."""
+    return [path.with_name(f"{path.name}-spare{number}") for number in (1, 2)]
+
+
+def _keep_spares(path: Path) -> None:
+    with suppress(OSError):  # a user who may only read needs none
+        for spare in _spares(path):
+            spare.touch()
+
+
+def _give_up_spares(path: Path) -> bool:
+    found = [spare for spare in _spares(path) if spare.exists()]
+    with suppress(OSError):
+        for spare in found:
+            spare.unlink()
+    return bool(found)
+
+
+def _may_be_read_alone(path: Path) -> bool:
+    """Whether nobody can change the file, because its whole file system is read-only, and no write-ahead log holds a
+    part of it. A mount that is read-only by itself does not count: others may write through another one."""
+    try:
+        device = path.stat().st_dev
+        if Path(f"{path}-wal").exists():
+            return False
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    number = f"{os.major(device)}:{os.minor(device)}"
+    options = (line.split()[-1].split(",") for line in mounts if line.split()[2] == number)
+    return any("ro" in those for those in options)
+
+
+def _immutable(dialect: Dialect, path: Path, options: Any) -> Any:
+    """A connection that reads the file without its write-ahead log and without locks, which need files beside it."""
+    connection = dialect.connect(f"{path.absolute().as_uri()}?immutable=1", **{**options, "uri": True})
+    connection.isolation_level = None
+    connection.create_function("unhex", 1, _unhex, deterministic=True)
+    return connection
 
 
 def _when_free(opened: Callable[[], Any], busy_ms: int) -> Any:

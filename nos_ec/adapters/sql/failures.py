@@ -6,12 +6,14 @@ import errno
 import sqlite3
 import ssl
 from dataclasses import dataclass
+from pathlib import Path
 
 import pymysql  # type: ignore[import-untyped]
 from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from nos_ec.adapters.folder_trial import unwritable
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
 
 _SQLITE_FULL, _SQLITE_IOERR = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR
@@ -106,6 +108,9 @@ def _sqlite(cause: sqlite3.Error, url: URL) -> Failure | None:
         return Failure(Transient(f"{where}; another process is writing, try again"))
     if code == _SQLITE_FULL or extended == sqlite3.SQLITE_IOERR_SHMSIZE:
         return Failure(NoSpace(f"{where}; free space on its disk"))
+    refused_by_disk = {_SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+    if code in refused_by_disk and (refused := unwritable(where, Path(str(url.database)))) is not None:
+        return Failure(refused)
     if code == _SQLITE_IOERR:
         return Failure(Transient(f"{where}; check its disk"))
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
