@@ -6,7 +6,8 @@ import os
 import random
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from types import TracebackType
 from typing import Self
@@ -14,6 +15,7 @@ from typing import Self
 import structlog
 from prometheus_client import CollectorRegistry
 
+from nos_ec.adapters.file_system import misfits
 from nos_ec.adapters.sql.engine import NEW_OR_LOST
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
@@ -492,7 +494,10 @@ class System:
 
     def checked(self) -> Checked:
         """What a check or a scrub looks at."""
-        return Checked(self.metadata, self.blocks, self.landing, self.medium, self.clock)
+        checked = Checked(self.metadata, self.blocks, self.landing, self.medium, self.clock)
+        if self.settings.store.backend == "local":
+            return replace(checked, misfits=partial(misfits, self.settings.store.root))
+        return checked
 
     def shut_out(self) -> Blocklisted | None:
         """The error if the storage cluster refuses this process, else None. Asks the cluster, within the time limit of

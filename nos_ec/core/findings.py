@@ -26,6 +26,8 @@ class FindingKind(StrEnum):
     """A block is about to be deleted, but objects lie in it."""
     BLOCKS_SHORT = "blocks-short"
     """Blocks lack a shard."""
+    FILES_UNUSABLE = "files-unusable"
+    """Files of an embedded store belong to another user than their folder."""
     SHARD_DAMAGED = "shard-damaged"
     """A shard of a block is there, but not what was written."""
     SHARDS_CONTRADICT = "shards-contradict"
@@ -99,6 +101,8 @@ REPAIRS: Mapping[FindingKind, str] = {
     FindingKind.BLOCK_CONDEMNED: "stop GC at once, and put the objects again before the block is deleted",
     FindingKind.BLOCKS_SHORT: "mount the missing disk; if it was replaced with `nos-ec init --new-shard`, run"
     " `nos-ec shards rebuild`",
+    FindingKind.FILES_UNUSABLE: "the services may be unable to use them: as root, give them the owner, group and"
+    " mode of the other files there (chown, chmod)",
     FindingKind.SHARD_DAMAGED: "run `nos-ec scrub`, which writes the shard again. If it cannot, because more than m"
     " shards of a stripe are damaged, its --plan moves the objects that can be read to another block. Several of one"
     " shard: replace its disk",

@@ -16,10 +16,10 @@ _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 ON_EVERY_MACHINE = frozenset(
     re.findall(
         r"\S+",
-        """apt-config apt-get awk base64 basename bash cat chgrp chmod chroot cmp cp cut date dirname dpkg dpkg-deb find
-        flock getent grep gzip head id ldconfig ldd ln losetup ls make mkdir mktemp mount mv od paste python3 readlink
-        rm rmdir sed seq setpriv setsid sh sha256sum sleep sort stat tail tar tee touch tr umount uname unshare useradd
-        userdel wc xargs""",
+        """apt-config apt-get awk base64 basename bash cat chgrp chmod chown chroot cmp cp cut date dirname dpkg
+        dpkg-deb find flock getent grep gzip head id ldconfig ldd ln losetup ls make mkdir mktemp mount mv od paste
+        python3 readlink rm rmdir sed seq setpriv setsid sh sha256sum sleep sort stat tail tar tee touch tr umount
+        uname unshare useradd userdel wc xargs""",
     )
 )
 """Of the programs that tests and scripts start, those that a minimal Debian has."""

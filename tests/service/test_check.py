@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
@@ -739,3 +740,18 @@ def step_for(system: System) -> Step:
 def repairer(system: System) -> Repairer:
     checked = Checked(system.metadata, system.blocks, system.landing, system.medium, system.clock)
     return Repairer(checked, system.planned_mending(), lambda _block_id: False)
+
+
+@pytest.mark.parametrize("shards", [1, 4, 10])
+def test_a_block_whose_creation_was_killed_lacks_no_shard(bench: Bench, system: System, shards: int) -> None:
+    """Recovery seals it with the shards that it has and without a stripe: no disk has lost anything."""
+    bench.put_some(system, 20)
+    end_log(system)
+    bench.produce(system)
+    killed = bench.run("consumer", "--once", kill_at=f"block_store.shard_created:{shards}")
+    assert killed.returncode == -signal.SIGKILL
+    bench.end_leases()
+    system.housekeeping().run_once()
+    (row,) = system.metadata.list_blocks(None, 9)
+    assert (row.state, row.stripes) == (BlockState.SEALED, 0)
+    assert check(system) == []

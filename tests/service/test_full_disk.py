@@ -417,7 +417,7 @@ def test_a_limit_of_the_size_of_files_is_a_lack_of_space(bench: Bench, system: S
 @pytest.mark.parametrize("code", [errno.EDQUOT, errno.ENOSPC])
 def test_errors_of_a_database_on_a_used_up_quota(tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No machine of ours has a quota, so the error of the trial file is the one thing that is not real here."""
-    monkeypatch.setattr("nos_ec.adapters.folder_trial.write_error", lambda _: OSError(code, os.strerror(code)))
+    monkeypatch.setattr("nos_ec.adapters.file_system.write_error", lambda _: OSError(code, os.strerror(code)))
     failed = sqlite3.OperationalError("disk I/O error")
     failed.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
     found = translate(failed, make_url(f"sqlite:///{tmp_path / 'metadata.db'}"))

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from nos_ec.adapters.file_system import misfits
 from nos_ec.composition.wiring import System
+from nos_ec.core.ids import ObjectKey
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 
@@ -129,3 +131,53 @@ def test_files_of_the_caller(bench: Bench, store: Path) -> None:
     ]
     for command, code, error in _as_nobody(bench, closed, 0, commands):
         assert (code, "Permission denied" in error["message"]) == (2, True), (command, error)
+
+
+def test_what_root_does_once_keeps_no_service_out(bench: Bench, store: Path) -> None:
+    """Root's files take owner and mode of their folders, whatever root's umask is."""
+    subprocess.run(["chown", "-R", "65534:65534", str(store)], check=True)
+    subprocess.run(["chmod", "-R", "u=rwX,g=rX,o=", str(store)], check=True)
+    command = [sys.executable, "-m", "nos_ec", "--config", str(bench.config)]
+    for words in (
+        ["put", "b/small", "small"],
+        ["put", "b/big", "large"],
+        ["producer", "--once"],
+        ["consumer", "--once"],
+        ["rm", "b/packed"],
+        ["gc", "run", "--apply"],
+        ["put", "b/second", "small"],
+        ["metadata", "dump"],
+        ["init"],
+    ):
+        done = subprocess.run([*command, *words], cwd=bench.folder, umask=0o077, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+    others = [path for path in [store, *store.rglob("*")] if (path.stat().st_uid, path.stat().st_gid) != (65534, 65534)]
+    assert others == []
+    assert list(misfits(store)) == []
+    names = ("small", "big", "second", "large", "landed")
+    reads = [["get", f"b/{name}", "-o", f"copy-{name}"] for name in names]
+    rest = [["rm", *(f"b/{name}" for name in names)], ["consumer", "--once"], ["gc", "run", "--apply"], ["check"]]
+    for said, code, error in _as_nobody(bench, bench.config, 0o644, [*reads, *rest]):
+        assert code == 0, (said, error)
+
+
+def test_files_of_another_user_are_named_and_deleted(bench: Bench, store: Path, system: System) -> None:
+    """Deleting a file takes the right to write its folder alone."""
+    system.housekeeping().run_once()
+    key = ObjectKey("b", "packed")
+    extent = system.store().head(key).extent
+    assert extent is not None
+    block = extent.block_id.hex()
+    subprocess.run(["chown", "-R", "65534:65534", str(store)], check=True)
+    shard = store / "blocks" / "shard-03" / block[-1] / block
+    os.chown(shard, 0, 0)
+    shard.chmod(0o600)
+    found = bench.run("check", "--json")
+    assert found.returncode == 13, found.stderr
+    (finding,) = [json.loads(line) for line in found.stdout.splitlines() if b"files-unusable" in line][:1]
+    assert str(shard) in json.dumps(finding)
+    bench.delete(system, key)
+    collect = [["gc", "run", "--apply"], ["gc", "run", "--apply"]]
+    for said, code, error in _as_nobody(bench, bench.config, 0o644, collect):
+        assert code == 0, (said, error)
+    assert not list(store.glob(f"blocks/shard-*/?/{block}"))

@@ -22,7 +22,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +32,7 @@ from typing import BinaryIO
 
 import structlog
 
+from nos_ec.adapters.file_system import open_new
 from nos_ec.adapters.local.durable import make_folder, sync_folder, write_at
 from nos_ec.core.audit_trail import AuditEntry, Recorded, audit_line, is_whole, read_line
 from nos_ec.core.killpoints import kill_point
@@ -109,17 +109,15 @@ class AuditFiles:
         kill_point("audit.recorded")
 
     def _append(self, data: bytes, now_ms: int) -> None:
-        _make_folder(self._folder)
+        make_folder(self._folder)
         with self._locked():
             path = self._folder / CURRENT
             if self._is_half(path, len(data)):
                 self._put_aside(path, now_ms)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            fd = open_new(path, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 size = os.fstat(fd).st_size
-                if not size:
-                    _hand_over(fd, self._folder)
-                elif os.pread(fd, 1, size - 1) != b"\n":
+                if size and os.pread(fd, 1, size - 1) != b"\n":
                     data = b"\n" + data  # a crash has torn the last line
                 _write(fd, data, size)
                 kill_point("audit.written")
@@ -201,7 +199,7 @@ class AuditFiles:
         kill_point("audit.notes_deleted")
         last_ms = max((time_ms for time_ms, _ in old), default=-1)
         if last_ms > agreed_ms:
-            os.close(os.open(self._folder / f"old-{now_ms:013d}-{last_ms:013d}", os.O_CREAT | os.O_CLOEXEC, 0o666))
+            os.close(open_new(self._folder / f"old-{now_ms:013d}-{last_ms:013d}", os.O_RDONLY))
 
     def _report(self, said: str, error: Exception, now_ms: int, **more: object) -> None:
         """Log it, once in LOG_WAIT_MS."""
@@ -264,44 +262,6 @@ def _notes(folder: Path) -> list[tuple[int, int, Path]]:
     """(SEEN, LAST, path) of each note. A crash can leave none, which costs one more wait. Raises OSError."""
     found = [(match, path) for path in folder.iterdir() if (match := _NOTE.fullmatch(path.name))]
     return [(int(match[1]), int(match[2]), path) for match, path in found]
-
-
-def _make_folder(folder: Path) -> None:
-    """Create the folder and its missing parents. What root creates belongs to the owner of the folder around it. Raises
-    OSError."""
-    if folder.is_dir():
-        return
-    if os.geteuid():
-        make_folder(folder)
-        return
-    _make_folder(folder.parent)
-    make_folder(folder)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        _give_to_owner_of(fd, folder.parent)  # synced with the first entry of the folder
-    finally:
-        os.close(fd)
-
-
-def _hand_over(fd: int, folder: Path) -> None:
-    """Let those write a new file who may write its folder, when root creates it: a command of root must not keep out
-    the daemons, which are another user. Also for an empty file of root, after a crash.
-
-    No other file may be given away: its name in a folder of another user may be a link to any file. Raises OSError.
-    """
-    if os.geteuid():
-        return
-    status = os.fstat(fd)
-    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and not (status.st_uid or status.st_size):
-        os.fchmod(fd, folder.stat().st_mode & 0o666)
-        _give_to_owner_of(fd, folder)
-
-
-def _give_to_owner_of(fd: int, folder: Path) -> None:
-    """Raises OSError, but not where root may not give files away, as in some containers and on NFS."""
-    owner = folder.stat()
-    with suppress(PermissionError):
-        os.fchown(fd, owner.st_uid, owner.st_gid)
 
 
 def _write(fd: int, data: bytes, size: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import google_crc32c
 
+from nos_ec.adapters.file_system import open_new
 from nos_ec.adapters.local.durable import sync_folder, translated
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId
@@ -32,7 +33,7 @@ class BlockLocks:
     def make(self) -> None:
         """Create the lock files, durably, in their folder, which must exist. Raises OSError."""
         for number in range(_COUNT):
-            (self._folder / f"{number:02x}").touch()
+            os.close(open_new(self._folder / f"{number:02x}", os.O_RDWR))
         sync_folder(self._folder)
 
     @contextmanager

@@ -137,7 +137,9 @@ class LocalBlockStore:
     def delete(self, block_id: BlockId) -> None:
         """Delete all files of a block. If a shard folder is lost, deletes the others and then raises Transient."""
         with self._locks.held(block_id), ExitStack() as stack:
-            found, unreachable = self._folders.open(stack, block_id, write=True)
+            found, refused = self._folders.open(stack, block_id, write=True)
+            # The right to delete a file is that to write its folder, whosever the file is.
+            unreachable = {shard: error for shard, error in refused.items() if not isinstance(error, PermissionError)}
             # Because of the mark, readers that find some shards already gone report NotFound instead of Corrupt. The
             # mark needs no sync: after a power cut, a second call finds what is left.
             for file in found.values():

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nos_ec.adapters.file_system import hand_over
 from nos_ec.adapters.local.device_file import DeviceFile, open_direct, page_buffer
 from nos_ec.adapters.local.device_format import (
     DEVICES_MAX,
@@ -350,6 +351,7 @@ def _fill(path: Path, size: int, *, new: bool) -> None:
     fd, _ = open_direct(path, os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else 0))
     try:
         try:
+            hand_over(fd, path.parent)
             with page_buffer(_ZEROS) as zeros:
                 zeros[:] = bytes(_ZEROS)
                 for at in range(0, size, _ZEROS):

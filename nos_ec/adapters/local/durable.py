@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from nos_ec.adapters.folder_trial import NO_SPACE, READ_ONLY, reason
+from nos_ec.adapters.file_system import NO_SPACE, READ_ONLY, make_one_folder, open_new, reason
 from nos_ec.core.errors import FREE_SPACE, NoSpace, Transient
 from nos_ec.core.ids import BlockId
 
@@ -33,7 +33,7 @@ def make_folder(path: Path) -> None:
     if path.is_dir():
         return
     make_folder(path.parent)
-    path.mkdir(exist_ok=True)
+    make_one_folder(path)
     sync_folder(path.parent)
 
 
@@ -41,7 +41,7 @@ def make_folders(parent: Path, names: Sequence[str]) -> None:
     """Create these folders in `parent` with one fsync for all. Creates `parent` if it is missing. Raises OSError."""
     make_folder(parent)
     for name in names:
-        (parent / name).mkdir(exist_ok=True)
+        make_one_folder(parent / name)
     sync_folder(parent)
 
 
@@ -60,7 +60,7 @@ def locked(folder: Path) -> Iterator[None]:
 def replace_file(path: Path, data: bytes) -> None:
     """Write a whole file. Durable on return; after a crash it has either the old or the new content. Raises OSError."""
     temporary = path.with_name(path.name + ".new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    fd = open_new(temporary, os.O_WRONLY | os.O_TRUNC)
     try:
         write_at(fd, [data], 0)
         os.fsync(fd)

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from nos_ec.adapters.file_system import open_new
 from nos_ec.adapters.local.durable import (
     as_port_error,
     locked,
@@ -255,7 +256,7 @@ class LocalLandingStore:
 
     def _claim(self, landing_id: LandingId, temporary: Path) -> int:
         try:
-            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+            return open_new(temporary, os.O_WRONLY | os.O_EXCL)
         except FileExistsError as error:
             raise Conflict(
                 f"landing copy {landing_id.hex()} is being written, or was left by a killed put: use a new id",

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from nos_ec.adapters.folder_trial import NO_SPACE, reason, unwritable
+from nos_ec.adapters.file_system import NO_SPACE, open_new, reason, unwritable
 from nos_ec.adapters.local.durable import make_folder, sync_folder
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
 
@@ -106,6 +106,7 @@ def _link_into_place(draft: Path, path: Path) -> bool:
 
 def _write_draft(draft: Path, partitions: int) -> None:
     """Write a complete log. Closing its only connection moves the write-ahead log into the file and syncs it."""
+    os.close(open_new(draft, os.O_RDWR | os.O_EXCL))  # SQLite gives the files beside it the same owner and mode
     with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")

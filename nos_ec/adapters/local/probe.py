@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nos_ec.adapters.folder_trial import NO_SPACE, write_error
+from nos_ec.adapters.file_system import NO_SPACE, write_error
 
 
 def probe_folder(folder: Path) -> None:

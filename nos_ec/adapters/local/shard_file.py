@@ -26,6 +26,7 @@ from typing import NamedTuple, Self
 
 import google_crc32c
 
+from nos_ec.adapters.file_system import open_new
 from nos_ec.adapters.local.durable import write_at
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.ids import BlockId
@@ -104,7 +105,7 @@ class ShardFile:
     @classmethod
     def create(cls, path: Path, layout: ShardLayout, block_id: BlockId, shard: int) -> Self:
         """Create a shard file without stripes, exclusively. Syncs neither the file nor its folder entry."""
-        file = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC), layout, block_id, shard)
+        file = cls(path, open_new(path, os.O_RDWR | os.O_EXCL), layout, block_id, shard)
         try:
             write_at(file._fd, [file._head().ljust(PAGE, b"\0")], 0)
         except OSError:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
+from nos_ec.adapters.file_system import make_one_folder
 from nos_ec.adapters.local.durable import replace_file
 from nos_ec.adapters.local.shard_folders import FAN_OUT
 from nos_ec.core.errors import ConfigError
@@ -23,7 +24,7 @@ _FORMAT = {"format": "nos-ec shard", "version": 1}
 def make_shard(folder: Path, store_id: str, shard: int) -> None:
     """Create, durably, the folders inside a shard's folder, which must exist. Existing ones stay. Raises OSError."""
     for name in FAN_OUT:
-        (folder / name).mkdir(exist_ok=True)
+        make_one_folder(folder / name)
     kill_point("block_store.shard_made")
     content = {**_FORMAT, "store": store_id, "shard": shard}
     replace_file(folder / IDENTITY_FILE, json.dumps(content, indent=2).encode() + b"\n")

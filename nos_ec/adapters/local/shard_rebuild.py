@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from nos_ec.adapters.file_system import open_new
 from nos_ec.adapters.local import block_locks
 from nos_ec.adapters.local.block_end import readable_stripes, sealed_stripes, whole_stripes
 from nos_ec.adapters.local.block_locks import BlockLocks
@@ -53,7 +54,7 @@ class LocalShards:
     def alone(self) -> Iterator[None]:
         """Hold the flock of the file `rebuild`, which the first run creates."""
         with translated(f"lock file {self._lock_file}"):
-            fd = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = open_new(self._lock_file, os.O_RDWR)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -32,6 +32,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from nos_ec.adapters.file_system import open_new
 from nos_ec.adapters.local.device_format import DEVICES_MAX, SLOTS_MAX
 from nos_ec.adapters.local.durable import translated
 from nos_ec.core.errors import Transient
@@ -87,7 +88,7 @@ class SlotTable:
         self.path = folder / FILE
         with translated(f"landing log {self.path}"):
             try:
-                self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._fd = open_new(self.path, os.O_RDWR)
             except OSError as error:
                 if error.errno != errno.EROFS:
                     raise

@@ -27,7 +27,7 @@ from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, m
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from nos_ec.adapters.folder_trial import lacks_inodes
+from nos_ec.adapters.file_system import lacks_inodes, open_new
 from nos_ec.adapters.sql import mysql_options
 from nos_ec.adapters.sql.mysql_connection import MySqlConnection
 from nos_ec.core.callbacks import called_back
@@ -159,6 +159,9 @@ def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:
     path = Path(str(url.database))
     if not create:
         _require_file(path)
+    else:
+        with suppress(OSError):  # SQLite reports it better, and gives the files beside it the same owner and mode
+            os.close(open_new(path, os.O_RDWR))
     _keep_spares(path)
     engine = create_engine(url, pool_size=POOL_SIZE, max_overflow=POOL_OVERFLOW)
     event.listen(engine, "do_connect", _sqlite_connect(path, busy_ms))
@@ -216,7 +219,7 @@ def _spares(path: Path) -> list[Path]:
 def _keep_spares(path: Path) -> None:
     with suppress(OSError):  # a user who may only read needs none
         for spare in _spares(path):
-            spare.touch()
+            os.close(open_new(spare, os.O_RDWR))
 
 
 def _give_up_spares(path: Path) -> bool:

@@ -13,7 +13,7 @@ from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from nos_ec.adapters.folder_trial import unwritable
+from nos_ec.adapters.file_system import unwritable
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
 
 _SQLITE_FULL, _SQLITE_IOERR = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR

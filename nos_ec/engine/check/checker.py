@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 from nos_ec.core.errors import Corrupt, NotFound, Transient
 from nos_ec.core.findings import Finding, FindingKind
@@ -40,13 +41,15 @@ Tick = Callable[[str, int], object]
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a check looks at. medium: that of the landing log; None for a store without one."""
+    """What a check looks at. medium: that of the landing log; None for a store without one. misfits: finds the files
+    that those who use their folder may not use."""
 
     metadata: Metadata
     blocks: BlockStore
     landing: LandingStore
     medium: SegmentMedium | None
     clock: Clock
+    misfits: Callable[[], Iterator[Path]] = lambda: iter(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class Checker:
             ("landing copies", self._of_copies),
             ("landing log", self._of_log),
             ("leases", self._of_leases),
+            ("files", self._of_files),
         )
         for part, look in parts:
             try:
@@ -176,7 +180,7 @@ class Checker:
     def _of_block(self, row: BlockRow, short: ShortBlocks) -> Sequence[Finding] | None:
         self._count(row)
         found = self._blocks.findings(row)
-        if row.state is BlockState.SEALED and not found:
+        if row.state is BlockState.SEALED and row.stripes and not found:  # nothing is short of no stripes
             missing = self._checked.blocks.missing_shards(row.block_id)
             if missing and self._blocks.row(row.block_id) == row:
                 short.add(row.block_id, missing)
@@ -229,6 +233,15 @@ class Checker:
             check = LogCheck(self._checked.metadata, self._checked.medium, self._second, now_ms)
             yield from check.findings()
             self.figures.landing_segments = check.segments
+
+    def _of_files(self) -> Iterator[Finding]:
+        count, named = 0, list[str]()
+        for path in self._checked.misfits():
+            count += 1
+            if len(named) < NAMED_MAX:
+                named.append(str(path))
+        if count:
+            yield Finding(FindingKind.FILES_UNUSABLE, "files of the store", {"files": count, "named": named})
 
     def _of_leases(self) -> Iterator[Finding]:
         """Expired leases are no problem: a consumer or GC run fences them."""

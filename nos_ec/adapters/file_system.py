@@ -1,0 +1,121 @@
+"""Files of an embedded store and of SQLite: to whom new ones belong, and why a folder cannot be written. The latter is
+found by writing there, because SQLite's errors do not say it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from nos_ec.core.errors import FREE_SPACE, NoSpace, Transient
+
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""EFBIG is a file size limit of the process or the filesystem; like a full disk, only an operator can change it."""
+
+NO_INODES = "no free inodes (its file system takes no further file, whatever space is free)"
+READ_ONLY = "its file system is read-only; mount it writable again"
+
+_CONTENT = b"nos_ec probe".ljust(1 << 16)
+
+
+def open_new(path: Path, flags: int) -> int:
+    """Open a file, which is created if it is missing, and then handed over. Raises OSError."""
+    fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        hand_over(fd, path.parent)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def hand_over(fd: int, folder: Path) -> None:
+    """Let those write a new file who may write its folder, when root creates it: a command of root must not keep out
+    the daemons, which are another user. Also for an empty file of root, after a crash.
+
+    No other file may be given away: its name in a folder of another user may be a link to any file. Raises OSError.
+    """
+    if os.geteuid():
+        return
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and not (status.st_uid or status.st_size):
+        above = folder.stat()
+        os.fchmod(fd, above.st_mode & 0o666)
+        with suppress(PermissionError):  # in some containers and on NFS, root may not give files away
+            os.fchown(fd, above.st_uid, above.st_gid)
+
+
+def make_one_folder(path: Path) -> None:
+    """Create a folder, unless there is one. What root creates belongs to the owner of the folder around it. Raises
+    OSError."""
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return
+    if not os.geteuid():
+        above = path.parent.stat()
+        with suppress(PermissionError):
+            os.chown(path, above.st_uid, above.st_gid, follow_symlinks=False)
+
+
+def misfits(root: Path) -> Iterator[Path]:
+    """Yield the files below `root` that those who use their folder may not use: of another owner, and not writable for
+    the folder's group. What is deleted meanwhile is passed over. Raises Transient."""
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = Path(folder, name)
+            try:
+                above, status = path.parent.stat(), path.lstat()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise Transient(f"{path}: {error.strerror}") from error
+            shared = above.st_mode & 0o060
+            owned = status.st_uid == above.st_uid and status.st_mode & 0o600 == 0o600
+            if not owned and (status.st_gid != above.st_gid or not shared & 0o020 or shared & ~status.st_mode):
+                yield path
+
+
+def write_error(folder: Path) -> OSError | None:
+    """Write to a file without a name, which disappears when it is closed, and read it back. Returns the error; None if
+    the folder can be written."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            written = file.write(_CONTENT)
+            if written < len(_CONTENT):
+                file.write(_CONTENT[written:])
+            os.fsync(file.fileno())
+            if os.pread(file.fileno(), len(_CONTENT) + 1, 0) != _CONTENT:
+                raise OSError(errno.EIO, "a file reads back differently")
+    except OSError as error:
+        return error
+    return None
+
+
+def lacks_inodes(path: Path) -> bool:
+    """Whether the file system of a file or folder can take no further file. Some file systems have no fixed number of
+    inodes: then False."""
+    with suppress(OSError):
+        found = os.statvfs(path if path.exists() else path.parent)
+        return bool(found.f_files) and not found.f_favail
+    return False
+
+
+def unwritable(what: str, path: Path) -> Transient | None:
+    """Why SQLite could not write a file, if that is because its folder has no space, quota or inodes, or is read-only:
+    SQLite reports these as others do. `what` begins the message. Returns NoSpace or Transient, or None."""
+    error = write_error(path.parent)
+    if error is not None and error.errno in NO_SPACE:
+        return NoSpace(f"{what}: {reason(error, path.parent)}; {FREE_SPACE}, or add some there")
+    return Transient(f"{what}: {READ_ONLY}") if error is not None and error.errno == errno.EROFS else None
+
+
+def reason(error: OSError, path: Path) -> str:
+    """What to say of an error of the operating system about `path`."""
+    if error.errno == errno.ENOSPC and lacks_inodes(path):
+        return NO_INODES
+    return error.strerror or str(error)
