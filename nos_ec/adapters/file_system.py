@@ -62,6 +62,26 @@ def make_one_folder(path: Path) -> None:
             os.chown(path, above.st_uid, above.st_gid, follow_symlinks=False)
 
 
+def identity(path: Path) -> tuple[int, int] | None:
+    """What tells the file from another one of its name; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def require_same_file(what: str, path: Path, opened: tuple[int, int] | None) -> None:
+    """A file that was replaced (by a restored backup, say) while it was open lives on without a name, and is gone with
+    the last process that has it open. `opened`: its identity when it was opened; None if that is not known. `what`
+    begins the message. Raises Transient."""
+    if opened is not None and identity(path) != opened:
+        raise Transient(
+            f"{what}: it was moved, deleted or replaced while this process had it open: put the right file there, and"
+            " start this process again"
+        )
+
+
 def misfits(root: Path) -> Iterator[Path]:
     """Yield the files below `root` that those who use their folder may not use: of another owner, and not writable for
     the folder's group. What is deleted meanwhile is passed over. Raises Transient."""

@@ -47,7 +47,8 @@ def _shown_default(field: FieldInfo) -> str:
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
     if any(isinstance(m, BeforeValidator) and m.func is size_of for m in field.metadata):
-        return f'`"{_shown_size(default)}"`'
+        shown = _shown_size(default)
+        return f"`{shown}`" if shown.isdecimal() else f'`"{shown}"`'
     return f'`"{default}"`' if isinstance(default, str | Path) else f"`{default}`"
 
 

@@ -171,6 +171,16 @@ def test_a_missing_or_foreign_file_is_a_configuration_error(tmp_path: Path) -> N
         LocalMessageLog.initialise(foreign / "log.sqlite", 3)
 
 
+def test_nothing_is_published_to_a_file_that_was_replaced(tmp_path: Path) -> None:
+    path, clock = tmp_path / "log.sqlite", FakeClock()
+    with closing(LocalMessageLog.initialise(path, 1).publisher(clock)) as publisher:
+        publisher.publish([(b"k", b"1")])
+        path.rename(tmp_path / "moved.sqlite")
+        LocalMessageLog.initialise(path, 1)
+        with pytest.raises(Transient, match="replaced while this process had it open"):
+            publisher.publish([(b"k", b"2")])
+
+
 def test_a_file_of_format_2_is_brought_up_to_date(tmp_path: Path) -> None:
     """Its messages count as very old, so that none is published again before the group has passed it."""
     path, clock = tmp_path / "log.sqlite", FakeClock()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import ssl
+from contextlib import closing
 from pathlib import Path
 
 import pymysql  # type: ignore[import-untyped]
@@ -17,6 +19,7 @@ from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.migrate import migrate
 from nos_ec.adapters.sql.schema import METADATA
 from nos_ec.core.errors import ConfigError, Corrupt, Transient
+from nos_ec.testing.metadata_bench import MetadataBench
 from tests.rig.sql_migrations import SqlMigrations
 
 
@@ -33,6 +36,36 @@ def test_migrating_twice_creates_the_tables_of_the_schema(url: str) -> None:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
         assert connection.scalar(text("PRAGMA journal_mode")) == "wal"
         assert connection.scalar(text("PRAGMA synchronous")) == 2, "FULL: a commit is on the disk when it returns"
+    engine.dispose()
+
+
+def test_nothing_is_written_into_a_file_that_was_replaced(url: str, tmp_path: Path) -> None:
+    """It has no name any more, and would be gone with this process."""
+    migrate(url)
+    path, other = tmp_path / "meta.db", tmp_path / "restored.db"
+    with closing(open_metadata(url)) as metadata:
+        bench = MetadataBench(metadata)
+        bench.put("before")
+        shutil.copy(path, other)
+        other.replace(path)
+        with pytest.raises(Transient, match="replaced while this process had it open"):
+            bench.put("into the old file")
+        path.unlink()
+        with pytest.raises(Transient, match="replaced while this process had it open"):
+            bench.get("before")
+
+
+def test_the_write_ahead_log_shrinks(url: str, tmp_path: Path) -> None:
+    migrate(url)
+    engine = make_engine(url).execution_options(**{WRITES: True})
+    log = tmp_path / "meta.db-wal"
+    for size in (40 << 20, 1, 1):
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE IF NOT EXISTS large (data BLOB)"))
+            connection.execute(text("INSERT INTO large VALUES (zeroblob(:size))"), {"size": size})
+        if size > 1:
+            assert log.stat().st_size > size
+    assert log.stat().st_size <= 16 << 20
     engine.dispose()
 
 

@@ -133,6 +133,10 @@ def test_files_of_the_caller(bench: Bench, store: Path) -> None:
         assert (code, "Permission denied" in error["message"]) == (2, True), (command, error)
 
 
+def test_no_file_of_a_store_may_be_executed(store: Path) -> None:
+    assert [path for path in store.rglob("*") if path.is_file() and path.stat().st_mode & 0o111] == []
+
+
 def test_what_root_does_once_keeps_no_service_out(bench: Bench, store: Path) -> None:
     """Root's files take owner and mode of their folders, whatever root's umask is."""
     subprocess.run(["chown", "-R", "65534:65534", str(store)], check=True)

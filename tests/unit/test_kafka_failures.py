@@ -18,7 +18,7 @@ from confluent_kafka import Message as DriverMessage
 
 from nos_ec.adapters.kafka import member_client, offset_look_up, stall_watch, topic_watch
 from nos_ec.adapters.kafka import publisher as publisher_module
-from nos_ec.adapters.kafka.cluster import TIMEOUT_MS_MIN, KafkaTopic
+from nos_ec.adapters.kafka.cluster import TIMEOUT_MS_MIN, KafkaTopic, translate
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.offset_look_up import EARLIEST, OffsetLookUp
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
@@ -522,3 +522,9 @@ def test_a_consumer_that_only_reads_the_lag_uses_another_client_after_a_failure(
         with pytest.raises(Transient):
             consumer.lag()
         assert len(made) == 3
+
+
+def test_a_refused_timestamp_is_a_matter_of_clocks() -> None:
+    error = translate(KafkaError(KafkaError.INVALID_TIMESTAMP), KafkaTopic("127.0.0.1:1", "t", 1), "publish")
+    assert type(error) is Transient
+    assert "set the clocks" in str(error)

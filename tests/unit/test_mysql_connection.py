@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,10 @@ from typing import Any
 
 import pymysql  # type: ignore[import-untyped]
 import pytest
-from pymysql.constants import COMMAND  # type: ignore[import-untyped]
+from pymysql import _auth
+from pymysql.connections import Connection as PyMySqlConnection  # type: ignore[import-untyped]
+from pymysql.constants import COMMAND, CR  # type: ignore[import-untyped]
+from pymysql.err import OperationalError  # type: ignore[import-untyped]
 
 from nos_ec.adapters.sql import engine
 from nos_ec.adapters.sql.engine import MYSQL_GREETING_S
@@ -190,3 +194,18 @@ def test_the_port_of_another_protocol_is_noticed(banner: bytes, monkeypatch: pyt
             open_metadata(f"mysql+pymysql://user:word@127.0.0.1:{port}/nos_ec").is_new()
         assert time.monotonic() - begun_s < 30, "half a second, and no other try"
     assert 5 <= MYSQL_GREETING_S <= 15, "what it is outside of this test"
+
+
+def test_the_package_for_ed25519_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyMySQL raises RuntimeError when an account of MariaDB asks for it, and PyNaCl is not installed."""
+
+    def asked_for_ed25519(_connection: PyMySqlConnection) -> None:
+        _auth.ed25519_password(b"secret", bytes(32))
+
+    monkeypatch.setattr(_auth, "_nacl_bindings", False)
+    monkeypatch.setitem(sys.modules, "nacl", None)
+    monkeypatch.setattr(PyMySqlConnection, "_request_authentication", asked_for_ed25519)
+    connection = MySqlConnection.__new__(MySqlConnection)
+    with pytest.raises(OperationalError, match="PyNaCl") as caught:
+        connection._request_authentication()
+    assert caught.value.args[0] == CR.CR_AUTH_PLUGIN_CANNOT_LOAD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -491,6 +492,27 @@ def test_settings_have_the_limits_of_the_geometry(key: str, low: int, high: int)
 )
 def test_the_format_states_the_limits_of_the_geometry(stated: str) -> None:
     assert stated in (DOCS / "FORMAT.md").read_text()
+
+
+def test_the_defaults_of_the_reference_are_taken(tmp_path: Path) -> None:
+    """As they stand there."""
+    lines, section = list[str](), ""
+    for line in reference().splitlines():
+        if line.startswith("## ["):
+            section = line.removeprefix("## ")
+        elif match := re.match(r"\| `(\w+)` \| `(.+?)` \|", line):
+            lines.append(f"{section}\n{match[1]} = {match[2]}")
+    assert len(lines) > 100
+    for number, text in enumerate(lines):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(text)
+        problems = ""
+        try:
+            load_settings(file, {})
+        except ConfigError as error:
+            problems = str(error)
+        name = text.splitlines()[1].partition(" ")[0]
+        assert f"{name}: " not in problems, f"{text}: {problems}"
 
 
 def test_the_reference_is_up_to_date() -> None:

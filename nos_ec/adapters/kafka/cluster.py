@@ -195,6 +195,11 @@ def translate(error: KafkaError, topic: KafkaTopic, doing: str) -> NosError:
         return TooLarge(
             f"{said}; raise the setting max.message.bytes of topic {topic.name}, and message.max.bytes of kafka.options"
         )
+    if code == KafkaError.INVALID_TIMESTAMP:
+        return Transient(
+            f"{said}; the clock of this machine is further from that of the broker than the topic allows"
+            " (message.timestamp.after.max.ms, message.timestamp.before.max.ms): set the clocks"
+        )
     if code in _ADVICE:
         return ConfigError(f"{said}; {_ADVICE[code]}")
     return Transient(f"{said} ({error.name()}); check the brokers {topic.servers}")

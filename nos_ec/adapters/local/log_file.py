@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from nos_ec.adapters.file_system import NO_SPACE, open_new, reason, unwritable
+from nos_ec.adapters.file_system import NO_SPACE, identity, open_new, reason, require_same_file, unwritable
 from nos_ec.adapters.local.durable import make_folder, sync_folder
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
 
@@ -36,6 +36,8 @@ APPLICATION_ID = 0x4E4C4F47
 
 PARTITIONS_MAX = 1024
 _BUSY_TIMEOUT_S = 10.0
+_WAL_BYTES_MAX = 16 << 20
+"""What the write-ahead log shrinks to after a large transaction or a long read."""
 
 _PUBLISHED_MS = "published_ms INTEGER NOT NULL DEFAULT 0"
 """The default makes messages of format 2 as old as possible, so that none of them is published again before the group
@@ -114,7 +116,13 @@ def _write_draft(draft: Path, partitions: int) -> None:
         connection.executemany("INSERT INTO log VALUES (?, 0, 0)", [(p,) for p in range(partitions)])
 
 
-def open_log_file(path: Path) -> sqlite3.Connection:
+class _Opened(sqlite3.Connection):
+    """file: the identity of the file that was opened."""
+
+    file: tuple[int, int] | None = None
+
+
+def open_log_file(path: Path) -> _Opened:
     """Return a connection in autocommit mode that syncs every commit. Raises ConfigError, Corrupt, Transient."""
     try:
         path.stat()
@@ -129,9 +137,12 @@ def open_log_file(path: Path) -> sqlite3.Connection:
             timeout=_BUSY_TIMEOUT_S,
             isolation_level=None,
             check_same_thread=False,
+            factory=_Opened,
         )
+        connection.file = identity(path)
         try:
             connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
             _check_format(connection, path)
         except BaseException:
             connection.close()
@@ -183,9 +194,10 @@ def partition_count(connection: sqlite3.Connection) -> int:
 
 
 @contextmanager
-def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+def transaction(connection: _Opened, path: Path) -> Iterator[None]:
     """Run a transaction. On exit, all of it is durable or none of it. The write lock is taken at the start: without a
     read lock to upgrade, there can be no deadlock."""
+    require_same_file(f"message log: {path}", path, connection.file)
     with translated_errors(path):
         connection.execute("BEGIN IMMEDIATE")
         try:

@@ -20,6 +20,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, m
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from nos_ec.adapters.file_system import lacks_inodes, open_new
+from nos_ec.adapters.file_system import identity, lacks_inodes, open_new, require_same_file
 from nos_ec.adapters.sql import mysql_options
 from nos_ec.adapters.sql.mysql_connection import MySqlConnection
 from nos_ec.core.callbacks import called_back
@@ -56,11 +57,18 @@ WRITES = "nos_ec_writes"
 """The execution option of an engine whose transactions write."""
 
 _ALONE = "nos_ec_alone"
+_OPENED = "nos_ec_opened"
+_WAL_BYTES_MAX = 16 << 20
+"""What the write-ahead log shrinks to after a large transaction, or after a long read, during which it grows."""
 
 _MYSQL_SETUP = (
     f"SET SESSION innodb_lock_wait_timeout = {MYSQL_LOCK_WAIT_S}, lock_wait_timeout = {MYSQL_LOCK_WAIT_S},"
-    " sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00'"
+    " sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00',"
+    f" sql_select_limit = {(1 << 64) - 1}, sql_safe_updates = 0, sql_big_selects = 1, sql_auto_is_null = 0,"
+    " completion_type = 0, foreign_key_checks = 1, unique_checks = 1"
 )
+"""What a session would otherwise take from the server's settings, and what would then change results, refuse statements
+or end the connection with each COMMIT. DEFAULT would mean the server's setting, so values are given."""
 
 
 def parse_url(url: str) -> URL:
@@ -165,7 +173,9 @@ def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:
     _keep_spares(path)
     engine = create_engine(url, pool_size=POOL_SIZE, max_overflow=POOL_OVERFLOW)
     event.listen(engine, "do_connect", _sqlite_connect(path, busy_ms))
+    event.listen(engine, "connect", partial(_note_file, path))
     event.listen(engine, "checkin", _sqlite_end_exclusive_use)
+    event.listen(engine, "begin", partial(_require_same_file, path))
     event.listen(engine, "begin", _sqlite_begin)
     return engine
 
@@ -275,6 +285,7 @@ def _set_up(connection: Any, busy_ms: int, *, alone: bool) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA busy_timeout = {busy_ms}")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
 
 
 def _sqlite_end_exclusive_use(_connection: Any, record: ConnectionPoolEntry) -> None:
@@ -287,6 +298,14 @@ def _sqlite_end_exclusive_use(_connection: Any, record: ConnectionPoolEntry) -> 
 def _unhex(text: str | None) -> bytes | None:
     """UNHEX for SQLite, which has it only since 3.41."""
     return None if text is None else bytes.fromhex(text)
+
+
+def _note_file(path: Path, _connection: Any, record: ConnectionPoolEntry) -> None:
+    record.info[_OPENED] = identity(path)
+
+
+def _require_same_file(path: Path, connection: Connection) -> None:
+    require_same_file(f"metadata at SQLite file {path}", path, connection.info.get(_OPENED))
 
 
 def _sqlite_begin(connection: Connection) -> None:

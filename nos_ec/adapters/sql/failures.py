@@ -35,6 +35,13 @@ _MYSQL_UNREACHABLE = {1040, 1129, 1203, 2002, 2003, 2005}
 _MYSQL_UNENCRYPTED = 2026
 _MYSQL_FULL = {1021, 1041, 1114, 3675}
 _MYSQL_DENIED = {1045, 1130, 1698}
+_MYSQL_EXPIRED = {1820, 1862}
+"""The password has expired: a session that may only change it, and one that is refused at once."""
+_MYSQL_LOCKED = {3118, 3955, 4151}
+"""The account is locked: on MySQL, there after too many wrong passwords, and on MariaDB."""
+_MYSQL_PLUGIN = 2059
+_MYSQL_STATEMENT_BINLOG = 1665
+"""READ COMMITTED and a binary log of statements exclude each other."""
 _MYSQL_NO_GRANT = {1044, 1142, 1143, 1227, 1370}
 _MYSQL_NO_DATABASE, _MYSQL_NO_TABLE = 1049, 1146
 _MYSQL_GOT_ERRNO = {3, 1026, 1030}
@@ -149,6 +156,14 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
         return Failure(Transient(f"{where}; the connection was lost"), again=True)
     if code in _MYSQL_DENIED:
         return Failure(ConfigError(f"{where}; check user and password in the metadata URL"))
+    if code in _MYSQL_EXPIRED:
+        return Failure(ConfigError(f"{where}; set a new password for this user (ALTER USER)"))
+    if code in _MYSQL_LOCKED:
+        return Failure(ConfigError(f"{where}; unlock it (ALTER USER ... ACCOUNT UNLOCK), or use another user"))
+    if code == _MYSQL_PLUGIN:
+        return Failure(ConfigError(f"{where}; or use a user with another authentication plugin"))
+    if code == _MYSQL_STATEMENT_BINLOG:
+        return Failure(ConfigError(f"{where}; set binlog_format to ROW or MIXED on the server"))
     if code in _MYSQL_NO_GRANT:
         return Failure(
             ConfigError(

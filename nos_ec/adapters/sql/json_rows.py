@@ -66,10 +66,12 @@ def _json_table(element: _JsonFunction, compiler: Any, **options: Any) -> str:
 
 
 def _type_of(bytes_max: int) -> str:
-    """A row has room for few long VARCHARs, but for any number of TEXTs, which cost more."""
-    if bytes_max > _VARCHAR_BYTES_MAX:
-        return "TEXT"
-    return f"VARCHAR({2 * bytes_max})" if bytes_max else "DECIMAL(20,0)"
+    """A row has room for few long VARCHARs, but for any number of TEXTs, which cost more. The text is ASCII: without a
+    character set the column would get that of the database, and UNHEX cannot read ucs2 or utf16."""
+    if not bytes_max:
+        return "DECIMAL(20,0)"
+    kind = f"VARCHAR({2 * bytes_max})" if bytes_max <= _VARCHAR_BYTES_MAX else "TEXT"
+    return f"{kind} CHARSET ascii"
 
 
 class JsonRows:

@@ -78,6 +78,17 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
         finally:
             self._read_timeout = read_s
 
+    def _request_authentication(self) -> None:
+        """Log in. Raises OperationalError 2059 when PyMySQL lacks what the authentication plugin of the user needs."""
+        try:
+            super()._request_authentication()
+        except RuntimeError as error:
+            raise OperationalError(
+                CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
+                f"this user's authentication plugin needs a Python package: {error}. Install it beside nos_ec (for"
+                " ed25519: PyNaCl)",
+            ) from error
+
     def _escape_string(self, s: str) -> str:
         """The text as it stands between single quotes. PyMySQL looks each character up in a table, which takes
         some 50 nanoseconds: 0.2 to 0.5 ms for the rows of a group of small objects. Two searches take a hundredth."""
