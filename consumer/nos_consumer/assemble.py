@@ -37,6 +37,7 @@ def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator
         waiting_bytes_max=settings.merge_list_bytes_max,
         idle_wait_ms=settings.idle_wait_ms,
         drain_idle_ms=2 * system.settings.log.session_ms,
+        store_id=system.store_id,
     )
     with system.lease(member, settings.lease_ttl_ms) as held:
         writers = [system.writer(held.lease, BlockKind.FRESH) for _ in range(settings.lanes)]

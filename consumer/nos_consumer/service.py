@@ -18,7 +18,7 @@ from nos_consumer.diary import Diary
 from nos_consumer.offsets import Offsets
 from nos_consumer.pause import Pause
 from nos_consumer.unread import UnreadObjects
-from nos_ec.core.errors import Corrupt, NosError, NoSpace, NotFound, Transient
+from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.messages import NamedVersion, PackRequest, decode_pack_request
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.lanes import Lanes
@@ -43,13 +43,14 @@ DRAIN_FAILURES_MAX = 4
 class ConsumerOptions:
     """poll_messages_max: messages per poll. waiting_objects_max, waiting_bytes_max: limits of the merge list; polling
     pauses when either is reached. idle_wait_ms: longest wait for a message. drain_idle_ms: how long `drain` waits for
-    partitions that another member may be about to give up."""
+    partitions that another member may be about to give up. store_id: events of other stores are refused."""
 
     poll_messages_max: int
     waiting_objects_max: int
     waiting_bytes_max: int
     idle_wait_ms: int
     drain_idle_ms: int
+    store_id: str
 
 
 class ConsumerService:
@@ -244,6 +245,15 @@ class ConsumerService:
             self._errors.error("message skipped", partition=message.partition, offset=message.offset, error=str(error))
             self._set_aside(message, str(error))
             return None
+        if isinstance(request, PackRequest) and request.store not in ("", self._options.store_id):
+            # Its store would publish it again and again, while this one counts it as done.
+            raise ConfigError(
+                f"message log: partition {message.partition}, offset {message.offset}: an event of another store,"
+                f" {request.store}; this one is {self._options.store_id}. Give each store a topic of its own. A topic"
+                " with events of both may be deleted and created again with `nos-ec init`: what is not packed is then"
+                " published again",
+                settings=("kafka.topic",),
+            )
         return request
 
     def _set_aside(self, message: Message, reason: str) -> None:

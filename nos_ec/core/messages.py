@@ -1,11 +1,13 @@
 """Event payloads, versioned, and the partition an event belongs to.
 
 A pack request says that a version of an object is in the landing store and waits to be packed. It is JSON, so that an
-operator can read the log. The producer writes version 1; a program of someone else may write version 2, which the
-consumer completes from the object's row:
+operator can read the log. The producer writes version 3, which is version 1 and the id of the store: so that a consumer
+notices that two stores use one topic. Earlier releases wrote version 1. A program of someone else may write version 2,
+which the consumer completes from the object's row:
 
     {"v":1,"object_id":7,"bucket":"photos","name":"a.jpg","version":3,"size":512,"crc32c":99,"landing_id":"<32 hex>"}
     {"v":2,"bucket":"photos","name":"a.jpg","version":3}
+    {"v":3,"object_id":7, ... ,"landing_id":"<32 hex>","store":"<32 hex>"}
 
 An event is a hint, never a fact: the commit decides by compare-and-set on the row (invariant 5), so a stale field
 does no harm. An *impossible* field is Corrupt: it means that the log holds something else.
@@ -22,10 +24,12 @@ import msgspec
 from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.ids import LandingId, ObjectKey
 
-PACK_REQUEST_VERSION = 1
-"""What the producer writes."""
+FIRST_VERSION = 1
+"""What producers of earlier releases wrote."""
 NAMED_VERSION = 2
 """What programs of others may write."""
+PACK_REQUEST_VERSION = 3
+"""What the producer writes."""
 
 _ID_MAX = 2**63 - 1
 """Row ids and versions are signed 64-bit columns."""
@@ -36,7 +40,8 @@ _Id = Annotated[int, msgspec.Meta(ge=1, le=_ID_MAX)]
 
 
 class PackRequest(msgspec.Struct, frozen=True):
-    """One object version to pack. `size` in bytes, `landing_id` 16 bytes, `crc32c` of the object's bytes."""
+    """One object version to pack. `size` in bytes, `landing_id` 16 bytes, `crc32c` of the object's bytes. `store`: the
+    id of the store that has the object; empty where the event does not say it."""
 
     object_id: int
     key: ObjectKey
@@ -44,7 +49,7 @@ class PackRequest(msgspec.Struct, frozen=True):
     size: int
     crc32c: int
     landing_id: LandingId
-    v: int = PACK_REQUEST_VERSION
+    store: str = ""
 
 
 class NamedVersion(msgspec.Struct, frozen=True):
@@ -65,6 +70,12 @@ class _PackRequestV1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: Annotated[int, msgspec.Meta(ge=1, le=_U32_MAX)]
     crc32c: Annotated[int, msgspec.Meta(ge=0, le=_U32_MAX)]
     landing_id: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+
+
+class _PackRequestV3(_PackRequestV1, frozen=True, forbid_unknown_fields=True):
+    """The wire form of version 3: that of version 1, and one field more. Never changed."""
+
+    store: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 
 
 class _PackRequestV2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,42 +101,42 @@ _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.json.Encoder()
 _decoder_v1 = msgspec.json.Decoder(_PackRequestV1)
 _decoder_v2 = msgspec.json.Decoder(_PackRequestV2)
+_decoder_v3 = msgspec.json.Decoder(_PackRequestV3)
 _decoder_any = msgspec.json.Decoder(_AnyVersion)
 
 
 def encode_pack_request(
-    *, object_id: int, key: ObjectKey, version: int, size: int, crc32c: int, landing_id: LandingId
+    *, object_id: int, key: ObjectKey, version: int, size: int, crc32c: int, landing_id: LandingId, store: str = ""
 ) -> bytes:
-    """The event for one row, as UTF-8 JSON. Takes plain fields, so that this package needs no row class of a port.
+    """The event for one row, as UTF-8 JSON: of version 3, or of version 1 without a store. Takes plain fields, so that
+    this package needs no row class of a port.
 
     Checks nothing, because the arguments come from our own rows; `decode_pack_request` checks everything.
     """
+    landing, bucket, name = landing_id.hex(), key.bucket, key.name
+    if not store:
+        return _encoder.encode(_PackRequestV1(FIRST_VERSION, object_id, bucket, name, version, size, crc32c, landing))
     return _encoder.encode(
-        _PackRequestV1(
-            v=PACK_REQUEST_VERSION,
-            object_id=object_id,
-            bucket=key.bucket,
-            name=key.name,
-            version=version,
-            size=size,
-            crc32c=crc32c,
-            landing_id=landing_id.hex(),
-        )
+        _PackRequestV3(PACK_REQUEST_VERSION, object_id, bucket, name, version, size, crc32c, landing, store)
     )
 
 
 def decode_pack_request(data: bytes) -> PackRequest | NamedVersion:
     """The request in `data`. Total: any bytes give a valid request or Corrupt, never another exception."""
     try:
-        if _version(data) == NAMED_VERSION:
+        version = _version(data)
+        if version == NAMED_VERSION:
             return _named(_decoder_v2.decode(data))
+        if version == PACK_REQUEST_VERSION:
+            wire = _decoder_v3.decode(data)
+            return msgspec.structs.replace(_complete(wire), store=wire.store)
         return _complete(_decoder_v1.decode(data))
     except (*_UNDECODABLE, InvalidInput) as error:
         raise Corrupt(_why_refused(data, error)) from error
 
 
 def _complete(wire: _PackRequestV1) -> PackRequest:
-    if wire.v != PACK_REQUEST_VERSION:
+    if wire.v not in (FIRST_VERSION, PACK_REQUEST_VERSION):
         raise Corrupt(_unknown_version(wire.v))
     return PackRequest(
         object_id=wire.object_id,
@@ -180,22 +191,22 @@ def murmur2(data: bytes) -> int:
 
 
 def _version(data: bytes) -> int:
-    """The version that `data` claims to have; that of the producer when it claims none."""
+    """The version that `data` claims to have; the first one when it claims none."""
     try:
         return _decoder_any.decode(data).v
     except _UNDECODABLE:
-        return PACK_REQUEST_VERSION
+        return FIRST_VERSION
 
 
 def _why_refused(data: bytes, error: Exception) -> str:
     version = _version(data)
-    if version not in (PACK_REQUEST_VERSION, NAMED_VERSION):
+    if version not in (FIRST_VERSION, NAMED_VERSION, PACK_REQUEST_VERSION):
         return _unknown_version(version)
     return f"not a pack request of version {version}: {str(error)[:_WHY_CHARS_MAX]}"
 
 
 def _unknown_version(version: int) -> str:
     return (
-        f"pack request of version {version}; this program knows versions {PACK_REQUEST_VERSION} and {NAMED_VERSION}"
-        " only: upgrade the consumers before the producers"
+        f"pack request of version {version}; this program knows versions {FIRST_VERSION} to"
+        f" {PACK_REQUEST_VERSION} only: upgrade the consumers before the producers"
     )

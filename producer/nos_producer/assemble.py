@@ -31,7 +31,12 @@ def producer_service(
         buckets={bucket: _fixed(number) for bucket, number in log.spread_buckets.items()},
     )
     options = ProducerOptions(
-        settings.batch_objects, settings.republish_ms, settings.idle_wait_ms, log.partitions, spread
+        settings.batch_objects,
+        settings.republish_ms,
+        settings.idle_wait_ms,
+        log.partitions,
+        system.store_id,
+        spread,
     )
     member = system.member_name("producer") if shares else None
     held = HeldSlots(system.metadata, system.clock, settings.lease_ttl_ms, member)

@@ -39,12 +39,13 @@ RETRY_WAIT_MS = 1000
 class ProducerOptions:
     """batch_objects: rows per scan. republish_ms: after this time a published row that is not packed comes due again.
     idle_wait_ms: wait between scans that find nothing. partitions: number of partitions of the message log. spread:
-    over how many of them the events of a bucket go."""
+    over how many of them the events of a bucket go. store_id: what events say of themselves."""
 
     batch_objects: int
     republish_ms: int
     idle_wait_ms: int
     partitions: int
+    store_id: str
     spread: SpreadOptions = field(default_factory=SpreadOptions)
 
 
@@ -157,7 +158,9 @@ class ProducerService:
         """
         try:
             keys = [destination.key for destination in destinations]
-            return self._publisher.publish([(key, _event(row)) for key, row in zip(keys, rows, strict=True)])
+            return self._publisher.publish(
+                [(key, _event(row, self._options.store_id)) for key, row in zip(keys, rows, strict=True)]
+            )
         except NoSpace:
             raise
         except Transient as error:
@@ -198,7 +201,7 @@ class ProducerService:
                 self._clock.wait(stop, wait_ms)
 
 
-def _event(row: ObjectRow) -> bytes:
+def _event(row: ObjectRow, store_id: str) -> bytes:
     assert row.landing_id is not None
     return encode_pack_request(
         object_id=row.object_id,
@@ -207,4 +210,5 @@ def _event(row: ObjectRow) -> bytes:
         size=row.size,
         crc32c=row.crc32c,
         landing_id=row.landing_id,
+        store=store_id,
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from nos_consumer.assemble import consumer_service
 from nos_consumer.backlog import CLOCK_MARGIN_MS
 from nos_consumer.counters import ConsumerCounters
 from nos_ec.composition.wiring import System, open_system
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.messages import encode_pack_request
 from tests.rig.at_rest import LaterClock
 
 from .conftest import STRIPE, Bench
@@ -139,3 +142,27 @@ def test_bad_events_of_version_2_are_dead_letters(bench: Bench, system: System) 
     assert (counters.poison, counters.stale) == (2, 0)
     with open_system(system.settings) as other:
         assert other.lag() == 0
+
+
+def test_events_of_another_store_are_refused_by_name(bench: Bench, system: System) -> None:
+    """They are not acknowledged: the other store waits for them."""
+    (key,) = bench.put_some(system, 1)
+    row = system.store().head(key)
+    assert row.landing_id is not None
+    other = "0123456789abcdef" * 2
+    event = encode_pack_request(
+        object_id=row.object_id,
+        key=key,
+        version=row.version,
+        size=row.size,
+        crc32c=row.crc32c,
+        landing_id=row.landing_id,
+        store=other,
+    )
+    with closing(system.publisher()) as publisher:
+        publisher.publish([(key.bucket.encode(), event)])
+    with pytest.raises(ConfigError, match=f"another store, {other}; this one is {system.store_id}"):
+        consume(system)
+    assert bench.run("consumer", "--once").returncode == 3
+    with closing(system.log_consumer("looks")) as consumer:
+        assert consumer.lag() == 1

@@ -102,7 +102,7 @@ class Member:
 
     def __init__(self, team: Team, name: str | None, batch_objects: int, spread: SpreadOptions, ttl_ms: int) -> None:
         self.held = HeldSlots(team.system.metadata, team.clock, ttl_ms, name)
-        options = ProducerOptions(batch_objects, REPUBLISH_MS, idle_wait_ms=500, partitions=PARTITIONS, spread=spread)
+        options = ProducerOptions(batch_objects, REPUBLISH_MS, 500, PARTITIONS, team.system.store_id, spread)
         self.service = ProducerService(team.system.metadata, team, team, team.clock, self.held, options)
 
 

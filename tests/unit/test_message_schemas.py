@@ -37,7 +37,7 @@ HEX = st.one_of(
 )
 ANYTHING = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS, st.lists(st.integers(), max_size=2))
 VALID: dict[str, st.SearchStrategy[Any]] = {
-    "v": st.sampled_from([1, 2]),
+    "v": st.sampled_from([1, 2, 3]),
     "object_id": st.integers(1, 2**63 - 1),
     "bucket": st.text("abc", min_size=1, max_size=9),
     "name": st.text("abc/", min_size=1, max_size=9),
@@ -45,16 +45,17 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "size": st.integers(1, 2**32 - 1),
     "crc32c": st.integers(0, 2**32 - 1),
     "landing_id": st.binary(min_size=16, max_size=16).map(bytes.hex),
+    "store": st.binary(min_size=16, max_size=16).map(bytes.hex),
 }
 V2_FIELDS = ("v", "bucket", "name", "version")
-SPECIAL = {"bucket": TEXTS, "name": TEXTS, "landing_id": HEX, "v": st.integers(0, 3)}
+SPECIAL = {"bucket": TEXTS, "name": TEXTS, "landing_id": HEX, "store": HEX, "v": st.integers(0, 4)}
 
 
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
     """A valid pack request of one of the versions, with no, one or two things changed."""
     version = draw(st.sampled_from(PACK_REQUEST_VERSIONS))
-    fields = list(VALID) if version == 1 else list(V2_FIELDS)
+    fields = list(V2_FIELDS) if version == 2 else [field for field in VALID if version == 3 or field != "store"]
     document = {field: draw(VALID[field]) for field in fields} | {"v": version}
     for field in draw(st.lists(st.sampled_from(fields), max_size=2)):
         change = draw(st.sampled_from(["near", "any", "without", "more"]))
@@ -92,7 +93,7 @@ def test_the_schema_accepts_what_the_decoder_accepts(document: dict[str, Any]) -
         assert by_schema[document["v"] - 1]
 
 
-EDGES = [-1, 0, 1, 2, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64]
+EDGES = [-1, 0, 1, 2, 3, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64]
 
 
 @pytest.mark.parametrize("version", PACK_REQUEST_VERSIONS)
@@ -134,8 +135,8 @@ def test_a_schema_is_a_schema_and_describes_every_field() -> None:
         jsonschema_rs.meta.validate(schema)
         assert schema["required"] == list(schema["properties"])
         assert all("description" in field for field in schema["properties"].values())
-    with pytest.raises(InvalidInput, match="no version 3"):
-        pack_request_schema(3)
+    with pytest.raises(InvalidInput, match="no version 4"):
+        pack_request_schema(4)
 
 
 def test_the_examples_of_the_docs_are_valid() -> None:

@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.ids import LandingId, ObjectKey
@@ -42,6 +43,7 @@ def encode(request: PackRequest) -> bytes:
         size=request.size,
         crc32c=request.crc32c,
         landing_id=request.landing_id,
+        store=request.store,
     )
 
 
@@ -123,10 +125,21 @@ def test_anything_else_is_corrupt_and_the_reason_is_short(data: bytes) -> None:
     assert len(str(caught.value)) < 1_500
 
 
-@pytest.mark.parametrize("data", [altered(v=3), altered(v=3, colour="blue"), b'{"v":3}', altered(v=0)])
+@pytest.mark.parametrize("data", [altered(v=4), altered(v=4, colour="blue"), b'{"v":4}', altered(v=0)])
 def test_unknown_versions_are_refused_by_name(data: bytes) -> None:
-    with pytest.raises(Corrupt, match=r"pack request of version [03]; this program knows versions 1 and 2 only"):
+    with pytest.raises(Corrupt, match=r"pack request of version [04]; this program knows versions 1 to 3 only"):
         decode_pack_request(data)
+
+
+def test_version_3_says_whose_it_is() -> None:
+    store = "ab" * 16
+    golden = GOLDEN.replace(b'"v":1', b'"v":3').replace(b"}", f',"store":"{store}"}}'.encode())
+    request = replace(REQUEST, store=store)
+    assert encode(request) == golden
+    assert decode_pack_request(golden) == request
+    for wrong in (golden.replace(b"abab", b"ABAB"), golden.replace(b"abab", b"ab"), altered(v=3), altered(store=store)):
+        with pytest.raises(Corrupt):
+            decode_pack_request(wrong)
 
 
 GOLDEN_V2 = b'{"v":2,"bucket":"photos","name":"caf\xc3\xa9/a.jpg","version":1700000000000000}'

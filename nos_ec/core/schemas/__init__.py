@@ -8,7 +8,7 @@ from typing import Any
 
 from nos_ec.core.errors import InvalidInput
 
-PACK_REQUEST_VERSIONS = (1, 2)
+PACK_REQUEST_VERSIONS = (1, 2, 3)
 
 
 def pack_request_schema(version: int) -> dict[str, Any]:
