@@ -114,11 +114,12 @@ choose_ports() {
     done
 }
 
-# If this script dies, unshare ends. Then the machine's first process ends, and with it all others.
+# If this script dies, unshare ends. Then the machine's first process ends, and with it all others. A shell lets its
+# background jobs ignore SIGINT, and the command would inherit that.
 run_command() { # COMMAND
     local variables=()
     mapfile -t variables < <(carried_variables)
-    setpriv --pdeathsig KILL unshare --mount --pid --ipc --fork --kill-child \
+    setpriv --pdeathsig KILL env --default-signal=INT,QUIT unshare --mount --pid --ipc --fork --kill-child \
         bash "$here/fresh_machine.sh" "$system" "$layer" "$1" "${variables[@]}" "${ports[@]}" </dev/null 8>&- &
     machine=$!
     release_layer

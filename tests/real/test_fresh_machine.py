@@ -95,6 +95,12 @@ def test_a_fresh_machine_has_the_programs_that_tests_and_scripts_do_not_install(
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
+def test_a_command_does_not_ignore_signals(machines: FreshMachines) -> None:
+    asked = "import signal; print(*(signal.getsignal(one).name for one in (signal.SIGTERM, signal.SIGQUIT)))"
+    ran = machines.run(f"python3 -c '{asked}'; python3 -c 'import signal; signal.raise_signal(2)' 2>/dev/null")
+    assert (ran.stdout, ran.returncode) == ("SIG_DFL SIG_DFL\n", 130)
+
+
 def test_the_working_tree_is_copied_without_what_git_ignores(machines: FreshMachines) -> None:
     ran = machines.run("sha256sum Makefile; ls -A; echo changed >Makefile")
     assert ran.returncode == 0, ran.stderr
