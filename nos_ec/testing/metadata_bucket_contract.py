@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,8 +12,11 @@ from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
 from nos_ec.ports.metadata import (
     ROOT_ACCOUNT,
     AccessKey,
+    AccessKeys,
+    AccessOf,
     BucketRecord,
     BucketRow,
+    Buckets,
     CannedAcl,
     DocumentKind,
     KeyState,
@@ -25,6 +28,17 @@ from nos_ec.testing.metadata_bench import MetadataBench
 
 PRIVATE, PUBLIC = CannedAcl.PRIVATE, CannedAcl.PUBLIC_READ
 DAY_MS = 86_400_000
+READING = {
+    "access_key",
+    "access_keys",
+    "bucket",
+    "bucket_document",
+    "bucket_documents",
+    "bucket_records",
+    "buckets_of",
+    "documents_of",
+    "grants",
+}
 
 
 def owned(metadata: Metadata, owner: str, limit: int = 2) -> Iterator[BucketRow]:
@@ -268,6 +282,29 @@ class BucketContract:
 
 class AccessKeyContract:
     """All of `AccessKeys`."""
+
+    def test_every_change_of_access_is_told(self, bench: MetadataBench) -> None:
+        """A rebuild of the metadata knows only of changes that were told of."""
+        metadata, told = bench.metadata, list[tuple[AccessOf, str]]()
+        metadata.on_access_changed(lambda of, name: told.append((of, name)))
+        key = AccessKey("key", "ann", b"secret", KeyState.ACTIVE, 5, "")
+        changes: dict[str, Callable[[], object]] = {
+            "create_bucket": lambda: metadata.create_bucket("b", "ann", PRIVATE, 5),
+            "set_bucket_owner": lambda: metadata.set_bucket_owner("b", "bob", 5),
+            "set_bucket_acl": lambda: metadata.set_bucket_acl("b", PUBLIC, 5),
+            "set_bucket_document": lambda: metadata.set_bucket_document("b", DocumentKind.TAGS, b"tags", 5),
+            "grant": lambda: metadata.grant("b", "cid", Rights.READ, 5),
+            "delete_bucket": lambda: metadata.delete_bucket("b", 5),
+            "add_access_key": lambda: metadata.add_access_key(key),
+            "change_access_key": lambda: metadata.change_access_key("key", KeyState.DISABLED),
+            "remove_access_key": lambda: metadata.remove_access_key("key"),
+        }
+        methods = {name for of in (Buckets, AccessKeys) for name in vars(of) if not name.startswith("_")}
+        assert methods == changes.keys() | READING | {"restore_buckets"}, "a new method changes access, or only reads"
+        for name, change in changes.items():
+            change()
+            assert told == [(AccessOf.KEY, "key") if "access_key" in name else (AccessOf.BUCKET, "b")], name
+            told.clear()
 
     def test_an_access_key_is_found_and_changed(self, bench: MetadataBench) -> None:
         metadata = bench.metadata

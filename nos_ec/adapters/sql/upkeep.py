@@ -82,7 +82,9 @@ class SqlBuckets(SqlPart):
 
     def set_bucket_owner(self, name: str, owner: str, now_ms: int) -> bool:
         """See the port."""
-        return self._write(buckets.set_owner, name, owner, now_ms)
+        done = self._write(buckets.set_owner, name, owner, now_ms)
+        self._access_changed(AccessOf.BUCKET, name)
+        return done
 
     def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None = None) -> bool:
         """See the port."""
