@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The Debian package: built, installed, used as an operator without a checkout uses it, upgraded, removed. Data and
-# changed files of configuration stay.
+# Builds, installs, upgrades and removes the Debian package, and uses it like an operator without a checkout. Data and
+# changed configuration files stay.
 # usage: tests/fresh_package.sh     meant for a fresh machine (`make fresh`), after `make venv`, whose tools it uses
 
 set -euo pipefail
@@ -16,7 +16,7 @@ run_as() { (cd / && nos-ec-as "$@"); } # ROLE COMMAND...: all roles are the user
 
 failed() { echo "$*" >&2; exit 1; }
 
-# What messages name as docs/... or deploy/..., and a reader finds below $shared.
+# The files that messages name as docs/... or deploy/..., and that a reader finds below $shared.
 cited() { grep -rhoE --include='*.py' '\b(docs|deploy)/[A-Za-z0-9_./-]*[A-Za-z0-9_]' /opt/nos-ec/lib/python3*/site-packages/nos_* | sort -u; }
 
 # The first block of commands below a heading of deploy/README.md.

@@ -246,7 +246,7 @@ class ConsumerService:
             self._set_aside(message, str(error))
             return None
         if isinstance(request, PackRequest) and request.store not in ("", self._options.store_id):
-            # Its store would publish it again and again, while this one counts it as done.
+            # Its store would keep publishing it, while this one counts it as done.
             raise ConfigError(
                 f"message log: partition {message.partition}, offset {message.offset}: an event of another store,"
                 f" {request.store}; this one is {self._options.store_id}. Give each store a topic of its own. A topic"

@@ -114,7 +114,7 @@ choose_ports() {
     done
 }
 
-# If this script dies, unshare ends. Then the machine's first process ends, and with it all others. A shell lets its
+# If this script dies, unshare ends. Then the machine's first process ends, and with it all others. A shell makes its
 # background jobs ignore SIGINT, and the command would inherit that.
 run_command() { # COMMAND
     local variables=()

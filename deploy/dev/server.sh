@@ -15,7 +15,7 @@ pid_file=$base/server.pid
 log=$base/server.log
 start_s_max=120 # a broker's JVM beside other servers has needed 65 s on a slow machine
 end_s_max=${end_s_max:-60}
-may_hang_at_end=${may_hang_at_end:-} # a server's own fault because of which it is killed instead; no other is
+may_hang_at_end=${may_hang_at_end:-} # why this server is killed if it does not stop; others are never killed
 
 running_pid() { process_of "$pid_file" "$argument"; }
 

@@ -97,7 +97,7 @@ def rebuild_thread(system: System, monitor: Monitor | None = None) -> Iterator[N
 
 @contextmanager
 def scrub_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
-    """Scrubs on a thread of its own within the `with` block, if the settings say so. The monitor, if any, watches its
+    """Scrubs on a separate thread within the `with` block, if the settings ask for it. The monitor, if any, watches its
     loop."""
     settings = system.settings.scrub
     if not settings.daemon:

@@ -1,5 +1,5 @@
-"""Files of an embedded store and of SQLite: to whom new ones belong, and why a folder cannot be written. The latter is
-found by writing there, because SQLite's errors do not say it."""
+"""Files of an embedded store and of SQLite: who owns new ones, and why a folder cannot be written. The reason is found
+by writing there, because SQLite's errors do not contain it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONTENT = b"nos_ec probe".ljust(1 << 16)
 
 
 def open_new(path: Path, flags: int) -> int:
-    """Open a file, which is created if it is missing, and then handed over. Raises OSError."""
+    """Open a file. If it is missing, it is created and handed over. Raises OSError."""
     fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         hand_over(fd, path.parent)
@@ -34,8 +34,8 @@ def open_new(path: Path, flags: int) -> int:
 
 
 def hand_over(fd: int, folder: Path) -> None:
-    """Let those write a new file who may write its folder, when root creates it: a command of root must not keep out
-    the daemons, which are another user. Also for an empty file of root, after a crash.
+    """Give a new file that root has created the owner and mode of its folder: a command run as root must not lock out
+    the daemons, which run as another user. An empty file of root, left by a crash, is handed over as well.
 
     No other file may be given away: its name in a folder of another user may be a link to any file. Raises OSError.
     """
@@ -50,7 +50,7 @@ def hand_over(fd: int, folder: Path) -> None:
 
 
 def make_one_folder(path: Path) -> None:
-    """Create a folder, unless there is one. What root creates belongs to the owner of the folder around it. Raises
+    """Create a folder unless it exists. One that root creates belongs to the owner of its parent folder. Raises
     OSError."""
     try:
         path.mkdir()
@@ -63,7 +63,8 @@ def make_one_folder(path: Path) -> None:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """What tells the file from another one of its name; None if it is not there."""
+    """Return the identity of a file, which distinguishes it from another one of the same name; None if it does not
+    exist."""
     try:
         found = path.stat()
     except OSError:
@@ -72,9 +73,9 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def require_same_file(what: str, path: Path, opened: tuple[int, int] | None) -> None:
-    """A file that was replaced (by a restored backup, say) while it was open lives on without a name, and is gone with
-    the last process that has it open. `opened`: its identity when it was opened; None if that is not known. `what`
-    begins the message. Raises Transient."""
+    """Check that a file was not replaced (by a restored backup, say) while it was open: it would live on without a
+    name, and be gone with the last process that has it open. `opened`: its identity when it was opened; None if that is
+    not known. `what` begins the message. Raises Transient."""
     if opened is not None and identity(path) != opened:
         raise Transient(
             f"{what}: it was moved, deleted or replaced while this process had it open: put the right file there, and"
@@ -83,8 +84,8 @@ def require_same_file(what: str, path: Path, opened: tuple[int, int] | None) -> 
 
 
 def misfits(root: Path) -> Iterator[Path]:
-    """Yield the files below `root` that those who use their folder may not use: of another owner, and not writable for
-    the folder's group. What is deleted meanwhile is passed over. Raises Transient."""
+    """Yield the files below `root` that the users of their folder may not use: those of another owner that the folder's
+    group cannot write. Files that are deleted meanwhile are skipped. Raises Transient."""
     for folder, _, names in os.walk(root):
         for name in names:
             path = Path(folder, name)
@@ -117,8 +118,8 @@ def write_error(folder: Path) -> OSError | None:
 
 
 def lacks_inodes(path: Path) -> bool:
-    """Whether the file system of a file or folder can take no further file. Some file systems have no fixed number of
-    inodes: then False."""
+    """Return whether the file system of a file or folder can take no further file. Some file systems have no fixed
+    number of inodes: then False."""
     with suppress(OSError):
         found = os.statvfs(path if path.exists() else path.parent)
         return bool(found.f_files) and not found.f_favail
@@ -126,8 +127,8 @@ def lacks_inodes(path: Path) -> bool:
 
 
 def unwritable(what: str, path: Path) -> Transient | None:
-    """Why SQLite could not write a file, if that is because its folder has no space, quota or inodes, or is read-only:
-    SQLite reports these as others do. `what` begins the message. Returns NoSpace or Transient, or None."""
+    """Find out whether SQLite could not write a file because its folder has no space, quota or inodes, or is read-only:
+    SQLite reports these like other errors. `what` begins the message. Returns NoSpace or Transient, or None."""
     error = write_error(path.parent)
     if error is not None and error.errno in NO_SPACE:
         return NoSpace(f"{what}: {reason(error, path.parent)}; {FREE_SPACE}, or add some there")
@@ -135,7 +136,7 @@ def unwritable(what: str, path: Path) -> Transient | None:
 
 
 def reason(error: OSError, path: Path) -> str:
-    """What to say of an error of the operating system about `path`."""
+    """Describe an error of the operating system about `path`."""
     if error.errno == errno.ENOSPC and lacks_inodes(path):
         return NO_INODES
     return error.strerror or str(error)

@@ -52,7 +52,7 @@ def root(
         Path | None,
         typer.Option(
             "--config",
-            readable=False,  # whether it can be read is found when it is read, and ends with exit code 3
+            readable=False,  # checked when the file is read, which ends with exit code 3 on failure
             help="TOML file. Default: $NOS_EC_CONFIG, else ./nos-ec.toml or /etc/nos-ec/nos-ec.toml if it exists, else"
             " the default settings.",
         ),

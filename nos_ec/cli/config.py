@@ -56,7 +56,8 @@ def check(
 
 
 def _secret_problems(settings: Settings) -> list[Problem]:
-    """What is wrong with secrets that are in the settings themselves, by the rules of those who use them."""
+    """Return what is wrong with secrets that are in the settings themselves, by the rules of the code that uses
+    them."""
     from nos_ec.api.access import find_token
     from nos_ec.gateway.master_keys import find_master_keys
 
@@ -74,7 +75,7 @@ def _secret_problems(settings: Settings) -> list[Problem]:
 
 
 def _start_checks(settings: Settings, connections: Connections) -> Iterator[Check]:
-    """What the gateway and the API look at when they start."""
+    """The checks that the gateway and the API make when they start."""
     from nos_ec.adapters.sql.metadata import open_metadata
     from nos_ec.api.access import find_token
     from nos_ec.gateway.accounts import Accounts

@@ -43,7 +43,7 @@ class Context:
         if named := os.environ.get(CONFIG_VARIABLE):
             return Path(named)
         for file in DEFAULT_CONFIGS:
-            with suppress(OSError):  # a folder that may not be searched has no file for this user
+            with suppress(OSError):  # a folder without search permission counts as having no file
                 if file.exists():
                     return file
         return None
@@ -170,7 +170,7 @@ def stop_on_signals() -> threading.Event:
 
     def handle(number: int, _frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
-        # The signal may have interrupted this thread where it holds the lock of `stop`, so another thread sets it. That
+        # The signal may have interrupted this thread while it holds the lock of `stop`, so another thread sets it. It
         # is not a threading.Thread, because starting one takes locks as well.
         _thread.start_new_thread(stop.set, ())
 

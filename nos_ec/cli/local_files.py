@@ -60,7 +60,8 @@ def _entries(folder: Path, on_problem: Callable[[str, str], object]) -> Iterator
 
 
 def require_new(path: Path, what: str) -> None:
-    """Raises InvalidInput if there is a file of this name, or if this user may not look. what: the option."""
+    """Raises InvalidInput if there is a file of this name, or if this user may not search its folder. what: the
+    option."""
     try:
         exists = path.exists()
     except OSError as error:

@@ -30,8 +30,8 @@ def emit(data: Mapping[str, Any], as_json: bool, human: Callable[[], None]) -> N
 
 
 def announce(url: str, as_json: bool) -> None:
-    """Print the address of a server at once. The server goes on when standard output cannot be written, because its
-    main work is to serve."""
+    """Print the address of a server at once. The server keeps running when standard output cannot be written, because
+    its main work is to serve."""
     with suppress(ReaderGone, InvalidInput):
         emit({"url": url}, as_json, lambda: out.print(f"listening on {url}", markup=False))
         stdout.flush()

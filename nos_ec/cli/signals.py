@@ -6,7 +6,7 @@ one ends the process at once. Daemons replace these handlers by their own.
 
 A KeyboardInterrupt that is raised inside a callback of the interpreter (a finalizer, for example) is dropped there, so
 it is raised again shortly afterwards. In a callback of C code (core/callbacks.py) it is not raised in the first place,
-nor where the interpreter's own Python code takes or releases a lock: the lock would never be released, and cleaning up
+nor while the interpreter's own Python code takes or releases a lock: the lock would never be released, and cleaning up
 would wait for it for ever.
 
 Imports nothing that takes long to load: the handlers must be there first.
@@ -77,7 +77,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def raise_unless_lost(_number: int, frame: FrameType | None) -> None:
-    """A handler that raises KeyboardInterrupt, or lets that happen a moment later where it would be lost or do harm."""
+    """A handler that raises KeyboardInterrupt, or delays it for a moment where it would be lost or do harm."""
     if frame is not None and (frame.f_code in CALLED_BACK or frame.f_code in _LOCKING):
         _raise_soon()
     else:

@@ -64,8 +64,8 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
     the sums over rows were computed. landing_log is null for a store without one; the bytes of its segments are those
     of the batches in them, 0 for open ones. Its devices are null on Ceph; `lost`
     has a text for each that is lost, and unreadable_slots is the number of slots whose headers cannot be read. scrub
-    has the current pass, if one goes on, and the last whole one (null if there is none); it is null before the first.
-    newest_dump_ms is when the newest dump of the metadata in the store began; it is null without one.
+    has the current pass, if one is under way, and the last whole one (null if there is none); it is null before the
+    first. newest_dump_ms is when the newest dump of the metadata in the store began; it is null without one.
     """
     now_ms, geometry = system.clock.now_ms(), system.geometry
     dated = DatedTotals(system.metadata.totals(), now_ms) if exact else system.store_totals().read()

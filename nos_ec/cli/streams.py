@@ -20,11 +20,11 @@ STDERR = 2
 
 
 class _SideChannel(io.FileIO):
-    """A file whose writes never fail: what cannot be written is dropped. The next write is tried again, so that a log
+    """A file whose writes never fail: data that cannot be written is dropped. Each write is tried anew, so that a log
     continues once its disk has room."""
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write some of `data`; returns how many bytes are done with."""
+        """Write some of `data`; returns how many bytes were written or dropped."""
         try:
             written = super().write(data)
         except OSError:
@@ -33,8 +33,8 @@ class _SideChannel(io.FileIO):
 
 
 def protect_stderr() -> None:
-    """From now on writing to sys.stderr never fails in this process, whatever standard error is: a full disk, a pipe
-    without a reader, or closed.
+    """Make sure that writing to sys.stderr never fails in this process, even if standard error is closed, on a full
+    disk, or a pipe without a reader.
 
     A closed standard stream becomes /dev/null for the kernel. Otherwise its descriptor would be given to the next file
     that is opened, such as a database, and libraries in C would write their messages into it.

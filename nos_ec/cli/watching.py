@@ -78,8 +78,8 @@ def keeping_totals(system: System) -> Iterator[None]:
 
 @contextmanager
 def keeping_counts(system: System) -> Iterator[None]:
-    """Add what GC, scrubs and rebuilds of shards count in this process to the counts of the store, while the block runs
-    and at its end."""
+    """Add the counts that GC, scrubs and rebuilds of shards make in this process to the counts of the store, while the
+    block runs and at its end."""
     with _beside("counts", lambda ended: system.counts.run(ended, system.clock)):
         yield
 

@@ -194,7 +194,7 @@ class System:
     _leased: tuple[tuple[object, ...], LargeLease] | None = None
     """The same of the lease of large PUTs."""
     counts: StoredCounts = field(init=False)
-    """What GC, scrubs and rebuilds of shards have counted in the store."""
+    """The counts of GC, scrubs and rebuilds of shards in the store."""
 
     def __post_init__(self) -> None:
         self.counts = StoredCounts(self.metadata, nothing_counted())
@@ -244,7 +244,7 @@ class System:
         return Store(self.metadata, self.landing, self.blocks, large, self.clock, self.puts, options, self._locations)
 
     def access_records(self) -> AccessRecords:
-        """What a rebuild of the metadata needs to know of changes of buckets and access keys."""
+        """Return the writer of the records of buckets and access keys that a rebuild of the metadata needs."""
         return AccessRecords(self.store(), self.metadata, self.clock)
 
     def trash(self) -> TrashCan:

@@ -10,7 +10,7 @@ from __future__ import annotations
 LEASE_MS_MAX = 3_600_000
 """One hour. It limits leases, and the sessions of members of the embedded message log. Safety never depends on the time
 of either alone, because commits check the row of the lease (invariant 8) or the owner of the partition: fencing a lease
-too early only costs its holder a restart, and ending a session too early a delivery more. So a process whose clock is
+too early only costs its holder a restart, and ending a session too early one more delivery. So a process whose clock is
 more than an hour behind disturbs other processes, but damages nothing."""
 
 WAIT_MS_MAX = 31 * 86_400_000
@@ -28,5 +28,5 @@ QUARANTINE_MS = 86_400_000
 set back does not end it, but one that is a day ahead does (docs/adr/0015)."""
 
 EMPTY_COPY_MS = 7 * 86_400_000
-"""7 days. How long the landing copy of an empty object is kept, from which a rebuild of lost metadata knows the object:
-long enough for any schedule of dumps that is of use. What a dump has needs no copy."""
+"""7 days: how long the landing copy of an empty object is kept, from which a rebuild of lost metadata recovers the
+object. That is long enough for any useful schedule of dumps; an object in a dump needs no copy."""

@@ -89,12 +89,12 @@ _decoder = msgspec.msgpack.Decoder(DumpHead | DumpPage | DumpEnd)
 
 
 def encode_page(page: DumpPage) -> bytes:
-    """One page by itself, as a frame of its own."""
+    """Encode a single page as a separate frame."""
     return _frame(0, page)
 
 
 def decode_page(data: bytes) -> DumpPage:
-    """What `encode_page` took. Raises Corrupt."""
+    """Decode what `encode_page` returned. Raises Corrupt."""
     found = _decoded(BytesIO(data).read, 0)
     if not isinstance(found, DumpPage):
         raise Corrupt("dump: a frame of another kind is in the place of a page")

@@ -180,7 +180,7 @@ def decode_rules(body: bytes) -> list[ExpiryRule]:
 
 
 def transition_minimum_of(body: bytes) -> str | None:
-    """The word that `encode_rules` was given with these rules. Raises Corrupt."""
+    """Return the word that was passed to `encode_rules` with these rules. Raises Corrupt."""
     return _decoded(body, lambda data: str(data["transition_minimum"]) if "transition_minimum" in data else None)
 
 

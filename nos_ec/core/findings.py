@@ -81,7 +81,7 @@ class FindingKind(StrEnum):
     LANDING_SEGMENT_END = "landing-segment-end"
     """Objects wait in a landing segment, but behind its end according to its row."""
     LANDING_SLOT_UNREADABLE = "landing-slot-unreadable"
-    """A slot of a device of the landing log does not tell which landing segment it belongs to."""
+    """A slot of a device of the landing log does not show which landing segment it belongs to."""
 
 
 BEYOND_MENDING = "beyond_mending"

@@ -149,7 +149,7 @@ class LaidBatch(NamedTuple):
 
 
 class Voiding(NamedTuple):
-    """What makes a record void: at `offset` in its segment, `expected` is replaced by `new`."""
+    """The overwrite that makes a record void: at `offset` in its segment, `expected` is replaced by `new`."""
 
     offset: int
     expected: bytes
@@ -272,15 +272,15 @@ def decode_record_header(data: bytes, landing_id: LandingId) -> RecordHeader:
 
 
 def voiding(landing_id: LandingId, data_length: int, names: bytes) -> Voiding:
-    """How to make a record void, so that no rebuild of the metadata adopts it: the CRC of its names is complemented.
-    Those 4 bytes lie in one sector, so they change as a whole. Header and data stay, so it can still be read, and a
-    scan passes over it."""
+    """Return the overwrite that makes a record void, so that no rebuild of the metadata adopts it: the CRC of its names
+    is complemented. Those 4 bytes lie in one sector, so they change as a whole. Header and data stay, so it can still
+    be read, and a scan passes over it."""
     offset = record_offset(landing_id) + RECORD_HEADER_SIZE + _aligned(data_length, RECORD_ALIGN)
     return Voiding(offset, bytes(names[:_CRC_SIZE]), _complement(names[:_CRC_SIZE]))
 
 
 def is_void(names: bytes) -> bool:
-    """Whether these are the names of a record that is void: its PUT was refused, or was never recorded."""
+    """Return whether these are the names of a record that is void: its PUT was refused, or was never recorded."""
     return len(names) >= _NAMES.size and _CRC.pack(google_crc32c.value(bytes(names[_CRC_SIZE:]))) == _complement(
         names[:_CRC_SIZE]
     )

@@ -1,8 +1,8 @@
 """Event payloads, versioned, and the partition an event belongs to.
 
 A pack request says that a version of an object is in the landing store and waits to be packed. It is JSON, so that an
-operator can read the log. The producer writes version 3, which is version 1 and the id of the store: so that a consumer
-notices that two stores use one topic. Earlier releases wrote version 1. A program of someone else may write version 2,
+operator can read the log. The producer writes version 3, which is version 1 plus the id of the store, so that a
+consumer notices that two stores use one topic. Earlier releases wrote version 1. Other programs may write version 2,
 which the consumer completes from the object's row:
 
     {"v":1,"object_id":7,"bucket":"photos","name":"a.jpg","version":3,"size":512,"crc32c":99,"landing_id":"<32 hex>"}
@@ -25,11 +25,11 @@ from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.ids import LandingId, ObjectKey
 
 FIRST_VERSION = 1
-"""What producers of earlier releases wrote."""
+"""The version that producers of earlier releases wrote."""
 NAMED_VERSION = 2
 """What programs of others may write."""
 PACK_REQUEST_VERSION = 3
-"""What the producer writes."""
+"""The version that the producer writes."""
 
 _ID_MAX = 2**63 - 1
 """Row ids and versions are signed 64-bit columns."""
@@ -41,7 +41,7 @@ _Id = Annotated[int, msgspec.Meta(ge=1, le=_ID_MAX)]
 
 class PackRequest(msgspec.Struct, frozen=True):
     """One object version to pack. `size` in bytes, `landing_id` 16 bytes, `crc32c` of the object's bytes. `store`: the
-    id of the store that has the object; empty where the event does not say it."""
+    id of the store that has the object; empty if it is not in the event."""
 
     object_id: int
     key: ObjectKey
@@ -73,7 +73,7 @@ class _PackRequestV1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _PackRequestV3(_PackRequestV1, frozen=True, forbid_unknown_fields=True):
-    """The wire form of version 3: that of version 1, and one field more. Never changed."""
+    """The wire form of version 3: that of version 1 plus one field. It never changes."""
 
     store: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 
@@ -191,7 +191,7 @@ def murmur2(data: bytes) -> int:
 
 
 def _version(data: bytes) -> int:
-    """The version that `data` claims to have; the first one when it claims none."""
+    """Return the version that `data` claims to have; the first one when it claims none."""
     try:
         return _decoder_any.decode(data).v
     except _UNDECODABLE:

@@ -13,8 +13,8 @@ from nos_ec.core.attributes import decode_attributes, encode_attributes
 
 VERSION_MAX = 2**63 - 1
 FLOOR_MS = 7 * 86_400_000
-"""A week. How long the greatest number that was removed of a key is remembered, so that it is not given again. Clocks
-of hosts are assumed to differ by less."""
+"""A week: how long the greatest number that was removed from a key is remembered, so that it is not assigned again.
+Clocks of hosts are assumed to differ by less."""
 _ATTRIBUTE = "nos_ec:version"
 _SAID = _ATTRIBUTE.encode()
 _OWN_ID, _NULL = "1", "null"
@@ -30,8 +30,8 @@ class Versioning(StrEnum):
 
 
 def put_ms_of(version: int) -> int:
-    """About when the PUT of a version was, in Unix milliseconds: its versions are the clock in microseconds
-    (`Objects.record_puts`)."""
+    """Return the approximate time of the PUT of a version, in Unix milliseconds: version numbers are the clock in
+    microseconds (`Objects.record_puts`)."""
     return version // 1000
 
 

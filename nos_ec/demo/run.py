@@ -55,7 +55,8 @@ a share near that of the deleted objects, a block in which one big object surviv
 next."""
 
 LOG_SHARE_MAX = 0.75
-"""How much of the landing log the demo fills at most. The end of a segment stays empty when no other batch fits."""
+"""The share of the landing log that the demo fills at most. The end of a segment stays empty when no other batch
+fits."""
 
 PUBLISHED_LINGER_WINDOWS = 2
 """Deadline of the published policy, in windows of arrivals (one arrival per millisecond). The policy waits no longer

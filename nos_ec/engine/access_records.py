@@ -1,13 +1,13 @@
-"""Keeps what buckets and access keys are in the store itself, with every change, for a rebuild of the metadata.
+"""Records every change of buckets and access keys in the store itself, for a rebuild of the metadata.
 
-A dump is hours old when the database is lost. Without the changes since, a rebuild would accept an access key again
-that was disabled, restore a grant that was revoked, and give a new bucket no owner. So each change of an access key, or
-of a bucket's row, documents or grants, is followed by a PUT of a record: a small object of a hidden bucket, with the
-state after the change as a page of a dump has it. Records land, are packed and are found again as all objects are. A
-change is acknowledged when its record is durable.
+A dump is hours old when the database is lost. Without the changes since, a rebuild would re-enable an access key that
+was disabled, restore a grant that was revoked, and leave a new bucket without an owner. So each change of an access
+key, or of a bucket's row, documents or grants, is followed by a PUT of a record: a small object of a hidden bucket,
+with the state after the change in the format of a page of a dump. Records land, are packed and are found again like all
+objects. A change is acknowledged when its record is durable.
 
-The record is read before the state that it is to have, and replaced only if it is still the same. So a record that a
-later change has written is never replaced with an older state, and the last record has the last state.
+The record is read before the state that it is to contain, and replaced only if it has not changed since. So a record
+that a later change has written is never replaced with an older state, and the last record has the last state.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import AccessKeys, AccessOf, Buckets, ObjectRow, Objects
 
 TRIES = 20
-"""Each further try means that the same bucket or access key was changed meanwhile."""
+"""Each retry means that the same bucket or access key was changed meanwhile."""
 PAGE_RECORDS = 1000
 _REMOVED = encode_attributes({"nos_ec:removed": "1"})
-"""The attributes of the record of what was removed."""
+"""The attributes of the record of a bucket or access key that was removed."""
 _BACK_OFF = BackOff(first_ms=10, max_ms=500)
 
 
@@ -52,7 +52,7 @@ class AccessRecords:
 
     def record(self, of: AccessOf, name: str) -> None:
         """Write the record of a bucket or access key that was changed or removed, durably. Raises NoSpace, Transient:
-        the change was made, and is to be made again, so that it is recorded."""
+        the change was made, and has to be made again so that it is recorded."""
         kill_point("access.changed")
         key = record_key(of, name)
         for tries in range(TRIES):
@@ -71,7 +71,7 @@ class AccessRecords:
 
     def forget_removed_buckets(self, before_ms: int) -> int:
         """Delete the records of buckets that were removed before this time, in Unix milliseconds. Without such a
-        record, a rebuild from an older dump brings an empty bucket back. Records of access keys stay for ever.
+        record, a rebuild from an older dump brings an empty bucket back. Records of access keys are kept for ever.
         Returns how many were deleted. Raises Transient."""
         gone, after, prefix = 0, "", f"{AccessOf.BUCKET}/"
         while page := self._metadata.list_objects(ACCESS_BUCKET, prefix, after, PAGE_RECORDS):
@@ -90,5 +90,5 @@ class AccessRecords:
 
 
 def record_key(of: AccessOf, name: str) -> ObjectKey:
-    """The key of a record."""
+    """Return the key of a record."""
     return ObjectKey(ACCESS_BUCKET, f"{of}/{name}")

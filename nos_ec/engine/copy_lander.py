@@ -161,7 +161,7 @@ class _Landed:
     failed: tuple[LandingId, ...]
 
     def void(self, refused: Collection[LandingId]) -> list[LandingId]:
-        """Delete their copies."""
+        """Delete the copies of these PUTs."""
         return self.lander.delete_refused(
             [one for one in self.outcomes if not isinstance(one, NosError) and one in refused]
         )

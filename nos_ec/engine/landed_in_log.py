@@ -33,7 +33,7 @@ class LandedInLog:
         self._medium = medium
         self._outcomes: list[LandingId | NosError] = [Transient("not landed")] * len(records)
         self._landed_twice: set[LandingId] = set()
-        """Those of which an earlier append failed: it may be there as well."""
+        """The records whose earlier append failed; it may have written them as well."""
         self._void: set[LandingId] = set()
         self.segments: list[LogSegment] = []
         """One for each append, until it is settled."""
@@ -61,8 +61,8 @@ class LandedInLog:
         return next(outcome for outcome in self._outcomes if isinstance(outcome, NosError))
 
     def void(self, refused: Collection[LandingId]) -> list[LandingId]:
-        """Make their records void. What a failed append may have left of them is made void when its segment is sealed,
-        which is too late for their answers."""
+        """Make the records of these PUTs void. Records that a failed append may have left are made void when their
+        segment is sealed, which is too late for the answers."""
         return [
             outcome
             for outcome, record in zip(self._outcomes, self._records, strict=True)
@@ -81,7 +81,7 @@ class LandedInLog:
         return landing_id not in self._landed_twice
 
     def settle(self, not_recorded: Collection[LandingId]) -> None:
-        """Let the segments be sealed. The bytes of what was not recorded are given back with the segment."""
+        """Let the segments be sealed. Bytes that were not recorded are freed with the segment."""
         segments, self.segments = self.segments, []
         given_up = set(not_recorded)
         acknowledged = any(not isinstance(outcome, NosError) and outcome not in given_up for outcome in self._outcomes)

@@ -34,9 +34,9 @@ class LandedBatch(Protocol):
 
     def void(self, refused: Collection[LandingId]) -> Collection[LandingId]:
         """Make sure, durably, that no rebuild of the metadata adopts these copies, whose PUTs are refused and were
-        certainly not recorded. To be called before `settle`, and before the refusals are answered. Returns those of
-        which a copy may still be adopted, or may still arrive: their PUTs must not be answered as refused. Never raises
-        a NosError."""
+        certainly not recorded. Call this before `settle`, and before the refusals are answered. Returns the copies that
+        may still be adopted, or may still arrive: their PUTs must not be answered as refused. Never raises a
+        NosError."""
         ...
 
     def settle(self, not_recorded: Collection[LandingId]) -> None:
@@ -69,7 +69,7 @@ class Lander(Protocol):
 
 
 def not_voided(refusal: NosError) -> Transient:
-    """The answer to a PUT that is refused while bytes of it may still be found."""
+    """Return the answer to a PUT that is refused although bytes of it may still be found."""
     return Transient(
         f"{refusal}; but bytes of this PUT may remain, which a rebuild of the metadata would take for the object: send"
         " it again",

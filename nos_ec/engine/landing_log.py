@@ -155,7 +155,7 @@ class LandingLog:
                 else:
                     landed.add(indexes, segment, ids, again=again)
         except BaseException:
-            landed.settle([one for one in landed.outcomes if not isinstance(one, NosError)])  # nobody records them
+            landed.settle([one for one in landed.outcomes if not isinstance(one, NosError)])  # they are never recorded
             raise
         if batch and not landed.segments:
             self._tell_upkeep()
@@ -163,8 +163,8 @@ class LandingLog:
         return landed
 
     def settle(self, segments: Sequence[LogSegment], acknowledged: bool, unrecorded: bool) -> None:
-        """Note that the batches in these segments are settled, one for each mention. acknowledged: whether any of their
-        PUTs was. unrecorded: whether some of their records were not recorded and are not void."""
+        """Note that the batches in these segments are settled, one batch each time a segment is listed. acknowledged:
+        whether any of their PUTs was. unrecorded: whether some of their records were not recorded and are not void."""
         with self._changed:
             for segment in segments:
                 segment.settled(acknowledged=acknowledged, unrecorded=unrecorded)
@@ -269,7 +269,7 @@ class LandingLog:
             yield piece
 
     def _append(self, records: Sequence[NewRecord]) -> tuple[LogSegment, list[LandingId], bool]:
-        """Returns the segment, the ids, and whether an earlier append of these records may have been done as well."""
+        """Returns the segment, the ids, and whether an earlier append of these records may have succeeded as well."""
         size = batch_size(records, self._limits.align)
         if size > (room := fresh_room(self._limits, len(records))):
             raise InvalidInput(f"landing log: a record of {size} bytes does not fit a segment, which takes {room}")

@@ -109,9 +109,9 @@ class LargeObjects:
         them, with the tail, and the old version stays current.
 
         Also raises PreconditionFailed, or NotFound, when the `condition` does not hold: before anything is written,
-        or in the end, when a version was stored or deleted meanwhile; and NoSuchUpload when the upload that it is to be
-        a part of was completed or aborted. The last block is then deleted before this is raised, so that no rebuild of
-        the metadata finds a whole object, and GC deletes the others. If that fails, Transient is raised instead.
+        or at the end, when a version was stored or deleted meanwhile; and NoSuchUpload when the upload of which it is
+        to be a part was completed or aborted. The last block is then deleted before this is raised, so that no rebuild
+        of the metadata finds a whole object, and GC deletes the others. If that fails, Transient is raised instead.
         """
         if condition is not None and (refusal := self._refusal(key, condition)) is not None:
             raise refusal
@@ -154,7 +154,7 @@ class LargeObjects:
         return self._row_of(new, now_ms)
 
     def _refused(self, new: NewLargeObject, refusal: NosError, made: Sequence[BlockId]) -> NosError:
-        """What to answer, once its last segment is deleted, which alone says that the object is whole."""
+        """Return the answer, after deleting its last segment, which alone shows that the object is whole."""
         kill_point("large.refused")
         last = new.segments[-1].extent.block_id
         self._trail.record([late_block(last, "its PUT was refused")])
@@ -185,8 +185,8 @@ class LargeObjects:
             return None
 
     def _row_of(self, new: NewLargeObject, now_ms: int) -> ObjectRow:
-        """The row of this PUT, never that of another one. If it was overwritten or deleted meanwhile, the row as it
-        was, with an id that no object has: the PUT took effect all the same, and the later outcome stands."""
+        """Return the row of this PUT, never that of another one. If it was overwritten or deleted meanwhile, return the
+        row as it was, with an id that no object has: the PUT did take effect, and the later outcome stands."""
         row = self._current(new.key)
         if (row is None or row.version != new.version) and new.versioning is Versioning.ENABLED:
             with suppress(NotFound):

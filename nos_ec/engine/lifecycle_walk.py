@@ -33,7 +33,7 @@ from nos_ec.ports.metadata import NOTE_CHARS_MAX, DocumentKind, Notes
 LIFECYCLE_NOTE = "lifecycle"
 BUCKETS_PAGE = 20
 FLOORS_PAGE = 1000
-"""Numbers of removed versions that one transaction forgets."""
+"""How many numbers of removed versions one transaction forgets."""
 RUN_MS_MAX = 300_000
 """How long a run of GC walks. It collects as well."""
 SAVE_WAIT_MS = 5_000
@@ -103,7 +103,7 @@ class LifecycleWalk:
         return run.found
 
     def _forget_floors(self, beat: Beat, stop: Event | None) -> None:
-        """Once a day. Raises Transient."""
+        """Forget old numbers, once a day. Raises Transient."""
         while self._metadata.forget_floors(self._clock.now_ms(), FLOORS_PAGE) == FLOORS_PAGE:
             beat(0)
             if stop is not None and stop.is_set():

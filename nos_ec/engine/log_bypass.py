@@ -1,5 +1,5 @@
-"""Which PUTs bypass the landing log: large ones, empty ones, all while it has no room, and the first one of a process
-if it comes alone.
+"""Decides which PUTs bypass the landing log: large ones, empty ones, all of them while it has no room, and the first
+one of a process if it comes alone.
 
 A log costs its process a lease and a segment. A process that PUTs one object and ends would pay for them, and leave a
 segment with one record behind. So the log is opened for the second batch, or for a first one of several objects.
@@ -75,7 +75,7 @@ class LogBypass:
         self._pool.shutdown()
 
     def _bypasses(self, copy: NewCopy) -> bool:
-        """Large objects do, and empty ones, whose records would keep their segments for EMPTY_COPY_MS."""
+        """Large objects bypass the log, and empty ones, whose records would keep their segments for EMPTY_COPY_MS."""
         return not copy.data or len(copy.data) >= self._bypass_bytes
 
     def _land_first(self, batch: Sequence[NewCopy]) -> LandedBatch:
@@ -126,7 +126,7 @@ class _BothLanded:
         return self._outcomes
 
     def void(self, refused: Collection[LandingId]) -> list[LandingId]:
-        """Void each part of them."""
+        """Make the refused PUTs of each part void."""
         return [landing_id for part in self._landed for landing_id in part.void(refused)]
 
     def settle(self, not_recorded: Collection[LandingId]) -> None:

@@ -100,9 +100,9 @@ class LogReader:
         check: Callable[[list[bytes]], T],
         failure: NosError | None = None,
     ) -> T:
-        """What `check` makes of ranges of the record, counted from its header, in the first copy that it accepts: one
-        may be damaged, or have missed a write. failure: why it has refused the first copy. When no copy is accepted,
-        raises the first Corrupt, or NotFound when each copy has another segment in its place."""
+        """Return what `check` returns for ranges of the record, counted from its header, in the first copy that it
+        accepts: a copy may be damaged, or have missed a write. failure: why it has refused the first copy. When no copy
+        is accepted, raises the first Corrupt, or NotFound when each copy has another segment in its place."""
         at = record_offset(landing_id)
         for copy in range(0 if failure is None else 1, self._medium.limits.copies):
             try:

@@ -88,7 +88,7 @@ class LogSegment:
         self._close_when_idle()
 
     def settled(self, *, acknowledged: bool, unrecorded: bool) -> None:
-        """Note that no PUT of one batch is going to be recorded any more, and whether one of it was acknowledged.
+        """Note that no more PUTs of one batch will be recorded, and whether any of them was acknowledged.
         unrecorded: it has records that were not recorded and are not void."""
         self.unsettled -= 1
         self.acknowledged |= acknowledged

@@ -53,8 +53,8 @@ class PutBatches:
         error nothing is stored.
 
         A rebuild of the metadata knows only the bytes that landed, not what the transaction decided. So a condition is
-        judged before the bytes land, and again in the transaction. What is refused only then has its bytes made void
-        before it is answered; if that fails, the answer is Transient.
+        judged before the bytes land, and again in the transaction. The bytes of a PUT that is refused only then are
+        made void before it is answered; if that fails, the answer is Transient.
         """
         try:
             current = self._current(puts)
@@ -76,8 +76,8 @@ class PutBatches:
         return self._metadata.rows_of(keys) if keys else {}
 
     def _after(self, put: NewPut, current: Mapping[ObjectKey, ObjectRow]) -> NewPut:
-        """The PUT with a time after the version that its condition was judged by. So a rebuild finds the two in their
-        order, although the clocks of their processes may differ."""
+        """Return the PUT with a time after the version that its condition was judged by, so that a rebuild finds the
+        two in order even if the clocks of their processes differ."""
         row = current.get(put.key)
         if put.condition is None or row is None or put_ms_of(row.version) < self._clock.now_ms():
             return put
@@ -151,8 +151,8 @@ def _new_object(put: NewPut, place: LandingId) -> NewObject:
 
 
 def _refused(puts: Sequence[NewPut], current: Mapping[ObjectKey, ObjectRow]) -> dict[int, NosError]:
-    """By their indices, the PUTs whose condition does not hold at present, and why. A PUT whose key an earlier one of
-    the batch stores is judged in the transaction alone."""
+    """Return the PUTs whose condition does not hold at present, by index, and why. A PUT whose key is stored by an
+    earlier one of the batch is judged only in the transaction."""
     refused: dict[int, NosError] = {}
     stored = set[ObjectKey]()
     for index, put in enumerate(puts):
@@ -167,12 +167,12 @@ def _refused(puts: Sequence[NewPut], current: Mapping[ObjectKey, ObjectRow]) -> 
 
 
 def _is_refusal(answer: ObjectRow | NosError) -> bool:
-    """Whether the transaction was committed without this PUT."""
+    """Return whether the transaction was committed without this PUT."""
     return isinstance(answer, NosError) and not isinstance(answer, Transient)
 
 
 def _void(landed: LandedBatch, refused: Collection[LandingId]) -> Collection[LandingId]:
-    """Returns those that are not void."""
+    """Make the refused copies void. Returns those that are not void."""
     if not refused:
         return ()
     kill_point("put.refused")

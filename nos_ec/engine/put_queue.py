@@ -174,7 +174,8 @@ class PutQueue:
             while self._waiting and len(batch) < lander.batch_objects_max:
                 put = self._waiting[0].put
                 room -= len(put.data)
-                # A condition is judged before the batch lands: what the batch itself stores is not there then.
+                # A condition is judged before the batch lands: objects that the batch itself stores do not exist yet at
+                # that point.
                 if room < 0 or (put.condition is not None and put.key in keys):
                     break
                 keys.add(put.key)

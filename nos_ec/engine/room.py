@@ -21,7 +21,7 @@ def require_room(blocks: BlockStore, size: int, reserve_bytes: int) -> None:
 
 
 def require_landing_room(free_bytes: int, size: int, reserve_bytes: int) -> None:
-    """The same of a landing copy in a landing store with so much free space."""
+    """The same for a landing copy in a landing store with this much free space."""
     _require("landing store", free_bytes, size, reserve_bytes)
 
 

@@ -65,8 +65,9 @@ class SegmentSeal:
         """Make the records void that no row and no entry of the deletion queue refers to, so that no rebuild of the
         metadata adopts them: their PUTs were not acknowledged. end: of the batches.
 
-        The row of the segment must be SEALED, so that no PUT in it can be recorded any more. Raises nothing of a
-        medium or the metadata: what is left is in doubt if the metadata is lost before the segment is released."""
+        The row of the segment must be SEALED, so that no PUT in it can be recorded any more. Errors of the medium or
+        the metadata are not raised: the records that are left are in doubt if the metadata is lost before the segment
+        is released."""
         limits = self._medium.limits
         try:
             for copy in range(limits.copies):

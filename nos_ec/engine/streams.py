@@ -8,14 +8,14 @@ from nos_ec.core.errors import InvalidInput
 
 
 class ByteStream(Protocol):
-    """What PUT reads from: any binary file object that waits for its bytes.
+    """The source of a PUT: any binary file object that blocks until it has bytes.
 
     A read may return fewer bytes than were asked for, although more follow. Call `read_up_to` where fewer bytes would
-    be taken for the end."""
+    be mistaken for the end."""
 
     def read(self, size: int, /) -> bytes | None:
-        """1 to `size` bytes; none only at the end, and then again and again. None, as a file that does not wait returns
-        it, is refused."""
+        """Return 1 to `size` bytes; none only at the end, and then on every further call. None, which a non-blocking
+        file may return, is refused."""
         ...
 
 

@@ -97,7 +97,7 @@ class UnknownSegments:
         return is_empty
 
     def _is_blank(self, segment: SegmentId) -> bool:
-        """Whether nothing was appended to a segment without an intact record: its first bytes are zeros, or a record
-        that an earlier segment left in that place. Anything else may be a damaged record."""
+        """Return whether nothing was appended to a segment without an intact record: its first bytes are zeros, or a
+        record that an earlier segment left in that place. Anything else may be a damaged record."""
         (head,) = self._medium.read(segment, [(self._medium.limits.start, RECORD_HEADER_SIZE)])
         return not any(head) or segment_found(head) is not None

@@ -1,4 +1,4 @@
-"""Slots of the landing log whose headers cannot be read: whose they are, by the rows of landing segments.
+"""Slots of the landing log whose headers cannot be read: finds their owners by the rows of landing segments.
 
 Ids of segments are never used again, and the row of a segment outlives its slot. So a slot that holds records of a
 segment whose row is OPEN or SEALED is that segment's. Without a row, the records may be from after the backup that the
@@ -21,19 +21,19 @@ from nos_ec.ports.segment_medium import SegmentMedium, UnreadableSlot
 
 
 def unreadable_slots(medium: SegmentMedium) -> tuple[UnreadableSlot, ...]:
-    """All of them, as far as the devices are there."""
+    """Return all such slots, as far as the devices can be reached."""
     states = medium.devices()
     return () if states is None else states.unreadable
 
 
 def row_of(metadata: LandingSegments, slot: UnreadableSlot) -> SegmentRow | None:
-    """The row that proves whose the slot is; None if there is none. Raises Transient."""
+    """Return the row that proves who owns the slot; None if there is none. Raises Transient."""
     row = None if slot.segment is None else metadata.landing_segment(slot.segment)
     return None if row is None or row.state is SegmentState.DOOMED else row
 
 
 def restore(metadata: LandingSegments, medium: SegmentMedium, slot: UnreadableSlot) -> bool:
-    """Write the header of a slot again if a row proves whose it is. Returns whether it was written. Raises
+    """Write the header of a slot again if a row proves who owns it. Returns whether it was written. Raises
     Transient."""
     row = row_of(metadata, slot)
     return row is not None and medium.settle_slot(slot, row.epoch)
@@ -48,9 +48,9 @@ def labels_in(medium: SegmentMedium, slot: UnreadableSlot) -> dict[LandingId, Co
 
 
 def may_be_freed(metadata: LandingSegments, medium: SegmentMedium, slot: UnreadableSlot, now_ms: int) -> bool:
-    """Whether no row refers to anything that may lie in a slot. Raises Transient."""
+    """Return whether no row refers to anything that may lie in a slot. Raises Transient."""
     if slot.segment is not None and metadata.landing_segment(slot.segment) is not None:
-        return False  # the header is written again, or the trimmer gives the slot back
+        return False  # the header is written again, or the trimmer frees the slot
     put_ms = max((label.put_ms for label in labels_in(medium, slot).values() if label is not None), default=0)
     if now_ms - put_ms < QUARANTINE_MS:
         return False

@@ -155,8 +155,8 @@ class MultipartUploads:
         raise Transient(f"{upload.key}: parts are stored again and again while it is completed; try again")
 
     def completed(self, upload: UploadRow, choose: Choose) -> ObjectRow:
-        """The object that an upload was made, if it is the current one of its key, and made of the parts that `choose`
-        chooses. Raises NoSuchUpload, NotFound, Transient, and what `choose` raises."""
+        """Return the object that an upload became, if it is the current one of its key and consists of the parts that
+        `choose` chooses. Raises NoSuchUpload, NotFound, Transient, and what `choose` raises."""
         row = self._store.head(upload.key)
         if row.composition is None or row.composition.upload_id != upload.upload_id:
             raise _missing(upload.upload_id, upload.key)

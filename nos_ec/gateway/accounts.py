@@ -23,7 +23,7 @@ SECRET_CHARS_MIN = 16
 SECRET_CHARS_MAX = 128
 PAGE_KEYS = 1000
 LOOK_KEYS = 10
-"""Of a look that usually ends with the first key."""
+"""Page size of a search that usually ends with the first key."""
 RIGHTS = {"read": Rights.READ, "write": Rights.WRITE, "list": Rights.LIST, "owner": Rights.OWNER}
 _ACCOUNT = re.compile(r"[A-Za-z0-9._@+-]{1,64}")
 _ACCESS_KEY = re.compile(r"[A-Za-z0-9._-]{3,128}")  # a slash would end it in a signature's scope
@@ -94,8 +94,8 @@ class Accounts:
         return changed
 
     def require_known_secrets(self, masters: MasterKeys) -> None:
-        """Raises ConfigError if there are access keys, and these master keys have encrypted the secret of none: then no
-        signed request can be answered. Raises Transient."""
+        """Raises ConfigError if there are access keys, but these master keys have encrypted the secret of none of them:
+        then no signed request can be answered. Raises Transient."""
         seen = False
         for key in self.keys(LOOK_KEYS):
             if masters.is_known(key.secret):
@@ -125,7 +125,7 @@ class Accounts:
         return found
 
     def keys(self, page_keys: int = PAGE_KEYS) -> Iterator[AccessKey]:
-        """All access keys, by name, read in pages of so many. Raises Transient."""
+        """Yield all access keys, by name, read in pages of this size. Raises Transient."""
         after = ""
         while page := self._metadata.access_keys(after, page_keys):
             yield from page
@@ -157,7 +157,8 @@ class Accounts:
             raise _no_bucket(bucket)
 
     def buckets(self, owner: str | None) -> Iterator[tuple[BucketRow, dict[str, Rights]]]:
-        """The buckets of an account, or of all, each with what others may do in it. Raises InvalidInput, Transient."""
+        """Yield the buckets of one account, or of all, each with what others may do in it. Raises InvalidInput,
+        Transient."""
         for row in self._all_buckets() if owner is None else self._buckets_of(owner):
             yield row, self._metadata.grants(row.name)
 

@@ -46,7 +46,7 @@ _ON_OBJECT = {"READ": Rights.READ, **_ACL_RIGHTS}
 
 
 def grants_of(acl: str, owner: Owner) -> list[Grant]:
-    """What a stored ACL grants: in the order given, and of a canned ACL with the owner first."""
+    """Return what a stored ACL grants, in the order given; for a canned ACL, the owner comes first."""
     if "=" in acl:
         return [_grant(*entry.partition("=")[::2]) for entry in acl.split(" ")]
     groups = _GROUPS.get(_OWNERS.get(acl, acl), ())

@@ -1,8 +1,8 @@
 """The ASGI application: reads requests and bodies, sends answers. Operations run in a pool of threads.
 
 A request with a small body is served by one thread once its body is there. One with a large body lets others run while
-it waits for its client. So slow clients hold up nobody. A large answer takes a thread for each window of it, and none
-while the client reads.
+it waits for its client, so slow clients do not hold up others. A large answer takes a thread for each window of it, and
+none while the client reads.
 
 Source: ASGI specification, HTTP and WebSocket message format, version 2.5.
 """
@@ -242,7 +242,7 @@ class _Body(Source):
     """The body of one request. `next_piece` is called by a thread, the others by the event loop."""
 
     def __init__(self, receive: _Receive, loop: asyncio.AbstractEventLoop, wait_s: float, uploads: Workers) -> None:
-        """uploads: whose threads read the pieces."""
+        """uploads: the pool whose threads read the pieces."""
         self._receive = receive
         self._loop = loop
         self._wait_s = wait_s

@@ -96,7 +96,7 @@ class BucketOperations:
         return empty({"location": f"/{call.bucket}"})
 
     def _require_location(self, location: str | None) -> None:
-        """Raises InvalidLocationConstraint for any region but that of the settings."""
+        """Raises InvalidLocationConstraint for any region other than that of the settings."""
         if location is not None and _REGIONS.get(location, location) != self._region:
             raise S3Error(
                 "InvalidLocationConstraint",

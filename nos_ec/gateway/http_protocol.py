@@ -95,8 +95,8 @@ class GatewayProtocol(HttpToolsProtocol):
                 self._refuse()
 
     def _feed(self, data: bytes) -> None:
-        """A server may ignore an offer of another protocol (RFC 9110, section 7.8). The parser does not: it takes what
-        follows the head for that protocol. So a new parser reads the head again, without the offer."""
+        """Ignore an offer of another protocol, as a server may (RFC 9110, section 7.8). The parser does not: it treats
+        everything after the head as that protocol. So a new parser reads the head again, without the offer."""
         while data:
             try:
                 self.parser.feed_data(data)
@@ -137,7 +137,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes, self._unused_bytes = False, 0, 0
 
     def _take_absolute_form(self) -> None:
-        """A target such as `http://host/path`: its host counts, and not the header (RFC 9112, section 3.2.2)."""
+        """Handle a target such as `http://host/path`, whose host counts instead of the header (RFC 9112, section
+        3.2.2)."""
         match = _ABSOLUTE.fullmatch(self.url)
         if match is not None:
             self.url = match[2] if match[2].startswith(b"/") else b"/" + match[2]

@@ -21,8 +21,8 @@ from nos_ec.s3.errors import S3Error
 
 _MINIMUM = "x-amz-transition-default-minimum-object-size"
 _MINIMA = ("all_storage_classes_128K", "varies_by_storage_class")
-"""What that header can say; S3 takes the first one if a request does not say it. It is about transitions, which the
-store does not have, but clients wait until they read what they have written."""
+"""The values of that header; S3 assumes the first one if a request has none. It is about transitions, which the store
+does not have, but clients wait until they read back what they have written."""
 _TIME_MS_MAX = 253_402_214_400_000
 """The end of the year 9999, after which no header can say a date."""
 

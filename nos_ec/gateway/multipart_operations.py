@@ -153,7 +153,7 @@ class MultipartOperations:
 
     # --- the end of uploads -----------------------------------------------------------------------
     def complete_upload(self, call: Call) -> Reply:
-        """May be repeated with the same parts, as long as the object is there."""
+        """Complete an upload. May be repeated with the same parts as long as the object exists."""
         call.require(Rights.WRITE)
         upload_id = _upload_id(call)
         wanted = documents.complete_upload(document(call, of_object=True))
@@ -174,7 +174,7 @@ class MultipartOperations:
             raise no_such_upload() from None
 
     def _choice(self, call: Call, upload: UploadRow, wanted: Sequence[CompletedPart]) -> Choose:
-        """Chooses the parts that are wanted, and compares what the request says of the object."""
+        """Chooses the listed parts, and compares the request's checksum and size with those of the object."""
         request = call.request
         algorithm, kind = _checksum_of_upload(upload)
         told_type = request.header("x-amz-checksum-type")

@@ -34,7 +34,7 @@ LATIN_1 = "s3:latin-1"
 DEFAULT_TYPE = "binary/octet-stream"
 STORAGE_CLASSES = ("STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING")
 _ENCODED = Charset("utf-8")
-"""How S3 answers with metadata that is not ASCII: as encoded words of RFC 2047. Some clients can read nothing else in
+"""S3 answers with metadata that is not ASCII as encoded words of RFC 2047. Some clients can read nothing else in
 headers. Source: "Working with object metadata" of the S3 user guide."""
 _ENCODED.header_encoding = BASE64
 _UNSUPPORTED = re.compile(r"x-amz-(server-side-encryption|object-lock-|website-redirect-location)")

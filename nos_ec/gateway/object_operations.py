@@ -155,19 +155,19 @@ class ObjectOperations:
             told = [name for name in headers if name.startswith("x-amz-checksum-")]
             kind = headers.get("x-amz-checksum-type")
             for name in told:
-                del headers[name]  # they are of the whole object
+                del headers[name]  # they describe the whole object
             if part is not None and kind is not None:
                 headers |= self._checksum_of_part(row.key, part) | {"x-amz-checksum-type": kind}
         return Reply(206, headers, length=length), first
 
     def _checksum_of_part(self, key: ObjectKey, part: _Part) -> dict[str, str]:
-        """The headers with the checksum that a part was stored with; none without one."""
+        """Return the headers with the checksum with which a part was stored; none without one."""
         assert part.upload_id is not None
         stored = self._uploads.parts_of(key, part.upload_id, part.number - 1, 1)
         return checksum_headers(attributes_of(stored[0].row)) if stored and stored[0].number == part.number else {}
 
     def _part(self, call: Call, row: ObjectRow) -> _Part | None:
-        """The part that `partNumber` asks for; None without it."""
+        """Return the part that `partNumber` asks for; None without it."""
         if not call.request.parameter("partNumber"):
             return None
         number = call.part_number()
@@ -531,8 +531,8 @@ def _undeleted(error: NosError, key: str) -> Exception:
 
 
 def _without_parts(checksum: answers.Checksum | None) -> answers.Checksum | None:
-    """The checksum of an object without the number of parts, which HEAD and CompleteMultipartUpload put behind a
-    composite one, but GetObjectAttributes does not."""
+    """Return the checksum of an object without the number of parts, which HEAD and CompleteMultipartUpload append to a
+    composite checksum, but GetObjectAttributes does not."""
     return None if checksum is None else replace(checksum, value=checksum.value.partition("-")[0])
 
 

@@ -70,7 +70,7 @@ class MasterKeys:
             raise Corrupt(f"access key {access_key}: its secret was changed, or is that of another key") from None
 
     def is_known(self, sealed: bytes) -> bool:
-        """Whether one of the master keys has encrypted it."""
+        """Return whether one of the master keys has encrypted it."""
         return sealed[:1] == _FORMAT and sealed[1 : 1 + _ID_BYTES] in self._ciphers
 
     def is_present(self, sealed: bytes) -> bool:

@@ -135,8 +135,9 @@ class Service:
         return _finished(request, reply, record)
 
     def _name_region(self, reply: Reply, bucket: str) -> None:
-        """Also when the request is refused: clients look up the region of a bucket without an access key."""
-        with suppress(S3Error, NosError):  # the answer stands; there may be no such bucket
+        """Add the region, even if the request is refused: clients look up the region of a bucket without an access
+        key."""
+        with suppress(S3Error, NosError):  # the answer stays as it is; there may be no such bucket
             self._access.bucket(bucket)
             reply.headers["x-amz-bucket-region"] = self._region
 

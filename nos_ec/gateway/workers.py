@@ -17,9 +17,9 @@ from threading import Lock, Semaphore, Thread
 from typing import Any, TypeVar
 
 ASIDE_BYTES_MAX = 128 << 20
-"""What the calls that have stepped aside may have in memory together."""
+"""How much all calls that have stepped aside may hold in memory together."""
 ASIDE_BYTES_EACH = 32 << 20
-"""The most that one of them has: of a body, the engine has one block in memory."""
+"""The most that one of them holds: the engine keeps one block of a body in memory."""
 _T = TypeVar("_T")
 
 
@@ -59,7 +59,7 @@ class Workers:
     @contextmanager
     def aside(self, held_bytes: int) -> Iterator[None]:
         """Called by a call that has to wait for a client: let another call run during the block, and wait for a turn at
-        its end. held_bytes: what it has in memory meanwhile. With too much in memory, it keeps its turn."""
+        its end. held_bytes: how much it holds in memory meanwhile. If that is too much, it keeps its turn."""
         held_bytes = min(held_bytes, ASIDE_BYTES_EACH)
         with self._lock:
             keeps_turn = self._aside_bytes + held_bytes > ASIDE_BYTES_MAX

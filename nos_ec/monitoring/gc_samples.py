@@ -1,6 +1,6 @@
 """Samples of GC, of the lifecycle rules that it applies, of rebuilding shards and of scrubs.
 
-What they count goes into the store's counts (`stored_counts.py`), because cron or a timer may start them.
+Their counts are added to the store's counts (`stored_counts.py`), because cron or a timer may start them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def scrub_counts(counters: ScrubCounters) -> Iterator[Sample]:
 
 
 def shortage_samples(last: RebuildResult | None) -> Iterator[Sample]:
-    """What the last look for shards that are missing left; nothing before the first has ended."""
+    """The result of the last search for missing shards; nothing before the first one has ended."""
     if last is None:
         return
     for shards in range(1, max(last.short, default=1) + 1):
@@ -91,8 +91,8 @@ def shortage_samples(last: RebuildResult | None) -> Iterator[Sample]:
 
 
 def pass_samples(metadata: Metadata, lifecycle_day_ms: int) -> Iterator[Sample]:
-    """How far the passes of scrubs and the walk of lifecycle rules are, whichever process does them. Raises
-    Transient."""
+    """Yield how far the passes of scrubs and the walk of lifecycle rules have come, whichever process does them.
+    Raises Transient."""
     state, walk = metadata.scrub_state(), read_walk(metadata)
     current, last = (None, None) if state is None else (state.current, state.last)
     yield Sample(of_scrub.SCRUB_PASS_BLOCKS, 0 if current is None else current.blocks)
@@ -102,6 +102,6 @@ def pass_samples(metadata: Metadata, lifecycle_day_ms: int) -> Iterator[Sample]:
 
 
 def interval_samples(gc_wait_ms: int, scrub_pass_ms: int) -> Iterator[Sample]:
-    """How often GC and scrubs should run by the configuration of this process."""
+    """How often GC and scrubs should run according to the configuration of this process."""
     yield Sample(m.GC_WAIT_SECONDS, gc_wait_ms / 1000)
     yield Sample(of_scrub.SCRUB_INTERVAL_SECONDS, scrub_pass_ms / 1000)

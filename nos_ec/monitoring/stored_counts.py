@@ -1,8 +1,8 @@
-"""What GC, scrubs and rebuilds of shards have counted in a store, kept in a note of the metadata.
+"""The counts of GC, scrubs and rebuilds of shards in a store, kept in a note of the metadata.
 
-Cron or a timer may start them, and such a run ends before Prometheus can ask it. So every process that does this work
-adds what it has counted to the note, and every process that exports the figures of the whole store exports the sums.
-What a process had not added yet when it was killed is missing from them.
+Cron or a timer may start them, and such a run ends before Prometheus can scrape it. So every process that does this
+work adds its counts to the note, and every process that exports the figures of the whole store exports the sums. Counts
+that a process had not added yet when it was killed are missing from them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nos_ec.ports.metadata import Notes
 COUNTS_NOTE = "gc counts"
 KEEP_MS = 10_000
 TRIES = 5
-"""How often counts are added to the note when other processes add theirs at the same time."""
+"""How often adding counts to the note is tried when other processes add theirs at the same time."""
 
 _log = structlog.get_logger(__name__)
 _Key = tuple[str, tuple[str, ...]]
@@ -36,7 +36,7 @@ class StoredCounts:
         self._zeros = {(zero.metric.name, zero.labels): zero for zero in zeros}
         self._sources: list[Source] = []
         self._kept: dict[_Key, float] = {}
-        """What this process has counted and added to the note."""
+        """The counts that this process has added to the note."""
         self._lock = Lock()
 
     def add(self, source: Source) -> None:
@@ -51,7 +51,7 @@ class StoredCounts:
             yield Sample(zero.metric, sums.get(key, 0), zero.labels)
 
     def keep(self) -> None:
-        """Add what this process has counted since the last call to the note. Raises Transient."""
+        """Add the counts of this process since the last call to the note. Raises Transient."""
         with self._lock:
             counted = self._counted()
             for _ in range(TRIES):
@@ -63,7 +63,7 @@ class StoredCounts:
                     return
 
     def run(self, stop: Event, clock: Clock) -> None:
-        """Keep the counts until `stop` is set, and once more then."""
+        """Add the counts regularly until `stop` is set, and then once more."""
         ended = False
         while not ended:
             ended = clock.wait(stop, KEEP_MS)
@@ -73,7 +73,7 @@ class StoredCounts:
                 _log.warning("counts were not added to the figures of the store", error=str(error))
 
     def _counted(self) -> dict[_Key, float]:
-        """What this process has counted."""
+        """Return the counts of this process."""
         sums: dict[_Key, float] = {}
         for sample in (sample for source in list(self._sources) for sample in source()):
             assert isinstance(sample.value, int | float)
@@ -82,7 +82,7 @@ class StoredCounts:
         return sums
 
     def _joined(self, stored: dict[_Key, float], counted: dict[_Key, float]) -> dict[_Key, float]:
-        """The sums in the note, with what it lacks of `counted`. Of a time, the later one counts."""
+        """Return the sums in the note, plus the part of `counted` that it lacks. For a time, the later one counts."""
         sums = dict(stored)
         for key, value in counted.items():
             if self._zeros[key].metric.kind is Kind.COUNTER:
@@ -92,7 +92,7 @@ class StoredCounts:
 
 
 def _loaded(text: str | None) -> dict[_Key, float]:
-    """A text that cannot be understood counts as nothing."""
+    """Decode a note. A text that cannot be parsed counts as empty."""
     try:
         return {(str(name), tuple(map(str, labels))): 0 + value for name, labels, value in json.loads(text or "[]")}
     except (ValueError, TypeError, RecursionError):

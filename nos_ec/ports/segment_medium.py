@@ -39,7 +39,7 @@ class MediumLimits:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableSlot:
-    """A slot whose header cannot be read, so that it does not tell whose it is. It is not used for new segments.
+    """A slot whose header cannot be read, so that its owner is not certain. It is not used for new segments.
     device, slot: their numbers. segment: that of the first record in the slot, which is read as if the header named it;
     None when no record can be read."""
 
@@ -50,8 +50,8 @@ class UnreadableSlot:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStates:
-    """How many devices of a medium work, for each of the others which it is and why, for people, and the slots whose
-    headers cannot be read."""
+    """The number of working devices of a medium, a readable text about each of the others (which one, and why), and the
+    slots whose headers cannot be read."""
 
     working: int
     lost: tuple[str, ...]
@@ -126,7 +126,7 @@ class SegmentMedium(Protocol):
         must not cross a multiple of RECORD_ALIGN. Durable on return, and idempotent.
 
         Each copy then has `new`, or had neither `new` nor `expected` before, and was left alone. Raises NotFound when
-        the segment is not there, and Transient when a copy could not be changed: then some may have been.
+        the segment does not exist, and Transient when a copy could not be changed: others may have been.
         """
         ...
 
@@ -152,9 +152,9 @@ class SegmentMedium(Protocol):
         ...
 
     def settle_slot(self, found: UnreadableSlot, epoch: int | None) -> bool:
-        """Write the header of a slot again, durably: that of its segment, for a log with this epoch of its lease; zeros
-        without an epoch, which frees the slot. The caller has found out from the metadata which of them is right.
-        Returns False, and changes nothing, when the slot is no longer as it was found. Raises Transient."""
+        """Write the header of a slot again, durably: the header of its segment, for a log with this epoch of its lease;
+        without an epoch, zeros, which free the slot. The caller has determined from the metadata which of them is
+        right. Returns False, and changes nothing, when the slot is no longer as it was found. Raises Transient."""
         ...
 
     def probe(self) -> None:

@@ -123,8 +123,8 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def time_of(time_ms: int) -> str:
-    """As S3 has it: ISO 8601 in UTC, in whole seconds like the header Last-Modified, so that a client that compares the
-    two finds them equal."""
+    """Format a time as S3 does: ISO 8601 in UTC, in whole seconds like the header Last-Modified, so that a client that
+    compares the two finds them equal."""
     minutes, ms = divmod(time_ms, 60_000)
     day, minute = divmod(minutes, 1440)
     return f"{_date(day)}T{_hour_and_minute(minute)}:{ms // 1000:02}.000Z"

@@ -162,14 +162,14 @@ def expected_of(
 
 
 def checksum_of(request: Request) -> tuple[Algorithm, bytes] | None:
-    """The checksum in the headers, which is of the body. Raises S3Error as `expected_of`."""
+    """Return the checksum of the body from the headers. Raises S3Error like `expected_of`."""
     found = _sent(request)
     return None if found is None else (found[0], _require(*found, found[0].header + " header"))
 
 
 def object_checksum_of(request: Request) -> tuple[Algorithm, str] | None:
-    """The checksum in the headers of CompleteMultipartUpload, which is of the object: as sent, with or without `-N`
-    behind a composite one. Raises S3Error as `expected_of`."""
+    """Return the checksum of the object from the headers of CompleteMultipartUpload: as sent, with or without `-N`
+    after a composite one. Raises S3Error like `expected_of`."""
     found = _sent(request)
     if found is not None:
         checksum, dash, parts = found[1].partition("-")
@@ -179,7 +179,7 @@ def object_checksum_of(request: Request) -> tuple[Algorithm, str] | None:
 
 
 def _sent(request: Request) -> tuple[Algorithm, str] | None:
-    """The algorithm and the value of the header with a checksum."""
+    """Return the algorithm and the value of the header with a checksum."""
     found = None
     for raw_name in request.header_values:
         name = raw_name.decode("latin-1")
@@ -270,8 +270,8 @@ class BodyCheck:
             self._checksum.update(piece)
 
     def finish(self, trailers: Mapping[str, str]) -> Computed:
-        """Compares, at the end of the body. trailers: by name in lower case. Raises S3Error: BadDigest, InvalidRequest
-        (a trailer that is not a checksum), XAmzContentSHA256Mismatch."""
+        """Compare the checksum at the end of the body. trailers: by name in lower case. Raises S3Error: BadDigest,
+        InvalidRequest (a trailer that is not a checksum), XAmzContentSHA256Mismatch."""
         expected, md5 = self._expected, self._md5.digest()
         if self._sha256 is not None and not hmac.compare_digest(self._sha256.hexdigest(), expected.sha256 or ""):
             raise S3Error(

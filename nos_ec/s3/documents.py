@@ -214,7 +214,7 @@ def complete_upload(body: bytes) -> list[CompletedPart]:
         if found and int(number) < found[-1].number:
             raise S3Error("InvalidPartOrder", "The parts must be listed in ascending order of their numbers.")
         if found and int(number) == found[-1].number:
-            found.pop()  # a client that has sent a part again may list both; the last one counts, as with radosgw
+            found.pop()  # a client that has sent a part again may list both; the last one counts, as in radosgw
         found.append(CompletedPart(int(number), fields["ETag"].strip().strip('"'), checksum))
     if not found:
         raise malformed("No parts are listed.")

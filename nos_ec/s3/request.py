@@ -87,7 +87,7 @@ class Request:
 
 
 def is_encoded(text: str) -> bool:
-    """Whether each `%` begins an encoded byte. Otherwise decoders disagree about what is meant."""
+    """Return whether each `%` begins an encoded byte. Otherwise decoders disagree about what is meant."""
     return _STRAY_PERCENT.search(text) is None
 
 

@@ -57,7 +57,7 @@ class MemoryMedium:
         self.on_append: Callable[[SegmentId], None] = lambda segment: None
         """Called before an append; what it raises is the append's failure."""
         self.on_overwrite: Callable[[SegmentId], None] = lambda segment: None
-        """The same for an overwrite."""
+        """The same fault for an overwrite."""
         self.tear: Callable[[int], int] = lambda size: 0
         """The bytes that a failed append leaves, of so many."""
         self.appends = 0

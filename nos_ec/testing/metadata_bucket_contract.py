@@ -284,7 +284,7 @@ class AccessKeyContract:
     """All of `AccessKeys`."""
 
     def test_every_change_of_access_is_told(self, bench: MetadataBench) -> None:
-        """A rebuild of the metadata knows only of changes that were told of."""
+        """A rebuild of the metadata knows only the changes that were reported."""
         metadata, told = bench.metadata, list[tuple[AccessOf, str]]()
         metadata.on_access_changed(lambda of, name: told.append((of, name)))
         key = AccessKey("key", "ann", b"secret", KeyState.ACTIVE, 5, "")

@@ -330,7 +330,7 @@ class VersionContract:
     @pytest.mark.parametrize("removed", ["version", "marker", "null version"])
     @pytest.mark.parametrize("then", ["put", "put of a null version", "mark", "delete", "put large"])
     def test_a_number_is_given_once(self, bench: MetadataBench, removed: str, then: str) -> None:
-        """Although the clock that made the number of the first version is ahead."""
+        """Even if the clock that made the number of the first version is ahead."""
         bench.now_ms += 10_000
         put(bench, ENABLED)
         bench.now_ms -= 10_000
@@ -375,7 +375,7 @@ class VersionContract:
         assert begun > versions[2].version
 
     def test_a_large_object_does_not_take_a_number_that_was_removed(self, bench: MetadataBench) -> None:
-        """Small PUTs were given it, and others, while the large one was under way."""
+        """While the large one was under way, small PUTs got this number and others."""
         metadata, lease = bench.metadata, bench.lease()
         put(bench, ENABLED)
         number = metadata.next_version(KEY, 0, of_all=True)
@@ -389,7 +389,7 @@ class VersionContract:
         bench.check_counters()
 
     def test_a_version_is_newer_than_all_that_are_there(self, bench: MetadataBench) -> None:
-        """Although the current one, which was undeleted, is older than they."""
+        """Even if the current one, which was undeleted, is older than those."""
         first = put(bench, ENABLED)
         metadata, until_ms = bench.metadata, bench.now_ms + 10**6
         metadata.delete_versions([DeleteVersion(KEY, first.version)], bench.now_ms, until_ms)

@@ -459,7 +459,7 @@ class SegmentMediumContract:
             medium.overwrite(new_segment(), start, b"none", b"void")
 
     def test_bytes_are_replaced_while_others_are_appended(self, medium: SegmentMedium, other: SegmentMedium) -> None:
-        """By several threads in one page, as the refused PUTs of one batch are."""
+        """Several threads replace them in one page, as happens with the refused PUTs of one batch."""
         segment, start = new_segment(), medium.limits.start
         writer = medium.create(segment, 1, 0)
         first = self.append(medium, writer, segment, start, 512)

@@ -39,7 +39,7 @@ RETRY_WAIT_MS = 1000
 class ProducerOptions:
     """batch_objects: rows per scan. republish_ms: after this time a published row that is not packed comes due again.
     idle_wait_ms: wait between scans that find nothing. partitions: number of partitions of the message log. spread:
-    over how many of them the events of a bucket go. store_id: what events say of themselves."""
+    over how many of them the events of a bucket go. store_id: the id of the store, which is written into events."""
 
     batch_objects: int
     republish_ms: int

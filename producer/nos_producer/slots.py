@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 ROUNDS_PER_TTL = 3
 """Rounds of renewal in the lifetime of a lease. A lease survives two failed rounds."""
 RETRY_WAIT_MS = 1000
-"""Wait after a failed renewal in the background, if that is less than a round."""
+"""The wait after a failed renewal in the background, if that is less than a round."""
 
 
 class HeldSlots:
@@ -86,9 +86,9 @@ class HeldSlots:
     @contextmanager
     def renewed(self) -> Iterator[None]:
         """Renew the leases in the background during a batch. Publishing to a log that does not answer takes longer than
-        leases last, and the producer is alive all the while.
+        leases last, although the producer is alive.
 
-        A producer that hangs in its batch for LEASE_MS_MAX is not: its leases are no longer renewed then.
+        A producer that hangs in its batch for LEASE_MS_MAX counts as dead: its leases are no longer renewed.
         """
         stop = Event()
         thread = Thread(target=self._renew_until, args=(stop,), name="producer-slots", daemon=True)
@@ -112,7 +112,7 @@ class HeldSlots:
                 _log.warning("leases not renewed; trying again", error=str(failure))
                 wait_ms = min(wait_ms, RETRY_WAIT_MS)
             except Exception:
-                # The thread goes on after a bug in one renewal: the next batch would else lose its slots.
+                # The thread continues after a bug in one renewal: otherwise the next batch would lose its slots.
                 _log.exception("leases not renewed; trying again")
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""Damage of the landing log's devices: what cannot be read is not taken for what is not there."""
+"""Damage to the landing log's devices: unreadable data is not treated as missing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLOTS = 4
 FILE = SLOTS_AT + SLOTS * SLOT
 BATCHES = 3
 BITS_APART = 7
-"""Each bit is tried in tests/unit/test_device_format.py; here some of them are."""
+"""tests/unit/test_device_format.py tries every bit; here a few are tried."""
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def is_whole(log: DeviceLog, segment: SegmentId, end: int) -> bool:
 
 
 def fill(log: DeviceLog) -> list[SegmentId]:
-    """Take every slot that there is."""
+    """Take every free slot."""
     taken = []
     with suppress(NoSpace):
         while True:
@@ -95,7 +95,7 @@ def unreadable(log: DeviceLog) -> list[UnreadableSlot]:
 
 
 def forget_second_header(path: Path) -> None:
-    """As older releases wrote it: a page with one header."""
+    """Write a page with one header, as older releases did."""
     change(path, SLOTS_AT + HEADER_COPY_AT, bytes(SEGMENT_HEADER_SIZE))
 
 
@@ -304,7 +304,7 @@ def test_a_bad_sector_under_a_superblock_leaves_the_other_one(path: Path, monkey
 
 # --- copies -------------------------------------------------------------------------------------------
 def test_a_copy_that_missed_a_write_leaves_the_other_one(tmp_path: Path) -> None:
-    """The first copy has a record of an earlier segment in the place of this one's."""
+    """The first copy has a record of an earlier segment where this segment's record should be."""
     paths = [tmp_path / "a", tmp_path / "b"]
     DeviceLog.initialise(tmp_path / "log", paths, STORE, slot_bytes=SLOT, file_bytes=FILE)
     with closing(DeviceLog(tmp_path / "log", paths, STORE, copies=2)) as log:

@@ -396,7 +396,7 @@ def test_a_disk_that_opens_files_but_cannot_read_them_is_a_lost_shard(
 def test_errors_of_too_many_disks_do_not_shorten_a_seal(
     root: Path, blocks: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With fewer than k shards that answer, nothing tells that a stripe was not written."""
+    """If fewer than k shards answer, nothing shows that a stripe was not written."""
     block_id, data = _written(blocks, 2)
     real_pread, broken = os.pread, set[str]()
 

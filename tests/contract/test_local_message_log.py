@@ -102,7 +102,7 @@ class TestLocalMessageLog(MessageLogContract):
 # --- clocks ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ahead_ms", [1, LEASE_MS_MAX])
 def test_a_member_that_died_while_the_clock_was_ahead_loses_its_partitions(tmp_path: Path, ahead_ms: int) -> None:
-    """Its session seems to end later than any setting allows, so it counts as over, also for a member that is there."""
+    """Its session seems to end later than any setting allows, so it counts as over, even for a live member."""
     log, clock = LocalMessageLog.initialise(tmp_path / "log.sqlite", PARTITIONS), FakeClock()
     ahead = FakeClock(clock.now_ms() + LEASE_MS_MAX - SESSION_MS + ahead_ms)
     with (

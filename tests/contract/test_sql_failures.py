@@ -154,7 +154,7 @@ def test_work_that_may_have_taken_effect_is_not_retried(deadlocks: Transactions)
 def test_connections_to_a_server_that_does_not_work_are_closed(
     deadlocks: Transactions, code: int, call: Callable[[Transactions, Callable[[Connection], object]], object]
 ) -> None:
-    """The server need not cut them. If they were kept, they would refuse all work for as long as the pool keeps a
+    """The server may not close them. If they were kept, they would refuse all work for as long as the pool keeps a
     connection: a primary that became a replica, a Galera node without quorum."""
 
     def used(connection: Connection) -> object:

@@ -40,7 +40,7 @@ def test_migrating_twice_creates_the_tables_of_the_schema(url: str) -> None:
 
 
 def test_nothing_is_written_into_a_file_that_was_replaced(url: str, tmp_path: Path) -> None:
-    """It has no name any more, and would be gone with this process."""
+    """The file no longer has a name, and would be gone with this process."""
     migrate(url)
     path, other = tmp_path / "meta.db", tmp_path / "restored.db"
     with closing(open_metadata(url)) as metadata:

@@ -109,8 +109,8 @@ def mariadb_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
-    """Its controller waits for it as long as that of a cluster would, so that it survives a stall of the machine. It
-    creates topics that a client looks for, as Kafka does by default."""
+    """Its controller waits for it as long as a cluster's would, so that it survives a stall of the machine. It creates
+    topics that a client looks up, as Kafka does by default."""
     folder = tmp_path_factory.mktemp("kafka")
     properties = folder / "more.properties"
     properties.write_text("broker.session.timeout.ms=9000\nauto.create.topics.enable=true\n")

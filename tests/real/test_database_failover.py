@@ -87,7 +87,7 @@ def metadata(pair: Pair) -> Iterator[SqlMetadata]:
 
 
 def administer(server: DevServer, *statements: str) -> None:
-    """Run statements, and nothing beside them: a node that does not work refuses even ROLLBACK."""
+    """Run statements, and nothing else: a node that is out of service refuses even ROLLBACK."""
     no_more = {"isolation_level": "AUTOCOMMIT", "skip_autocommit_rollback": True, "pool_reset_on_return": None}
     with create_engine(server.url, poolclass=NullPool, **no_more).connect() as connection:
         for statement in statements:
@@ -226,7 +226,7 @@ def galera(tmp_path: Path) -> Iterator[Pair]:
 
 @pytest.mark.parametrize("replica", [False, True], ids=["primary", "reader"])
 def test_connections_to_a_galera_node_that_does_not_work_are_given_up(galera: Pair, replica: bool) -> None:
-    """As one without quorum: it keeps its connections open, and answers all work on them with error 1047."""
+    """Like a node without quorum, it keeps its connections open, and answers all work on them with error 1047."""
     with closing(open_metadata(galera.url, replica=replica)) as metadata:
         with closing(open_metadata(galera.url)) as first:
             row = MetadataBench(first).put("n", 100)

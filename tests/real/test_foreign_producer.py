@@ -64,8 +64,8 @@ def publish(
     ours: bool = True,
     transaction: bool = False,
 ) -> set[int | None]:
-    """Publish as librdkafka does, with the partitioner that MESSAGES.md asks for or with librdkafka's own, and in a
-    transaction if it is to be. Returns the partitions."""
+    """Publish as librdkafka does, with the partitioner that MESSAGES.md asks for or with librdkafka's own, and
+    optionally in a transaction. Returns the partitions."""
     partitions: set[int | None] = set()
     partitioner = {"partitioner": "murmur2_random"} if ours else {}
     in_transactions = {"transactional.id": topic} if transaction else {}

@@ -279,7 +279,8 @@ def alter(log: KafkaHarness, name: str, **settings: str) -> None:
 
 
 def test_settings_of_existing_topics_are_checked(log: KafkaHarness) -> None:
-    """Kept for less time than the settings say, or compacted: the key is the bucket, so that would drop events."""
+    """Retention below that of the settings is refused, and so is compaction: the key is the bucket, so it would drop
+    events."""
 
     def initialise(in_sync_min: int = 1) -> None:
         KafkaMessageLog.initialise(log.topic, replication=3, in_sync_min=in_sync_min)

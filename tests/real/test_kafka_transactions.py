@@ -55,7 +55,7 @@ class Foreign:
 
 
 def has_no_lag(member: MessageConsumer) -> None:
-    """Poll until the group has nothing left, without another message."""
+    """Poll until the group has no messages left, and check that none arrives."""
 
     def polled() -> bool:
         assert member.poll(10, 100) == []
@@ -103,7 +103,7 @@ def test_an_open_transaction_holds_nothing_up(log: KafkaHarness) -> None:
 
 @pytest.mark.invariant(5)
 def test_markers_written_after_the_group_has_left_leave_no_lag(log: KafkaHarness) -> None:
-    """Nothing is left to read, and that takes no time-out to find out."""
+    """Nothing is left to read, and finding that out takes no time-out."""
     foreign, member, progress = Foreign(log), log.member("g"), log.progress("g")
     foreign.begin(b"one")
     member.commit(ends(take(member, PARTITIONS)))
@@ -120,7 +120,7 @@ def test_markers_written_after_the_group_has_left_leave_no_lag(log: KafkaHarness
 
 
 def test_a_member_at_a_marker_does_not_leave_its_group(log: KafkaHarness) -> None:
-    """It has waited for longer than a member may that misses messages."""
+    """It has waited longer than a member may that misses messages."""
     topic = replace(log.topic, request_timeout_ms=1000)
     member = KafkaConsumer(topic, group=log.group("g"), member="m", session_ms=6000, poll_interval_ms_max=20_000)
     revoked: list[frozenset[int]] = []

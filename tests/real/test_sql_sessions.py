@@ -1,4 +1,5 @@
-"""Sessions and accounts of MySQL and MariaDB: what a server's own settings must not change, and what is refused."""
+"""Sessions and accounts of MySQL and MariaDB: which results a server's own settings must not change, and which accounts
+and settings are refused."""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ def test_an_account_that_cannot_be_used_is_a_wrong_configuration(url: URL, lacki
 
 
 def test_a_binary_log_of_statements_is_a_wrong_configuration(url: URL) -> None:
-    """Where there is a binary log."""
+    """Only where there is a binary log."""
     there = url.render_as_string(hide_password=False)
     migrate(there)
     with administrator(url) as server:

@@ -57,7 +57,7 @@ def test_logs_are_rotated_under_a_daemon_that_goes_on_writing(tmp_path: Path) ->
 
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
-    """systemd's own check, with the program in the place where it looks."""
+    """Runs systemd's own check, with the program where the units expect it."""
     analyze = need_program("systemd-analyze")
     program = tmp_path / "nos-ec"
     program.write_text("#!/bin/sh\n")

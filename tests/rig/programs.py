@@ -22,7 +22,7 @@ ON_EVERY_MACHINE = frozenset(
         uname unshare useradd userdel wc xargs""",
     )
 )
-"""Of the programs that tests and scripts start, those that a minimal Debian has."""
+"""The programs that tests and scripts start and that a minimal Debian has."""
 
 PACKAGE_OF = {
     "curl": "curl",
@@ -39,7 +39,8 @@ PACKAGE_OF = {
 
 
 def need_program(program: str) -> str:
-    """The path of one of PACKAGE_OF. Skips (fails, with REQUIRE_REAL=1) when it cannot be installed."""
+    """Return the path of one of PACKAGE_OF. Skips the test (fails it, with REQUIRE_REAL=1) when it cannot be
+    installed."""
     package = PACKAGE_OF[program]
     if shutil.which(program, path=_PATH) is None:
         line = f'name=tests; . "{SCRIPTS}/base.sh"; install_packages {package}'

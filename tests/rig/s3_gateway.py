@@ -38,7 +38,8 @@ class Access:
 
 
 def client_of(access: Access, **options: Any) -> Any:
-    """A client of a gateway that tries once. options: more of its configuration. Safe to use from several threads."""
+    """A client of a gateway that tries once. options: further configuration of the client. Safe to use from several
+    threads."""
     config = Config(retries={"max_attempts": 0, "mode": "standard"}, s3={"addressing_style": "path"}, **options)
     return Session().create_client(
         "s3",

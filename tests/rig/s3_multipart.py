@@ -21,7 +21,7 @@ from tests.rig.s3_registry import registry
 
 LARGE_BYTES = 20 << 20
 ONE_PIECE_BYTES = 10_600_000
-"""More than a part of aws and boto3."""
+"""More than one part of aws and boto3."""
 LAYER_BYTES = (40 << 20) + 12_345
 """More than Docker's registry copies in one piece."""
 CONTENTS = {"large ü+%.bin": LARGE_BYTES, "sub/larger.bin": LARGE_BYTES + 12_345}

@@ -57,7 +57,7 @@ class Registry:
 
     @property
     def answers(self) -> bool:
-        """Whether it takes requests."""
+        """Return whether it takes requests."""
         try:
             return self._ask("GET", "/v2/")[0] == 200
         except OSError:
@@ -117,7 +117,7 @@ def _target(location: str) -> str:
 
 @contextmanager
 def registry(program: Path, access: Access, bucket: str, folder: Path) -> Iterator[Registry]:
-    """Yield it, with this bucket, which must be there."""
+    """Yield a registry with this bucket, which must exist."""
     port = free_port()
     config, log = folder / "registry.yml", folder / "registry.log"
     config.write_text(CONFIG.format(**_fields(access), bucket=bucket, port=port))

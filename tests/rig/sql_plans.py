@@ -123,7 +123,7 @@ def _add_noncurrent(metadata: SqlMetadata, key: ObjectKey, count: int) -> None:
 
 
 def _version(bench: MetadataBench, name: str) -> NewObject:
-    """A PUT in a bucket with versions."""
+    """Return a PUT in a bucket with versions."""
     return replace(bench.new(name), versioning=Versioning.ENABLED, attributes=as_version(b""))
 
 

@@ -1,4 +1,4 @@
-"""Which programs a test or a script starts, as far as its text shows."""
+"""Finds the programs that a test or a script starts, as far as its text shows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def started_by_shell(shell: str) -> set[str]:
 
 
 def _without_quotes(shell: str) -> str:
-    """Comments, here-documents and quoted text left out, except for commands whose output becomes part of a text."""
+    """Return the script without comments, here-documents and quoted text, except for commands whose output becomes part
+    of a text."""
 
     def replaced(match: re.Match[str]) -> str:
         text = match[0]
@@ -87,7 +88,7 @@ def started_by_python(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _meant(node: ast.expr, named: dict[str, list[ast.expr]]) -> list[ast.expr]:
-    """The values that an expression may have: itself, or what is assigned to a variable of this name."""
+    """Return the values that an expression may have: itself, or the values assigned to a variable of this name."""
     if isinstance(node, ast.Starred):
         node = node.value
     return named.get(node.id, []) if isinstance(node, ast.Name) else [node]

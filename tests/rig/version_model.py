@@ -58,7 +58,7 @@ Versions = frozenset[Version]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that there is of a key. others: noncurrent versions and markers. floor: the greatest number that was removed,
+    """Everything that a key has. others: noncurrent versions and markers. floor: the greatest number that was removed,
     or was there when an older version became current; nothing shows it."""
 
     current: Version | None = None
@@ -79,7 +79,8 @@ class State:
 
     @property
     def highest(self) -> int:
-        """The greatest number that the key has, or had and was removed. What is added has a greater one."""
+        """Return the greatest number that the key has, or that was removed from it. Whatever is added gets a greater
+        one."""
         return max(self.newest, self.floor)
 
     @property
@@ -88,7 +89,7 @@ class State:
         return replace(self, floor=0)
 
     def changed(self, current: Version | None, others: Versions, trash: Versions, below: Versions) -> State:
-        """With these versions. below: those of which the floor is to be the greatest number at least."""
+        """Return the key with these versions. below: versions whose numbers the floor must at least cover."""
         return State(current, others, trash, max((self.floor, *(one.number for one in below))))
 
 
@@ -161,7 +162,7 @@ class PutLarge(Step):
         if self.versioning and any(one.number == self.number and not one.is_marker for one in others):
             wins = False
         if self.versioning is ENABLED and self.number <= state.floor:
-            wins = False  # the number may have been another one's
+            wins = False  # another version may have had the number
         if not wins:
             return _unchanged(state, answer)
         made = Version(_found(answer, self.tag, self.number).number, _kind(self.versioning, current), self.tag)
@@ -209,7 +210,7 @@ class Mark(Step):
     in_trash: bool
 
     def follow(self, state: State, answer: Answer) -> State:
-        """The marker is newer than all that were ever there."""
+        """The marker is newer than everything that the key ever had."""
         current = state.current
         if self.seen is not None and self.seen != (0 if current is None else current.tag):
             return _unchanged(state, answer)
@@ -300,8 +301,8 @@ class Undelete(Step):
     tag: int
 
     def follow(self, state: State, answer: Answer) -> State:
-        """It becomes current if none is. One that is not in the trash is returned as it is. What is stored over it is
-        newer than all."""
+        """It becomes current if none is. One that is not in the trash is returned as it is. Versions stored over it are
+        newer than all others."""
         there = next((one for one in (*_if_any(state.current), *state.others) if one.tag == self.tag), None)
         if there is not None:
             _found(answer, self.tag, there.number)

@@ -76,7 +76,7 @@ KINDS_EACH = 3, 6
 """How many of them a round has, at least and at most. PUTs are in each."""
 
 AHEAD_MS = 10_000
-"""By how much the clocks of every other thread are ahead in half of the rounds. No round takes so long."""
+"""How far the clocks of every other thread are ahead in half of the rounds. No round takes that long."""
 LATE_MS = 2**60
 """All has been noncurrent, or in the trash, for long enough then."""
 PAUSE_S_MAX = 0.01
@@ -99,7 +99,8 @@ class Callers:
         self.counts: Counter[str] = Counter()
 
     def now_ms(self, ahead_ms: int = 0) -> int:
-        """A time, in milliseconds, that no other call gets by the same clock. ahead_ms: by how much this is ahead."""
+        """Return a time, in milliseconds, that no other call gets from the same clock. ahead_ms: how far this clock is
+        ahead."""
         return next(self._clock_ms) + ahead_ms
 
 
@@ -125,7 +126,7 @@ class _Known:
 
 
 class _Caller:
-    """The choices of one thread, its lease, and by how much its clock is ahead."""
+    """The choices of one thread, its lease, and how far its clock is ahead."""
 
     def __init__(
         self, seed: str, lease: Lease, names: Sequence[str], believed: Sequence[Versioning | None], ahead_ms: int

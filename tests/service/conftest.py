@@ -304,7 +304,7 @@ def ann(gateway: Gateway) -> Any:
 
 
 def damage_slots(bench: Bench, segments: Iterable[SegmentId]) -> None:
-    """Flip a bit in the headers of landing segments, in both of a page; no process has the log open."""
+    """Flip a bit in the headers of landing segments, in both copies of each page; no process may have the log open."""
     path = bench.folder / "store" / "landing_log" / "device0"
     content = bytearray(path.read_bytes())
     for segment in segments:

@@ -1,9 +1,9 @@
-"""A process whose conditional PUT is refused, because another one stores an object after its condition was judged: a
+"""A process whose conditional PUT is refused because another process stores an object after its condition was judged: a
 program for the crash matrix.
 
 usage: refused_put.py CONFIG SIZE
 
-Both PUTs have SIZE bytes, and want to be the first. The one that is refused is the last to land.
+Both PUTs have SIZE bytes and the condition that no object exists. The refused one lands last.
 """
 
 from __future__ import annotations

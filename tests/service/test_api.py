@@ -121,7 +121,7 @@ def fill(bench: Bench, system: System) -> None:
 
 # --- figures -------------------------------------------------------------------------------------------------------
 def test_an_offer_of_http_2_is_ignored_silently(api: Api, caplog: pytest.LogCaptureFixture) -> None:
-    """As `curl --http2` sends it."""
+    """The offer is that of `curl --http2`."""
     offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAAP__"}
     for _ in range(2):
         assert api.client.get("/v1/status", headers=offer).status_code == 200

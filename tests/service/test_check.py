@@ -653,7 +653,7 @@ def test_ids_of_copies_are_held_in_parts(bench: Bench, monkeypatch: pytest.Monke
 
 
 def fill_the_log(bench: Bench, system: System) -> None:
-    """PUTs in batches until the log has no room for another one, and some more."""
+    """PUT in batches until the log has no room for another one, and a few times more."""
     assert system.medium is not None
     for number in range(1000):
         bench.put_some(system, 20, prefix=f"more-{number}")
@@ -744,7 +744,7 @@ def repairer(system: System) -> Repairer:
 
 @pytest.mark.parametrize("shards", [1, 4, 10])
 def test_a_block_whose_creation_was_killed_lacks_no_shard(bench: Bench, system: System, shards: int) -> None:
-    """Recovery seals it with the shards that it has and without a stripe: no disk has lost anything."""
+    """Recovery seals the block with the shards that it has, and without stripes: no disk has lost anything."""
     bench.put_some(system, 20)
     end_log(system)
     bench.produce(system)

@@ -458,7 +458,8 @@ def test_demo(cli: Cli, tmp_path: Path, bench: Bench) -> None:
 def test_a_demo_shows_no_warning_and_its_gc_collects_every_block(
     tmp_path: Path, bench: Bench, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Even if more lands than the configured landing log holds, and some blocks hold more survivors than others."""
+    """This holds even if more lands than the configured landing log holds, and some blocks have more survivors than
+    others."""
     source, root = tmp_path / "source", tmp_path / "demo"
     for index in range(500):
         path = source / f"d{index % 4}" / f"f{index}"

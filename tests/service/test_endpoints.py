@@ -210,7 +210,7 @@ def test_producer_and_gc(bench: Bench, system: System) -> None:
 
 
 def test_gc_and_scrubs_from_cron_have_metrics(bench: Bench, system: System) -> None:
-    """A run of a moment that nobody can scrape is exported by a daemon that is scraped."""
+    """A short run that cannot be scraped itself is exported by a daemon that is scraped."""
     bench.put_some(system, 120)
     bench.pack(system)
     for key in list(bench.acknowledged)[10:]:

@@ -1,6 +1,6 @@
-"""One flipped bit in a file of an embedded store: it is noticed or does no harm, and nothing is lost because of it.
+"""One flipped bit in a file of an embedded store is noticed or does no harm, and nothing is lost because of it.
 
-Not in the files of SQLite (metadata, messages), which have no checksums of their own.
+SQLite's files (metadata, messages) are excluded, because they have no checksums of their own.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ pytestmark = pytest.mark.invariant(1)
 
 SEED = int(os.environ.get("NOS_EC_DEV_FLIP_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 PER_REGION = int(os.environ.get("NOS_EC_DEV_FLIPS", "1"))
-"""Bits of each region that are flipped; 0: all of them."""
+"""How many bits of each region are flipped; 0: all of them."""
 SLOT = 1 << 20
 FOOTER_BYTES = 120
 SHARDS = 2
-"""Of so many shards of each kind of block files are damaged: all have the same format."""
+"""How many shards of each kind have their block files damaged: all have the same format."""
 
 
 def regions(folder: Path) -> Iterator[tuple[Path, range]]:
-    """Bytes of files that are neither SQLite's nor shared memory: headers, and whatever is short."""
+    """Yield byte ranges of files that are neither SQLite's nor shared memory: headers, and short files as a whole."""
     device = folder / "landing_log" / "device0"
     yield from ((device, range(at, at + 72)) for at in SUPERBLOCKS)
     content = device.read_bytes()
@@ -67,7 +67,7 @@ def bits(region: range, rng: random.Random) -> list[int]:
 
 
 def byte_of(path: Path, bit: int) -> int | None:
-    """The byte of the file in which the bit is; None when the file is not that long any more."""
+    """Return the byte of the file that contains the bit; None when the file is no longer that long."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(bit // 8)
         return next(iter(file.read(1)), None)
@@ -75,7 +75,7 @@ def byte_of(path: Path, bit: int) -> int | None:
 
 
 def flip(path: Path, bit: int) -> int | None:
-    """Returns the byte as it is now; None when the file is not that long any more."""
+    """Returns the byte as it is now; None when the file is no longer that long."""
     found = byte_of(path, bit)
     if found is None:
         return None
@@ -86,7 +86,8 @@ def flip(path: Path, bit: int) -> int | None:
 
 
 def is_harmless(bench: Bench, system: System) -> bool:
-    """Every object is listed, and reads as it was or says that it is damaged. Returns whether all are as they were."""
+    """Check that every object is listed, and either reads as before or is reported as damaged. Returns whether all are
+    as before."""
     store, harmless = system.store(), True
     for key, data in bench.acknowledged.items():
         try:

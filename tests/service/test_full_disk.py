@@ -267,7 +267,7 @@ def test_gc_reports_when_no_block_can_be_rewritten(full_bench: Bench, disk: Smal
 
 
 def test_a_full_landing_store_is_seen_although_the_block_store_has_space(disk: SmallDisk, tmp_path: Path) -> None:
-    """By the gateway, whose PUTs are refused, in the figures of the whole store, and by the alert's limit."""
+    """The gateway, whose PUTs are refused, shows it, and so do the figures of the whole store and the alert's limit."""
     bench = Bench(tmp_path, STORE_CONFIG.replace("reserve_bytes = 0", f'reserve_bytes = "{RESERVE_MIB}MiB"'))
     bench.settings().store.root.mkdir()
     (bench.settings().store.root / "landing").symlink_to(disk.folder)
@@ -378,7 +378,8 @@ def test_a_report_for_which_there_is_no_space_leaves_nothing(
 
 @pytest.mark.parametrize("others", [False, True])
 def test_without_a_free_inode_objects_are_read_and_deleted(full_bench: Bench, disk: SmallDisk, others: bool) -> None:
-    """Whether or not another process has the database open. What needs a file of its own is refused with 8."""
+    """This holds whether or not another process has the database open. Operations that need a new file are refused with
+    8."""
     bench = full_bench
     with bench.open() as system:
         packed, landed, deleted = (bench.put(system, name, bench.data(CHUNK)) for name in ("packed", "landed", "del"))
@@ -416,7 +417,7 @@ def test_a_limit_of_the_size_of_files_is_a_lack_of_space(bench: Bench, system: S
 
 @pytest.mark.parametrize("code", [errno.EDQUOT, errno.ENOSPC])
 def test_errors_of_a_database_on_a_used_up_quota(tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No machine of ours has a quota, so the error of the trial file is the one thing that is not real here."""
+    """No machine of ours has a quota, so the error of the trial file is the only simulated part."""
     monkeypatch.setattr("nos_ec.adapters.file_system.write_error", lambda _: OSError(code, os.strerror(code)))
     failed = sqlite3.OperationalError("disk I/O error")
     failed.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE

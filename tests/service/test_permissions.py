@@ -166,7 +166,7 @@ def test_what_root_does_once_keeps_no_service_out(bench: Bench, store: Path) -> 
 
 
 def test_files_of_another_user_are_named_and_deleted(bench: Bench, store: Path, system: System) -> None:
-    """Deleting a file takes the right to write its folder alone."""
+    """Deleting a file takes only the permission to write to its folder."""
     system.housekeeping().run_once()
     key = ObjectKey("b", "packed")
     extent = system.store().head(key).extent

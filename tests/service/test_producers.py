@@ -201,7 +201,7 @@ def test_a_producer_suspended_during_its_scan_publishes_nothing(team: Team, syst
 
 @pytest.mark.timed
 def test_slots_are_kept_while_the_log_does_not_answer(team: Team, system: System) -> None:
-    """In real time: publishing takes as long as its time limit, which here is three times as long as leases last."""
+    """Runs in real time: publishing takes as long as its time limit, here three times as long as leases last."""
     ttl_ms = 1000
     team.clock = SystemClock()  # type: ignore[assignment]
     keys = team.put(system, 100, "a")

@@ -99,7 +99,7 @@ def _block_files(bench: Bench) -> int:
 
 @pytest.fixture
 def whole(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """A store on a file system of its own."""
+    """A store on a separate file system."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", str(disk)], capture_output=True)

@@ -372,7 +372,7 @@ def test_buckets_and_access_keys_come_back(bench: Bench, cli: Cli) -> None:
 
 
 def change_access(system: System) -> None:
-    """Every change there is."""
+    """Make every kind of change."""
     metadata = system.metadata
     for name, account in (("AK", "ann"), ("AB", "bob"), ("AC", "cid")):
         metadata.add_access_key(AccessKey(name, account, b"secret", KeyState.ACTIVE, 5, "note"))
@@ -447,7 +447,7 @@ def test_what_is_not_known_of_access_is_listed(bench: Bench, cli: Cli) -> None:
 
 
 def test_the_record_of_a_bucket_has_its_last_state(bench: Bench) -> None:
-    """Whatever other processes have changed meanwhile."""
+    """This holds whatever other processes have changed meanwhile."""
     with bench.open() as one, bench.open() as other:
         assert one.metadata.create_bucket("b", "ann", CannedAcl.PRIVATE, 5)
 

@@ -171,7 +171,7 @@ def test_a_landing_segment_with_a_damaged_record_is_kept(bench: Bench, cli: Cli,
 
 
 def test_a_newer_dump_that_cannot_be_found_is_said(bench: Bench, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The front of its first block is damaged: another dump is taken, but not in silence."""
+    """The front of its first block is damaged: another dump is used, and that is logged."""
     with bench.open() as system:
         bench.put_some(system, 40)
         bench.pack(system)

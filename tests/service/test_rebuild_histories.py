@@ -1,8 +1,8 @@
 """Random histories of two processes around a dump; then the database is lost and rebuilt.
 
-Every version that was acknowledged is there, unless it was deleted or overwritten, and what was refused is nowhere.
-What a rebuild cannot know (docs/adr/0024) is allowed: what was deleted since the dump may be back, and what a killed
-process had under way may be there.
+Every version that was acknowledged exists, unless it was deleted or overwritten, and no trace of a refused PUT exists.
+What a rebuild cannot know (docs/adr/0024) is allowed: objects that were deleted since the dump may be back, and PUTs
+that a killed process had under way may have taken effect.
 
 NOS_EC_DEV_REBUILD_SEED repeats the choices of a run, NOS_EC_DEV_REBUILD_ROUNDS sets how many histories there are.
 """
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.invariant(7)
 SEED = int(os.environ.get("NOS_EC_DEV_REBUILD_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 ROUNDS = int(os.environ.get("NOS_EC_DEV_REBUILD_ROUNDS", "3"))
 STEPS = 30
-"""Of a history, with a dump somewhere before them or among them."""
+"""The number of steps of a history, with a dump somewhere before or among them."""
 SIZES = [0, 0, 1, 500, CHUNK, 3 * CHUNK, 5 * STRIPE + 9]
 KILL_POINTS = ["put.refused", "put.voided", "large.refused", "large.voided"]
 KEYS = [ObjectKey("b", name) for name in ("x", "y", "z")]
@@ -45,7 +45,7 @@ FIRST = ObjectKey("others", "first")
 
 
 class History:
-    """What two processes did to a few keys, and what was answered."""
+    """The operations of two processes on a few keys, and their answers."""
 
     def __init__(self, bench: Bench, cli: Cli, rng: random.Random) -> None:
         self.bench = bench
@@ -55,15 +55,15 @@ class History:
         self.versions: set[bytes] = set()
         """The bytes of all versions of VERSIONED."""
         self.unknown: dict[ObjectKey, set[bytes]] = {key: set() for key in self.current}
-        """What PUTs without an answer have stored, perhaps, since the last one that was acknowledged."""
+        """Bytes that PUTs without an answer may have stored since the last acknowledged one."""
         self.stored: dict[ObjectKey, set[bytes]] = {key: set() for key in self.current}
-        """All that was acknowledged: one of them may be back after a DELETE."""
+        """All acknowledged bytes: one of them may be back after a DELETE."""
         self.refused: set[bytes] = set()
         self.dumps = 0
         self._count = 0
 
     def data(self) -> bytes:
-        """Bytes that no other PUT has, unless they are empty."""
+        """Return bytes that no other PUT has, unless they are empty."""
         self._count += 1
         size = self.rng.choice(SIZES)
         head = b"%06d" % self._count
@@ -86,7 +86,7 @@ class History:
 
     # --- steps ----------------------------------------------------------------------------------------
     def put(self, one: System, two: System) -> None:
-        """A PUT, perhaps with a condition, which it may meet or not."""
+        """A PUT, possibly with a condition, which may or may not hold."""
         key = self.rng.choice(KEYS)
         condition = self.rng.choice([None, ABSENT, PRESENT, Condition(bytes(16))])
         self._try(one, key, self.data(), condition)
@@ -118,7 +118,7 @@ class History:
             self._deleted(key)
 
     def upload(self, one: System, two: System) -> None:
-        """One part is stored twice, the other one late: when the upload is completed."""
+        """One part is stored twice, and the other one late, while the upload is completed."""
         key, condition = self.rng.choice(KEYS), self.rng.choice([None, ABSENT])
         uploads, others = multipart_uploads(one), multipart_uploads(two)
         upload = uploads.create(key, "ann", b"")

@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.timed, pytest.mark.invariant(7)]
 DUMP_POINTS = ["large.allocated", "large.appended", "large.written", "large.recorded", "dump.stored", "dump.deleted"]
 DUMP_FILE_POINTS = ["report_file.written"]
 ACCESS_POINTS = ["access.changed", "put.landed", "put.recorded", "access.recorded"]
-"""When a bucket is changed."""
+"""Kill points while a bucket is changed."""
 ACCESS_DUMP_POINTS = ["access.forgotten"]
-"""When a dump is made after a bucket was removed."""
+"""Kill points while a dump is made after a bucket was removed."""
 METADATA_REBUILD_POINTS = [
     "rebuild.page_loaded",
     "rebuild.page_loaded:2",
@@ -182,7 +182,7 @@ def test_rebuild_killed(bench: Bench, cli: Cli) -> None:
 
 @pytest.mark.parametrize("point", ACCESS_POINTS)
 def test_change_of_access_killed(bench: Bench, cli: Cli, point: str) -> None:
-    """A change that was not acknowledged is made again, and is known to a rebuild then."""
+    """A change that was not acknowledged is made again, and a rebuild then knows it."""
     with bench.open() as system:
         assert system.metadata.create_bucket("photos", "ann", CannedAcl.PRIVATE, 1)
         assert system.metadata.grant("photos", "bob", Rights.READ | Rights.WRITE, 1)
@@ -201,7 +201,7 @@ def test_change_of_access_killed(bench: Bench, cli: Cli, point: str) -> None:
 
 @pytest.mark.parametrize("point", ACCESS_DUMP_POINTS)
 def test_dump_killed_while_it_forgets_records(bench: Bench, cli: Cli, point: str) -> None:
-    """Only those of buckets that were removed before the oldest dump that is kept."""
+    """It forgets only those of buckets that were removed before the oldest dump that is kept."""
     with bench.open() as system:
         for name in ("removed", "kept"):
             assert system.metadata.create_bucket(name, "ann", CannedAcl.PRIVATE, 1)

@@ -1,4 +1,4 @@
-"""The database is lost after PUTs were refused: a rebuild makes none of them current, and keeps none of them."""
+"""The database is lost after PUTs were refused: a rebuild neither makes any of them current nor keeps them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.invariant(7)
 
 SMALL = b"small"
 LARGE = 5 * STRIPE + 17
-"""With blocks of its own, and a tail."""
+"""The size of an object with blocks of its own, and a tail."""
 SIZES = pytest.mark.parametrize("size", [0, 1000, 3 * CHUNK, LARGE], ids=["empty", "small", "chunks", "large"])
 LANDING = pytest.mark.parametrize(
     "landing", [pytest.param("log"), pytest.param("store", marks=pytest.mark.landing("store"))]
@@ -43,7 +43,7 @@ LANDING = pytest.mark.parametrize(
 REFUSED_POINTS = ["put.refused", "put.voided"]
 REFUSED_LARGE_POINTS = ["large.refused", "large.voided"]
 UNRECORDED_POINTS = ["segment_seal.record_voided"]
-"""While recovery makes the record of a PUT void that was refused when its process was killed."""
+"""Kill points while recovery voids the record of a PUT that was being refused when its process was killed."""
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def refused(system: System, data: bytes, condition: Condition) -> None:
 
 
 def records(system: System) -> tuple[int, int]:
-    """How many records of PUTs the landing log has that are not void, and how many that are."""
+    """Return how many records of PUTs in the landing log are not void, and how many are."""
     medium = system.medium
     assert medium is not None
     void = found = 0
@@ -79,7 +79,7 @@ def dump(bench: Bench, cli: Cli) -> None:
 
 
 def rebuilt(bench: Bench, cli: Cli) -> list[bytes]:
-    """What is there of KEY after the database was lost: the current version, and those in the trash."""
+    """Return the versions of KEY after the database was lost: the current one, and those in the trash."""
     lose_database(bench)
     source = bench.folder / "dump"
     rebuild(bench, cli, *(("--from", str(source)) if source.exists() else ("--without-dump",)))
@@ -164,7 +164,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("size", [1000, LARGE], ids=["small", "large"])
     def test_a_delete_marker_is_no_reason_to_refuse(self, bench: Bench, size: int) -> None:
-        """There never was an object, so the condition holds all the time. A large one whose version number is below
+        """There never was an object, so the condition always holds. A large one whose version number is below
         that of the marker has to be sent again."""
         with bench.open() as system, bench.open() as other:
             put_first(system)
@@ -178,7 +178,7 @@ class TestRefused:
             assert system.store().get(KEY) == data
 
     def test_conditional_puts_are_in_their_order_although_clocks_differ(self, bench: Bench, cli: Cli) -> None:
-        """A log of commits, by two processes of which one has a clock that is 10 s ahead."""
+        """A log of commits, written by two processes, one of which has a clock that is 10 s ahead."""
         with bench.open() as system, bench.open() as other:
             other.clock = SetClock(system.clock.now_ms() + 10_000)
             put_first(system)
@@ -207,7 +207,7 @@ class TestRefused:
 
 
 class TestEmpty:
-    """No block ever tells of an empty object, so its landing copy is kept for a while."""
+    """No block ever contains an empty object, so its landing copy is kept for a while."""
 
     def test_one_that_was_put_since_the_dump_is_there(self, bench: Bench, cli: Cli) -> None:
         with bench.open() as system:

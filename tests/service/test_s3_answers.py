@@ -99,7 +99,7 @@ def test_a_configuration_may_be_set_to_what_it_is(gateway: Gateway, ann: Any) ->
 
 @pytest.mark.parametrize("value", [b"caf\xe9", "caf\u00e9".encode(), b"\x80\xff", b"plain", b""])
 def test_headers_come_back_byte_for_byte(gateway: Gateway, ann: Any, value: bytes) -> None:
-    """Only metadata in UTF-8 does not: S3 answers with encoded words of RFC 2047."""
+    """The exception is metadata in UTF-8, which S3 answers as encoded words of RFC 2047."""
     ann.put_bucket_acl(Bucket="photos", ACL="public-read-write")
     parts = urlsplit(gateway.url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
@@ -300,7 +300,7 @@ def test_a_copy_gets_the_checksum_that_it_asks_for(bench: Bench, ann: Any, size:
 def test_the_answer_to_a_large_put_is_about_no_other_one(
     bench: Bench, gateway: Gateway, ann: Any, monkeypatch: pytest.MonkeyPatch, versioning: str | None, later: str
 ) -> None:
-    """Whatever others do with the key meanwhile."""
+    """This holds whatever others do with the key meanwhile."""
     expires = {"Filter": {"ObjectSizeGreaterThan": LARGE}, "Expiration": {"Days": 1}, "Status": "Enabled"}
     ann.put_bucket_lifecycle_configuration(Bucket="photos", LifecycleConfiguration={"Rules": [expires]})
     if versioning is not None:

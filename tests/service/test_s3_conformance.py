@@ -125,7 +125,7 @@ def test_methods_that_are_not_allowed_name_what_they_were_for(gateway: Gateway) 
 
 
 def test_times_are_the_same_wherever_they_are_told(ann: Any) -> None:
-    """`aws s3 sync --exact-timestamps` loads everything again otherwise."""
+    """Otherwise `aws s3 sync --exact-timestamps` downloads everything again."""
     ann.put_object(**NAMED, Body=b"abc")
     told = ann.head_object(**NAMED)["LastModified"]
     for listed in (ann.list_objects, ann.list_objects_v2):
@@ -285,7 +285,7 @@ def test_a_new_bucket_is_in_the_region_of_the_store(system: System, gateway: Gat
 
 
 def test_the_region_of_a_bucket_is_told_to_whoever_asks(gateway: Gateway, ann: Any) -> None:
-    """As SDKs look it up: without an access key, and the answer may be a refusal."""
+    """SDKs look it up like this, without an access key, and the answer may be a refusal."""
     status, _, headers = gateway.raw("HEAD", "/photos")
     assert (status, headers["x-amz-bucket-region"]) == (403, SETTINGS.region)
     denial = refused("403", 403, gateway.client("bob").head_bucket, Bucket="photos")

@@ -166,7 +166,7 @@ def test_the_target_is_taken_as_it_was_sent(wire: Wire) -> None:
 
 
 def test_a_target_with_its_host(wire: Wire) -> None:
-    """Servers must take it (RFC 9112, section 3.2.2), and then its host counts."""
+    """Servers must accept it (RFC 9112, section 3.2.2), and its host then counts."""
     wire.client.put_object(Bucket="photos", Key="seen", Body=b"seen", ACL="public-read")
     for target, host in (
         ("http://x/photos/seen", "x"),
@@ -227,7 +227,7 @@ OFFER = b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Setting
 
 @pytest.mark.parametrize("step", [1, 7, 100, 10_000])
 def test_an_offer_of_another_protocol_is_ignored_and_the_body_read(wire: Wire, step: int) -> None:
-    """However the bytes are split."""
+    """This holds however the bytes are split."""
     last = b"GET /photos/new HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     inner = b"5\r\nhello\r\n0\r\n\r\n"
     framing = b"x-amz-content-sha256: STREAMING-UNSIGNED-PAYLOAD-TRAILER", b"x-amz-decoded-content-length: 5"

@@ -57,7 +57,7 @@ def raw(ann: Any, text: str) -> Any:
 
 
 def test_the_smallest_size_of_transitions_comes_back_as_it_was_put(gateway: Gateway, ann: Any) -> None:
-    """Without transitions it says nothing, but terraform waits until it reads what it has written."""
+    """Without transitions it has no effect, but terraform waits until it reads back what it has written."""
     name, default = "TransitionDefaultMinimumObjectSize", "all_storage_classes_128K"
     for asked in (None, "varies_by_storage_class", default):
         told = {} if asked is None else {name: asked}

@@ -309,7 +309,7 @@ def test_parts_are_copied(gateway: Gateway, ann: Any) -> None:
 
 
 def test_small_ranges_across_borders_are_copied_whole(gateway: Gateway, ann: Any) -> None:
-    """Of a block, a tail and a part: the store returns such a range in pieces."""
+    """The borders are those of a block, a tail and a part: the store returns such a range in pieces."""
     large, first, second = body_of(9 * STRIPE + STRIPE // 2 + 17, 1), body_of(PART, 2), body_of(3 * STRIPE, 3)
     ann.put_object(Bucket="photos", Key="large", Body=large)
     completed(ann, "composed", *begun(ann, "composed", {1: first, 2: second}))

@@ -60,7 +60,7 @@ class Served(Daemon):
         return [line for line in list(self.log) if line.get("event") == event]
 
     def workers(self) -> list[int]:
-        """The pids of its processes."""
+        """Return the pids of its processes."""
         pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
         return [pid for pid in pids if (stat := stat_of(pid)) and stat[1] == str(self.process.pid)]
 
@@ -118,7 +118,7 @@ def stat_of(pid: int) -> list[str]:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process still runs. One that nobody has waited for counts as ended."""
+    """Whether the process still runs. A zombie counts as ended."""
     stat = stat_of(pid)
     return bool(stat) and stat[0] != "Z"
 
@@ -142,7 +142,7 @@ def client_of(system: System, url: str) -> tuple[Gateway, Any]:
 def test_a_master_key_that_fits_no_access_key_is_refused(
     bench: Bench, system: System, tmp_path: Path, processes: int
 ) -> None:
-    """With it, every signed request would get 500. The file may have further master keys, of which one fits."""
+    """With such a key, every signed request would get 500. The file may have further master keys, of which one fits."""
     accounts = Accounts(system.metadata, system.clock, os.urandom)
     accounts.create_key(MasterKeys([MASTER]), "ann")
     refused = bench.run_python(

@@ -64,7 +64,7 @@ def lines_of(capture: Any) -> list[dict[str, Any]]:
 
 # --- limits ---------------------------------------------------------------------------------------
 def test_slow_uploads_hold_up_no_others(gateway: Gateway) -> None:
-    """However many there are: each lets others run while it waits for its client."""
+    """This holds however many there are: each lets others run while it waits for its client."""
     ann, parts = gateway.client("ann"), urlsplit(gateway.url)
     ann.create_bucket(Bucket="photos", ACL="public-read-write")
     size, begun = SMALL_BODY_BYTES + 1000, 100_000

@@ -219,7 +219,7 @@ def test_versions_that_were_packed_since_the_dump_come_back_once(bench: Bench, c
 
 @pytest.mark.landing("store")
 def test_copies_of_what_blocks_tell_have_an_owner(bench: Bench, cli: Cli) -> None:
-    """A landing copy of a version that a block tells, too, goes into quarantine."""
+    """A landing copy of a version that is also found in a block goes into quarantine."""
     with bench.open() as system:
         system.metadata.create_bucket(KEY.bucket, "ann", CannedAcl.PRIVATE, 1)
         put(system, b"1" * 900)
@@ -239,7 +239,7 @@ def test_copies_of_what_blocks_tell_have_an_owner(bench: Bench, cli: Cli) -> Non
 
 
 def test_a_key_has_one_null_version_after_a_rebuild(bench: Bench, cli: Cli) -> None:
-    """The bytes of those that were replaced since the dump are still in blocks."""
+    """The bytes of null versions that were replaced since the dump are still in blocks."""
     marked = ObjectKey("b", "marked")
     with bench.open() as system:
         system.metadata.create_bucket(KEY.bucket, "ann", CannedAcl.PRIVATE, 1)

@@ -1,5 +1,5 @@
-"""The contract of `ByteStream`: everything that the bytes of an object are read from keeps it, and everything that
-reads from one copes with a read that returns fewer bytes than were asked for."""
+"""The contract of `ByteStream`: every source of the bytes of an object keeps it, and every reader copes with a read
+that returns fewer bytes than were asked for."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def put_source(source: object, size: int | None) -> PutSource:
 
 
 def chunked(data: bytes, length: int) -> CheckedBody:
-    """In aws-chunked encoding, three bytes in a chunk."""
+    """Return a body in aws-chunked encoding, with three bytes per chunk."""
     parts = [data[at : at + 3] for at in range(0, len(data), 3)]
     framed = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
     request = put_request(len(framed), x_amz_decoded_content_length=str(length))

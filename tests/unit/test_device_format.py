@@ -1,4 +1,4 @@
-"""Header pages of slots: whose a slot is, and when its page does not tell."""
+"""Header pages of slots: which segment owns a slot, and when its page does not show it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_header_of_another_slot_or_store_does_not_tell() -> None:
 
 @pytest.mark.parametrize("sector", [512, 1024, 2048])
 def test_a_torn_page_names_its_segment_or_is_not_free(sector: int) -> None:
-    """Each sector is as it was, or as it is to be."""
+    """Each sector has its old or its new contents."""
     sectors = range(0, PAGE, sector)
     for written in range(1, 1 << len(sectors)):
         parts = (HEADER if written >> n & 1 else bytes(PAGE) for n in range(len(sectors)))

@@ -144,7 +144,7 @@ def test_answers_are_not_kept(workers: Workers) -> None:
 
 
 def test_a_call_that_steps_aside_lets_another_one_run(workers: Workers) -> None:
-    """As many run as ever, and each goes on when its turn comes."""
+    """The number of running calls does not change, and each call continues when its turn comes."""
     go_on, running, most, lock = threading.Event(), 0, 0, threading.Lock()
 
     def count(by: int) -> None:

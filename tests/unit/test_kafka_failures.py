@@ -225,7 +225,7 @@ def test_a_member_that_cannot_look_up_where_to_start_rejoins(
 
 
 def test_the_driver_writes_no_lines_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
-    """They would not be JSON. With the real driver, and nobody behind the address."""
+    """They would not be JSON. This uses the real driver and an address where nothing listens."""
     topic = KafkaTopic("127.0.0.1:1", "t", 4, request_timeout_ms=TIMEOUT_MS_MIN)
     publisher = KafkaPublisher(topic, delivery_timeout_ms=TIMEOUT_MS_MIN)
     with closing(publisher), pytest.raises(Transient, match="Connection refused"):
@@ -409,7 +409,8 @@ def test_a_member_that_is_not_admitted_tries_another_client(
 
 @pytest.mark.parametrize("owns", [False, True])
 def test_a_member_that_has_not_joined_is_looked_at_sooner(monkeypatch: pytest.MonkeyPatch, owns: bool) -> None:
-    """One that joins late, and whose driver waits for metadata that it has, would else do nothing for minutes."""
+    """One that joins late, and whose driver waits for metadata that it already has, would otherwise do nothing for
+    minutes."""
     topic, now_s = KafkaTopic("broker:9092", "t", 4, request_timeout_ms=30_000), [0.0]
     monkeypatch.setattr(stall_watch, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     watch, looks_s = stall_watch.StallWatch(topic, 300), []

@@ -149,7 +149,7 @@ def test_a_connection_that_ends_is_told() -> None:
 
 @contextmanager
 def another_protocol(banner: bytes) -> Iterator[int]:
-    """The port of a server that sends this to each client, and then waits for it to speak."""
+    """The port of a server that sends this to each client, and then waits for the client."""
     clients: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -186,7 +186,7 @@ def another_protocol(banner: bytes) -> Iterator[int]:
     ids=["silent", "ssh", "http", "tls", "short", "zeros"],
 )
 def test_the_port_of_another_protocol_is_noticed(banner: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took 61 s, or ended as a bug."""
+    """It used to take 61 s, or to end as a bug."""
     monkeypatch.setattr(engine, "MYSQL_GREETING_S", 0.5)
     with another_protocol(banner) as port:
         begun_s = time.monotonic()

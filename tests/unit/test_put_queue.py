@@ -59,7 +59,7 @@ class FakeStores:
         self.void: list[str] = []
         self.looked_up: list[list[str]] = []
         self.not_voided: set[str] = set()
-        """Names of objects of which a copy remains."""
+        """Return the names of objects of which a copy remains."""
         self.unsettled = 0
         self.rows: dict[ObjectKey, ObjectRow] = {}
         self.lock = threading.Lock()
@@ -265,7 +265,7 @@ def test_each_gets_its_own_answer(bench: Bench) -> None:
 
 
 def test_conditions_are_judged_before_anything_lands(bench: Bench) -> None:
-    """With one look-up for a batch, and with none for a batch without conditions."""
+    """That takes one look-up per batch, and none for a batch without conditions."""
     bench.queue.put(new_put("there"))
     assert bench.stores.looked_up == []
     batches = len(bench.stores.batches)

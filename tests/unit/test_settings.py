@@ -495,7 +495,7 @@ def test_the_format_states_the_limits_of_the_geometry(stated: str) -> None:
 
 
 def test_the_defaults_of_the_reference_are_taken(tmp_path: Path) -> None:
-    """As they stand there."""
+    """Each default is used exactly as the reference shows it."""
     lines, section = list[str](), ""
     for line in reference().splitlines():
         if line.startswith("## ["):

@@ -58,7 +58,7 @@ def test_a_signal_anywhere_else_interrupts_at_once() -> None:
 
 
 def send_soon() -> threading.Thread:
-    """Send SIGTERM to this process, within some milliseconds."""
+    """Send SIGTERM to this process within a few milliseconds."""
 
     def send() -> None:
         time.sleep(random.uniform(0, 0.002))
@@ -71,7 +71,7 @@ def send_soon() -> threading.Thread:
 
 @pytest.mark.usefixtures("handlers")
 def test_an_interrupt_leaves_no_lock_taken() -> None:
-    """Cleaning up would wait for it for ever, as closing lanes does whose threads wait for their lock."""
+    """Cleaning up would wait for that lock for ever, for example when lanes are closed whose threads wait for it."""
     changed = threading.Condition()
     taken: list[bool] = []
 
@@ -96,7 +96,8 @@ def test_an_interrupt_leaves_no_lock_taken() -> None:
 
 
 def test_a_daemon_that_waits_stops_whenever_the_signal_comes() -> None:
-    """Also while it has the lock of what it waits for. In a process of its own, which would hang."""
+    """That includes a signal while it holds the lock of the object it waits for. Runs in a separate process, because a
+    failure would make it hang."""
     program = """
         import threading
         from nos_ec.cli.context import stop_on_signals

@@ -32,7 +32,7 @@ class Notes:
 
 
 class Process:
-    """One that counts runs."""
+    """Counts of one process, which counts runs."""
 
     def __init__(self, notes: Notes) -> None:
         self.runs = 0

@@ -317,7 +317,7 @@ MAY_START = {
     "mariadb": {"tests/deploy_machine.py": "`make up` has installed it"},
     "systemd-analyze": {"tests/deploy_machine.py": "installs it first"},
 }
-"""{program that not every machine has: {file that starts it all the same: who sees to it}}."""
+"""{program that not every machine has: {file that starts it anyway: how it is made available}}."""
 
 
 def scripts() -> list[Path]:
@@ -326,7 +326,7 @@ def scripts() -> list[Path]:
 
 
 def recipes() -> str:
-    """The commands of the Makefile."""
+    """Return the commands of the Makefile."""
     lines = [
         re.sub("^\t[@-]?", "", line) for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("\t")
     ]
@@ -334,7 +334,7 @@ def recipes() -> str:
 
 
 def programs_started() -> Iterator[tuple[str, str]]:
-    """(file, program) of what tests and scripts start, without functions of the scripts."""
+    """Yield (file, program) for everything that tests and scripts start, except functions of the scripts."""
     texts = {path: path.read_text() for path in scripts()}
     functions = {name for text in texts.values() for name in functions_of(text)}
     for path, text in texts.items():
@@ -346,7 +346,7 @@ def programs_started() -> Iterator[tuple[str, str]]:
 
 
 def test_tests_and_scripts_start_only_programs_that_every_machine_has_or_that_they_install() -> None:
-    """A machine in use has many more. Tests ask `need_program` for them, and scripts have a `need_program` of their
+    """A typical machine has many more. Tests ask `need_program` for them, and scripts have a `need_program` of their
     own."""
     started = set(programs_started())
     assert len(started) > 150
@@ -366,7 +366,7 @@ def test_runbooks_use_only_programs_that_are_installed_for_them() -> None:
 
 
 def test_tests_look_for_programs_only_by_need_program() -> None:
-    """`shutil.which` leaves a test out where a program is missing, and nobody notices."""
+    """`shutil.which` silently skips a test where a program is missing."""
     looking = [name_of(path) for path in modules("tests") if "shutil." + "which(" in path.read_text()]
     assert looking == ["tests/rig/programs.py", "tests/unit/test_dev_scripts.py"]
 

@@ -55,7 +55,7 @@ def state(current: Version | None, *others: Version, trash: tuple[Version, ...] 
 
 
 def after(*taken: Taken) -> State:
-    """What the model says can be found after these steps. Raises Impossible."""
+    """Return what, according to the model, can be found after these steps. Raises Impossible."""
     found = State()
     for step, answer in taken:
         found = step.follow(found, answer)

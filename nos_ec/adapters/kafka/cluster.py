@@ -60,7 +60,7 @@ READING = {
     "enable.partition.eof": True,
     "isolation.level": "read_uncommitted",
 }
-"""What all readers have in common.
+"""The settings that all readers have in common.
 
 Other programs may publish in transactions. The brokers then write a marker after the messages, at an offset of its own,
 so the end of a partition is not the offset after its last message; only the driver's report that it has reached the end
@@ -118,7 +118,7 @@ class KafkaTopic:
         everywhere = {
             "bootstrap.servers": self.servers,
             "client.id": client,
-            # Only emergencies. What is worth knowing comes to `error_cb`, and from there into the services' own log,
+            # Only emergencies. Errors worth knowing about reach `error_cb`, and from there the services' own log,
             # which may have to be JSON; librdkafka writes ten lines a second to standard error while brokers are away.
             # They cannot go through our logger: librdkafka 2.16 would queue its lines while it may already hold that
             # queue's lock, and `close` has been seen to deadlock on itself.

@@ -53,11 +53,11 @@ class GroupCommits:
             self._known.pop(partition, None)
 
     def begin(self, offsets: Mapping[int, int]) -> None:
-        """Note what the group has committed of partitions that were just assigned (-1: nothing)."""
+        """Note the offsets that the group has committed for partitions that were just assigned (-1: none)."""
         self._known |= offsets
 
     def reached(self, partition: int, offset: int) -> bool:
-        """Whether the group is known to have committed this offset of an owned partition, or a later one."""
+        """Return whether the group is known to have committed this offset of an owned partition, or a later one."""
         return self._known.get(partition, -1) >= offset
 
     def doubtful_for_s(self) -> float:

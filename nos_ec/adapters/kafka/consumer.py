@@ -51,7 +51,7 @@ SESSION_MS_MIN = 1000
 
 _WAIT_S_MIN = 0.001
 _ENDS_RETRY_S = 5.0
-"""How long a failed commit of ends is not tried again."""
+"""The wait before a failed commit of ends is tried again."""
 
 
 class KafkaConsumer:
@@ -417,11 +417,11 @@ class KafkaConsumer:
             raise Conflict(f"message log: member {self._member!r} was removed from its group")
 
     def _commit_empty_ends(self) -> None:
-        """Commit the ends that only markers lie before, because their commit waits for no message."""
+        """Commit the ends that only markers precede, because no message has to be done before that."""
         ends = self._empty_ends.included({})
         if not ends or self._commits.doubtful_for_s() or time.monotonic() < self._ends_due_s:
             return
-        # A group that is rebalancing accepts no commit, and needs polls to get on.
+        # A group that is rebalancing accepts no commit, and needs polls to make progress.
         self._ends_due_s = time.monotonic() + _ENDS_RETRY_S
         with suppress(Transient, Conflict):
             self._require_ownership(ends)

@@ -1,8 +1,8 @@
 """Ends of partitions before which nothing is left to read, although they lie after the last message.
 
-A program that publishes in transactions leaves a marker after each of them, which has an offset and is no message. The
-offset after the last message is then not the end of the partition, and a group that commits only that offset never gets
-there: its lag never becomes 0. So when all messages of a partition are done, its end is committed instead.
+A program that publishes in transactions leaves a marker after each of them, which has an offset but is not a message.
+The offset after the last message is then not the end of the partition, and a group that commits only that offset never
+reaches the end: its lag never becomes 0. So when all messages of a partition are done, its end is committed instead.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class EmptyEnds:
             self._ends[partition] = (position, end)
 
     def taken(self, partition: int) -> None:
-        """Note that a message was taken after the end, so that the group gets past it with that message."""
+        """Note that a message was taken after the end: committing that message moves the group past the end."""
         self._ends.pop(partition, None)
 
     def included(self, offsets: Mapping[int, int]) -> dict[int, int]:
-        """The offsets to commit instead of these: the end for each partition in which no message is left to be done."""
+        """Return the offsets to commit instead of these: the end for each partition in which all messages are done."""
         done = {
             partition: end
             for partition, (position, end) in self._ends.items()

@@ -105,8 +105,8 @@ class KafkaMessageLog:
 
     @classmethod
     def check_settings(cls, topic: KafkaTopic, *, in_sync_min: int, retention_ms: int) -> bool:
-        """Whether the user may read the settings of both topics, which exist. Raises ConfigError when a topic does not
-        have its required settings; Transient."""
+        """Return whether the user may read the settings of both topics, which exist. Raises ConfigError when a topic
+        does not have its required settings; Transient."""
         with closing(_Admin(topic)) as admin:
             return admin.check_settings(_required_settings(topic, in_sync_min, retention_ms))
 
@@ -253,7 +253,7 @@ class _Admin:
 
 
 def _required_settings(topic: KafkaTopic, in_sync_min: int, retention_ms: int) -> dict[str, dict[str, str]]:
-    """{topic: {setting: value}}: what each of the two topics must have, whoever created it.
+    """{topic: {setting: value}}: the settings that each of the two topics must have, whoever created it.
 
     Not required: max.message.bytes, because publishers and dead letters adapt to a lower limit; and the retention of
     dead letters, on which nothing relies.
@@ -263,7 +263,7 @@ def _required_settings(topic: KafkaTopic, in_sync_min: int, retention_ms: int) -
 
 
 def _suffices(setting: str, found: str, required: str) -> bool:
-    """Whether a topic with this value of a setting is as safe as with the required one."""
+    """Return whether a topic with this value of a setting is as safe as with the required one."""
     if setting == "cleanup.policy":
         return found == required
     unlimited = setting == "retention.ms" and found == "-1"

@@ -91,7 +91,7 @@ class KafkaGroupProgress:
         return found
 
     def _timestamp_ms(self, message: Message, asked_ms: int) -> int | None:
-        """The time of a message; asked_ms at the end of a partition; None for an error that says nothing about one."""
+        """The time of a message; asked_ms at the end of a partition; None for an error that shows neither."""
         if (error := message.error()) is None:
             kind, timestamp_ms = message.timestamp()
             # A message without a timestamp counts as the oldest possible: no event is published again until the group

@@ -31,8 +31,8 @@ class StallWatch:
         self.patience_s = _STUCK_TIMEOUTS * topic.timeout_s
         """How long a client may wait for brokers or for an answer."""
         self._join_patience_s = topic.timeout_s
-        """How long a client may take to join its group before it is looked at, and from then to the next look. Joining
-        waits for no fetch, so this is shorter."""
+        """How long a client may take to join its group before it is checked, and the time between checks after that.
+        Joining waits for no fetch, so this is shorter."""
         self._down_s: float | None = None
         """The time since which the driver has had no broker, as far as its reports show."""
         self._looked_s = time.monotonic()
@@ -98,8 +98,9 @@ class StallWatch:
             return True
 
     def may_look(self, *, owns: bool) -> bool:
-        """Whether nothing has come for so long that it is time to find out why. True at most once per `patience_s`, or
-        once per request time-out for a member that owns nothing, because it may not have joined yet."""
+        """Return whether nothing has arrived for so long that it is time to find out why. True at most once per
+        `patience_s`, or once per request time-out for a member that owns nothing, because it may not have joined
+        yet."""
         now_s = time.monotonic()
         if self._down_s is not None or now_s - self._looked_s < (self.patience_s if owns else self._join_patience_s):
             return False

@@ -26,8 +26,8 @@ _OF_INTEREST = ("READ", "WRITE", "DESCRIBE")
 
 
 def try_topics(topic: KafkaTopic, *, in_sync_min: int, retention_ms: int) -> str | None:
-    """Look both topics up. Returns what was found; None if neither exists. Raises ConfigError when only one exists, or
-    with another number of partitions, or without its required settings; Transient."""
+    """Look both topics up. Returns a description of them; None if neither exists. Raises ConfigError when only one
+    exists, or with another number of partitions, or without its required settings; Transient."""
     if not KafkaMessageLog.partition_counts(topic):
         return None
     KafkaMessageLog(topic)

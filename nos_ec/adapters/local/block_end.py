@@ -22,8 +22,8 @@ def whole_stripes(layout: ShardLayout, files: Iterable[ShardFile]) -> int:
 
 
 def readable_stripes(layout: ShardLayout, files: Sequence[ShardFile]) -> int:
-    """The number of the last stripe that k shards can provide, plus one. Raises OSError, also when fewer than k shards
-    answer, so that the others may have the stripe."""
+    """Return the number of the last stripe that k shards can provide, plus one. Raises OSError, including when fewer
+    than k shards answer, because the others may have the stripe."""
     for count in range(whole_stripes(layout, files), 0, -1):
         if _stripe_readable(layout, files, count - 1):
             return count

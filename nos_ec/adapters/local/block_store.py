@@ -138,7 +138,7 @@ class LocalBlockStore:
         """Delete all files of a block. If a shard folder is lost, deletes the others and then raises Transient."""
         with self._locks.held(block_id), ExitStack() as stack:
             found, refused = self._folders.open(stack, block_id, write=True)
-            # The right to delete a file is that to write its folder, whosever the file is.
+            # Deleting a file takes permission to write to its folder, whoever owns the file.
             unreachable = {shard: error for shard, error in refused.items() if not isinstance(error, PermissionError)}
             # Because of the mark, readers that find some shards already gone report NotFound instead of Corrupt. The
             # mark needs no sync: after a power cut, a second call finds what is left.
@@ -185,7 +185,7 @@ class LocalBlockStore:
 
     def list_blocks(self) -> Iterator[BlockId]:
         """Yield every block that has a file on a reachable shard. Raises Transient at the end while more than m shards
-        are lost: then it may lack blocks."""
+        are lost: the listing may then lack blocks."""
         seen: set[bytes] = set()
         unreachable: dict[int, OSError] = {}
         for entry in self._folders.entries(unreachable):

@@ -7,7 +7,7 @@
 
     header page
     0     64  header of the segment (nos_ec.core.landing_format)
-    2048  64  the same again; older releases left it zeros
+    2048  64  the same again; zeros in older releases
 
     superblock                                  trailer
     0   4   magic, b"NLD1"                      0   4   magic, b"NLT1"
@@ -26,7 +26,7 @@
 
 All integers are little-endian, and offsets in a trailer count from the start of the slot. A slot is free when its
 header page is zeros, and only then. A page that is neither zeros nor has an intact header of this store for this slot
-is damaged: it does not tell whether the slot is free, so the slot is never taken.
+is damaged: it does not show whether the slot is free, so the slot is never taken.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ START = PAGE
 """Where the first batch of a slot begins, behind the header."""
 TRAILER_SIZE = PAGE
 HEADER_COPY_AT = 2048
-"""Where the header lies for a second time in its page: in another sector, whatever the size of sectors is."""
+"""The offset of the second copy of the header in its page: in another sector, whatever the size of sectors is."""
 
 _HEAD = struct.Struct("<4sI")
 _SUPERBLOCK = struct.Struct("<16sHHHHIIQQQQ")
@@ -156,8 +156,8 @@ def encode_slot_header(header: SegmentHeader) -> bytes:
 
 
 def owner_of_slot(page: bytes, store_id: bytes, slot: int) -> SegmentId | None:
-    """The segment that owns the slot which begins with this page; None when the slot is free. Raises Corrupt when the
-    page does not tell."""
+    """Return the segment that owns the slot which begins with this page; None when the slot is free. Raises Corrupt
+    when the page does not show it."""
     if len(page) == PAGE and not any(page):
         return None
     owners, reasons = set(), []

@@ -125,8 +125,8 @@ class DeviceLog:
         return [(device, number) for _, _, device, number in sorted(candidates)[: self._copies]]
 
     def _take(self, places: list[Place], segment: SegmentId, epoch: int, first_lsn: int) -> list[Place] | None:
-        """Write the headers of a segment; None when a slot is not free after all, or a device was lost on the way. The
-        table is locked."""
+        """Write the headers of a segment; return None when a slot is not free after all, or a device was lost
+        meanwhile. The table must be locked."""
         if not all(self._is_free(place) for place in places):
             return None
         with self._table.changing():
@@ -334,7 +334,7 @@ class DeviceLog:
             self._require_all_known()
 
     def settle_slot(self, found: UnreadableSlot, epoch: int | None) -> bool:
-        """Looks at the slot again, under the lock of its segment and of the table."""
+        """Looks at the slot again while holding the locks of its segment and of the table."""
         place = (found.device, found.slot)
         with self._table.quiet(found.segment) if found.segment else nullcontext(), self._locked_table():
             if place[0] not in self._usable() or self._look_again(place) != Slot(found.segment, is_unreadable=True):
@@ -463,7 +463,7 @@ class DeviceLog:
                 yield (device, number), slot
 
     def _unreadable(self) -> tuple[UnreadableSlot, ...]:
-        """They are looked for when the table has changed: a large device has thousands of slots."""
+        """The search is repeated only when the table has changed: a large device has thousands of slots."""
         changes = self._table.changes << 8 | len(self._visible())
         if self._unreadable_as_of[0] != changes:
             found = (UnreadableSlot(*place, slot.owner) for place, slot in self._slots() if slot.is_unreadable)
@@ -486,7 +486,7 @@ class DeviceLog:
         return places
 
     def _require_all_visible(self) -> None:
-        """Raise Transient when a segment may lie on nothing but devices or slots whose owners are not known."""
+        """Raise Transient when a segment may lie only on devices or in slots whose owners are not known."""
         unseen = self._unseen()
         if unseen >= self._copies:
             raise Transient(
@@ -496,7 +496,7 @@ class DeviceLog:
         self._require_all_known()
 
     def _require_all_known(self) -> None:
-        """Raise Transient when a segment may lie in a slot that does not tell whose it is."""
+        """Raise Transient when a segment may lie in a slot whose owner is not known."""
         unknown = sum(slot.segment is None for slot in self._unreadable())
         if unknown:
             raise Transient(f"landing log: {unknown} slots cannot be read; `nos-ec check` says what to do about them")

@@ -90,8 +90,7 @@ class DeviceSet:
         return owner_of_slot(self.read(place, 0, PAGE), self._store_id, place[1])
 
     def look(self, place: Place) -> Slot:
-        """What a slot says about itself: by its header, or else by its records. Raises OSError when neither can be
-        read."""
+        """Read what is in a slot, from its header or else from its records. Raises OSError when neither can be read."""
         try:
             return Slot(self.owner(place))
         except (Corrupt, OSError) as error:
@@ -105,7 +104,7 @@ class DeviceSet:
         return Slot(segment, is_unreadable=True)
 
     def look_at_all(self, number: int) -> list[Slot]:
-        """What each slot of a device says about itself. Raises OSError when none of them can be read."""
+        """Read what is in each slot of a device. Raises OSError when none of them can be read."""
         found: list[Slot] = []
         errors: list[OSError] = []
         for slot in range(self.slots(number)):
@@ -119,7 +118,7 @@ class DeviceSet:
         return found
 
     def is_blank(self, place: Place) -> bool:
-        """Whether a slot holds nothing but zeros behind its header, because it was never written to. Raises OSError."""
+        """Return whether a slot holds only zeros after its header, because it was never written to. Raises OSError."""
         end = self.layout.slot_bytes
         return not any(any(self.read(place, at, min(_PIECE, end - at))) for at in range(START, end, _PIECE))
 
@@ -245,7 +244,7 @@ class DeviceSet:
             raise
 
     def lose(self, number: int, error: OSError) -> None:
-        """Do not use a device any more, until `revive` succeeds with it."""
+        """Stop using a device until `revive` succeeds with it."""
         was_lost = number in self._lost
         self._lost[number] = f"{self._devices[number].file.path}: {error.strerror or error}"
         now_s = time.monotonic()

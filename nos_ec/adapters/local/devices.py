@@ -124,8 +124,8 @@ def _superblock_of(file: DeviceFile, store_id: bytes) -> Superblock | None:
     """The superblock that counts; None when the first MiB is zeros, so that nothing is there. Raises ConfigError for
     data of somebody else, and when both superblocks are damaged; OSError.
 
-    When only one can be read, the other one may be newer. All but `clean` is the same in both: a change of the number
-    of devices is written twice.
+    When only one can be read, the other one may be newer. Everything except `clean` is the same in both: a change of
+    the number of devices is written twice.
     """
     valid, reasons, errors = [], [], []
     for at in SUPERBLOCKS:
@@ -179,7 +179,7 @@ def write_superblock(device: OpenDevice, *, devices: int | None = None, clean: b
 
 
 def _put_twice(file: DeviceFile, superblock: Superblock) -> Superblock:
-    """Write this generation and the next one, so that each of the two superblocks has what must not be lost."""
+    """Write this generation and the next one, so that both superblocks contain everything that must not be lost."""
     _put_superblock(file, superblock)
     following = replace(superblock, generation=superblock.generation + 1)
     _put_superblock(file, following)
@@ -329,7 +329,7 @@ def _refuse_used(path: Path) -> None:
 
 
 def _refuse_slots(file: DeviceFile, store_id: bytes, slot_bytes: int) -> None:
-    """Raise ConfigError when a device lost its superblocks, but not what lies behind them. Raises OSError."""
+    """Raise ConfigError when a device has lost its superblocks, but not the data after them. Raises OSError."""
     for slot in range((file.size() - SLOTS_AT) // slot_bytes):
         with suppress(Corrupt):
             if owner_of_slot(file.read(SLOTS_AT + slot * slot_bytes, PAGE), store_id, slot) is not None:

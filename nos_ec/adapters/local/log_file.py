@@ -37,7 +37,7 @@ APPLICATION_ID = 0x4E4C4F47
 PARTITIONS_MAX = 1024
 _BUSY_TIMEOUT_S = 10.0
 _WAL_BYTES_MAX = 16 << 20
-"""What the write-ahead log shrinks to after a large transaction or a long read."""
+"""The size to which the write-ahead log shrinks after a large transaction or a long read."""
 
 _PUBLISHED_MS = "published_ms INTEGER NOT NULL DEFAULT 0"
 """The default makes messages of format 2 as old as possible, so that none of them is published again before the group

@@ -67,7 +67,7 @@ Place = tuple[int, int]
 
 
 class Slot(NamedTuple):
-    """What the table says about a slot. owner: the segment in it; None when it is free, or nothing tells.
+    """An entry of the table. owner: the segment in the slot; None when it is free or the owner is not known.
     is_unreadable: the header cannot be read, and the owner is that of the first record in the slot."""
 
     owner: SegmentId | None
@@ -76,7 +76,7 @@ class Slot(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether a segment may take the slot."""
+        """Return whether a segment may take the slot."""
         return self.owner is None and not self.is_unreadable
 
 
@@ -92,7 +92,7 @@ class SlotTable:
             except OSError as error:
                 if error.errno != errno.EROFS:
                     raise
-                # Nobody writes to a read-only file system, so a table of this process alone is enough to read.
+                # Nothing writes to a read-only file system, so for reading a table private to this process is enough.
                 self._fd = os.memfd_create(FILE, os.MFD_CLOEXEC)
                 self.path = Path(f"/proc/self/fd/{self._fd}")
             try:
@@ -183,7 +183,7 @@ class SlotTable:
         return bool(self._map[_LOADED_AT + device])
 
     def load(self, device: int, slots: list[Slot]) -> None:
-        """Enter what the slots of a device say about themselves; the table must be locked. Raises NoSpace."""
+        """Enter what was read from the slots of a device; the table must be locked. Raises NoSpace."""
         with translated(f"landing log {self.path}"):  # a write to a hole of a mapped file on a full disk is fatal
             os.posix_fallocate(self._fd, _entry_at((device, 0)), len(slots) * _ENTRY.size)
         known = self.is_loaded(device)
@@ -198,8 +198,8 @@ class SlotTable:
         self._map[_LOADED_AT + device] = 0
 
     def enter(self, place: Place, found: Slot) -> None:
-        """Enter what a slot says about itself; the table must be locked. A segment's writer may append only if the
-        table said so before."""
+        """Enter what was read from a slot; the table must be locked. A segment's writer may append only if the table
+        already allowed it."""
         before = self.slot(place)
         self.put(place, found._replace(is_writable=before.is_writable and before.owner == found.owner))
 

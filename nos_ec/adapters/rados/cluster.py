@@ -303,7 +303,7 @@ def _require_readable(path: Path, what: str) -> None:
 
 def _unresolved(mon_host: str) -> list[str]:
     """The names of monitors that cannot be resolved now. librados refuses the whole list for one of them, with the same
-    error as for a key. It takes no names behind `v1:` or `v2:`."""
+    error as for a key. It accepts no names after `v1:` or `v2:`."""
     found = []
     for word in re.split(r"[\s,;]+", mon_host):
         name = word.partition(":")[0]

@@ -98,7 +98,7 @@ class _Tail:
     def __init__(self, header: bytes) -> None:
         self._lock = threading.Lock()
         self.changing = threading.Lock()
-        """Held by whoever appends or overwrites, because each needs the version that the other one leaves."""
+        """Held while appending or overwriting, because each of them needs the version that the other one leaves."""
         self.header = header
         self.end = LIMITS.start
         self._version: int | None = _ABSENT

@@ -244,8 +244,8 @@ def seal_large(
     condemned: bool,
 ) -> BlockState:
     """Seal the blocks of a large object, with its bytes counted as live or dead, or condemn them at once: nothing has
-    ever referred to them, so they need no grace period. Returns the state that they had before: OPEN, or that which an
-    earlier call left.
+    ever referred to them, so they need no grace period. Returns the state that they had before: OPEN, or the one that
+    an earlier call left.
 
     Raises LeaseLost when one of the blocks was taken from the writer, NotFound when one was never allocated.
     """

@@ -4,7 +4,7 @@ SQLite: a write-ahead log with synchronous=FULL, so that a commit is on the disk
 transaction handling is switched off. SQLAlchemy's begin event sends BEGIN, or BEGIN IMMEDIATE for a transaction that
 writes, so that it waits for its turn at the start instead of failing in the middle. If the disk has no room for the
 file that connections share, a connection is opened in exclusive mode, which needs no such file. While that connection
-is in use, no other can be opened. If there is no free inode for these files, two spare files give up theirs. On a
+is in use, no other can be opened. If there is no free inode for these files, two spare files are deleted first. On a
 read-only file system the file is read without them.
 
 MySQL, MariaDB: READ COMMITTED, because every decision is based on rows read FOR UPDATE; strict mode, because a value
@@ -37,8 +37,8 @@ from nos_ec.core.errors import ConfigError
 SQLITE_BUSY_MS = 10_000
 MYSQL_CONNECT_S = 5
 MYSQL_GREETING_S = 10
-"""How long a server may take to greet the first connection; the default of MySQL's own clients for all of connecting. A
-program that speaks another protocol may wait for ever for its client to begin."""
+"""How long a server may take to greet the first connection; MySQL's own clients allow this by default for connecting as
+a whole. A program that speaks another protocol may wait for ever for its client to begin."""
 NEW_OR_LOST = (
     "run `nos-ec init` if the store is new; if its database was lost, restore it, or write its rows again with `nos-ec"
     " metadata rebuild` (docs/RUNBOOKS.md)"
@@ -59,7 +59,8 @@ WRITES = "nos_ec_writes"
 _ALONE = "nos_ec_alone"
 _OPENED = "nos_ec_opened"
 _WAL_BYTES_MAX = 16 << 20
-"""What the write-ahead log shrinks to after a large transaction, or after a long read, during which it grows."""
+"""The size to which the write-ahead log shrinks after a large transaction, or after a long read, during which it
+grows."""
 
 _MYSQL_SETUP = (
     f"SET SESSION innodb_lock_wait_timeout = {MYSQL_LOCK_WAIT_S}, lock_wait_timeout = {MYSQL_LOCK_WAIT_S},"
@@ -67,8 +68,8 @@ _MYSQL_SETUP = (
     f" sql_select_limit = {(1 << 64) - 1}, sql_safe_updates = 0, sql_big_selects = 1, sql_auto_is_null = 0,"
     " completion_type = 0, foreign_key_checks = 1, unique_checks = 1"
 )
-"""What a session would otherwise take from the server's settings, and what would then change results, refuse statements
-or end the connection with each COMMIT. DEFAULT would mean the server's setting, so values are given."""
+"""Settings that a session would otherwise take from the server, and that could change results, refuse statements or end
+the connection with each COMMIT. DEFAULT would mean the server's setting, so values are given."""
 
 
 def parse_url(url: str) -> URL:
@@ -151,7 +152,8 @@ def _mysql_engine(url: URL, read_s: int, **options: Any) -> Engine:
 
 
 def _mysql_connect() -> Callable[..., Any]:
-    """A server that has greeted once speaks the protocol. It may hang for a while, as it may in a statement."""
+    """Wait longer for later greetings: a server that has greeted once speaks the protocol, but may hang for a while, as
+    it may in a statement."""
     greeting_s: float | None = MYSQL_GREETING_S
 
     def connect(_dialect: Dialect, _record: ConnectionPoolEntry, args: Any, options: Any) -> Any:
@@ -221,8 +223,8 @@ def _sqlite_connect(path: Path, busy_ms: int) -> Callable[..., Any]:
 
 
 def _spares(path: Path) -> list[Path]:
-    """Empty files whose inodes serve the write-ahead log and the file that connections share, when there is no other
-    one left: so that objects can be read and deleted even then."""
+    """Return the paths of empty files whose inodes can serve the write-ahead log and the file that connections share
+    when no others are free, so that objects can be read and deleted even then."""
     return [path.with_name(f"{path.name}-spare{number}") for number in (1, 2)]
 
 
@@ -241,8 +243,8 @@ def _give_up_spares(path: Path) -> bool:
 
 
 def _may_be_read_alone(path: Path) -> bool:
-    """Whether nobody can change the file, because its whole file system is read-only, and no write-ahead log holds a
-    part of it. A mount that is read-only by itself does not count: others may write through another one."""
+    """Return whether nobody can change the file, because its whole file system is read-only, and no write-ahead log
+    holds a part of it. A read-only mount alone is not enough: others may write through another mount."""
     try:
         device = path.stat().st_dev
         if Path(f"{path}-wal").exists():

@@ -26,7 +26,7 @@ _MYSQL_REFUSED_CHECK = {3819, 4025}
 """The codes of MySQL and of MariaDB for a violated CHECK."""
 _MYSQL_INTERRUPTED = 1317
 _MYSQL_UNUSABLE = {1047, 1053, 1290, 1836, 3032, 3100, 3101}
-"""The server itself does not work at present, and may keep its connections open: a Galera node without quorum, a
+"""The server itself is out of service, and may keep its connections open: a Galera node without quorum, a
 shutdown, --read-only and --super-read-only (a primary that has become a replica), offline mode, a member that Group
 Replication does not let commit (two codes)."""
 _MYSQL_OF_THE_SERVER = (pymysql.err.OperationalError, pymysql.err.InternalError)
@@ -36,9 +36,9 @@ _MYSQL_UNENCRYPTED = 2026
 _MYSQL_FULL = {1021, 1041, 1114, 3675}
 _MYSQL_DENIED = {1045, 1130, 1698}
 _MYSQL_EXPIRED = {1820, 1862}
-"""The password has expired: a session that may only change it, and one that is refused at once."""
+"""The password has expired: either the session may only change it, or it is refused at once."""
 _MYSQL_LOCKED = {3118, 3955, 4151}
-"""The account is locked: on MySQL, there after too many wrong passwords, and on MariaDB."""
+"""The account is locked (MySQL), blocked after too many wrong passwords (MySQL), or locked (MariaDB)."""
 _MYSQL_PLUGIN = 2059
 _MYSQL_STATEMENT_BINLOG = 1665
 """READ COMMITTED and a binary log of statements exclude each other."""
@@ -54,7 +54,7 @@ class Failure:
 
     error: what to raise.
     again: the work may be retried if COMMIT was not sent. undone: it may be retried even if COMMIT was sent.
-    unusable: this server does not work at present, on any connection; another one may answer at its address by now.
+    unusable: this server is out of service, on any connection; another one may answer at its address by now.
     lock_wait: a wait for a lock timed out.
     """
 

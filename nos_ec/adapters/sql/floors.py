@@ -1,11 +1,11 @@
-"""Numbers of versions that were removed, so that no number is given twice (docs/adr/0034).
+"""Numbers of versions that were removed, so that no number is assigned twice (docs/adr/0034).
 
-The floor of a key is the greatest number of a version, or delete marker, that was removed of it in the last FLOOR_MS.
-Whatever is added to a key of versions gets a number above its floor. All other rules see only what is left, and would
-give the number again when the clock of one host is behind that of another. What is not the newest counts as well: a
-large PUT takes its number when it begins, and must not record it after somebody else had it.
+The floor of a key is the greatest number of a version, or delete marker, that was removed from it in the last FLOOR_MS.
+Whatever is added to a key with versions gets a number above its floor. All other rules see only what is left, and would
+assign the number again when the clock of one host is behind that of another. A removed version that was not the newest
+counts as well: a large PUT takes its number when it begins, and must not record it after another version had it.
 
-Whoever removes a version has locked it, or the current one. So its floor is locked last.
+A transaction that removes a version has already locked it, or the current one. So its floor is locked last.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ PAGE = by_index(select(_F.bucket, _F.name, _F.version), VERSION_FLOORS, "PRIMARY
 
 
 def raise_to(connection: Connection, key: ObjectKey, number: int, now_ms: int) -> None:
-    """A version of this number, which is locked, is removed. No clock gives a number again that is older than
-    FLOOR_MS."""
+    """Note that a version with this number, which is locked, is removed. No clock yields a number again that is older
+    than FLOOR_MS."""
     if number < (now_ms - FLOOR_MS) * 1000:
         return
     of_key = {"of_bucket": key.bucket, "of_name": key.name, "number": number}
     if not connection.execute(RAISE, of_key).rowcount:
-        # If another transaction does the same, this is a duplicate, and one of them is run again.
+        # If another transaction does the same, this raises a duplicate error, and one of them is run again.
         connection.execute(insert(VERSION_FLOORS), {"bucket": key.bucket, "name": key.name, "version": number})
 
 
 def of(connection: Connection, key: ObjectKey) -> int:
-    """The floor of a key, or 0."""
+    """Return the floor of a key, or 0."""
     return int(connection.execute(OF, {"of_bucket": key.bucket, "of_name": key.name}).scalar() or 0)
 
 
 def of_keys(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey, int]:
-    """The floors of those of these keys that have one. One statement, or none without keys."""
+    """Return the floors of these keys, as far as they have one. Runs one statement, or none without keys."""
     listed = list(keys)
     found = connection.execute(LISTED, key_rows(listed)) if listed else ()
     return {ObjectKey(bucket, name): floor for bucket, name, floor in found}

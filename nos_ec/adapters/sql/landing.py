@@ -191,8 +191,8 @@ def doom(connection: Connection, verified: Mapping[LandingId, BlockId | None]) -
 
 
 def _may_go(row: ObjectRow | None, verified_in: BlockId | None) -> bool:
-    """The rule of invariant 2: this version no longer exists, or has no bytes, or it was read back and verified in the
-    block that holds it now."""
+    """Check the rule of invariant 2: this version no longer exists, or has no bytes, or it was read back and verified
+    in the block that holds it now."""
     if row is None or row.state is ObjectState.EMPTY:
         return True
     return row.extent is not None and row.extent.block_id == verified_in

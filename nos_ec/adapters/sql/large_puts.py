@@ -41,13 +41,13 @@ def record_large(
     wins = is_below or newest < new.version or (current is None and new.versioning is not Versioning.ENABLED)
     wins = wins and beside is None
     if wins and new.versioning is Versioning.ENABLED:
-        wins = floors.of(connection, new.key) < new.version  # else its number may have been another one's
+        wins = floors.of(connection, new.key) < new.version  # otherwise another version may have had its number
     refusal = _refused_large(connection, new, current, now_ms, wins=wins)
     wins = wins and refusal is None
     state = blocks.seal_large(connection, geometry, new, lease, now_ms, live=wins, condemned=refusal is not None)
     if state is BlockState.CONDEMNED:  # an earlier call refused it
         return refusal or _changed_meanwhile(new)
-    if state is BlockState.SEALED:  # by an earlier call; a conditional one was recorded then, and overwritten since
+    if state is BlockState.SEALED:  # by an earlier call; a conditional PUT was recorded and overwritten since
         return new.condition is not None
     if not wins:
         return refusal or False
@@ -83,8 +83,8 @@ def _newest(connection: Connection, new: NewLargeObject, current: ObjectRow | No
 def _refused_large(
     connection: Connection, new: NewLargeObject, current: ObjectRow | None, now_ms: int, *, wins: bool
 ) -> NosError | None:
-    """Why it must not be recorded, besides that a newer version overtook it. Otherwise takes its step of an upload.
-    wins: no newer version did."""
+    """Return why the object must not be recorded, other than because a newer version overtook it. Otherwise take its
+    step of an upload. wins: no newer version did."""
     if new.condition is not None:
         refusal = new.condition.refusal(new.key, None if current is None else current.tag)
         if refusal is not None or not wins:
@@ -95,7 +95,8 @@ def _refused_large(
 
 
 def _changed_meanwhile(new: NewLargeObject) -> Transient:
-    """Its condition holds, or did: but its blocks have a version number that is not the greatest of its key."""
+    """The answer when its condition holds, or did, but the version number in its blocks is not the greatest of its
+    key."""
     return Transient(f"object {new.key} was changed while it was being stored; PUT it again", key=new.key)
 
 
@@ -118,7 +119,7 @@ def _is_recorded(connection: Connection, current: ObjectRow, new: NewLargeObject
 def _put_large_row(
     connection: Connection, current: ObjectRow | None, new: NewLargeObject, now_ms: int, *, is_below: bool
 ) -> int:
-    """is_below: it is never current. Its mark is then unique among those of its key, and not yet the one to stay."""
+    """is_below: it is never current. Its mark is then unique among those of its key, and not yet the final one."""
     values: dict[str, object] = {
         "version": new.version,
         "size": new.size,

@@ -64,7 +64,7 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
         return _values(row)
 
     def _get_server_information(self) -> None:
-        """Read the greeting. Raises OperationalError 2012 when what answers is no MySQL server."""
+        """Read the greeting. Raises OperationalError 2012 when the answer is not that of a MySQL server."""
         read_s = self._read_timeout
         self._read_timeout = self._greeting_s or read_s
         try:

@@ -282,7 +282,7 @@ def _highest(
     connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]
 ) -> dict[ObjectKey, int]:
     """The greatest number, besides that of the current version, of the keys that may have other versions: these objects
-    must be newer. What is current and was stored without a word of versions may be older than the others."""
+    must be newer. A current version that was stored without versioning may be older than the others."""
     known = {key for key, row in current.items() if row.is_of_versions}
     keys = [one.key for one in new if one.versioning or one.key in known]
     return retired.highest_numbers(connection, keys, [key for key in keys if key not in known]) if keys else {}
@@ -431,7 +431,7 @@ def _claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
 
 def _keep_copies(connection: Connection, empty: Sequence[tuple[LandingId | None, ObjectRow]], now_ms: int) -> None:
     """Queue the copies of empty objects for deletion after EMPTY_COPY_MS. Until then a rebuild finds the objects there;
-    no block will ever tell of them."""
+    no block ever contains them."""
     kept = [
         {
             "landing_id": landing_id,

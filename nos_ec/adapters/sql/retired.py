@@ -131,9 +131,9 @@ def newest_versions(connection: Connection, keys: Iterable[ObjectKey]) -> dict[O
 def highest_numbers(
     connection: Connection, keys: Sequence[ObjectKey], unsure: Iterable[ObjectKey]
 ) -> dict[ObjectKey, int]:
-    """The greatest number that each of these keys has had, as far as it has any besides that of its current version.
-    unsure: those whose current version need not be the newest; a statement for each of them."""
-    highest = newest_versions(connection, unsure)  # first: a floor that is read then is that of what it waited for
+    """Return the greatest number that each of these keys has had, as far as it has any besides that of its current
+    version. unsure: those whose current version need not be the newest; a statement for each of them."""
+    highest = newest_versions(connection, unsure)  # first: a floor read afterwards includes what this waited for
     for key, floor in floors.of_keys(connection, keys).items():
         highest[key] = max(highest.get(key, 0), floor)
     return highest

@@ -447,7 +447,7 @@ VERSION_FLOORS = _table(
     _bigint("version"),
     Index("version_floors_by_version", "version"),
 )
-"""The greatest number of a version, or delete marker, that was removed of a key in the last week (floors.py)."""
+"""The greatest number of a version, or delete marker, that was removed from a key in the last week (floors.py)."""
 
 SURVIVAL = _table(
     "survival",

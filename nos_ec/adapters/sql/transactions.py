@@ -4,8 +4,8 @@ Deadlocks, lock waits and lost connections may be retried, as long as COMMIT was
 the caller can know whether to try again (the port promises that this is safe), so it gets Transient.
 
 The answers of a read-only server are not trusted (nos_ec.adapters.sql.primary). All connections to it are closed, as
-are those to a server that says that it does not work at present, and the work is retried on new ones, which reach the
-new primary once the address leads to it.
+are those to a server that reports that it is out of service, and the work is retried on new ones, which reach the new
+primary once the address leads to it.
 """
 
 from __future__ import annotations

@@ -319,8 +319,8 @@ def _promote(connection: Connection, key: ObjectKey) -> None:
 
 
 def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
-    """See `Trash.undelete`. A version that comes back may be older than others of its key. What is stored over it is to
-    be newer than they."""
+    """See `Trash.undelete`. A version that comes back may be older than others of its key. Versions stored over it must
+    be newer than those."""
     back = trash.undelete(connection, rows)
     numbers = {row.key: row.version for row in back if row.is_of_versions and not row.is_noncurrent}
     for key, newest in newest_versions(connection, numbers).items():

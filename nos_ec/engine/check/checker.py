@@ -41,8 +41,8 @@ Tick = Callable[[str, int], object]
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a check looks at. medium: that of the landing log; None for a store without one. misfits: finds the files
-    that those who use their folder may not use."""
+    """The parts that a check examines. medium: that of the landing log; None for a store without one. misfits: finds
+    the files that the users of their folder may not use."""
 
     metadata: Metadata
     blocks: BlockStore
@@ -180,7 +180,7 @@ class Checker:
     def _of_block(self, row: BlockRow, short: ShortBlocks) -> Sequence[Finding] | None:
         self._count(row)
         found = self._blocks.findings(row)
-        if row.state is BlockState.SEALED and row.stripes and not found:  # nothing is short of no stripes
+        if row.state is BlockState.SEALED and row.stripes and not found:  # without stripes, no shard can be short
             missing = self._checked.blocks.missing_shards(row.block_id)
             if missing and self._blocks.row(row.block_id) == row:
                 short.add(row.block_id, missing)

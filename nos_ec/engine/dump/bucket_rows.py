@@ -110,12 +110,12 @@ def load_page(page: DumpPage, metadata: Metadata) -> None:
 
 # --- records ------------------------------------------------------------------------------------------
 class AccessMetadata(Buckets, AccessKeys, Protocol):
-    """The parts of the metadata that records tell of."""
+    """The parts of the metadata that records describe."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccessRecord:
-    """The record of a bucket or access key (nos_ec.engine.access_records). page: what it was; without rows if it was
+    """The record of a bucket or access key (nos_ec.engine.access_records). page: its state; without rows if it was
     removed; None if the record cannot be read."""
 
     of: AccessOf
@@ -163,8 +163,8 @@ def records_since(lost: Lost, source: DumpSource | None) -> Iterator[AccessRecor
 
 
 def load_records(lost: Lost, source: DumpSource | None, now_ms: int) -> int:
-    """Make buckets and access keys what the records say that are newer than the dump. A bucket that was removed stays
-    if objects are in it again. Returns how many were loaded. Running it again changes nothing. Raises Transient."""
+    """Apply the records that are newer than the dump to buckets and access keys. A bucket that was removed stays if it
+    contains objects again. Returns how many were loaded. Running it again changes nothing. Raises Transient."""
     loaded = 0
     for record in records_since(lost, source):
         if record.page is not None:

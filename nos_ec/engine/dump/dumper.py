@@ -8,8 +8,8 @@ order of the tables:
     dead by then.
   - Landing segments come before objects as well, for the same reason: nothing is recorded in a SEALED one.
   - Delete markers come after objects: a version that was read as noncurrent, and has no newer one, has its marker then,
-    unless it became current meanwhile. Floors of version numbers come after both: what was removed before it was read
-    is below its floor.
+    unless it became current meanwhile. Floors of version numbers come after both: the number of anything that was
+    removed before it could be read is covered by its floor.
   - The deletion queue comes after objects. An entry of an OPEN landing segment is never forgotten, so a record of such
     a segment that is neither an object's nor queued was recorded after the dump had begun. A segment may be sealed, and
     its entries forgotten, before the dump gets there. So the queue comes at the beginning as well.

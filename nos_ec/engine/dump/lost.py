@@ -73,7 +73,7 @@ class Lost:
         return LogReader(self.medium).read(copy)
 
     def bytes_of(self, row: ObjectRow) -> bytes:
-        """Those of a small object. Raises NotFound, Corrupt, Transient."""
+        """Read the bytes of a small object. Raises NotFound, Corrupt, Transient."""
         if row.extent is not None:
             data = self.blocks.read(row.extent.block_id, row.extent.offset, row.extent.length)
         elif row.landing_id is not None:

@@ -106,8 +106,8 @@ def told_by_segment(
     medium: SegmentMedium, segment: SegmentId, end: int, damaged: set[LandingId]
 ) -> Iterator[ToldRecord]:
     """The PUTs in a sealed landing segment, in order, each once, from whichever of its copies has it intact. `damaged`
-    gets, at the end, those that no copy has intact, as far as their names or the footer of the segment show them.
-    Raises NotFound, Transient."""
+    receives, at the end, the PUTs that are intact in no copy, as far as their names or the footer of the segment show
+    them. Raises NotFound, Transient."""
     seen = set[LandingId]()
     broken = _in_footer(medium, segment, end)
     for copy in range(medium.limits.copies):
@@ -193,7 +193,7 @@ def _in_footer(medium: SegmentMedium, segment: SegmentId, end: int) -> set[Landi
 
 
 def _record(found: FoundRecord) -> ToldRecord | None:
-    """None for what is no PUT, or has no key of today's rules. Raises Corrupt when the names are damaged."""
+    """None if it is not a PUT, or its key is not valid by today's rules. Raises Corrupt when the names are damaged."""
     header = found.header
     if header.type != TYPE_PUT or is_void(found.names):
         return None

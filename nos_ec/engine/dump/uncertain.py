@@ -29,8 +29,8 @@ class Uncertain:
     in the trash when the dump was made, and may have been undeleted or removed since; `copy`, a landing copy that does
     not tell what it is, so that it is kept and used by nothing; `held`, one in quarantine, which a later version has
     replaced; `block`, a block of which not everything can be read, or one in quarantine; `segment`, a landing segment
-    of which not everything can be read; `access`, a bucket or an access key of which it is not known who may use it.
-    about: the object's key, the id, or what is not known of the bucket or access key."""
+    of which not everything can be read; `access`, a bucket or an access key, if it is not known who may use it. about:
+    the object's key, the id, or what is not known about the bucket or access key."""
 
     what: str
     about: str
@@ -56,7 +56,7 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
             row = found.get(one.row.key)
             own = now.get(one.row.object_id)
             if is_tail(one.row.key) or one.row.key.bucket == ACCESS_BUCKET:
-                continue  # its object tells of it, or its bucket or access key
+                continue  # reported with its object, or its bucket or access key
             if own is not None and own.trash_until_ms is not None and own.key.bucket != RESERVED_BUCKET:
                 yield Uncertain("replaced", str(own.key), own.version, own.size)
             if one.row.key.bucket == RESERVED_BUCKET or (row is not None and row.object_id != one.row.object_id):
@@ -90,7 +90,7 @@ def _objects(source: DumpSource | None) -> Iterator[list[Rebuilt]]:
 
 
 def _access(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
-    """Records that cannot be read or carried out, and buckets of which nothing tells whose they are."""
+    """Yield records that cannot be read or applied, and buckets whose owner is not known."""
     for record in records_since(lost, source):
         if record.page is None:
             yield Uncertain("access", f"{record}: it was changed since the dump, and its record cannot be read")

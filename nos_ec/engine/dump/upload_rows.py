@@ -87,9 +87,9 @@ def complete_those_of(page: Sequence[ObjectRow], metadata: Metadata, now_ms: int
 def lost_empty_parts(
     page: Sequence[ObjectRow], metadata: Metadata, read: Callable[[ObjectRow], bytes]
 ) -> dict[ObjectKey, ObjectRow]:
-    """The keys of parts without bytes that have no row, each with the composed object among these whose manifest lists
-    it. Nothing else tells of such a part. read: the bytes of an object. A manifest that cannot be read tells nothing.
-    Raises Transient."""
+    """Return the keys of parts without bytes that have no row, each with the composed object among these whose manifest
+    lists it. Such a part is found nowhere else. read: returns the bytes of an object. A manifest that cannot be read
+    lists none. Raises Transient."""
     lost: dict[ObjectKey, ObjectRow] = {}
     for row in page:
         with suppress(Corrupt, NotFound):

@@ -1,4 +1,4 @@
-"""Delete markers and floors of version numbers as pages of a dump, and back; and what a rebuild makes of noncurrent
+"""Delete markers and floors of version numbers as pages of a dump, and back; and how a rebuild orders noncurrent
 versions.
 
 Until all objects are known, noncurrent versions are kept as rows in the trash whose times are not known. Then each
@@ -47,7 +47,7 @@ def markers_of(page: DumpPage) -> Iterator[MarkerRow]:
 
 
 def floor_pages(metadata: Versions) -> Iterator[DumpPage]:
-    """The numbers that must not be given again. Raises Transient."""
+    """Yield the numbers that must not be assigned again. Raises Transient."""
     after: ObjectKey | None = None
     while page := metadata.floors_after(after, PAGE_ROWS):
         yield DumpPage(
@@ -62,13 +62,13 @@ def floor_pages(metadata: Versions) -> Iterator[DumpPage]:
 
 
 def floors_of(page: DumpPage) -> Iterator[tuple[ObjectKey, int]]:
-    """The keys and numbers of such a page. Raises Corrupt."""
+    """Yield the keys and numbers of such a page. Raises Corrupt."""
     for bucket, name, version in page.tuples(bucket=..., name=..., version=...):
         yield ObjectKey(bucket, name), version
 
 
 def load_page(page: DumpPage, metadata: Versions) -> None:
-    """Write what a page of markers or floors says; nothing of any other page. Running it again changes nothing. Raises
+    """Load a page of markers or floors; ignore any other page. Running it again changes nothing. Raises
     Corrupt, Transient."""
     if page.table == MARKERS:
         metadata.restore_markers(list(markers_of(page)))
@@ -116,7 +116,7 @@ def _is_told_by(copy: ObjectRow, version: ObjectRow) -> bool:
 
 
 def order_all(metadata: Metadata, now_ms: int, until_ms: int) -> None:
-    """Give each key that has noncurrent versions, or markers, the current version of its order, and leave it one null
+    """Make the newest version of each key that has noncurrent versions, or markers, current, and leave it one null
     version. The others, which that one has replaced, go into the trash until `until_ms`. Raises Transient."""
     after: tuple[ObjectKey, int] | None = None
     while page := metadata.noncurrent_after(after, PAGE_ROWS):

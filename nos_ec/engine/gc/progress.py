@@ -61,7 +61,7 @@ class GcCounters:
     """What GC has done since the process started.
 
     last_run_ms: when the last successful run ended; 0 if there was none. collected: totals of all runs, including the
-    current one, without names of objects and blocks, and without what is known only of one run.
+    current one, without names of objects and blocks, and without figures that exist only for a single run.
     """
 
     runs: int = 0
@@ -70,7 +70,7 @@ class GcCounters:
     collected: CollectionResult = field(default_factory=CollectionResult)
 
     def with_run(self, result: CollectionResult) -> GcCounters:
-        """These counters plus the result so far of a run."""
+        """Return these counters plus the result of a run so far."""
         sums = {
             name: getattr(self.collected, name) + getattr(result, name)
             for name in (one.name for one in fields(CollectionResult) if isinstance(one.default, int))

@@ -55,7 +55,7 @@ class KeyState(StrEnum):
 
 
 class AccessOf(StrEnum):
-    """What decides who may do what."""
+    """The kinds of records that decide who may do what."""
 
     BUCKET = "bucket"
     KEY = "key"
@@ -176,11 +176,11 @@ class Buckets(Protocol):
 
 
 class AccessChanges(Protocol):
-    """Tells of changes of `Buckets` and `AccessKeys`."""
+    """Reports changes of `Buckets` and `AccessKeys`."""
 
     def on_access_changed(self, call: Callable[[AccessOf, str], object]) -> None:
         """Make this call, with the name of the bucket or access key, in each later method that changes its row,
-        documents or grants, after the change is durable and before the method returns. What it raises is raised."""
+        documents or grants, after the change is durable and before the method returns. Its exceptions are passed on."""
         ...
 
 

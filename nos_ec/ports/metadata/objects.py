@@ -114,7 +114,7 @@ class NewObject:
     step: UploadStep | TailOf | None = None
     versioning: Versioning | None = None
     put_ms: int | None = None
-    """The time that its landing copy has, in Unix milliseconds, if that is after now. The version is not before it."""
+    """The time in its landing copy, in Unix milliseconds, if that is after now. The version is not older than it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,8 +70,8 @@ class Rebuilding(Protocol):
         ...
 
     def remove(self, rows: Sequence[ObjectRow], now_ms: int | None = None) -> None:
-        """Remove rows, with what belongs to them. now_ms: their copies in the landing store are there and go into
-        quarantine, from then on, because nothing else refers to them; None: they are gone."""
+        """Remove rows, with what belongs to them. now_ms: their copies in the landing store exist, and go into
+        quarantine from that time on, because nothing else refers to them; None: the copies do not exist."""
         ...
 
     def enter_blocks(self, blocks: Sequence[BlockRow]) -> None:

@@ -153,16 +153,17 @@ class Versions(Protocol):
         ...
 
     def floors_after(self, after: ObjectKey | None, limit: int) -> list[tuple[ObjectKey, int]]:
-        """The greatest number that was removed of each key in the last FLOOR_MS, in the order of the keys; of those
-        after this one. What is added to a key of versions gets a greater number."""
+        """Return the greatest number that was removed from each key in the last FLOOR_MS, in the order of the keys, for
+        keys after this one. Whatever is added to a key with versions gets a greater number."""
         ...
 
     def restore_floors(self, found: Sequence[tuple[ObjectKey, int]]) -> None:
-        """Write what `floors_after` returned. A greater number that is there stays. Repeating it changes nothing."""
+        """Load the result of `floors_after`. A greater number that already exists stays. Repeating it changes
+        nothing."""
         ...
 
     def forget_floors(self, now_ms: int, limit: int) -> int:
-        """Forget up to `limit` numbers that are older than FLOOR_MS. Returns how many these were."""
+        """Forget up to `limit` numbers that are older than FLOOR_MS. Returns how many were forgotten."""
         ...
 
     def settle_versions(self, rows: Sequence[ObjectRow]) -> None:
@@ -172,7 +173,7 @@ class Versions(Protocol):
     def order_versions(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int) -> None:
         """Make the newest version of these keys current, unless it is a marker; then none is. Of several null versions
         of a key, markers included, the newest stays: the others were replaced, and go into the trash until `until_ms`.
-        In a rebuild, whose sources are of different times. Running it again changes nothing."""
+        Used in a rebuild, whose sources date from different times. Running it again changes nothing."""
         ...
 
     def listed_as_noncurrent(self, rows: Sequence[ObjectRow]) -> frozenset[int]:

@@ -1,5 +1,5 @@
 """obstore, which is the object_store crate of Rust. boto3 stores metadata that is not ASCII, which obstore itself does
-not send but must be able to read past."""
+not send but must tolerate when reading."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def store_of(url: str, bucket: str) -> S3Store:
 
 
 def fetch(store: S3Store, name: str) -> bytes:
-    """The bytes of an object."""
+    """Return the bytes of an object."""
     return bytes(obstore.get(store, name).bytes())
 
 
 def main(write_url: str, read_url: str, bucket: str) -> None:
-    """Everything. Raises AssertionError."""
+    """Run all checks. Raises AssertionError."""
     client = client_of(write_url)
     client.create_bucket(Bucket=bucket)
     write, read = store_of(write_url, bucket), store_of(read_url, bucket)

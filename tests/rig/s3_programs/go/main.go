@@ -23,7 +23,7 @@ import (
 
 const mib = 1 << 20
 
-// largeBytes is more than one block of the store, so that ranges of it cross where blocks, tail and parts meet.
+// largeBytes is more than one block of the store, so that ranges of it cross the borders of blocks, tail and parts.
 const largeBytes = 12*mib + 17
 
 func main() {

@@ -1,7 +1,7 @@
-"""Floors of version numbers: a table for the greatest number that was removed of a key (docs/adr/0034).
+"""Floors of version numbers: a table for the greatest number that was removed from a key (docs/adr/0034).
 
 It starts empty. A process of the previous release, running beside new ones, removes versions without noting their
-numbers, so stop all processes before.
+numbers, so stop all processes first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _binary(size: int) -> Any:
 
 
 def upgrade() -> None:
-    """Create the table: what a migration that was cut off has left to do."""
+    """Create the table, if an interrupted migration has not already done so."""
     if _TABLE not in sa.inspect(op.get_bind()).get_table_names():
         op.create_table(
             _TABLE,
@@ -44,5 +44,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Always refused: it was never tried."""
+    """Refuse to downgrade, because that was never tested."""
     raise NotImplementedError("there is no way back from floors of version numbers; restore a backup instead")
