@@ -143,8 +143,6 @@ class LargeObjects:
         if isinstance(recorded, NosError):
             raise self._refused(new, recorded, made)
         kill_point("large.recorded")
-        if versioning is Versioning.ENABLED and not recorded:
-            raise Transient(f"{key}: another request stored a version of the same number; send it again", key=key)
         if step is not None and not recorded:
             self._require_open(step, key)
             current = self._current(key)

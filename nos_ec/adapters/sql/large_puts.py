@@ -47,8 +47,8 @@ def record_large(
     state = blocks.seal_large(connection, geometry, new, lease, now_ms, live=wins, condemned=refusal is not None)
     if state is BlockState.CONDEMNED:  # an earlier call refused it
         return refusal or _changed_meanwhile(new)
-    if state is BlockState.SEALED:  # by an earlier call; a conditional PUT was recorded and overwritten since
-        return new.condition is not None
+    if state is BlockState.SEALED:  # by an earlier call, which has recorded what must not be overtaken
+        return _must_not_be_overtaken(new)
     if not wins:
         return refusal or False
     new = puts.beside_others(new, current)
@@ -87,16 +87,23 @@ def _refused_large(
     step of an upload. wins: no newer version did."""
     if new.condition is not None:
         refusal = new.condition.refusal(new.key, None if current is None else current.tag)
-        if refusal is not None or not wins:
-            return refusal or _changed_meanwhile(new)
+        if refusal is not None:
+            return refusal
+    if not wins and _must_not_be_overtaken(new):
+        return _changed_meanwhile(new)
     if wins and new.step is not None:
         return uploads.take_steps(connection, [(new.key, new.step)], now_ms).get(new.key)
     return None
 
 
+def _must_not_be_overtaken(new: NewLargeObject) -> bool:
+    """Whether the PUT may not count as one that was overwritten at once: its condition would not have held then, or
+    each PUT makes a version."""
+    return new.condition is not None or new.versioning is Versioning.ENABLED
+
+
 def _changed_meanwhile(new: NewLargeObject) -> Transient:
-    """The answer when its condition holds, or did, but the version number in its blocks is not the greatest of its
-    key."""
+    """Nothing else is wrong, but its blocks have a version number that another version had, or that is too small."""
     return Transient(f"object {new.key} was changed while it was being stored; PUT it again", key=new.key)
 
 

@@ -229,10 +229,11 @@ class Objects(Protocol):
         noncurrent version then, and True is returned.
 
         Returns an error when it is refused: PreconditionFailed or NotFound when its condition does not hold,
-        NoSuchUpload or Conflict when its step of an upload cannot be taken, and Transient when its condition holds but
-        a newer version, or a delete marker, has been recorded meanwhile: it would not be current. Its blocks are
-        condemned then, and the caller may delete them. May be called again with the same object after a Transient that
-        was raised. Raises LeaseLost.
+        NoSuchUpload or Conflict when its step of an upload cannot be taken. Transient when its condition holds but a
+        newer version, or a delete marker, has been recorded meanwhile, so that it would not be current; or when it is
+        to be a version of its own and another one has, or had, its number. Its blocks are condemned then, and the
+        caller may delete them. May be called again with the same object after a Transient that was raised. Raises
+        LeaseLost.
         """
         ...
 
