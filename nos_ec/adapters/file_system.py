@@ -23,19 +23,25 @@ _CONTENT = b"nos_ec probe".ljust(1 << 16)
 
 
 def open_new(path: Path, flags: int) -> int:
-    """Open a file. If it is missing, it is created and handed over. Raises OSError."""
-    fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    """Open a file, which is created if it is missing, and then handed over. A symbolic link is refused: in a folder of
+    another user it may name any file. Raises OSError."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        hand_over(fd, path.parent)
-    except BaseException:
-        os.close(fd)
-        raise
+        fd = os.open(path.name, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        try:
+            hand_over(fd, folder)
+        except BaseException:
+            os.close(fd)
+            raise
+    finally:
+        os.close(folder)
     return fd
 
 
-def hand_over(fd: int, folder: Path) -> None:
+def hand_over(fd: int, folder: int) -> None:
     """Give a new file that root has created the owner and mode of its folder: a command run as root must not lock out
-    the daemons, which run as another user. An empty file of root, left by a crash, is handed over as well.
+    the daemons, which run as another user. An empty file of root, left by a crash, is handed over as well. folder: the
+    descriptor of the folder in which the file was opened without following a link.
 
     No other file may be given away: its name in a folder of another user may be a link to any file. Raises OSError.
     """
@@ -43,7 +49,7 @@ def hand_over(fd: int, folder: Path) -> None:
         return
     status = os.fstat(fd)
     if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and not (status.st_uid or status.st_size):
-        above = folder.stat()
+        above = os.fstat(folder)
         os.fchmod(fd, above.st_mode & 0o666)
         with suppress(PermissionError):  # in some containers and on NFS, root may not give files away
             os.fchown(fd, above.st_uid, above.st_gid)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import ssl
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -53,6 +55,23 @@ def test_nothing_is_written_into_a_file_that_was_replaced(url: str, tmp_path: Pa
         path.unlink()
         with pytest.raises(Transient, match="replaced while this process had it open"):
             bench.get("before")
+
+
+def test_creating_what_is_there_takes_no_lock_from_a_connection(url: str, tmp_path: Path) -> None:
+    """To close any descriptor of a file gives up the locks that its process has there (POSIX). Another process would
+    then take the file for unused when it ends, and delete the write-ahead log under this one."""
+    migrate(url)
+    count = f"import sqlite3; c = sqlite3.connect({str(tmp_path / 'meta.db')!r});"
+    count += "print(*c.execute('SELECT count(*) FROM objects').fetchone()); c.close()"
+    with closing(open_metadata(url)) as metadata:
+        bench = MetadataBench(metadata)
+        for expected, name in enumerate(("one", "two", "three"), 1):
+            bench.put(name)
+            migrate(url)
+            make_engine(url, create=True).dispose()
+            found = subprocess.run([sys.executable, "-c", count], check=True, capture_output=True)
+            assert (tmp_path / "meta.db-wal").exists()
+            assert int(found.stdout) == expected
 
 
 def test_the_write_ahead_log_shrinks(url: str, tmp_path: Path) -> None:

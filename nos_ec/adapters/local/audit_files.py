@@ -114,7 +114,7 @@ class AuditFiles:
             path = self._folder / CURRENT
             if self._is_half(path, len(data)):
                 self._put_aside(path, now_ms)
-            fd = open_new(path, os.O_RDWR | os.O_NOFOLLOW)
+            fd = open_new(path, os.O_RDWR)
             try:
                 size = os.fstat(fd).st_size
                 if size and os.pread(fd, 1, size - 1) != b"\n":

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nos_ec.adapters.file_system import hand_over
+from nos_ec.adapters.file_system import open_new
 from nos_ec.adapters.local.device_file import DeviceFile, open_direct, page_buffer
 from nos_ec.adapters.local.device_format import (
     DEVICES_MAX,
@@ -348,10 +348,12 @@ def _refuse_data(file: DeviceFile) -> None:
 def _fill(path: Path, size: int, *, new: bool) -> None:
     """Write a file of zeros, durably. Never a sparse one: each write to it would have to allocate space first. Raises
     OSError."""
-    fd, _ = open_direct(path, os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else 0))
+    is_link = not new and path.is_symlink()  # to a file on another disk, which an operator has made
+    if not is_link:
+        os.close(open_new(path, os.O_RDWR | (os.O_EXCL if new else 0)))
+    fd, _ = open_direct(path, os.O_RDWR | (0 if is_link else os.O_NOFOLLOW))
     try:
         try:
-            hand_over(fd, path.parent)
             with page_buffer(_ZEROS) as zeros:
                 zeros[:] = bytes(_ZEROS)
                 for at in range(0, size, _ZEROS):

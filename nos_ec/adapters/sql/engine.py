@@ -170,8 +170,10 @@ def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:
     if not create:
         _require_file(path)
     else:
-        with suppress(OSError):  # SQLite reports it better, and gives the files beside it the same owner and mode
-            os.close(open_new(path, os.O_RDWR))
+        # SQLite gives the files beside it the same owner and mode. One that is there must not be opened: to close any
+        # descriptor of a file gives up all locks of this process on it, also those of SQLite's open connections.
+        with suppress(OSError):  # SQLite reports it better
+            os.close(open_new(path, os.O_RDWR | os.O_EXCL))
     _keep_spares(path)
     engine = create_engine(url, pool_size=POOL_SIZE, max_overflow=POOL_OVERFLOW)
     event.listen(engine, "do_connect", _sqlite_connect(path, busy_ms))
@@ -209,6 +211,7 @@ def _sqlite_connect(path: Path, busy_ms: int) -> Callable[..., Any]:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN:
                 if _may_be_read_alone(path):
+                    record.info[_ALONE] = True  # the next use looks again: the disk may be writable by then
                     return _immutable(dialect, path, options)
                 if lacks_inodes(path) and _give_up_spares(path):
                     return opened(alone=False)
@@ -229,9 +232,9 @@ def _spares(path: Path) -> list[Path]:
 
 
 def _keep_spares(path: Path) -> None:
-    with suppress(OSError):  # a user who may only read needs none
-        for spare in _spares(path):
-            os.close(open_new(spare, os.O_RDWR))
+    for spare in _spares(path):
+        with suppress(OSError):  # it is there, or this user may only read, and needs none
+            os.close(open_new(spare, os.O_RDWR | os.O_EXCL))
 
 
 def _give_up_spares(path: Path) -> bool:
@@ -291,7 +294,8 @@ def _set_up(connection: Any, busy_ms: int, *, alone: bool) -> None:
 
 
 def _sqlite_end_exclusive_use(_connection: Any, record: ConnectionPoolEntry) -> None:
-    """Close an exclusive connection as soon as it is not in use, which is the only way to release its lock."""
+    """Close an exclusive connection as soon as it is not in use, which is the only way to release its lock; and one
+    that takes its file for one that never changes."""
     if record.info.pop(_ALONE, False):
         record.invalidate()
 
