@@ -281,10 +281,12 @@ class LandingLog:
             except LeaseLost as error:
                 failure = error  # the next try takes a new lease
                 continue
+            except NoSpace as error:
+                raise _unknown(error) if again else error from None
             try:
                 ids = self._write(segment, offset, lsn, records)
-            except NoSpace:
-                raise
+            except NoSpace as error:
+                raise _unknown(error) if again else error from None
             except NosError as error:
                 failure = error
                 _log.warning("batch not appended to its landing segment", segment=segment.id.hex(), error=str(error))
@@ -513,3 +515,8 @@ class LandingLog:
             self._changed.notify_all()
         _log.error("the lease of the landing log was lost; taking another", log=self._number)
         held.__exit__(None, None, None)
+
+
+def _unknown(error: NoSpace) -> Transient:
+    """An earlier append of the records may be done. So nobody else may land them: a refusal could not be answered."""
+    return Transient(f"landing log: an append may be done or not, and there is no room for another one ({error})")

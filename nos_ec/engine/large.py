@@ -251,8 +251,7 @@ class LargeObjects:
 
     def _next_version(self, key: ObjectKey, versioning: Versioning | None) -> int:
         version = self._metadata.next_version(key, self._clock.now_ms(), of_all=versioning is not None)
-        if versioning is Versioning.ENABLED:
-            version += next(self._turns) * _TURN % _MS  # each PUT of a millisecond makes a version of its own
+        version += next(self._turns) * _TURN % _MS  # each PUT of a process in a millisecond has another one
         return version
 
     def _front(self, key: ObjectKey, attributes: bytes) -> int:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.ids import SegmentId, log_of
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import SegmentState
@@ -58,6 +58,8 @@ class LogRecovery:
         self._look_ms = 0
         self.parked: Parking[SegmentId] = Parking("orphaned landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX)
         """Segments that could not be sealed, until their next try."""
+        self._to_void: dict[SegmentId, int] = {}
+        """Segments that this one has sealed, with their ends, until what was not recorded in them is void."""
 
     def run_once(self, beat: Beat, *, fenced: bool) -> int:
         """Seal the orphans, if it is time to look for them or a lease of a log was just fenced. Returns how many were
@@ -78,7 +80,24 @@ class LogRecovery:
             if not self.parked.waits(segment):
                 beat(0)
                 sealed += self._seal(segment)
+        self._void(beat)
         return sealed
+
+    def _void(self, beat: Beat) -> None:
+        """What fails is tried again when it is time to look for orphans."""
+
+        def go_on() -> bool:
+            beat(0)
+            return True
+
+        for segment, end in list(self._to_void.items()):
+            try:
+                self._in_medium.void_unrecorded(segment, end, go_on)
+            except NosError as error:
+                _log.warning("unrecorded PUTs not made void; trying again", segment=segment.hex(), error=str(error))
+                if len(self._to_void) <= PARKED_MAX:
+                    continue
+            del self._to_void[segment]
 
     def _orphans(self) -> list[SegmentId]:
         """The OPEN segments whose logs do not have the lease of their epoch.
@@ -110,7 +129,7 @@ class LogRecovery:
             self.parked.park(segment, error)
             raise
         kill_point("recovery.segment_recorded")
-        self._in_medium.void_unrecorded(segment, end)
+        self._to_void[segment] = end
         self.parked.release(segment)
         _log.info("landing segment of a dead process sealed", segment=segment.hex(), end=end)
         return True

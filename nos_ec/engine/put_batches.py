@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from nos_ec.core.conditions import Condition
-from nos_ec.core.errors import NosError, Transient
+from nos_ec.core.errors import Conflict, NosError, NoSuchUpload, NotFound, PreconditionFailed, Transient
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.versions import Versioning, put_ms_of
@@ -15,6 +15,9 @@ from nos_ec.engine.lander import LandedBatch, Lander, NewCopy, not_voided
 from nos_ec.engine.location_cache import LocationCache
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, TailOf, UploadStep
+
+REFUSALS = (PreconditionFailed, NotFound, NoSuchUpload, Conflict)
+"""Why a transaction does not record a PUT. After any other error it is not certain that it was not committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +95,9 @@ class PutBatches:
             answers = self._record(puts, places, together=together)
             placed = [(p, a) for p, a in zip(places, answers, strict=True) if isinstance(p, bytes)]
             given_up -= {place for place, answer in placed if isinstance(answer, ObjectRow)}
-            kept = _void(landed, {place for place, answer in placed if _is_refusal(answer)})
-        except NosError as error:
-            # Nothing is recorded, unless the outcome is unknown.
-            if not isinstance(error, Transient) and _void(landed, given_up):
+            kept = _void(landed, {place for place, answer in placed if isinstance(answer, REFUSALS)})
+        except REFUSALS as error:  # of PUTs that are to be stored together: nothing is recorded
+            if _void(landed, given_up):
                 raise not_voided(error) from error
             raise
         finally:
@@ -164,11 +166,6 @@ def _refused(puts: Sequence[NewPut], current: Mapping[ObjectKey, ObjectRow]) -> 
                 continue
         stored.add(put.key)
     return refused
-
-
-def _is_refusal(answer: ObjectRow | NosError) -> bool:
-    """Return whether the transaction was committed without this PUT."""
-    return isinstance(answer, NosError) and not isinstance(answer, Transient)
 
 
 def _void(landed: LandedBatch, refused: Collection[LandingId]) -> Collection[LandingId]:

@@ -21,7 +21,8 @@ from threading import Event, Lock
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.histogram import Histogram
-from nos_ec.engine.put_batches import NewPut, PutBatches
+from nos_ec.engine.lander import not_voided
+from nos_ec.engine.put_batches import REFUSALS, NewPut, PutBatches
 from nos_ec.ports.metadata import ObjectRow
 
 CALM_S = 1.0
@@ -192,7 +193,7 @@ class PutQueue:
         except Exception as error:
             if len(puts) == 1:
                 return [error]
-        return [self._store([put])[0] for put in puts]
+        return [_in_doubt(self._store([put])[0]) for put in puts]
 
     def _end(self, leader: _Caller) -> None:
         """Hand the slot on and wake the batch. Those without an answer are told that there will be none."""
@@ -236,3 +237,9 @@ class PutQueue:
             f"{len(self._waiting)} PUTs have waited for others for {WAIT_S_MAX:.0f} s: landing store or metadata store"
             " is too slow for them, or does not answer; look at both, and try again with fewer at a time"
         )
+
+
+def _in_doubt(answer: ObjectRow | Exception) -> ObjectRow | Exception:
+    """The answer to a PUT that has landed before with a batch that failed as a whole. What landed then may be there, so
+    it must not be answered as refused."""
+    return not_voided(answer) if isinstance(answer, REFUSALS) else answer

@@ -9,14 +9,12 @@ forgotten the segment meanwhile, there is no row, and nobody else would give it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Protocol
 
-import structlog
-
-from nos_ec.core.errors import NosError, NotFound
+from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import LandingId, SegmentId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.landing_format import TYPE_PUT, is_void, scan, voiding
@@ -29,8 +27,6 @@ from nos_ec.ports.segment_medium import Buffer, SegmentMedium
 
 RECORDS_AT_A_TIME = 100
 """Records of a segment in memory, each as large as an object that the landing log takes."""
-
-_log = structlog.get_logger(__name__)
 
 
 class SealMetadata(LandingSegments, Protocol):
@@ -61,27 +57,33 @@ class SegmentSeal:
             self.release_unless_known(segment)
         return end
 
-    def void_unrecorded(self, segment: SegmentId, end: int) -> None:
+    def void_unrecorded(self, segment: SegmentId, end: int, go_on: Callable[[], bool]) -> bool:
         """Make the records void that no row and no entry of the deletion queue refers to, so that no rebuild of the
-        metadata adopts them: their PUTs were not acknowledged. end: of the batches.
+        metadata adopts them: their PUTs were not acknowledged. end: of the batches. `go_on` is asked before each page
+        of records.
 
-        The row of the segment must be SEALED, so that no PUT in it can be recorded any more. Errors of the medium or
-        the metadata are not raised: the records that are left are in doubt if the metadata is lost before the segment
-        is released."""
+        The row of the segment must be SEALED, so that no PUT in it can be recorded any more. Returns whether all of it
+        is done; also when the segment is gone. Raises Transient, ConfigError; it can be repeated then."""
         limits = self._medium.limits
         try:
             for copy in range(limits.copies):
                 read = partial(read_copy, self._medium, segment, copy)
                 records = (one for one in scan(read, segment, limits.start, end) if one.header.type == TYPE_PUT)
-                while some := list(islice(records, RECORDS_AT_A_TIME)):
+                while go_on():
+                    some = list(islice(records, RECORDS_AT_A_TIME))
+                    if not some:
+                        break
                     known = self._metadata.landing_known([one.header.landing_id for one in some])
                     for one in some:
                         if one.header.landing_id not in known and not is_void(one.names):
                             change = voiding(one.header.landing_id, one.header.data_length, one.names)
                             self._medium.overwrite(segment, *change)
                             kill_point("segment_seal.record_voided")
-        except NosError as error:
-            _log.warning("unrecorded PUTs of a landing segment not made void", segment=segment.hex(), error=str(error))
+                else:
+                    return False
+        except NotFound:
+            pass
+        return True
 
     def release_unless_known(self, segment: SegmentId) -> bool:
         """Give back a segment that came into being after the trimmer had given it back, or that might. One with a row

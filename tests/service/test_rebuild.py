@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from io import BytesIO
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -249,6 +250,33 @@ def test_a_record_whose_entry_is_forgotten_during_the_dump_stays_dead(bench: Ben
     assert not any(to_look_at.values())
     with bench.open() as system:
         bench.assert_readable(system)
+
+
+def test_an_empty_object_that_is_put_during_the_dump_is_there(bench: Bench, cli: Cli) -> None:
+    """The dump has the entry of its landing copy, and perhaps not its row."""
+    dump = bench.folder / "dump"
+    with bench.open() as system:
+        key = bench.put(system, "lock", b"before")
+        bench.put(system, "deleted", b"")
+        bench.delete(system, ObjectKey("b", "deleted"))
+        head = DumpHead(system.store_id, system.clock.now_ms(), asdict(system.geometry))
+        pages, changed = [], False
+        for page in dump_pages(system.metadata):
+            pages.append(page)
+            if page.table == rows.OBJECTS and not changed:
+                changed = True
+                system.clock.wait(Event(), 2)
+                bench.put(system, "lock", b"")
+                bench.put(system, "new", b"")
+        assert changed
+        dump.write_bytes(b"".join(dump_frames(head, pages)))
+    lose_database(bench)
+    rebuild(bench, cli, "--from", str(dump))
+    with bench.open() as system:
+        assert system.store().get(key) == b""
+        for each in bench.acknowledged:
+            assert system.store().get(each) == b"", str(each)
+        assert check(system) == []
 
 
 @pytest.mark.landing("store")

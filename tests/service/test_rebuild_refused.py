@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
@@ -25,7 +26,7 @@ from nos_ec.ports.metadata import AddMarker
 from nos_ec.testing.clock import SetClock
 from tests.rig.at_rest import LaterClock, end_log
 
-from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
+from .conftest import CHUNK, STRIPE, TTL_OVER_MS, WAIT_S_MAX, Bench
 from .refused_put import KEY, meanwhile, put_first
 from .test_check import check
 from .test_cli import Cli
@@ -88,6 +89,20 @@ def rebuilt(bench: Bench, cli: Cli) -> list[bytes]:
         current = [store.get(row.key) for row in store.list_objects("b", "", "", 100)]
         trashed = [row for row in system.metadata.trash_page(None, 100).rows if row.key == KEY]
         return current + [b"".join(store.open_version(row)) for row in trashed]
+
+
+def in_turn(system: System, turns: list[tuple[Event | None, Event | None]]) -> None:
+    """Let each block that is created wait for an event, and set another one when it is there."""
+    create = system.blocks.create
+
+    def created(*arguments: Any) -> None:
+        before, after = turns.pop(0)
+        assert before is None or before.wait(WAIT_S_MAX)
+        create(*arguments)
+        if after is not None:
+            after.set()
+
+    system.blocks.create = created  # type: ignore[method-assign, assignment]
 
 
 class TestRefused:
@@ -176,6 +191,22 @@ class TestRefused:
             if size == LARGE:
                 system.store().put(KEY, BytesIO(data), b"", ABSENT, Versioning.ENABLED)
             assert system.store().get(KEY) == data
+
+    def test_blocks_of_two_large_puts_of_one_version_are_not_mixed(self, bench: Bench, cli: Cli) -> None:
+        """Two processes may give the same number in a millisecond. Each object has two blocks, and the first one of the
+        PUT that is refused is written between the two of the other."""
+        mine, theirs = bench.data(12 * STRIPE), bench.data(12 * STRIPE)
+        written, between, recorded = Event(), Event(), Event()
+        with bench.open() as system, bench.open() as other, ThreadPoolExecutor(1) as thread:
+            system.clock = other.clock = SetClock(system.clock.now_ms())
+            dump(bench, cli)
+            in_turn(system, [(written, between), (recorded, None)])
+            in_turn(other, [(None, written), (between, None)])
+            refusal = thread.submit(refused, system, mine, ABSENT)
+            put(other, theirs, ABSENT)
+            recorded.set()
+            refusal.result(WAIT_S_MAX)
+        assert rebuilt(bench, cli) == [theirs]
 
     def test_conditional_puts_are_in_their_order_although_clocks_differ(self, bench: Bench, cli: Cli) -> None:
         """A log of commits, written by two processes, one of which has a clock that is 10 s ahead."""

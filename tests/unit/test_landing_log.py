@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from nos_ec.bench.pipeline import bare_reads
 from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import LandingId, SegmentId, log_of, record_offset, segment_of
-from nos_ec.core.landing_format import decode_footer, decode_names, scan
+from nos_ec.core.landing_format import TYPE_PUT, decode_footer, decode_names, is_void, scan
 from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine.landed_in_log import LandedInLog
 from nos_ec.engine.log_reader import LogReader
@@ -266,6 +266,41 @@ def test_a_third_failure_is_the_callers(rig: Rig) -> None:
     with pytest.raises(Transient, match="time-out"):
         rig.land(copies(100))
     assert len(set(tries)) == 3
+
+
+def test_no_space_after_an_append_that_may_be_done_is_not_the_answer(rig: Rig) -> None:
+    """Otherwise another lander would take the batch, and nobody would know of the records that may be there."""
+    calls = iter([Transient("time-out"), NoSpace("full")])
+
+    def fail(segment: SegmentId) -> None:
+        raise next(calls)
+
+    rig.medium.on_append = fail
+    with pytest.raises(Transient, match="may be done or not"):
+        rig.log.land(copies(10))
+
+
+def test_records_that_cannot_be_made_void_when_their_segment_is_sealed_are_later(rig: Rig) -> None:
+    rig.put(copies(10))
+    landed, (refused,) = rig.land(copies(20))
+    rig.faults.before["overwrite"] = [Transient("a device is away")] * 2
+    assert list(landed.void([refused])) == [refused]
+    landed.settle([refused])
+    rig.log.seal()
+    assert SegmentState.SEALED in rig.states()
+    assert not is_void_record(rig, refused)
+    rig.clock.advance(2000)
+    rig.log.tend()
+    assert is_void_record(rig, refused)
+    rig.check()
+
+
+def is_void_record(rig: Rig, landing_id: LandingId) -> bool:
+    segment, limits = segment_of(landing_id), rig.medium.limits
+    read = lambda at, size: rig.medium.read(segment, [(at, size)])[0]  # noqa: E731
+    found = [one for one in scan(read, segment, limits.start, limits.segment_bytes) if one.header.type == TYPE_PUT]
+    (names,) = [one.names for one in found if one.header.landing_id == landing_id]
+    return is_void(names)
 
 
 def test_no_space_is_not_repeated(rig: Rig) -> None:

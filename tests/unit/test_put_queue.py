@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nos_ec.core.conditions import ABSENT, Condition
-from nos_ec.core.errors import ConfigError, NosError, NoSpace, PreconditionFailed, Transient
+from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, PreconditionFailed, Transient
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.engine import put_queue
@@ -304,6 +304,25 @@ def test_what_is_refused_is_void_before_it_is_answered(bench: Bench) -> None:
     assert [type(answer) for answer in answers] == [PreconditionFailed, ObjectRow, Transient, Transient]
     assert "send it again" in str(answers[2])
     assert (sorted(stores.void), stores.given_up) == (["kept", "refused"], ["kept", "refused", "unknown"])
+
+
+def test_what_landed_with_a_batch_that_failed_is_not_answered_as_refused(bench: Bench) -> None:
+    """It lands once more by itself, but what landed before may be there as well."""
+    stores = bench.stores
+
+    def fail(names: list[str]) -> None:
+        if len(names) > 1:
+            raise Corrupt("the row of one of them")
+
+    stores.on_record = fail
+    stores.not_recorded = {"refused": PreconditionFailed("no")}
+    go_on, _ = bench.put_halted("first")
+    waiting = bench.put_waiting("refused", "a")
+    go_on.set()
+    errors = [put.exception(WAIT_S_MAX) for put in waiting]
+    assert [type(error) for error in errors] == [Transient, type(None)]
+    assert "send it again" in str(errors[0])
+    bench.assert_idle()
 
 
 @pytest.mark.parametrize("step", ["on_land", "on_record"])

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import google_crc32c
 import msgspec
 
-from nos_ec.core.deadlines import QUARANTINE_MS
+from nos_ec.core.deadlines import EMPTY_COPY_MS, QUARANTINE_MS
 from nos_ec.core.dump_format import DumpPage
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, InvalidInput, NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of, time_of
@@ -125,7 +125,8 @@ class Rebuilder:
         self._ends: dict[SegmentId, int] = {}
         self._is_log_whole = True
         """Whether all of the landing log could be looked at: what is not listed is gone only then."""
-        self._parts: dict[tuple[ObjectKey, int], list[ToldEntry]] = {}
+        self._parts: dict[tuple[ObjectKey, int, int | None], list[ToldEntry]] = {}
+        """Segments of large objects by key, version, and epoch of their writer: two processes may take one version."""
         self._epoch = 0
         self._unread_segments = 0
         self._unread: list[BlockId] = []
@@ -206,7 +207,11 @@ class Rebuilder:
             return
         in_all = self._source.rows.get(rows.OBJECTS, 0)
         done = 0
+        kept_ms = self._source.head.begun_ms + EMPTY_COPY_MS // 2
+        until_ms: int | None = None
         for number, page in enumerate(self._source.pages(), 1):
+            if page.table != rows.DELETIONS:
+                until_ms = kept_ms  # what follows of the deletion queue is its second reading
             if page.table == rows.OBJECTS:
                 done += page.rows
             if page.table == rows.BLOCKS:
@@ -214,14 +219,17 @@ class Rebuilder:
             elif page.table == rows.LANDING_SEGMENTS:
                 self._segments |= {row.segment: row for row in rows.landing_segments_of(page)}
             elif number > state.pages:
-                self._load_page(page, number, state)
+                self._load_page(page, number, state, until_ms)
                 self._tick("objects of the dump", done, in_all)
         epochs = [row.epoch for row in self._dumped.values()] + [row.epoch for row in self._segments.values()]
         self._epoch = max(epochs, default=0)
 
-    def _load_page(self, page: DumpPage, number: int, state: _State) -> None:
+    def _load_page(self, page: DumpPage, number: int, state: _State, kept_ms: int | None) -> None:
         """Reservations are left out, unless they are doomed: a PUT may have claimed the copy since. What is in
-        quarantine has version 0. It may have been released since, so it begins anew."""
+        quarantine has version 0. It may have been released since, so it begins anew.
+
+        kept_ms: entries of copies that are due later are left out. Those of empty objects are: the first reading had
+        them, or their objects were put after it. The dump may lack the rows of the latter, and their labels count."""
         objects = list(rows.objects_of(page)) if page.table == rows.OBJECTS else []
         queued = list(rows.deletions_of(page)) if page.table == rows.DELETIONS else []
         state.pages = number
@@ -232,7 +240,9 @@ class Rebuilder:
         claimed = [
             replace(one, not_before_ms=max(one.not_before_ms, until_ms), doomed=False) if one.version == 0 else one
             for one in queued
-            if one.object_id is not None or one.version == 0 or one.doomed
+            if one.version == 0
+            or one.doomed
+            or (one.object_id is not None and (kept_ms is None or one.not_before_ms < kept_ms))
         ]
         bucket_rows.load_page(page, self._metadata)
         upload_rows.load_page(page, self._metadata)
@@ -267,7 +277,7 @@ class Rebuilder:
     def _place_large(self, placer: Placer, *, tails: bool) -> None:
         """tails: those large objects that have tails, once the landing copies are known; otherwise the others."""
         partial: set[BlockId] = set()
-        for (key, version), parts in self._parts.items():
+        for (key, version, _), parts in self._parts.items():
             if tail_rows.has_tail(parts) is not tails:
                 continue
             if not placer.place_large(key, version, parts, self._there):
@@ -300,7 +310,7 @@ class Rebuilder:
             placer.place_small(some)
         for entry in told.entries:
             if entry.part is not None:
-                self._parts.setdefault((entry.key, entry.version), []).append(entry)
+                self._parts.setdefault((entry.key, entry.version, told.epoch), []).append(entry)
 
     def _told(self, block_id: BlockId) -> ToldBlock | None:
         """What a block tells, without what was in it when the dump was made; None if it is half deleted. What is
@@ -331,7 +341,7 @@ class Rebuilder:
             if dumped is not None and dumped.writer == QUARANTINE:
                 delete_ms = self._now_ms + QUARANTINE_MS  # it may have been released since
             kind = BlockKind.FRESH if dumped is None else dumped.kind
-            return _block(block_id, kind, _CONDEMNED, dumped, delete_after_ms=delete_ms)
+            return rows.rebuilt_block(block_id, kind, _CONDEMNED, dumped, delete_after_ms=delete_ms)
         self._epoch = max(self._epoch, told.epoch or 0)
         if dumped is None or dumped.state is not BlockState.SEALED:
             self.figures.blocks_read += 1
@@ -340,7 +350,7 @@ class Rebuilder:
         kind = BlockKind.FRESH if dumped is None else dumped.kind
         if any(entry.part is not None for entry in told.entries):
             kind = BlockKind.LARGE
-        row = _block(block_id, kind, _SEALED, dumped)
+        row = rows.rebuilt_block(block_id, kind, _SEALED, dumped)
         size = told.stripes * self._blocks.geometry.stripe_size
         return replace(
             row,
@@ -572,23 +582,3 @@ class Rebuilder:
 
 def _encoded(state: _State) -> str:
     return msgspec.json.encode(state).decode()
-
-
-def _block(
-    block_id: BlockId, kind: BlockKind, state: BlockState, dumped: BlockRow | None, delete_after_ms: int | None = None
-) -> BlockRow:
-    return BlockRow(
-        block_id=block_id,
-        kind=kind,
-        state=state,
-        writer="rebuilt" if dumped is None else dumped.writer,
-        epoch=0 if dumped is None else dumped.epoch,
-        stripes=0,
-        live_bytes=0,
-        dead_bytes=0,
-        overhead_bytes=0,
-        live_objects=0,
-        created_ms=0 if dumped is None else dumped.created_ms,
-        delete_after_ms=delete_after_ms,
-        gc_failures=0 if dumped is None else dumped.gc_failures,
-    )

@@ -210,3 +210,24 @@ def deletions_of(page: DumpPage) -> Iterator[QueueEntry]:
     columns = page.tuples(landing_id=..., object_id=..., version=..., not_before_ms=..., doomed=...)
     for landing_id, *rest in columns:
         yield QueueEntry(LandingId(landing_id), *rest)
+
+
+def rebuilt_block(
+    block_id: BlockId, kind: BlockKind, state: BlockState, dumped: BlockRow | None, delete_after_ms: int | None = None
+) -> BlockRow:
+    """The row of a block as if nothing had been written to it. dumped: its row in the dump."""
+    return BlockRow(
+        block_id=block_id,
+        kind=kind,
+        state=state,
+        writer="rebuilt" if dumped is None else dumped.writer,
+        epoch=0 if dumped is None else dumped.epoch,
+        stripes=0,
+        live_bytes=0,
+        dead_bytes=0,
+        overhead_bytes=0,
+        live_objects=0,
+        created_ms=0 if dumped is None else dumped.created_ms,
+        delete_after_ms=delete_after_ms,
+        gc_failures=0 if dumped is None else dumped.gc_failures,
+    )
