@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from io import BytesIO
@@ -17,13 +18,14 @@ from google_crc32c import value
 from nos_ec.composition.wiring import System
 from nos_ec.core.copy_label import CopyLabel, encode_label
 from nos_ec.core.deadlines import QUARANTINE_MS
-from nos_ec.core.dump_format import DumpHead, decode_page, dump_frames
+from nos_ec.core.dump_format import DumpHead, DumpPage, decode_page, dump_frames
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.ids import ACCESS_BUCKET, RESERVED_BUCKET, ObjectKey
 from nos_ec.engine.check.quarantine import HeldKind, held
 from nos_ec.engine.dump import bucket_rows, rows
 from nos_ec.engine.dump.dumper import dump_pages
+from nos_ec.engine.dump.lost import PUT_MS_MAX
 from nos_ec.engine.dump.uncertain import KINDS
 from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, CannedAcl, DocumentKind, KeyState, Rights
 from nos_ec.testing.audit import all_objects
@@ -451,6 +453,47 @@ def test_changes_of_access_since_the_dump_come_back(bench: Bench, cli: Cli, pack
         assert system.metadata.change_access_key("AK", KeyState.ACTIVE)
         record = decode_page(system.store().get(ObjectKey(ACCESS_BUCKET, "key/AK")))
         assert record.columns["state"] == ["active"], "records go on from those that were rebuilt"
+
+
+def test_changes_of_access_while_the_dump_is_made_come_back(bench: Bench, cli: Cli) -> None:
+    """The dump has the access of before the changes, and their records."""
+    dump = bench.folder / "dump"
+    with bench.open() as system:
+        change_access(system)
+        metadata, records, dumped = system.metadata, dict[ObjectKey, int](), dict[ObjectKey, int]()
+
+        def pages() -> Iterator[DumpPage]:
+            for page in dump_pages(metadata):
+                yield page
+                if page.table == bucket_rows.ACCESS_KEYS:
+                    change_access_again(system)
+                    system.store().put_step(ObjectKey(ACCESS_BUCKET, "key/odd"), BytesIO(b"no page"), b"", None, None)
+                    records.update((row.key, row.version) for row in metadata.list_objects(ACCESS_BUCKET, "", "", 99))
+                elif page.table == rows.OBJECTS:
+                    dumped.update((one.row.key, one.row.version) for one in rows.objects_of(page))
+
+        head = DumpHead(system.store_id, system.clock.now_ms(), asdict(system.geometry))
+        dump.write_bytes(b"".join(dump_frames(head, pages())))
+        assert len(records) == 9
+        assert records.items() <= dumped.items()
+        buckets, keys = metadata.bucket_records("", 9), metadata.access_keys("", 9)
+        end_log(system)
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli, "--from", str(dump))
+    assert to_look_at["access"] == {"key odd: it was changed since the dump, and its record cannot be read"}
+    with bench.open() as system:
+        assert (system.metadata.bucket_records("", 9), system.metadata.access_keys("", 9)) == (buckets, keys)
+
+
+def test_records_of_long_before_the_dump_are_not_loaded_again(bench: Bench, cli: Cli) -> None:
+    dump = bench.folder / "dump"
+    with bench.open() as system:
+        change_access(system)
+        head = DumpHead(system.store_id, system.clock.now_ms() + PUT_MS_MAX + 1, asdict(system.geometry))
+        dump.write_bytes(b"".join(dump_frames(head, dump_pages(system.metadata))))
+        end_log(system)
+    lose_database(bench)
+    assert rebuild(bench, cli, "--from", str(dump))[0]["access_records"] == 0
 
 
 def test_what_is_not_known_of_access_is_listed(bench: Bench, cli: Cli) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 from nos_ec.core.dump_format import DumpPage, decode_page
 from nos_ec.core.errors import Conflict, Corrupt, NotFound
 from nos_ec.core.ids import ACCESS_BUCKET
-from nos_ec.engine.dump.lost import DumpSource, Lost
+from nos_ec.engine.dump.lost import PUT_MS_MAX, DumpSource, Lost
 from nos_ec.engine.dump.rows import OBJECTS, objects_of, word
 from nos_ec.ports.metadata import (
     AccessKey,
@@ -140,13 +140,17 @@ def page_of(of: AccessOf, name: str, metadata: AccessMetadata) -> DumpPage:
 
 
 def records_since(lost: Lost, source: DumpSource | None) -> Iterator[AccessRecord]:
-    """The records that are newer than the dump, once all objects are known. Raises Transient."""
+    """The records that may be newer than the dump, once all objects are known. Raises Transient.
+
+    A dump reads buckets and access keys before it reads objects. So it may have the record of a change that it does not
+    have itself, unless the record is older than the dump."""
     dumped: dict[str, int] = {}
-    for of_dump in () if source is None else source.pages():
-        if of_dump.table == OBJECTS:
-            dumped |= {
-                one.row.key.name: one.row.version for one in objects_of(of_dump) if one.row.key.bucket == ACCESS_BUCKET
-            }
+    if source is not None:
+        older_than = (source.head.begun_ms - PUT_MS_MAX) * 1000  # the clocks of two machines may differ
+        for of_dump in source.pages():
+            if of_dump.table == OBJECTS:
+                found = [one.row for one in objects_of(of_dump) if one.row.key.bucket == ACCESS_BUCKET]
+                dumped |= {row.key.name: row.version for row in found if row.version < older_than}
     after = ""
     while rows := lost.metadata.list_objects(ACCESS_BUCKET, "", after, PAGE_ROWS):
         after = rows[-1].key.name
@@ -163,7 +167,7 @@ def records_since(lost: Lost, source: DumpSource | None) -> Iterator[AccessRecor
 
 
 def load_records(lost: Lost, source: DumpSource | None, now_ms: int) -> int:
-    """Apply the records that are newer than the dump to buckets and access keys. A bucket that was removed stays if it
+    """Apply the records that may be newer than the dump to buckets and access keys. A bucket that was removed stays if it
     contains objects again. Returns how many were loaded. Running it again changes nothing. Raises Transient."""
     loaded = 0
     for record in records_since(lost, source):
