@@ -245,7 +245,7 @@ class System:
 
     def access_records(self) -> AccessRecords:
         """Return the writer of the records of buckets and access keys that a rebuild of the metadata needs."""
-        return AccessRecords(self.store(), self.metadata, self.clock)
+        return AccessRecords(self.store(), self.metadata, self.clock, os.urandom)
 
     def trash(self) -> TrashCan:
         """What was deleted and can be brought back."""

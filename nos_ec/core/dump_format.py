@@ -94,7 +94,7 @@ def encode_page(page: DumpPage) -> bytes:
 
 
 def decode_page(data: bytes) -> DumpPage:
-    """Decode what `encode_page` returned. Raises Corrupt."""
+    """Decode what `encode_page` returned. Bytes after the frame are ignored. Raises Corrupt."""
     found = _decoded(BytesIO(data).read, 0)
     if not isinstance(found, DumpPage):
         raise Corrupt("dump: a frame of another kind is in the place of a page")

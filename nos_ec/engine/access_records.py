@@ -7,12 +7,14 @@ with the state after the change in the format of a page of a dump. Records land,
 objects. A change is acknowledged when its record is durable.
 
 The record is read before the state that it is to contain, and replaced only if it has not changed since. So a record
-that a later change has written is never replaced with an older state, and the last record has the last state.
+that a later change has written is never replaced with an older state, and the last record has the last state. Each
+record ends with random bytes, and each change writes one. So a record does not look the same after a change and its
+reversal.
 """
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
 from threading import Event
@@ -35,6 +37,7 @@ TRIES = 20
 PAGE_RECORDS = 1000
 _REMOVED = encode_attributes({"nos_ec:removed": "1"})
 """The attributes of the record of a bucket or access key that was removed."""
+_NONCE_BYTES = 16
 _BACK_OFF = BackOff(first_ms=10, max_ms=500)
 
 
@@ -45,10 +48,12 @@ class RecordedMetadata(Objects, Buckets, AccessKeys, Protocol):
 class AccessRecords:
     """Writes records. Safe to call from several threads and processes."""
 
-    def __init__(self, store: Store, metadata: RecordedMetadata, clock: Clock) -> None:
+    def __init__(self, store: Store, metadata: RecordedMetadata, clock: Clock, random: Callable[[int], bytes]) -> None:
+        """random: returns as many random bytes."""
         self._store = store
         self._metadata = metadata
         self._clock = clock
+        self._random = random
 
     def record(self, of: AccessOf, name: str) -> None:
         """Write the record of a bucket or access key that was changed or removed, durably. Raises NoSpace, Transient:
@@ -56,17 +61,16 @@ class AccessRecords:
         kill_point("access.changed")
         key = record_key(of, name)
         for tries in range(TRIES):
-            if tries > 1:
+            if tries:
                 self._clock.wait(Event(), _BACK_OFF.wait_ms(tries))
             before = self._find(key)
             page = page_of(of, name, self._metadata)
-            data, attributes = encode_page(page), b"" if page.rows else _REMOVED
-            if before is not None and before.md5 == hashlib.md5(data, usedforsecurity=False).digest():
-                return
+            data, attributes = encode_page(page) + self._random(_NONCE_BYTES), b"" if page.rows else _REMOVED
             condition = ABSENT if before is None else Condition(before.md5)
             with suppress(PreconditionFailed, NotFound):
                 self._store.put_step(key, BytesIO(data), attributes, condition, None)
-            kill_point("access.recorded")
+                kill_point("access.recorded")
+                return
         raise Transient(f"{of} {name}: changed again and again while it was recorded; change it again")
 
     def forget_removed_buckets(self, before_ms: int) -> int:

@@ -22,12 +22,13 @@ from nos_ec.core.dump_format import DumpHead, DumpPage, decode_page, dump_frames
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.ids import ACCESS_BUCKET, RESERVED_BUCKET, ObjectKey
+from nos_ec.engine import access_records
 from nos_ec.engine.check.quarantine import HeldKind, held
 from nos_ec.engine.dump import bucket_rows, rows
 from nos_ec.engine.dump.dumper import dump_pages
 from nos_ec.engine.dump.lost import PUT_MS_MAX
 from nos_ec.engine.dump.uncertain import KINDS
-from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, CannedAcl, DocumentKind, KeyState, Rights
+from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, AccessOf, CannedAcl, DocumentKind, KeyState, Rights
 from nos_ec.testing.audit import all_objects
 from tests.rig.at_rest import end_log
 
@@ -532,6 +533,45 @@ def test_the_record_of_a_bucket_has_its_last_state(bench: Bench) -> None:
         page = decode_page(one.store().get(ObjectKey(ACCESS_BUCKET, "bucket/b")))
         (record,) = one.metadata.bucket_records("", 9)
         assert list(bucket_rows.buckets_of(page)) == [record]
+
+
+@pytest.mark.parametrize("first", [KeyState.DISABLED, None])
+def test_the_record_of_a_key_that_was_changed_and_changed_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, first: KeyState | None
+) -> None:
+    """A process accepts a key and stops before it writes the record. Meanwhile another one disables or removes the key
+    again, so that its state is as before. The first process goes on, and dies after its try to write."""
+
+    class Died(Exception):
+        pass
+
+    with bench.open() as one, bench.open() as other:
+
+        def set_state(system: System, state: KeyState | None) -> None:
+            if state is None:
+                assert system.metadata.remove_access_key("AK")
+            elif system.metadata.access_key("AK") is None:
+                system.metadata.add_access_key(AccessKey("AK", "ann", b"secret", state, 5, ""))
+            else:
+                assert system.metadata.change_access_key("AK", state)
+
+        def stop_after(of: AccessOf, name: str, metadata: bucket_rows.AccessMetadata) -> DumpPage:
+            page = bucket_rows.page_of(of, name, metadata)
+            if metadata is one.metadata:
+                if stops:
+                    raise Died
+                stops.append(name)
+                set_state(other, first)
+            return page
+
+        stops: list[str] = []
+        set_state(one, KeyState.ACTIVE)
+        set_state(one, first)
+        monkeypatch.setattr(access_records, "page_of", stop_after)
+        with pytest.raises(Died):
+            set_state(one, KeyState.ACTIVE)
+        record = decode_page(one.store().get(ObjectKey(ACCESS_BUCKET, "key/AK")))
+        assert [key.state for key in bucket_rows.access_keys_of(record)] == ([] if first is None else [first])
 
 
 def test_a_dump_in_the_store_is_found_and_the_last_ones_are_kept(bench: Bench, cli: Cli) -> None:
