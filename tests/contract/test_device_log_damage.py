@@ -71,6 +71,18 @@ def flip(path: Path, bit: int, offset: int = SLOTS_AT) -> None:
     change(path, at, bytes([found ^ 1 << bit % 8]))
 
 
+def fail_reads(patch: pytest.MonkeyPatch, start: int, size: int) -> None:
+    """Let reads that begin in a range of a device fail, as those of a bad sector."""
+    read = DeviceFile.read
+
+    def failing(file: DeviceFile, offset: int, length: int) -> bytes:
+        if start <= offset < start + size:
+            raise OSError(5, "Input/output error")
+        return read(file, offset, length)
+
+    patch.setattr(DeviceFile, "read", failing)
+
+
 def is_whole(log: DeviceLog, segment: SegmentId, end: int) -> bool:
     at = PAGE
     while at < end:
@@ -219,15 +231,8 @@ def test_an_error_of_one_page_hides_no_other_slot(
     with opened(path) as log:
         segment, end = written(log)
         others = [written(log) for _ in range(2)]
-    read = DeviceFile.read
-
-    def failing(file: DeviceFile, offset: int, length: int) -> bytes:
-        if SLOTS_AT <= offset < SLOTS_AT + (PAGE if is_content_readable else SLOT):
-            raise OSError(5, "Input/output error")
-        return read(file, offset, length)
-
     with monkeypatch.context() as patched:
-        patched.setattr(DeviceFile, "read", failing)
+        fail_reads(patched, SLOTS_AT, PAGE if is_content_readable else SLOT)
         with opened(path) as log:
             assert all(is_whole(log, *other) for other in others)
             assert unreadable(log) == [UnreadableSlot(0, 0, segment if is_content_readable else None)]
@@ -240,6 +245,43 @@ def test_an_error_of_one_page_hides_no_other_slot(
             patched.undo()
             assert not unreadable(log), "the sector can be read again"
             assert is_whole(log, segment, end)
+
+
+@pytest.mark.parametrize("is_reloaded", [False, True])
+@pytest.mark.parametrize("failing_bytes", [PAGE, SLOT])
+def test_a_page_that_could_not_be_read_and_then_has_zeros_frees_no_segment(
+    path: Path, monkeypatch: pytest.MonkeyPatch, failing_bytes: int, is_reloaded: bool
+) -> None:
+    """A disk replaces a bad sector with one of zeros."""
+    with opened(path) as log:
+        segment, end = written(log)
+    with monkeypatch.context() as patched:
+        fail_reads(patched, SLOTS_AT, failing_bytes)
+        log = DeviceLog(path.parent / "log", [path], STORE)
+    with closing(log):
+        change(path, SLOTS_AT, bytes(PAGE))
+        with log._locked_table():
+            log._load(again=is_reloaded)
+        log.probe()
+        assert unreadable(log) == [UnreadableSlot(0, 0, segment)]
+        assert len(fill(log)) == SLOTS - 1, "the slot was taken"
+        assert is_whole(log, segment, end)
+        assert log.settle_slot(UnreadableSlot(0, 0, segment), 1), "the header is written again"
+        assert not unreadable(log)
+    with opened(path) as log:
+        assert is_whole(log, segment, end)
+
+
+def test_a_blank_slot_that_could_not_be_read_is_free_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(path) as log:
+        written(log)
+    with monkeypatch.context() as patched:
+        fail_reads(patched, SLOTS_AT + SLOT, SLOT)
+        log = DeviceLog(path.parent / "log", [path], STORE)
+        assert unreadable(log) == [UnreadableSlot(0, 1, None)]
+    with closing(log):
+        assert not unreadable(log)
+        assert len(fill(log)) == SLOTS - 1
 
 
 # --- superblocks --------------------------------------------------------------------------------------
@@ -290,14 +332,7 @@ def test_two_damaged_superblocks_are_not_taken_for_data_of_somebody_else(path: P
 def test_a_bad_sector_under_a_superblock_leaves_the_other_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(path) as log:
         segment, end = written(log)
-    read = DeviceFile.read
-
-    def failing(file: DeviceFile, offset: int, length: int) -> bytes:
-        if offset < PAGE:
-            raise OSError(5, "Input/output error")
-        return read(file, offset, length)
-
-    monkeypatch.setattr(DeviceFile, "read", failing)
+    fail_reads(monkeypatch, 0, PAGE)
     with opened(path) as log:
         assert is_whole(log, segment, end)
 

@@ -30,7 +30,7 @@ from nos_ec.adapters.local.device_format import (
 from nos_ec.adapters.local.device_set import DeviceSet
 from nos_ec.adapters.local.durable import as_port_error, translated
 from nos_ec.adapters.local.slot_table import Place, Slot, SlotTable
-from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, NotFound, Transient
+from nos_ec.core.errors import ConfigError, Conflict, NoSpace, NotFound, Transient
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import SegmentId, record_offset
 from nos_ec.core.killpoints import kill_point
@@ -350,7 +350,7 @@ class DeviceLog:
 
     def _look_again(self, place: Place) -> Slot | None:
         with suppress(OSError):
-            return self._devices.look(place)
+            return self._devices.look(place, was_unreadable=self._table.slot(place).is_unreadable)
         return None
 
     def _may_have_another_copy(self, segment: SegmentId) -> Transient:
@@ -428,14 +428,17 @@ class DeviceLog:
                     self._load_device(number)
         for slot in self._unreadable():
             place = (slot.device, slot.slot)
-            if not self._devices.is_lost(slot.device):
-                with suppress(Corrupt, OSError):  # perhaps its device was away for a moment
-                    self._table.enter(place, Slot(self._devices.owner(place)))
+            if self._devices.is_lost(slot.device) or (found := self._look_again(place)) is None:
+                continue
+            found = self._cleared(place, found)
+            # Perhaps its device was away for a moment. A segment that is known stays known.
+            if not found.is_unreadable or (found.owner is not None and slot.segment is None):
+                self._table.enter(place, found)
         self._table.settle()
 
     def _load_device(self, number: int) -> None:
         """Raises NoSpace, OSError."""
-        slots = self._devices.look_at_all(number)
+        slots = self._devices.look_at_all(number, {one.slot for one in self._unreadable() if one.device == number})
         for slot, found in enumerate(slots):
             if found.is_unreadable:
                 slots[slot] = found = self._cleared((number, slot), found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -89,10 +89,15 @@ class DeviceSet:
         """The segment that owns a slot, from its header; None when the slot is free. Raises Corrupt, OSError."""
         return owner_of_slot(self.read(place, 0, PAGE), self._store_id, place[1])
 
-    def look(self, place: Place) -> Slot:
-        """Read what is in a slot, from its header or else from its records. Raises OSError when neither can be read."""
+    def look(self, place: Place, *, was_unreadable: bool = False) -> Slot:
+        """Read what is in a slot, from its header or else from its records. was_unreadable: the header could not be
+        read before, so zeros in its place do not say that the slot is free: a disk may have replaced the sector. Raises
+        OSError when neither can be read."""
+        problem: Exception | None = None
         try:
-            return Slot(self.owner(place))
+            owner = self.owner(place)
+            if owner is not None or not was_unreadable:
+                return Slot(owner)
         except (Corrupt, OSError) as error:
             problem = error
         try:
@@ -103,13 +108,14 @@ class DeviceSet:
             segment = None
         return Slot(segment, is_unreadable=True)
 
-    def look_at_all(self, number: int) -> list[Slot]:
-        """Read what is in each slot of a device. Raises OSError when none of them can be read."""
+    def look_at_all(self, number: int, were_unreadable: Container[int]) -> list[Slot]:
+        """Read what is in each slot of a device. were_unreadable: numbers of slots. Raises OSError when none of
+        them can be read."""
         found: list[Slot] = []
         errors: list[OSError] = []
         for slot in range(self.slots(number)):
             try:
-                found.append(self.look((number, slot)))
+                found.append(self.look((number, slot), was_unreadable=slot in were_unreadable))
             except OSError as error:
                 found.append(Slot(None, is_unreadable=True))
                 errors.append(error)
