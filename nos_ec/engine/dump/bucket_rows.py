@@ -167,8 +167,8 @@ def records_since(lost: Lost, source: DumpSource | None) -> Iterator[AccessRecor
 
 
 def load_records(lost: Lost, source: DumpSource | None, now_ms: int) -> int:
-    """Apply the records that may be newer than the dump to buckets and access keys. A bucket that was removed stays if it
-    contains objects again. Returns how many were loaded. Running it again changes nothing. Raises Transient."""
+    """Apply the records that may be newer than the dump to buckets and access keys. A bucket that was removed stays if
+    it contains objects again. Returns how many were loaded. Running it again changes nothing. Raises Transient."""
     loaded = 0
     for record in records_since(lost, source):
         if record.page is not None:
