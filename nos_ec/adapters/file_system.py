@@ -116,7 +116,8 @@ def write_error(folder: Path) -> OSError | None:
             if written < len(_CONTENT):
                 file.write(_CONTENT[written:])
             os.fsync(file.fileno())
-            if os.pread(file.fileno(), len(_CONTENT) + 1, 0) != _CONTENT:
+            file.seek(0)
+            if file.readall() != _CONTENT:
                 raise OSError(errno.EIO, "a file reads back differently")
     except OSError as error:
         return error

@@ -220,11 +220,11 @@ def test_a_clean_end_is_known(tmp_path: Path) -> None:
 def test_without_o_direct_the_page_cache_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_open = os.open
 
-    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+    def refuse(path: str, flags: int, mode: int = 0o777, **options: int) -> int:
         if flags & os.O_DIRECT:
             raise OSError(22, "Invalid argument")
         assert flags & os.O_DSYNC or not flags & os.O_RDWR or "device" not in str(path) or flags & os.O_CREAT
-        return real_open(path, flags, mode)
+        return real_open(path, flags, mode, **options)
 
     monkeypatch.setattr(os, "open", refuse)
     paths = make(tmp_path)

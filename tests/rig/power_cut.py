@@ -397,7 +397,7 @@ class Recorder:
     # --- replacements for functions of `os` -----------------------------------------------------------
     def _os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         with self._lock:
-            where = self._resolved(path) if dir_fd is None else None
+            where = self._resolved(path if dir_fd is None else Path(f"/proc/self/fd/{dir_fd}").readlink() / path)
             known = where is None or where in self._paths
             fd = _REAL["open"](path, flags, mode, dir_fd=dir_fd)
             if where is not None and self._covers(where):

@@ -351,7 +351,7 @@ def _fill(path: Path, size: int, *, new: bool) -> None:
     is_link = not new and path.is_symlink()  # to a file on another disk, which an operator has made
     if not is_link:
         os.close(open_new(path, os.O_RDWR | (os.O_EXCL if new else 0)))
-    fd, _ = open_direct(path, os.O_RDWR | (0 if is_link else os.O_NOFOLLOW))
+    fd, _ = open_direct(path, os.O_RDWR | os.O_CREAT | (0 if is_link else os.O_NOFOLLOW))
     try:
         try:
             with page_buffer(_ZEROS) as zeros:
