@@ -41,6 +41,7 @@ class Workers:
         self._threads: list[Thread] = []
         self._turns = Semaphore(count)
         self._lock = Lock()
+        self._closed = False
         self._under_way = 0
         """Calls that wait or run. The loop counts them."""
         self._aside = 0
@@ -80,14 +81,17 @@ class Workers:
                 self._aside_bytes -= held_bytes
 
     def _start_thread(self) -> None:
-        """Have a thread for each call that may run. Holds the lock."""
-        if len(self._threads) < min(self._under_way, self._count + self._aside):
+        """Start a thread if there are fewer than calls that may run. The caller holds the lock."""
+        if not self._closed and len(self._threads) < min(self._under_way, self._count + self._aside):
             thread = Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def close(self) -> None:
         """Drop the calls that wait, let those that run finish, and end the threads. For when the loop has ended."""
+        with self._lock:
+            # A call that steps aside from now on starts no thread. It would take the None that ends another one.
+            self._closed = True
         with suppress(Empty):
             while True:
                 self._calls.get_nowait()

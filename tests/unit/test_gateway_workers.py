@@ -124,6 +124,34 @@ def test_closing_drops_what_waits_and_lets_end_what_runs() -> None:
     assert threads() == []
 
 
+def test_closing_ends_all_threads_when_a_call_steps_aside_meanwhile() -> None:
+    """The dropped calls still counted, so a second thread was started, which took the None that ends the first one."""
+    workers = Workers(1, "tested")
+    go_on, begun, aside, ended = (threading.Event() for _ in range(4))
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(WAIT_S_MAX)
+        with workers.aside(1000):
+            aside.set()
+            assert ended.wait(WAIT_S_MAX)
+
+    async def main() -> None:
+        for call in (wait, int, int):
+            workers.run(call)
+        assert begun.wait(WAIT_S_MAX)
+
+    run(main())
+    closing = threading.Thread(target=workers.close, daemon=True)
+    closing.start()
+    threading.Timer(0.1, go_on.set).start()
+    assert aside.wait(WAIT_S_MAX)
+    threading.Timer(0.1, ended.set).start()
+    closing.join(WAIT_S_MAX)
+    assert not closing.is_alive()
+    assert threads() == []
+
+
 def test_answers_are_not_kept(workers: Workers) -> None:
     """A thread that waits for the next call holds no memory of the last one."""
 
