@@ -104,7 +104,9 @@ class HeldSlots:
         wait_ms = self.rest_ms()
         while not self._clock.wait(stop, wait_ms):
             now_ms, wait_ms = self._clock.now_ms(), self._wait_ms
-            if not waits(end_ms, now_ms, LEASE_MS_MAX):
+            end_ms = min(end_ms, now_ms + LEASE_MS_MAX)  # the clock may have been set back
+            if now_ms >= end_ms:
+                _log.error("leases no longer renewed: a batch has lasted too long", batch_ms_max=LEASE_MS_MAX)
                 return
             try:
                 self._renew(now_ms)

@@ -10,10 +10,11 @@ from contextlib import ExitStack, suppress
 from threading import Event
 
 import pytest
+from structlog.testing import capture_logs
 
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.composition.wiring import System
-from nos_ec.core.deadlines import WAIT_MS_MAX
+from nos_ec.core.deadlines import LEASE_MS_MAX, WAIT_MS_MAX
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.messages import decode_pack_request, partition_for_key
@@ -23,7 +24,7 @@ from nos_ec.ports.metadata import Metadata, ObjectRow
 from nos_ec.testing.clock import FakeClock, SetClock
 from nos_producer.assemble import producer_service
 from nos_producer.service import ProducerOptions, ProducerService
-from nos_producer.slots import HeldSlots
+from nos_producer.slots import ROUNDS_PER_TTL, HeldSlots
 from nos_producer.spreading import SpreadOptions
 from tests.rig.at_rest import end_log
 from tests.rig.waiting import until
@@ -328,6 +329,35 @@ def test_setting_the_clock_does_not_stop_the_renewal(team: Team, step_ms: int) -
     for _ in range(10):
         team.rounds([one])
         assert counts([one]) == [SLOTS]
+
+
+class _SetBackClock(FakeClock):
+    """Set back by `step_ms` during the first wait."""
+
+    def __init__(self, now_ms: int, step_ms: int) -> None:
+        super().__init__(now_ms)
+        self._step_ms = step_ms
+
+    def wait(self, stop: Event, wait_ms: int) -> bool:
+        with self._lock:
+            self._now_ms -= self._step_ms
+            self._step_ms = 0
+        return super().wait(stop, wait_ms)
+
+
+@pytest.mark.parametrize("step_ms", [0, LEASE_MS_MAX, 365 * 86_400_000])
+def test_slots_are_kept_during_a_batch_when_the_clock_is_set_back(team: Team, system: System, step_ms: int) -> None:
+    """For as long as a batch may last by the new time, and no longer."""
+    one = team.hire(ttl_ms=LEASE_MS_MAX // 2)
+    one.held.keep()
+    calls: Counter[str] = Counter()
+    one.held._metadata = _Counting(system.metadata, calls)  # type: ignore[assignment]
+    one.held._clock = _SetBackClock(team.clock.now_ms(), step_ms)
+    with capture_logs() as logged, one.held.renewed():
+        until(lambda: logged, "the renewal is given up")
+    assert [entry["event"] for entry in logged] == ["leases no longer renewed: a batch has lasted too long"]
+    rounds = LEASE_MS_MAX // (LEASE_MS_MAX // 2 // ROUNDS_PER_TTL)
+    assert calls == {"renew_leases": rounds if step_ms else rounds - 1}
 
 
 @pytest.mark.parametrize("call", ["renew_leases", "list_leases", "acquire_leases", "release_leases"])
