@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from functools import partial
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
@@ -24,6 +25,7 @@ from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.ports.metadata import ObjectRow
 from nos_ec.testing.metadata_bench import MetadataBench
 from tests.rig.sql_servers import empty_metadata
+from tests.rig.switched_proxy import SwitchedProxy
 
 pytestmark = pytest.mark.real
 
@@ -58,6 +60,23 @@ def test_killed_connections_are_replaced(url: str, metadata: SqlMetadata) -> Non
         call()
     admin.dispose()
     assert bench.get("n") == row
+
+
+def test_a_known_server_that_hangs_at_its_greeting_is_tried_again(
+    url: str, monkeypatch: pytest.MonkeyPatch, metadata: SqlMetadata
+) -> None:
+    """Also on the first connection that only reads: opening the store has shown that the server speaks the protocol."""
+    MetadataBench(metadata).put("n")
+    monkeypatch.setattr(engine_module, "MYSQL_READ_S", 2)
+    server = make_url(url)
+    with SwitchedProxy(server.port or 0).running() as proxy, socket.create_server(("127.0.0.1", 0)) as hung:
+        there = open_metadata(server.set(port=proxy.port).render_as_string(hide_password=False))
+        working, proxy.target = proxy.target, hung.getsockname()[1]
+        recovery = threading.Timer(3, setattr, (proxy, "target", working))
+        recovery.start()
+        assert there.totals() == metadata.totals()
+        recovery.join()
+        there.close()
 
 
 def test_killed_statements_change_all_or_nothing(url: str, metadata: SqlMetadata) -> None:

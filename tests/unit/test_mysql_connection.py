@@ -196,6 +196,13 @@ def test_the_port_of_another_protocol_is_noticed(banner: bytes, monkeypatch: pyt
     assert 5 <= MYSQL_GREETING_S <= 15, "what it is outside of this test"
 
 
+def test_a_known_server_that_does_not_greet_is_a_lost_connection() -> None:
+    """Such an error is retried. It counted as the port of another protocol."""
+    with another_protocol(b"") as port, pytest.raises(OperationalError) as caught:
+        MySqlConnection(host="127.0.0.1", port=port, user="user", read_timeout=0.2)
+    assert caught.value.args[0] == CR.CR_SERVER_LOST
+
+
 def test_the_package_for_ed25519_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyMySQL raises RuntimeError when an account of MariaDB asks for it, and PyNaCl is not installed."""
 

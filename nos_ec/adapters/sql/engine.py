@@ -55,6 +55,8 @@ POOL_OVERFLOW = 24
 
 WRITES = "nos_ec_writes"
 """The execution option of an engine whose transactions write."""
+_CONNECT = "nos_ec_connect"
+"""The execution option of an engine for MySQL: the function with which it connects."""
 
 _ALONE = "nos_ec_alone"
 _OPENED = "nos_ec_opened"
@@ -106,7 +108,7 @@ def make_engine(
     if parsed.get_backend_name() == "sqlite":
         engine = _sqlite_engine(parsed, create=create, busy_ms=sqlite_busy_ms)
     else:
-        engine = _mysql_engine(parsed, read_s, isolation_level="READ COMMITTED")
+        engine = _mysql_engine(parsed, _mysql_connect(), read_s, isolation_level="READ COMMITTED")
     pool = type(engine.pool)
     logging.getLogger(f"{pool.__module__}.{pool.__name__}").addFilter(_is_no_interrupt)
     return engine
@@ -126,10 +128,11 @@ def reading_engine(engine: Engine) -> Engine | None:
     """
     if engine.dialect.name == "sqlite":
         return None
-    return _mysql_engine(engine.url, MYSQL_READ_S, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True)
+    connect = engine.get_execution_options()[_CONNECT]
+    return _mysql_engine(engine.url, connect, MYSQL_READ_S, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True)
 
 
-def _mysql_engine(url: URL, read_s: int, **options: Any) -> Engine:
+def _mysql_engine(url: URL, connect: Callable[..., Any], read_s: int, **options: Any) -> Engine:
     engine = create_engine(
         url,
         pool_size=POOL_SIZE,
@@ -145,15 +148,16 @@ def _mysql_engine(url: URL, read_s: int, **options: Any) -> Engine:
             "write_timeout": MYSQL_READ_S,
             "init_command": _MYSQL_SETUP,
         },
+        execution_options={_CONNECT: connect},
         **options,
     )
-    event.listen(engine, "do_connect", _mysql_connect())
+    event.listen(engine, "do_connect", connect)
     return engine
 
 
 def _mysql_connect() -> Callable[..., Any]:
-    """Wait longer for later greetings: a server that has greeted once speaks the protocol, but may hang for a while, as
-    it may in a statement."""
+    """Return a function that connects engines to one server. It waits longer for later greetings: a server that has
+    greeted once speaks the protocol, but may hang for a while, as it may in a statement."""
     greeting_s: float | None = MYSQL_GREETING_S
 
     def connect(_dialect: Dialect, _record: ConnectionPoolEntry, args: Any, options: Any) -> Any:

@@ -64,7 +64,8 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
         return _values(row)
 
     def _get_server_information(self) -> None:
-        """Read the greeting. Raises OperationalError 2012 when the answer is not that of a MySQL server."""
+        """Read the greeting. Raises OperationalError 2012 when the answer is not that of a MySQL server, or does not
+        come within greeting_s. Without greeting_s the server is known, so a time-out is a lost connection (2013)."""
         read_s = self._read_timeout
         self._read_timeout = self._greeting_s or read_s
         try:
@@ -72,7 +73,7 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
         except (InternalError, struct.error, IndexError, ValueError) as error:
             raise _no_greeting("something else than the greeting of a MySQL server") from error
         except OperationalError as error:
-            if not isinstance(error.__context__, TimeoutError):
+            if self._greeting_s is None or not isinstance(error.__context__, TimeoutError):
                 raise
             raise _no_greeting(f"no greeting within {self._read_timeout} s") from error
         finally:
