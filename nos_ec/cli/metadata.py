@@ -202,7 +202,7 @@ def _require_fit(source: DumpSource | None, lost: Lost, store_id: str) -> None:
 
 def _outlook(lost: Lost, source: DumpSource | None) -> dict[str, Any]:
     blocks = sum(1 for _ in lost.blocks.list_blocks())
-    segments = 0 if lost.medium is None else sum(1 for _ in lost.medium.segments())
+    segments = 0 if lost.medium is None else sum(1 for _ in lost.medium.segments(known_only=True))
     rows = {} if source is None else source.rows
     name = "none" if source is None else source.name
     return {"dump": name, "objects of the dump": rows.get("objects", 0), "blocks": blocks, "landing segments": segments}

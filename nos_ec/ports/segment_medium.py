@@ -47,6 +47,9 @@ class UnreadableSlot:
     slot: int
     segment: SegmentId | None
 
+    def __str__(self) -> str:
+        return f"slot {self.slot} of device {self.device} of the landing log"
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceStates:
@@ -135,8 +138,10 @@ class SegmentMedium(Protocol):
         absent segment is no error. `beat` is called as the work progresses."""
         ...
 
-    def segments(self) -> Iterator[SegmentId]:
-        """Yield every segment that exists, in no particular order. Raises Transient rather than end early."""
+    def segments(self, *, known_only: bool = False) -> Iterator[SegmentId]:
+        """Yield every segment that exists, in no particular order. Raises Transient rather than end early. known_only:
+        leave out segments that may lie only in slots whose owners are not known (see `UnreadableSlot`), instead of
+        raising Transient because of such slots."""
         ...
 
     def free_bytes(self) -> int:

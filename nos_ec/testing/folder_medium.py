@@ -114,7 +114,7 @@ class FolderMedium:
             path.with_name(path.name + _SEALED).unlink(missing_ok=True)
         return {}
 
-    def segments(self) -> Iterator[SegmentId]:
+    def segments(self, *, known_only: bool = False) -> Iterator[SegmentId]:
         """See the port."""
         return (SegmentId(bytes.fromhex(path.name)) for path in sorted(self._root.iterdir()) if "." not in path.name)
 

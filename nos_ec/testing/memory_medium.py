@@ -164,7 +164,7 @@ class MemoryMedium:
                 self._disk.pop(segment, None)
         return {}
 
-    def segments(self) -> Iterator[SegmentId]:
+    def segments(self, *, known_only: bool = False) -> Iterator[SegmentId]:
         """See the port."""
         return iter(list(self._disk))
 

@@ -205,6 +205,7 @@ def test_an_open_segment_whose_header_is_damaged_goes_on(path: Path) -> None:
 def test_a_slot_without_any_readable_record_hides_no_segment(path: Path) -> None:
     with opened(path) as log:
         segment, end = written(log)
+        other, _ = written(log)
     change(path, SLOTS_AT, b"damage".ljust(end, b"!"))
     with opened(path) as log:
         assert unreadable(log) == [UnreadableSlot(0, 0, None)]
@@ -215,8 +216,9 @@ def test_a_slot_without_any_readable_record_hides_no_segment(path: Path) -> None
         ):
             with pytest.raises(Transient, match="1 slots cannot be read"):
                 act()
+        assert list(log.segments(known_only=True)) == [other]
         assert list(log.release([segment])) == [segment]
-        assert len(fill(log)) == SLOTS - 1
+        assert len(fill(log)) == SLOTS - 2
         assert log.settle_slot(UnreadableSlot(0, 0, None), None)
         with pytest.raises(NotFound):
             log.read(segment, [(PAGE, PAGE)])

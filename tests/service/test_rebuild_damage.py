@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.adapters.local.device_format import SLOTS_AT, decode_superblock
 from nos_ec.composition.wiring import initialise
 from nos_ec.core.errors import Corrupt
+from nos_ec.core.geometry import PAGE
 from nos_ec.core.header import GroupHeader
-from nos_ec.core.ids import BlockId
+from nos_ec.core.ids import BlockId, SegmentId
 from nos_ec.core.landing_format import RECORD_HEADER_SIZE
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.engine import header_scan
@@ -23,8 +26,10 @@ from nos_ec.testing.audit import all_blocks, all_objects
 from tests.rig.at_rest import end_log
 
 from .conftest import STORE_CONFIG, Bench
+from .test_check import check
 from .test_cli import Cli
 from .test_rebuild import lose_database, rebuild, there
+from .test_repairs import actions, plan_of
 
 pytestmark = pytest.mark.invariant(7)
 
@@ -214,6 +219,66 @@ def test_a_device_that_is_away_keeps_what_lies_on_it(bench: Bench, cli: Cli) -> 
     with bench.open() as system:
         bench.assert_readable(system)
         bench.pack(system)
+        bench.assert_readable(system)
+
+
+def wipe_slot(device: Path, segment: SegmentId) -> int:
+    """Overwrite the slot of a landing segment, so that nothing in it tells whose it is. Returns its number."""
+    content = device.read_bytes()
+    slot_bytes = decode_superblock(content[:PAGE]).slot_bytes
+    slot = (content.index(segment, SLOTS_AT) - SLOTS_AT) // slot_bytes
+    with device.open("r+b") as file:
+        file.seek(SLOTS_AT + slot * slot_bytes)
+        file.write(b"!" * slot_bytes)
+    return slot
+
+
+def test_a_slot_that_names_no_landing_segment_does_not_stop_a_rebuild(bench: Bench, cli: Cli) -> None:
+    """Each landing segment has another copy."""
+    devices = [bench.folder / f"device{number}" for number in range(2)]
+    bench.config.write_text(bench.config.read_text() + f'devices = "{devices[0]}, {devices[1]}"\ncopies = 2\n')
+    initialise(bench.settings())
+    with bench.open() as system:
+        bench.put_some(system, 40, prefix="old")
+        cli("metadata", "dump", "--to", str(bench.folder / "dump"))
+        bench.put_some(system, 40, prefix="new")
+        end_log(system)
+        segment = system.metadata.list_segments(None, 10)[0].segment
+    slot = wipe_slot(devices[1], segment)
+    lose_database(bench)
+    cli("metadata", "rebuild", "--dry-run", "--from", str(bench.folder / "dump"))
+    _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at["segment"] == {f"slot {slot} of device 1 of the landing log"}
+    assert to_look_at["gone"] == set()
+    with bench.open() as system:
+        bench.assert_readable(system)
+        assert actions(plan_of(bench)) == ["free-slot"]
+        assert cli("apply", str(bench.folder / "plan"))["done"] == 1
+        assert check(system, read_share=1.0) == []
+        bench.assert_readable(system)
+
+
+def test_an_object_whose_landing_copy_may_be_in_such_a_slot_does_not_stop_a_rebuild(bench: Bench, cli: Cli) -> None:
+    """It was packed, and its landing copy queued for deletion, when the dump was made; its block is gone since."""
+    with bench.open() as system:
+        old = bench.put_some(system, 40, prefix="old")
+        end_log(system)
+        (segment,) = (row.segment for row in system.metadata.list_segments(None, 10))
+        bench.produce(system)
+        bench.consume(system)
+        cli("metadata", "dump", "--to", str(bench.folder / "dump"))
+        for key in old:
+            bench.delete(system, key)
+        bench.put_some(system, 40, prefix="new")
+        end_log(system)
+    bench.run("gc", "run", "--apply")
+    (device,) = bench.settings().landing.paths(bench.settings().store.root)
+    slot = wipe_slot(device, segment)
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at["segment"] == {f"slot {slot} of device 0 of the landing log"}
+    assert to_look_at["gone"] == {str(key) for key in old}
+    with bench.open() as system:
         bench.assert_readable(system)
 
 

@@ -189,10 +189,10 @@ class DeviceLog:
         length = min(length, self._layout.trailer_at - offset)
         return self._devices.read(place, offset, length) if length > 0 else b""
 
-    def segments(self) -> Iterator[SegmentId]:
+    def segments(self, *, known_only: bool = False) -> Iterator[SegmentId]:
         """Yield the owners of all slots."""
         with self._locked_table():
-            self._require_all_visible()
+            self._require_all_visible(known_only=known_only)
             found = {slot.owner for _, slot in self._slots() if slot.owner is not None}
         yield from found
 
@@ -488,15 +488,17 @@ class DeviceLog:
                     raise NotFound(f"landing segment {segment.hex()} does not exist")
         return places
 
-    def _require_all_visible(self) -> None:
-        """Raise Transient when a segment may lie only on devices or in slots whose owners are not known."""
+    def _require_all_visible(self, *, known_only: bool = False) -> None:
+        """Raise Transient when a segment may lie only on devices or, unless `known_only`, in slots whose owners are not
+        known."""
         unseen = self._unseen()
         if unseen >= self._copies:
             raise Transient(
                 f"landing log: {unseen} of {self._devices.count} devices cannot be read: {self._devices.losses()};"
                 " connect them"
             )
-        self._require_all_known()
+        if not known_only:
+            self._require_all_known()
 
     def _require_all_known(self) -> None:
         """Raise Transient when a segment may lie in a slot whose owner is not known."""

@@ -318,7 +318,7 @@ class RadosSegmentLog(LandingPool):
         """False: objects have no slots."""
         return False
 
-    def segments(self) -> Iterator[SegmentId]:
+    def segments(self, *, known_only: bool = False) -> Iterator[SegmentId]:  # noqa: ARG002
         """Yield every segment. Other objects of the pool are skipped."""
         return map(SegmentId, self._objects.all_ids())
 

@@ -56,8 +56,7 @@ class LogCheck:
             named = sorted({f"{one.bucket}/{one.name}" for one in labels.values() if one is not None})
             seen |= {"records": len(labels), "named": named[:NAMED_MAX]}
             seen["is_unused"] = may_be_freed(self._metadata, self._medium, slot, self._now_ms)
-        what = f"slot {slot.slot} of device {slot.device} of the landing log"
-        return Finding(FindingKind.LANDING_SLOT_UNREADABLE, what, seen)
+        return Finding(FindingKind.LANDING_SLOT_UNREADABLE, str(slot), seen)
 
     def _look(self) -> list[Finding]:
         """Compare what is there and what is written down, each before and after. A row comes before its landing

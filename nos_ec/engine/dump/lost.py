@@ -9,8 +9,8 @@ from itertools import islice
 from typing import TypeVar
 
 from nos_ec.core.dump_format import DumpHead, DumpPage, Read, read_dump
-from nos_ec.core.errors import Corrupt, NotFound
-from nos_ec.core.ids import LandingId, in_log
+from nos_ec.core.errors import Corrupt, NotFound, Transient
+from nos_ec.core.ids import LandingId, in_log, segment_of
 from nos_ec.engine.log_reader import LogReader
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
@@ -64,13 +64,18 @@ class Lost:
             yield page
 
     def read_copy(self, copy: LandingId) -> bytes:
-        """A landing copy, of landing store or landing log. Raises NotFound, Corrupt,
-        Transient."""
+        """A landing copy, of landing store or landing log. Raises NotFound, also when its landing segment can only lie
+        in a slot that names none; Corrupt, Transient."""
         if not in_log(copy):
             return self.landing.read(copy)
         if self.medium is None:
             raise NotFound(f"landing copy {copy.hex()} is in the landing log, and there is none")
-        return LogReader(self.medium).read(copy)
+        try:
+            return LogReader(self.medium).read(copy)
+        except Transient:
+            if segment_of(copy) in self.medium.segments(known_only=True):
+                raise
+        raise NotFound(f"landing copy {copy.hex()}: no slot of the landing log names its landing segment")
 
     def bytes_of(self, row: ObjectRow) -> bytes:
         """Read the bytes of a small object. Raises NotFound, Corrupt, Transient."""

@@ -369,7 +369,7 @@ class Rebuilder:
         if medium is None:
             return
         unread = set[SegmentId]()
-        for segment in sorted(medium.segments()):
+        for segment in sorted(medium.segments(known_only=True)):
             try:
                 self._ends[segment] = medium.seal(segment, None, 0)
             except NotFound:
@@ -402,7 +402,9 @@ class Rebuilder:
             self._tick("landing segments", done, len(self._ends))
         self.figures.landing_segments = len(self._ends)
         states = medium.devices()
-        self._is_log_whole = states is None or not (states.lost or states.unreadable)
+        if states is not None:
+            self._is_log_whole = not (states.lost or states.unreadable)
+            self._unread_segments += sum(slot.segment is None for slot in states.unreadable)
 
     def _require_log(self) -> None:
         """Without the landing log, all that lies in it would seem to be gone. Raises ConfigError."""

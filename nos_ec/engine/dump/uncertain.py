@@ -16,6 +16,7 @@ from nos_ec.engine.dump.bucket_rows import records_since
 from nos_ec.engine.dump.lost import PAGE_ROWS, DumpSource, Lost, batches
 from nos_ec.engine.dump.rebuilder import NEW_IDS
 from nos_ec.engine.segment_pages import segment_pages
+from nos_ec.engine.unreadable_slots import unreadable_slots
 from nos_ec.ports.metadata import QUARANTINE, ROOT_ACCOUNT, AccessOf, Metadata, Rebuilt
 
 KINDS = ("gone", "since", "replaced", "trash", "copy", "held", "block", "segment", "access")
@@ -29,8 +30,9 @@ class Uncertain:
     in the trash when the dump was made, and may have been undeleted or removed since; `copy`, a landing copy that does
     not tell what it is, so that it is kept and used by nothing; `held`, one in quarantine, which a later version has
     replaced; `block`, a block of which not everything can be read, or one in quarantine; `segment`, a landing segment
-    of which not everything can be read; `access`, a bucket or an access key, if it is not known who may use it. about:
-    the object's key, the id, or what is not known about the bucket or access key."""
+    of which not everything can be read, or a slot of the landing log whose owner is not known; `access`, a bucket or an
+    access key, if it is not known who may use it. about: the object's key, the id, the place of the slot, or what is
+    not known about the bucket or access key."""
 
     what: str
     about: str
@@ -124,6 +126,9 @@ def _held(metadata: Metadata) -> Iterator[Uncertain]:
 def _segments_without_rows(lost: Lost) -> Iterator[Uncertain]:
     if lost.medium is not None:
         known = {row.segment for page in segment_pages(lost.metadata) for row in page}
-        for segment in lost.medium.segments():
+        for segment in lost.medium.segments(known_only=True):
             if segment not in known:
                 yield Uncertain("segment", segment.hex())
+        for slot in unreadable_slots(lost.medium):
+            if slot.segment is None:
+                yield Uncertain("segment", str(slot))
