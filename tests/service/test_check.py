@@ -577,7 +577,7 @@ def test_the_command(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
         assert (data["complete"], data["unfinished"]) == (True, [])
         looked_at = data["looked_at"]
         assert (looked_at["blocks"], looked_at["objects"]) == (blocks, len(bench.acknowledged))
-        assert (looked_at["copies"], looked_at["waiting"]) == (1, 21)
+        assert (looked_at["copies"], looked_at["waiting"]) == (2, 21), "the first one, and that of the empty object"
         assert looked_at["data_bytes"] == sum(map(len, bench.acknowledged.values()))
         text = cli.text("check")
         assert "left to daemons" in text
