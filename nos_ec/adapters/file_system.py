@@ -33,6 +33,9 @@ def open_new(path: Path, flags: int) -> int:
         except BaseException:
             os.close(fd)
             raise
+    except OSError as error:
+        error.filename = str(path)  # which is not relative to the folder, for whoever reads the message
+        raise
     finally:
         os.close(folder)
     return fd

@@ -70,7 +70,7 @@ def test_objects_live_in_the_log_and_leave_it_packed(bench: Bench, system: Syste
     bench.put(system, "again", bench.data(2 * CHUNK))
     bench.delete(system, keys[3])
     assert landed_in(system) == (60, 0)
-    assert list(system.landing.list_ids()) == []
+    assert len(list(system.landing.list_ids())) == 1, "that of the empty object"
     bench.assert_readable(system)
     bench.assert_absent(system, keys[3])
     data = bench.acknowledged[again]
