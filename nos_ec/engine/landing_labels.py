@@ -12,7 +12,7 @@ from itertools import islice
 from nos_ec.core.copy_label import CopyLabel, decode_label, label_of_record
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import LandingId, SegmentId
-from nos_ec.core.landing_format import TYPE_PUT, is_void, scan
+from nos_ec.core.landing_format import TYPE_PUT, FoundRecord, is_void, scan
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.segment_medium import SegmentMedium
 
@@ -40,18 +40,25 @@ def labels_in_segment(medium: SegmentMedium, segment: SegmentId) -> dict[Landing
     """Every intact record of a landing segment that is not void, with its label; None if its names are damaged. Reads
     all of the segment, and checks the CRC of the data. Raises NotFound, Transient."""
     found: dict[LandingId, CopyLabel | None] = {}
-    limits = medium.limits
-    for copy in range(limits.copies):
-        read = partial(read_copy, medium, segment, copy)
-        for record in scan(read, segment, limits.start, limits.segment_bytes):
-            landing_id = record.header.landing_id
-            if record.header.type != TYPE_PUT or is_void(record.names) or found.get(landing_id) is not None:
-                continue
-            try:
-                found[landing_id] = label_of_record(record)
-            except Corrupt:
-                found[landing_id] = None
+    for record in puts_in_segment(medium, segment, medium.limits.segment_bytes):
+        landing_id = record.header.landing_id
+        if is_void(record.names) or found.get(landing_id) is not None:
+            continue
+        try:
+            found[landing_id] = label_of_record(record)
+        except Corrupt:
+            found[landing_id] = None
     return found
+
+
+def puts_in_segment(medium: SegmentMedium, segment: SegmentId, end: int) -> Iterator[FoundRecord]:
+    """Yield the intact records of PUTs in a landing segment that lie before `end`, in order, of one copy of the segment
+    after the other: so a record is yielded once for each copy that has it. Raises NotFound, Transient."""
+    for copy in range(medium.limits.copies):
+        read = partial(_read, medium, segment, copy)
+        for record in scan(read, segment, medium.limits.start, end):
+            if record.header.type == TYPE_PUT:
+                yield record
 
 
 def _decoded(landing_id: LandingId, label: bytes) -> CopyLabel | None:
@@ -61,6 +68,5 @@ def _decoded(landing_id: LandingId, label: bytes) -> CopyLabel | None:
         return None
 
 
-def read_copy(medium: SegmentMedium, segment: SegmentId, copy: int, offset: int, length: int) -> bytes:
-    """The bytes of a range of one copy of a segment, cut off at its end. Raises NotFound, Transient."""
+def _read(medium: SegmentMedium, segment: SegmentId, copy: int, offset: int, length: int) -> bytes:
     return medium.read(segment, [(offset, length)], copy)[0]

@@ -10,17 +10,16 @@ forgotten the segment meanwhile, there is no row, and nobody else would give it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import islice
 from typing import Protocol
 
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import LandingId, SegmentId
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.landing_format import TYPE_PUT, is_void, scan, voiding
+from nos_ec.core.landing_format import is_void, voiding
 from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine.audit_entries import segments_released
-from nos_ec.engine.landing_labels import read_copy
+from nos_ec.engine.landing_labels import puts_in_segment
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.segment_medium import Buffer, SegmentMedium
@@ -64,26 +63,21 @@ class SegmentSeal:
 
         The row of the segment must be SEALED, so that no PUT in it can be recorded any more. Returns whether all of it
         is done; also when the segment is gone. Raises Transient, ConfigError; it can be repeated then."""
-        limits = self._medium.limits
+        records = puts_in_segment(self._medium, segment, end)
         try:
-            for copy in range(limits.copies):
-                read = partial(read_copy, self._medium, segment, copy)
-                records = (one for one in scan(read, segment, limits.start, end) if one.header.type == TYPE_PUT)
-                while go_on():
-                    some = list(islice(records, RECORDS_AT_A_TIME))
-                    if not some:
-                        break
-                    known = self._metadata.landing_known([one.header.landing_id for one in some])
-                    for one in some:
-                        if one.header.landing_id not in known and not is_void(one.names):
-                            change = voiding(one.header.landing_id, one.header.data_length, one.names)
-                            self._medium.overwrite(segment, *change)
-                            kill_point("segment_seal.record_voided")
-                else:
-                    return False
+            while go_on():
+                some = list(islice(records, RECORDS_AT_A_TIME))
+                if not some:
+                    return True
+                known = self._metadata.landing_known([one.header.landing_id for one in some])
+                for one in some:
+                    if one.header.landing_id not in known and not is_void(one.names):
+                        change = voiding(one.header.landing_id, one.header.data_length, one.names)
+                        self._medium.overwrite(segment, *change)
+                        kill_point("segment_seal.record_voided")
         except NotFound:
-            pass
-        return True
+            return True
+        return False
 
     def release_unless_known(self, segment: SegmentId) -> bool:
         """Give back a segment that came into being after the trimmer had given it back, or that might. One with a row

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
 from nos_ec.core.header import GroupHeader, NameRecord
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, SegmentId
-from nos_ec.core.landing_format import TYPE_PUT, FoundRecord, decode_footer, is_void, scan
+from nos_ec.core.landing_format import FoundRecord, decode_footer, is_void
 from nos_ec.core.landing_format import decode_names as decode_record_names
 from nos_ec.core.tails import tail_place
 from nos_ec.engine.header_scan import read_names, scan_headers
-from nos_ec.engine.landing_labels import labels_of
+from nos_ec.engine.landing_labels import labels_of, puts_in_segment
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
@@ -110,23 +110,17 @@ def told_by_segment(
     them. Raises NotFound, Transient."""
     seen = set[LandingId]()
     broken = _in_footer(medium, segment, end)
-    for copy in range(medium.limits.copies):
-        for found in scan(
-            lambda offset, length, copy=copy: medium.read(segment, [(offset, length)], copy)[0],  # type: ignore[misc]
-            segment,
-            medium.limits.start,
-            end,
-        ):
-            landing_id = found.header.landing_id
-            try:
-                record = _record(found)
-            except Corrupt:
-                broken.add(landing_id)
-                continue
-            if landing_id not in seen:
-                seen.add(landing_id)
-                if record is not None:
-                    yield record
+    for found in puts_in_segment(medium, segment, end):
+        landing_id = found.header.landing_id
+        try:
+            record = _record(found)
+        except Corrupt:
+            broken.add(landing_id)
+            continue
+        if landing_id not in seen:
+            seen.add(landing_id)
+            if record is not None:
+                yield record
     damaged |= broken - seen
 
 
@@ -193,9 +187,10 @@ def _in_footer(medium: SegmentMedium, segment: SegmentId, end: int) -> set[Landi
 
 
 def _record(found: FoundRecord) -> ToldRecord | None:
-    """None if it is not a PUT, or its key is not valid by today's rules. Raises Corrupt when the names are damaged."""
+    """Return the record of a PUT; None if it is void or its key is not valid by today's rules. Raises Corrupt when its
+    names are damaged."""
     header = found.header
-    if header.type != TYPE_PUT or is_void(found.names):
+    if is_void(found.names):
         return None
     names = decode_record_names(found.names)
     key = _key(names.bucket, names.name, header.key_md5)
