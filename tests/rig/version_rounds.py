@@ -17,7 +17,7 @@ from threading import Barrier, Lock
 from typing import Any
 
 from nos_ec.core.conditions import ABSENT, Condition
-from nos_ec.core.errors import NotFound, PreconditionFailed, Transient
+from nos_ec.core.errors import NosError, NotFound, PreconditionFailed, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.versions import Versioning, as_null_version, as_version
 from nos_ec.ports.metadata import (
@@ -239,7 +239,10 @@ class Round:
         now_ms = self._callers.now_ms(caller.ahead_ms)
 
         def record() -> list[Found | None]:
-            return [Found(number, tag) if self._metadata.record_large(large, caller.lease, now_ms) else None]
+            recorded = self._metadata.record_large(large, caller.lease, now_ms)
+            if isinstance(recorded, NosError):
+                raise recorded
+            return [Found(number, tag) if recorded else None]
 
         return self._call([(name, PutLarge(versioning, number, tag))], record)
 

@@ -58,7 +58,8 @@ def record_large(
     elif current is not None and not stays:
         release(connection, [current], now_ms)
     if new.versioning is Versioning.SUSPENDED or (stays and new.versioning is None):
-        retired.remove_nulls(connection, [new.key], now_ms)
+        # `newest` does not include one that was added while it waited for another one that was removed.
+        newest = max(newest, retired.remove_nulls(connection, [new.key], now_ms).get(new.key, 0))
     over = None if stays or is_below else current
     object_id = _put_large_row(connection, over, new, now_ms, is_below=is_below)
     connection.execute(insert(SEGMENTS), _segment_rows(object_id, new))
