@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
 from typing import IO
 
 from nos_ec.adapters.rados.cluster import RadosOptions
@@ -180,9 +180,11 @@ def _end_group(process: subprocess.Popen[bytes], stop_s_max: float) -> None:
 def _is_closed(pipe: IO[bytes], seconds_max: float) -> bool:
     """Wait until all writers of a pipe have closed it. Discards what they wrote."""
     deadline_s = time.monotonic() + seconds_max
-    while select.select([pipe], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-        if not os.read(pipe.fileno(), 1 << 16):
-            return True
+    with DefaultSelector() as selector:
+        selector.register(pipe, EVENT_READ)
+        while selector.select(max(0.0, deadline_s - time.monotonic())):
+            if not os.read(pipe.fileno(), 1 << 16):
+                return True
     return False
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from select import select
+from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
 from nos_ec.core.errors import ConfigError, Transient
@@ -134,8 +134,9 @@ def s3_gateway(config: Path, access: Access) -> Iterator[S3Objects]:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=told)  # noqa: S603 - our own
     try:
         assert process.stdout is not None
-        told_something, _, _ = select([process.stdout], [], [], START_S_MAX)
-        line = process.stdout.readline() if told_something else b""
+        with DefaultSelector() as selector:  # select.select refuses descriptors above 1023
+            selector.register(process.stdout, EVENT_READ)
+            line = process.stdout.readline() if selector.select(START_S_MAX) else b""
         if not line:
             said = log.read_text(errors="replace")[-500:].strip() or f"it said nothing within {START_S_MAX} s"
             raise Transient(f"the S3 gateway did not start: {said}")

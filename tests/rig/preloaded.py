@@ -13,12 +13,12 @@ import importlib
 import json
 import os
 import runpy
-import select
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
 from tempfile import TemporaryDirectory
 
 from nos_ec.cli.app import all_commands
@@ -61,7 +61,9 @@ class Preloaded:
             requests.write(json.dumps(request).encode() + b"\n")
             requests.flush()
             pid = int(answers.readline())
-            late = not select.select([answers], [], [], timeout_s)[0]
+            with DefaultSelector() as selector:
+                selector.register(answers, EVENT_READ)
+                late = not selector.select(timeout_s)
             if late:
                 os.kill(pid, signal.SIGKILL)
             code = int(answers.readline())
