@@ -74,6 +74,8 @@ def test_maven_is_never_run_by_two_scripts_at_once(scripts: Path, programs: Path
 def test_the_database_is_chosen_on_the_command_line_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/RUNBOOKS.md exports the name of a database in a variable of this name."""
     monkeypatch.setenv("DATABASE", "nos_ec")
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # of the `make test` that runs this
+        monkeypatch.delenv(name, raising=False)
     said = {
         words: subprocess.run(
             ["make", "-n", *words], cwd=SCRIPTS.parents[1], capture_output=True, text=True, check=True
