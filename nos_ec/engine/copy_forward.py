@@ -167,7 +167,7 @@ class CopyForward:
         copy. The trimmer takes care of the DOOMED ones."""
         for page in segment_pages(self._metadata):
             for row in page:
-                is_old = now_ms - (row.sealed_ms or now_ms) >= self._options.age_ms
+                is_old = now_ms - (row.sealed_ms or row.opened_ms) >= self._options.age_ms
                 if row.state is SegmentState.SEALED and row.end and is_old:
                     yield row
 

@@ -3,12 +3,15 @@
 A log may append to its segments, and record PUTs that lie in them, only while it holds the lease under whose epoch it
 opened them. So a segment whose log no longer has that lease is an orphan. It is sealed on the medium first, where that
 stops a writer that is not dead after all, and then in the metadata, where that stops PUTs from being recorded in it.
+Then what was not recorded in it is made void. Its row says until then that this is to be done, for a log or another
+recovery may have died, or failed, in between.
 
 8  nobody appends to a segment of another process; it is sealed
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import structlog
@@ -58,19 +61,18 @@ class LogRecovery:
         self._look_ms = 0
         self.parked: Parking[SegmentId] = Parking("orphaned landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX)
         """Segments that could not be sealed, until their next try."""
-        self._to_void: dict[SegmentId, int] = {}
-        """Segments that this one has sealed, with their ends, until what was not recorded in them is void."""
 
     def run_once(self, beat: Beat, *, fenced: bool) -> int:
-        """Seal the orphans, if it is time to look for them or a lease of a log was just fenced. Returns how many were
-        sealed. Raises Transient; the next run then looks again."""
+        """Seal the orphans, if it is time to look for them or a lease of a log was just fenced, and make void what was
+        not recorded in segments that are sealed. Returns how many were sealed. Raises Transient; the next run then
+        looks again."""
         now_ms = self._clock.now_ms()
         if not fenced and not self.parked and waits(self._look_ms, now_ms, LOOK_MS):
             return 0
         self._look_ms = 0
         if self._unknown is not None:
             self._unknown.run_once(beat)
-        orphans = self._orphans()
+        orphans, to_void = self._look()
         self._look_ms = now_ms + LOOK_MS
         for segment, _ in self.parked:
             if segment not in orphans:
@@ -79,60 +81,64 @@ class LogRecovery:
         for segment in orphans:
             if not self.parked.waits(segment):
                 beat(0)
-                sealed += self._seal(segment)
-        self._void(beat)
+                end = self._seal(segment)
+                if end is not None:
+                    sealed += 1
+                    to_void.append((segment, end, 0))
+        self._void(to_void, beat)
         return sealed
 
-    def _void(self, beat: Beat) -> None:
-        """What fails is tried again when it is time to look for orphans."""
+    def _void(self, to_void: Iterable[tuple[SegmentId, int, int]], beat: Beat) -> None:
+        """What fails is tried again at the next look."""
 
         def go_on() -> bool:
             beat(0)
             return True
 
-        for segment, end in list(self._to_void.items()):
+        for segment, end, records in to_void:
             try:
-                self._in_medium.void_unrecorded(segment, end, go_on)
+                self._in_medium.void_unrecorded(segment, end, records, self._clock.now_ms(), go_on)
             except NosError as error:
                 _log.warning("unrecorded PUTs not made void; trying again", segment=segment.hex(), error=str(error))
-                if len(self._to_void) <= PARKED_MAX:
-                    continue
-            del self._to_void[segment]
 
-    def _orphans(self) -> list[SegmentId]:
-        """The OPEN segments whose logs do not have the lease of their epoch.
+    def _look(self) -> tuple[list[SegmentId], list[tuple[SegmentId, int, int]]]:
+        """Return the OPEN segments whose logs do not have the lease of their epoch, and the SEALED ones in which
+        records are to be made void, with their ends and numbers of records.
 
         Leases are looked up after the segments: a segment is opened only under a lease that is held, and an epoch that
         is gone never comes back.
         """
-        open_ones = [row for page in segment_pages(self._metadata) for row in page if row.state is SegmentState.OPEN]
+        left = [row for page in segment_pages(self._metadata) for row in page if row.sealed_ms is None]
+        to_void = [(row.segment, row.end, row.records) for row in left if row.state is SegmentState.SEALED]
+        open_ones = [row for row in left if row.state is SegmentState.OPEN]
         if not open_ones:
-            return []
+            return [], to_void
         held = {(lease.name, lease.epoch) for lease in self._metadata.list_leases(LEASE_PREFIX)}
-        return [row.segment for row in open_ones if (f"{LEASE_PREFIX}{log_of(row.segment)}", row.epoch) not in held]
+        orphans = [row for row in open_ones if (f"{LEASE_PREFIX}{log_of(row.segment)}", row.epoch) not in held]
+        return [row.segment for row in orphans], to_void
 
-    def _seal(self, segment: SegmentId) -> bool:
+    def _seal(self, segment: SegmentId) -> int | None:
+        """Returns the end of its batches; None if it is not sealed now."""
         if not self._is_open(segment):
             self.parked.release(segment)
-            return False
+            return None
         try:
             end = self._in_medium.seal(segment)
         except Transient as error:
             self.parked.park(segment, error)
-            return False
+            return None
         kill_point("recovery.segment_sealed")
         try:
-            self._metadata.seal_segments([(segment, end, 0)], self._clock.now_ms())
+            self._metadata.seal_segments([(segment, end, 0)], None)
         except Transient as error:
             # Its log may be stopped in the middle of a transaction that records PUTs in it, and keep its row locked
             # until it goes on. Parked, the segment does not fail the next run, which does the rest.
             self.parked.park(segment, error)
             raise
         kill_point("recovery.segment_recorded")
-        self._to_void[segment] = end
         self.parked.release(segment)
         _log.info("landing segment of a dead process sealed", segment=segment.hex(), end=end)
-        return True
+        return end
 
     def _is_open(self, segment: SegmentId) -> bool:
         """Whether the segment still waits for its seal. If others have sealed it meanwhile, given it back and forgotten

@@ -10,6 +10,7 @@ forgotten the segment meanwhile, there is no row, and nobody else would give it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Protocol
 
@@ -56,28 +57,32 @@ class SegmentSeal:
             self.release_unless_known(segment)
         return end
 
-    def void_unrecorded(self, segment: SegmentId, end: int, go_on: Callable[[], bool]) -> bool:
+    def void_unrecorded(
+        self, segment: SegmentId, end: int, records: int, now_ms: int, go_on: Callable[[], bool]
+    ) -> None:
         """Make the records void that no row and no entry of the deletion queue refers to, so that no rebuild of the
-        metadata adopts them: their PUTs were not acknowledged. end: of the batches. `go_on` is asked before each page
-        of records.
+        metadata adopts them: their PUTs were not acknowledged. Then write down in the row that this is done; also when
+        the segment is gone. end, records: as in the row. `go_on` is asked before each page of records; False ends the
+        work, and the row still says that it is to be done.
 
-        The row of the segment must be SEALED, so that no PUT in it can be recorded any more. Returns whether all of it
-        is done; also when the segment is gone. Raises Transient, ConfigError; it can be repeated then."""
-        records = puts_in_segment(self._medium, segment, end)
-        try:
-            while go_on():
-                some = list(islice(records, RECORDS_AT_A_TIME))
+        The row of the segment must be SEALED, so that no PUT in it can be recorded any more. Raises Transient,
+        ConfigError; it can be repeated then, by any process."""
+        found = puts_in_segment(self._medium, segment, end)
+        with suppress(NotFound):
+            while True:
+                if not go_on():
+                    return
+                some = list(islice(found, RECORDS_AT_A_TIME))
                 if not some:
-                    return True
+                    break
                 known = self._metadata.landing_known([one.header.landing_id for one in some])
                 for one in some:
                     if one.header.landing_id not in known and not is_void(one.names):
                         change = voiding(one.header.landing_id, one.header.data_length, one.names)
                         self._medium.overwrite(segment, *change)
                         kill_point("segment_seal.record_voided")
-        except NotFound:
-            return True
-        return False
+        self._metadata.seal_segments([(segment, end, records)], now_ms)
+        kill_point("segment_seal.voided")
 
     def release_unless_known(self, segment: SegmentId) -> bool:
         """Give back a segment that came into being after the trimmer had given it back, or that might. One with a row

@@ -23,10 +23,6 @@ from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.segment_medium import SegmentMedium
 
-TO_VOID_MAX = 64
-"""Segments whose unrecorded PUTs are still to be made void, at most; they are few unless a medium or the metadata does
-not answer. Those beyond are left as they are."""
-
 _log = structlog.get_logger(__name__)
 
 
@@ -57,8 +53,6 @@ class SegmentSealer:
         """Segments that take no further batch and are not sealed in the metadata."""
         self._parted: list[LogSegment] = []
         """Segments of a lost lease, until it is certain that they are known to the metadata or gone."""
-        self._to_void: list[LogSegment] = []
-        """Segments that are sealed in the metadata, with records that are to be made void."""
 
     def add(self, segments: Iterable[LogSegment]) -> None:
         """Seal these, too, when it can be done."""
@@ -77,19 +71,14 @@ class SegmentSealer:
     def is_due(self) -> bool:
         """Whether `seal` or `give_back` has something to do. The caller holds the lock."""
         now_ms = self._clock.now_ms()
-        if any(_is_idle(segment, now_ms) for segment in (*self._parted, *self._to_void)):
+        if any(_is_idle(segment, now_ms) for segment in self._parted):
             return True
         return any(_is_due(segment, now_ms) and not (segment.is_sealed and segment.unsettled) for segment in self.left)
 
     def seal(self, go_on: Callable[[], bool]) -> int:
         """Seal what can be sealed: in the medium when no append is under way, in the metadata when all batches are
-        settled. Then make void what was not recorded. `go_on` is asked before each segment. Returns how many rows were
-        sealed. Raises no NosError."""
-        sealed = self._seal(go_on)
-        self._void(go_on)
-        return sealed
-
-    def _seal(self, go_on: Callable[[], bool]) -> int:
+        settled. Then make void what was not recorded: recovery does that if it fails, or if this process dies. `go_on`
+        is asked before each segment. Returns how many rows were sealed. Raises no NosError."""
         now_ms = self._clock.now_ms()
         with self._lock:
             due = [segment for segment in self.left if _is_due(segment, now_ms)]
@@ -102,8 +91,11 @@ class SegmentSealer:
             done = [segment for segment in due if segment.is_sealed and not segment.unsettled]
         if not done:
             return 0
+        recorded = [segment for segment in done if not segment.has_unrecorded]
+        unrecorded = [segment for segment in done if segment.has_unrecorded]
         try:
-            self._metadata.seal_segments([(one.id, one.end, one.records) for one in done], now_ms)
+            for of, at_ms in ((recorded, now_ms), (unrecorded, None)):
+                self._metadata.seal_segments([(one.id, one.end, one.records) for one in of], at_ms)
         except NosError as error:
             _log.warning("landing segments not sealed in the metadata; trying again", error=str(error))
             with self._lock:
@@ -113,25 +105,12 @@ class SegmentSealer:
         kill_point("landing_log.sealed")
         with self._lock:
             self.left = [segment for segment in self.left if segment not in done]
-            self._to_void += [segment for segment in done if segment.has_unrecorded]
-            del self._to_void[:-TO_VOID_MAX]
-        return len(done)
-
-    def _void(self, go_on: Callable[[], bool]) -> None:
-        now_ms = self._clock.now_ms()
-        with self._lock:
-            due = [segment for segment in self._to_void if _is_idle(segment, now_ms)]
-        for segment in due:
+        for one in unrecorded:
             try:
-                if not self._in_medium.void_unrecorded(segment.id, segment.end, go_on):
-                    return
+                self._in_medium.void_unrecorded(one.id, one.end, one.records, now_ms, go_on)
             except NosError as error:
-                _log.warning("unrecorded PUTs not made void; trying again", segment=segment.id.hex(), error=str(error))
-                with self._lock:
-                    segment.seal_failed(self._clock.now_ms())
-                continue
-            with self._lock:
-                self._to_void = [one for one in self._to_void if one is not segment]
+                _log.warning("unrecorded PUTs not made void; left to recovery", segment=one.id.hex(), error=str(error))
+        return len(done)
 
     def _seal_in_medium(self, segment: LogSegment, now_ms: int) -> None:
         with self._lock:

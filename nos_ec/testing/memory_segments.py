@@ -119,15 +119,18 @@ class MemorySegments:
             elif row.epoch != lease.epoch:
                 raise Conflict(f"segment {segment.hex()} exists")
 
-    def seal_segments(self, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int) -> None:
+    def seal_segments(self, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int | None) -> None:
         """See the port."""
         with self._lock:
             for segment, end, records in ends:
                 row = self.rows.get(segment)
-                if row is not None and row.state is SegmentState.OPEN:
+                if row is None or row.state is SegmentState.DOOMED or row.sealed_ms is not None:
+                    continue
+                sealed = SegmentState.SEALED
+                if row.state is SegmentState.OPEN:
                     self.on_seal(segment)
                     sealed = advance_segment(row.state, SegmentEvent.SEAL)
-                    self.rows[segment] = replace(row, state=sealed, sealed_ms=now_ms, end=end, records=records)
+                self.rows[segment] = replace(row, state=sealed, sealed_ms=now_ms, end=end, records=records)
 
     def segments_of_log(self, log: int, epoch_max: int) -> list[SegmentRow]:
         """See the port."""

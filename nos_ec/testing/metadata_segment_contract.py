@@ -135,6 +135,18 @@ class LifeContract(SegmentSuite):
             SegmentRow(third, SegmentState.OPEN, epoch, now_ms, None, 0, 0),
         ]
 
+    def test_the_row_says_until_when_records_are_to_be_made_void(self, log: SegmentBench) -> None:
+        first, doomed = log.segment(), log.segment()
+        log.metadata.seal_segments([(first, 400, 1), (doomed, 500, 2)], None)
+        assert log.metadata.doom_segment(doomed)
+        epoch, now_ms = log.lease.epoch, log.bench.now_ms
+        for sealed_ms, at_ms in ((None, None), (77, 77), (77, None), (77, 99)):
+            log.metadata.seal_segments([(first, 400, 1), (doomed, 500, 2)], at_ms)
+            assert log.metadata.list_segments(None, 9) == [
+                SegmentRow(first, SegmentState.SEALED, epoch, now_ms, sealed_ms, 400, 1),
+                SegmentRow(doomed, SegmentState.DOOMED, epoch, now_ms, None, 500, 2),
+            ]
+
     def test_a_doomed_segment_stays_doomed(self, log: SegmentBench) -> None:
         segment = log.sealed()
         assert log.metadata.doom_segment(segment)

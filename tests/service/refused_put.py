@@ -58,6 +58,8 @@ def main(config: str, size: int) -> None:
     with open_system(settings) as system, open_system(settings) as other:
         put_first(system)
         put_first(other)
+        # It lies in the landing segment of the refused one, which is not given back therefore.
+        system.store().put(ObjectKey("others", "second"), BytesIO(b"second"))
         theirs = BytesIO(b"a" * size)
         try:
             with meanwhile(system, lambda: other.store().put(KEY, theirs, condition=ABSENT)):

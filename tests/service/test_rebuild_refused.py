@@ -43,7 +43,7 @@ LANDING = pytest.mark.parametrize(
 )
 REFUSED_POINTS = ["put.refused", "put.voided"]
 REFUSED_LARGE_POINTS = ["large.refused", "large.voided"]
-UNRECORDED_POINTS = ["segment_seal.record_voided"]
+UNRECORDED_POINTS = ["recovery.segment_recorded", "segment_seal.record_voided", "segment_seal.voided"]
 """Kill points while recovery voids the record of a PUT that was being refused when its process was killed."""
 
 
@@ -89,6 +89,10 @@ def rebuilt(bench: Bench, cli: Cli) -> list[bytes]:
         current = [store.get(row.key) for row in store.list_objects("b", "", "", 100)]
         trashed = [row for row in system.metadata.trash_page(None, 100).rows if row.key == KEY]
         return current + [b"".join(store.open_version(row)) for row in trashed]
+
+
+def fail(*_: Any) -> None:
+    raise Transient("not now")
 
 
 def in_turn(system: System, turns: list[tuple[Event | None, Event | None]]) -> None:
@@ -161,9 +165,6 @@ class TestRefused:
     def test_what_cannot_be_made_void_is_not_answered_as_refused(
         self, bench: Bench, cli: Cli, size: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def fail(*_: Any) -> None:
-            raise Transient("not now")
-
         with bench.open() as system, bench.open() as other:
             put_first(system)
             assert system.medium is not None
@@ -340,8 +341,32 @@ class TestKilled:
         bench.end_leases()
         done = bench.run("consumer", "--once", kill_at=point)
         assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.stderr.decode()[-2000:]}"
-        self.recover(bench)
+        with bench.open() as system:
+            system.clock = LaterClock(TTL_OVER_MS)
+            system.housekeeping().run_once()
+            assert records(system) == (2, 1), "nothing is packed yet, so the landing segments are there"
         assert rebuilt(bench, cli) == [b"a" * 1000]
+
+    def test_after_its_log_was_sealed_and_its_record_was_not_made_void(
+        self, bench: Bench, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The process ends before it can try again."""
+        dump(bench, cli)
+        with bench.open() as system, bench.open() as other:
+            put_first(system)
+            put_first(other)
+            system.store().put(ObjectKey("others", "second"), BytesIO(b"second"))
+            with monkeypatch.context() as patched:
+                patched.setattr(system.medium, "overwrite", fail)
+                with meanwhile(system, lambda: put(other, SMALL)), pytest.raises(Transient, match="send it again"):
+                    put(system, bench.data(1000), ABSENT)
+                end_log(system)
+            end_log(other)
+            assert records(system) == (3, 0)
+        with bench.open() as system:
+            system.housekeeping().run_once()
+            assert records(system) == (2, 1)
+        assert rebuilt(bench, cli) == [SMALL]
 
     def recover(self, bench: Bench) -> None:
         with bench.open() as system:

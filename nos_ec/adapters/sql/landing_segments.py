@@ -65,7 +65,7 @@ _QUESTIONS_MAX = 50
 BY_ID = select(*_COLUMNS).where(_G.segment_id == bindparam("segment", type_=_ID))
 SEAL = (
     UpdateListed(LANDING_SEGMENTS)
-    .where(_G.segment_id == _ENDS["segment_id"], _G.state == _OPEN)
+    .where(_G.segment_id == _ENDS["segment_id"], _G.state != _DOOMED, _G.sealed_ms.is_(None))
     .values(
         state=_SEALED,
         sealed_ms=bindparam("now_ms", type_=BigInteger),
@@ -123,7 +123,7 @@ def open_segment(connection: Connection, segment: SegmentId, lease: Lease, now_m
         )
 
 
-def seal(connection: Connection, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int) -> None:
+def seal(connection: Connection, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int | None) -> None:
     """See `Metadata.seal_segments`."""
     connection.execute(SEAL, {**_ENDS.dump(sorted(ends)), "now_ms": now_ms})
 

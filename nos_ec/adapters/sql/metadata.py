@@ -408,7 +408,7 @@ class _SqlLandingSegments(SqlPart):
         """See the port."""
         self._write(landing_segments.open_segment, segment, lease, now_ms)
 
-    def seal_segments(self, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int) -> None:
+    def seal_segments(self, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int | None) -> None:
         """See the port."""
         if ends:
             self._write(landing_segments.seal, ends, now_ms)

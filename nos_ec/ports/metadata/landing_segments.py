@@ -21,8 +21,9 @@ from nos_ec.ports.metadata.objects import ObjectRow
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    """A segment of the landing log. end: the end of its last batch in bytes, and `records` how many it holds; both are
-    0 while it is OPEN."""
+    """A segment of the landing log. sealed_ms: Unix milliseconds; None while it is OPEN, and while it is SEALED with
+    records of PUTs that were not recorded and are still to be made void. end: the end of its last batch in bytes, and
+    `records` how many it holds; both are 0 while it is OPEN."""
 
     segment: SegmentId
     state: SegmentState
@@ -52,9 +53,10 @@ class LandingSegments(Protocol):
         when the segment exists under another epoch. Called again with the same arguments it changes nothing."""
         ...
 
-    def seal_segments(self, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int) -> None:
+    def seal_segments(self, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int | None) -> None:
         """OPEN -> SEALED, each with its end in bytes and its number of records. Waits for transactions that record PUTs
-        in them. Segments that are sealed or gone stay as they are."""
+        in them. now_ms: None if records in them are still to be made void; calling again with the time says that they
+        are. Otherwise, segments that are sealed or gone stay as they are."""
         ...
 
     # --- recovery ---------------------------------------------------------------------------------
