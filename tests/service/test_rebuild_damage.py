@@ -29,6 +29,7 @@ from .conftest import STORE_CONFIG, Bench
 from .test_check import check
 from .test_cli import Cli
 from .test_rebuild import lose_database, rebuild, there
+from .test_rebuild_kills import kill
 from .test_repairs import actions, plan_of
 
 pytestmark = pytest.mark.invariant(7)
@@ -147,9 +148,8 @@ def test_a_landing_segment_that_cannot_be_sealed_is_kept(
         bench.assert_readable(system)
 
 
-@pytest.mark.parametrize("part", ["header", "data", "names"])
-def test_a_landing_segment_with_a_damaged_record_is_kept(bench: Bench, cli: Cli, part: str) -> None:
-    """Its other records are adopted, and it is named: the damaged one may be an acknowledged object."""
+def damage_record(bench: Bench, cli: Cli, part: str) -> SegmentId:
+    """Store objects after a dump, and damage the record of one of them. Returns its landing segment."""
     with bench.open() as system:
         cli("metadata", "dump", "--to", str(bench.folder / "dump"))
         keys = bench.put_some(system, 40)
@@ -164,15 +164,38 @@ def test_a_landing_segment_with_a_damaged_record_is_kept(bench: Bench, cli: Cli,
     content[{"header": at + 20, "data": at + RECORD_HEADER_SIZE, "names": names_at + 12}[part]] ^= 1
     device.write_bytes(content)
     lose_database(bench)
-    _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
-    assert to_look_at["segment"] == {segment.hex()}
     del bench.acknowledged[keys[7]]
+    return segment
+
+
+def assert_segment_kept(bench: Bench, segment: SegmentId) -> None:
     with bench.open() as system:
         bench.assert_readable(system)
         bench.pack(system)
         assert system.medium is not None
         assert segment in system.medium.segments(), "it is not given back"
         bench.assert_readable(system)
+
+
+@pytest.mark.parametrize("part", ["header", "data", "names"])
+def test_a_landing_segment_with_a_damaged_record_is_kept(bench: Bench, cli: Cli, part: str) -> None:
+    """Its other records are adopted, and it is named: the damaged one may be an acknowledged object."""
+    segment = damage_record(bench, cli, part)
+    _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at["segment"] == {segment.hex()}
+    assert_segment_kept(bench, segment)
+
+
+@pytest.mark.parametrize("point", ["rebuild.segments_read", "rebuild.counted"])
+def test_a_landing_segment_with_a_damaged_record_is_kept_by_a_resumed_rebuild(
+    bench: Bench, cli: Cli, point: str
+) -> None:
+    """Records are not read again once all rows are placed."""
+    segment = damage_record(bench, cli, "data")
+    kill(bench, point, "metadata", "rebuild", "--from", str(bench.folder / "dump"))
+    _, to_look_at = rebuild(bench, cli, "--from", str(bench.folder / "dump"))
+    assert to_look_at["segment"] == {segment.hex()}
+    assert_segment_kept(bench, segment)
 
 
 def test_a_newer_dump_that_cannot_be_found_is_said(bench: Bench, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ from nos_ec.engine.dump.lost import PAGE_ROWS, PUT_MS_MAX, DumpSource, Lost, bat
 from nos_ec.engine.dump.placer import Placer, PlacerFigures
 from nos_ec.engine.dump.told import ToldBlock, ToldEntry, told_by_block, told_by_copies, told_by_segment
 from nos_ec.engine.landing_labels import labels_of
+from nos_ec.engine.segment_pages import segment_pages
 from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
 from nos_ec.ports.metadata.rebuilding import UNSETTLED_MS
 
@@ -364,7 +365,8 @@ class Rebuilder:
     # --- landing segments -----------------------------------------------------------------------------
     def _read_segments(self, placer: Placer | None, state: _State) -> None:
         """Landing segments that were SEALED in the dump are not read: what was recorded in them is in the dump. All are
-        sealed before the first is read: only then is it known which are there."""
+        sealed before the first is read: only then is it known which are there. placer: None if an earlier run has
+        placed what they tell. Those that it could not read have no rows."""
         medium = self._lost.medium
         if medium is None:
             return
@@ -377,10 +379,13 @@ class Rebuilder:
             except Corrupt:
                 self._ends[segment] = medium.limits.segment_bytes
                 unread.add(segment)
+        if placer is None:
+            known = {row.segment for page in segment_pages(self._metadata) for row in page}
+            unread |= {one for one in self._ends if one not in known and not self._is_sealed_in_dump(one)}
         for done, (segment, end) in enumerate(self._ends.items(), 1):
             dumped = self._segments.get(segment)
             records = 0 if dumped is None else dumped.records
-            if placer is not None and (dumped is None or dumped.state is SegmentState.OPEN):
+            if placer is not None and not self._is_sealed_in_dump(segment):
                 records = 0
                 damaged = set[LandingId]()
                 try:
@@ -397,7 +402,9 @@ class Rebuilder:
                 self._unread_segments += 1
                 continue  # without a row it is not given back, and `check` names it
             epoch = 0 if dumped is None else dumped.epoch
-            row = SegmentRow(segment, _SEGMENT_SEALED, epoch, time_of(segment), self._now_ms, end, records)
+            # A dump may say of one that is SEALED that records in it are still to be made void.
+            sealed_ms = self._now_ms if dumped is None or dumped.state is SegmentState.OPEN else dumped.sealed_ms
+            row = SegmentRow(segment, _SEGMENT_SEALED, epoch, time_of(segment), sealed_ms, end, records)
             self._metadata.enter_segments([row])
             self._tick("landing segments", done, len(self._ends))
         self.figures.landing_segments = len(self._ends)
@@ -405,6 +412,10 @@ class Rebuilder:
         if states is not None:
             self._is_log_whole = not (states.lost or states.unreadable)
             self._unread_segments += sum(slot.segment is None for slot in states.unreadable)
+
+    def _is_sealed_in_dump(self, segment: SegmentId) -> bool:
+        row = self._segments.get(segment)
+        return row is not None and row.state is not SegmentState.OPEN
 
     def _require_log(self) -> None:
         """Without the landing log, all that lies in it would seem to be gone. Raises ConfigError."""
