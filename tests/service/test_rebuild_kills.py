@@ -37,6 +37,7 @@ METADATA_REBUILD_POINTS = [
     "rebuild.copies_claimed",
     "rebuild.copies_set_aside",
     "rebuild.tails_settled",
+    "rebuild.parts_chosen",
     "rebuild.trash_settled",
     "rebuild.versions_ordered",
     "rebuild.uploads_settled",

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from nos_ec.adapters.local.device_log import DeviceLog
+from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.attributes import encode_attributes
@@ -22,6 +24,7 @@ from nos_ec.core.errors import NoSuchUpload, NotFound, PreconditionFailed, Trans
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.landing_format import TYPE_PUT, is_void, scan
 from nos_ec.core.versions import Versioning
+from nos_ec.engine.dump.rebuilder import TRASHED_MS_MIN
 from nos_ec.ports.metadata import AddMarker
 from nos_ec.testing.clock import SetClock
 from tests.rig.at_rest import LaterClock, end_log
@@ -314,6 +317,82 @@ class TestUploads:
                 uploads.complete(upload, lambda parts: (parts, {}), ABSENT)
             assert records(system)[1] == 1
         assert rebuilt(bench, cli) == [SMALL]
+
+
+class TestPartsOfAnUpload:
+    """Several PUTs of one part are there. The manifest says which one the object has."""
+
+    @LANDING
+    @pytest.mark.parametrize("dumped", [True, False])
+    @pytest.mark.parametrize("size", [1000, LARGE], ids=["small", "large"])
+    def test_one_that_came_too_late_is_not_void(
+        self, bench: Bench, cli: Cli, size: int, dumped: bool, landing: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its process cannot make it void before the database is lost."""
+        first, late = bench.data(size), bench.data(size + 1)
+        with monkeypatch.context() as patched, bench.open() as system, bench.open() as other:
+            patched.setattr(type(system.blocks), "delete", fail)
+            patched.setattr(LocalLandingStore, "delete", fail)
+            patched.setattr(DeviceLog, "overwrite", fail)
+            put_first(system)
+            if dumped:
+                dump(bench, cli)
+            uploads = multipart_uploads(system)
+            upload = uploads.create(KEY, "ann", b"")
+            uploads.put_part(upload, 1, BytesIO(first), b"")
+            uploads.put_part(upload, 2, BytesIO(SMALL), b"")
+            complete = lambda: multipart_uploads(other).complete(upload, lambda parts: (parts, {}))  # noqa: E731
+            with meanwhile(system, complete), pytest.raises(Transient, match="send it again"):
+                uploads.put_part(upload, 1, BytesIO(late), b"")
+        assert rebuilt(bench, cli) == [first + SMALL]
+        self.assert_sound(bench, [first + SMALL])
+
+    @LANDING
+    @pytest.mark.parametrize("dumped", [True, False])
+    def test_the_last_one_has_the_earliest_time(self, bench: Bench, cli: Cli, dumped: bool, landing: str) -> None:
+        """The clock of the process that stored the other ones, which are superseded, is ahead."""
+        with bench.open() as system, bench.open() as other:
+            other.clock = SetClock(system.clock.now_ms() + 10_000)
+            put_first(system)
+            put_first(other)
+            if dumped:
+                dump(bench, cli)
+            uploads, others = multipart_uploads(system), multipart_uploads(other)
+            upload = uploads.create(KEY, "ann", b"")
+            for data in (b"one", b"another"):
+                others.put_part(upload, 1, BytesIO(data), b"")
+            uploads.put_part(upload, 1, BytesIO(SMALL), b"")
+            others.put_part(upload, 2, BytesIO(b"not empty"), b"")
+            uploads.put_part(upload, 2, BytesIO(), b"")
+            uploads.complete(upload, lambda parts: (parts, {}))
+        assert rebuilt(bench, cli) == [SMALL]
+        self.assert_sound(bench, [SMALL])
+
+    def test_a_rebuild_that_was_killed_goes_on(self, bench: Bench, cli: Cli) -> None:
+        with bench.open() as system, bench.open() as other:
+            other.clock = SetClock(system.clock.now_ms() + 10_000)
+            upload = multipart_uploads(system).create(KEY, "ann", b"")
+            for one, data in ((other, bench.data(LARGE)), (other, b"one"), (system, SMALL)):
+                put_first(one)
+                multipart_uploads(one).put_part(upload, 1, BytesIO(data), b"")
+            multipart_uploads(system).complete(upload, lambda parts: (parts, {}))
+        for point in ("rebuild.segments_read", "rebuild.parts_chosen", "rebuild.trash_settled"):
+            lose_database(bench)
+            done = bench.run("metadata", "rebuild", "--without-dump", kill_at=point)
+            assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.stderr.decode()[-2000:]}"
+            rebuild(bench, cli, "--without-dump")
+            with bench.open() as system:
+                assert system.store().get(KEY) == SMALL
+        self.assert_sound(bench, [SMALL])
+
+    def assert_sound(self, bench: Bench, expected: list[bytes]) -> None:
+        """Nothing is wrong, and the object is there after all is packed and collected."""
+        with bench.open() as system:
+            assert check(system, read_share=1.0) == []
+            system.clock = LaterClock(TRASHED_MS_MIN + 3_600_000)
+            bench.settle(system)
+            assert [system.store().get(KEY)] == expected
+            assert check(system, read_share=1.0) == []
 
 
 class TestKilled:

@@ -15,6 +15,7 @@ from nos_ec.core.deadlines import EMPTY_COPY_MS
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
+from nos_ec.core.parts import upload_of_part
 from nos_ec.core.versions import is_of_versions
 from nos_ec.engine.dump.lost import Lost
 from nos_ec.engine.dump.told import ToldEntry, ToldRecord, size_told, tail_told, whole_parts
@@ -50,7 +51,8 @@ class Placer:
 
     Nothing tells the order of two versions of a key but their numbers, which clocks have made, and an older version may
     have been undeleted. So the greater one becomes current. keep_replaced: the others go into the trash, as far as they
-    can be read; otherwise they are dead. Versions that have ids always stay, and so does what they have replaced.
+    can be read; otherwise they are dead. Versions that have ids always stay, and so does what they have replaced, and
+    what parts of uploads have replaced, until it is known which ones the composed objects have.
     """
 
     def __init__(self, lost: Lost, now_ms: int, new_ids: int, *, keep_replaced: bool) -> None:
@@ -94,9 +96,8 @@ class Placer:
                 current.append(others.pop())
                 newest = current[-1].attributes
             # What has the version of a row in the trash, but other bytes, has no place there.
-            replaced += [
-                one for one in others if (one.key, one.version) not in trashed and self._keeps(one.attributes, newest)
-            ]
+            kept = (one for one in others if self._keeps(key, one.attributes, newest))
+            replaced += [one for one in kept if (one.key, one.version) not in trashed]
         self.figures.moved += len(moved)
         self._metadata.place(moved, self._now_ms)  # first: what is moved may be replaced in the same block
         found |= {one.row.key: one.row for one in moved if one.row.trash_until_ms is None}
@@ -118,7 +119,7 @@ class Placer:
             return True
         whole = whole_parts(parts)
         told = b"" if whole is None else whole[-1].attributes
-        if found is not None and is_replaced and not self._keeps(told, found.attributes):
+        if found is not None and is_replaced and not self._keeps(key, told, found.attributes):
             return True
         if whole is None:
             return is_replaced
@@ -188,15 +189,17 @@ class Placer:
         """The row, which makes the one that was found there the current version no more."""
         if found is None:
             return [Rebuilt(row, segments)]
-        if not self._keeps(found.attributes, row.attributes):
+        if not self._keeps(row.key, found.attributes, row.attributes):
             return [Rebuilt(replace(row, object_id=found.object_id), segments, found)]
-        parts = self._metadata.segments_of([found.object_id]).get(found.object_id, [])
-        own = [segment for version, segment in parts if version == found.version]
-        return [Rebuilt(_trashed(found), own, found), Rebuilt(row, segments)]
+        return [Rebuilt(_trashed(found), self._segments_of(found), found), Rebuilt(row, segments)]
 
-    def _keeps(self, older: bytes, newer: bytes) -> bool:
+    def _segments_of(self, row: ObjectRow) -> list[Segment]:
+        parts = self._metadata.segments_of([row.object_id]).get(row.object_id, [])
+        return [segment for version, segment in parts if version == row.version]
+
+    def _keeps(self, key: ObjectKey, older: bytes, newer: bytes) -> bool:
         """Whether a version with the attributes `older` is kept that one with `newer` has replaced."""
-        return self._keep_replaced or is_of_versions(older) or is_of_versions(newer)
+        return self._keep_replaced or _is_part(key) or is_of_versions(older) or is_of_versions(newer)
 
     def _packed(self, entry: ToldEntry, data: bytes) -> ObjectRow:
         return ObjectRow(
@@ -272,6 +275,15 @@ class Placer:
         ]
         self._metadata.place([Rebuilt(row) for row in rows], self._now_ms)
 
+    def exchange(self, current: ObjectRow | None, chosen: ObjectRow) -> None:
+        """Make a version in the trash the current one of its key, in place of the one that is. Raises Transient."""
+        back = replace(chosen, trash_until_ms=None, trashed_ms=None)
+        exchanged = [Rebuilt(back, self._segments_of(chosen), chosen)]
+        if current is not None:
+            (trashed,) = self._numbered([_trashed(current)], set())
+            exchanged.append(Rebuilt(trashed, self._segments_of(current), current))
+        self._metadata.place(exchanged, self._now_ms)
+
     # --- landing copies -------------------------------------------------------------------------------
     def place_landed(self, records: Sequence[ToldRecord], segments: Container[SegmentId]) -> list[QueueEntry]:
         """Records of one landing segment, in order, or copies of the landing store. None tells the version of its
@@ -279,7 +291,7 @@ class Placer:
         copies of what is packed, which the reaper reads back first, and, after EMPTY_COPY_MS, those of empty objects.
         Raises Transient.
 
-        A copy of the landing store that another version has replaced is left to the caller."""
+        A copy of the landing store that another version has replaced is left to the caller, unless it is a part."""
         known = self._metadata.landing_known([record.landing_id for record in records])
         unknown = [record for record in records if record.landing_id not in known]
         trashed = self._metadata.trash_of({(record.key, record.put_ms * 1000) for record in unknown})
@@ -350,7 +362,7 @@ class Placer:
     def _stays(self, record: ToldRecord, row: ObjectRow | None, newest: ToldRecord) -> bool:
         """Whether a record is kept whose version another one has replaced: a row, or the newest record of its key."""
         told = (record.attributes, newest.attributes, b"" if row is None else row.attributes)
-        if any(map(is_of_versions, told)):
+        if _is_part(record.key) or any(map(is_of_versions, told)):
             return True
         return self._keep_replaced and in_log(record.landing_id)
 
@@ -383,6 +395,11 @@ class Placer:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
+
+
+def _is_part(key: ObjectKey) -> bool:
+    """Whether only a manifest says which version is the right one (`upload_rows.choose_parts`)."""
+    return upload_of_part(key) is not None
 
 
 def _trashed(row: ObjectRow) -> ObjectRow:

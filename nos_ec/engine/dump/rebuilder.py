@@ -9,7 +9,7 @@ still have open are sealed before they are read.
 6  counters are counted from rows and headers at the end
 8  epochs begin behind all those that were ever seen
 9  in memory: the rows of blocks and landing segments, a page of objects, the segments of large objects that were
-   written since the dump, and IDS_MAX ids of landing copies, or COPIES_AT_A_TIME with their MD5s
+   written since the dump, and IDS_MAX ids of landing copies, or COPIES_AT_A_TIME with their MD5s, or replaced parts
 """
 
 from __future__ import annotations
@@ -168,6 +168,8 @@ class Rebuilder:
         kill_point("rebuild.copies_set_aside")
         self._settle_tails()
         kill_point("rebuild.tails_settled")
+        upload_rows.choose_parts(self._lost, placer.exchange)
+        kill_point("rebuild.parts_chosen")
         self._settle_trash()
         kill_point("rebuild.trash_settled")
         version_rows.order_all(self._metadata, self._now_ms, self._now_ms + TRASHED_MS_MIN)

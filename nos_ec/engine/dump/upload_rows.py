@@ -6,7 +6,7 @@ of them, and parts without an upload are kept for a week.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import (
     PARTS_BUCKET,
     Composition,
+    Manifest,
     UploadId,
     part_key,
     parts_bucket,
@@ -23,11 +24,14 @@ from nos_ec.core.parts import (
     upload_of_part,
 )
 from nos_ec.engine.composed import manifest_in
+from nos_ec.engine.dump.lost import Lost, batches
 from nos_ec.engine.dump.rows import word
 from nos_ec.ports.metadata import Metadata, ObjectRow, UploadRow, Uploads, UploadState
 
 UPLOADS = "uploads"
 PAGE_ROWS = 500
+REPLACED_AT_A_TIME = 100_000
+"""Replaced parts in memory. Each time, all rows are read."""
 KEPT_MS = 7 * 86_400_000
 """How long parts are kept to which nothing refers after a rebuild."""
 
@@ -82,6 +86,45 @@ def complete_those_of(page: Sequence[ObjectRow], metadata: Metadata, now_ms: int
     metadata.restore_uploads(
         [UploadRow(upload_id, row.key, UploadState.COMPLETED, now_ms) for upload_id, row in found.items()]
     )
+
+
+def choose_parts(lost: Lost, exchange: Callable[[ObjectRow | None, ObjectRow], None]) -> None:
+    """Let each composed object have the parts that its manifest lists: exchange a current version that has another size
+    or CRC32C for one in the trash, if there is one that fits. The greater number says nothing of a part, as it may be
+    of a PUT that came too late, or of one whose clock was ahead. The times of the trash are not settled yet.
+
+    exchange: takes the current version of a part and the one that is to take its place. Raises Transient."""
+    rows = (row for page in lost.all_objects() for row in page)
+    replaced = (row for row in rows if row.trash_until_ms is not None and upload_of_part(row.key) is not None)
+    for some in batches(replaced, REPLACED_AT_A_TIME):
+        others: dict[ObjectKey, list[ObjectRow]] = {}
+        for row in sorted(some, key=lambda row: row.version, reverse=True):
+            others.setdefault(row.key, []).append(row)
+        uploads = {upload_of_part(key) for key in others}
+        for page in lost.all_objects():
+            for row in page:
+                with suppress(Corrupt, NotFound):
+                    composition = row.composition
+                    if composition is not None and composition.upload_id in uploads:
+                        manifest = manifest_in(lost.bytes_of(row), row, composition)
+                        _choose_of(row.key.bucket, manifest, others, lost.metadata, exchange)
+
+
+def _choose_of(
+    bucket: str,
+    manifest: Manifest,
+    others: Mapping[ObjectKey, Sequence[ObjectRow]],
+    metadata: Metadata,
+    exchange: Callable[[ObjectRow | None, ObjectRow], None],
+) -> None:
+    told = {part_key(bucket, manifest.upload_id, part.number): part for part in manifest.parts}
+    keys = told.keys() & others.keys()
+    current = metadata.rows_of(keys)
+    for key in keys:
+        wanted, row = (told[key].size, told[key].crc32c), current.get(key)
+        chosen = next((one for one in (row, *others[key]) if one and (one.size, one.crc32c) == wanted), None)
+        if chosen is not None and chosen is not row:
+            exchange(row, chosen)
 
 
 def lost_empty_parts(
