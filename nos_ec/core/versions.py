@@ -35,6 +35,21 @@ def put_ms_of(version: int) -> int:
     return version // 1000
 
 
+def numbered(least: int, *, conditional: bool) -> int:
+    """Return the first number from `least` on for a version or delete marker: odd if it is added under a condition,
+    otherwise even.
+
+    A large PUT takes its number when it begins. If a newer version was recorded meanwhile, only that version's number
+    says whether the large PUT may count as the earlier one (`Objects.record_large`). So nothing else needs to be stored
+    or read. Numbers that earlier releases or rebuilds assigned say nothing, but no large PUT overlaps with these."""
+    return least + (least + conditional) % 2
+
+
+def is_conditional(number: int) -> bool:
+    """Whether the version or delete marker with this number was added under a condition (see `numbered`)."""
+    return number % 2 == 1
+
+
 def as_version(attributes: bytes) -> bytes:
     """These attributes, of a version that has an id. Raises InvalidInput if they are too many."""
     return encode_attributes({**decode_attributes(attributes), _ATTRIBUTE: _OWN_ID})

@@ -53,8 +53,8 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow, PartOf, Segment, TailOf, UploadState
 from nos_ec.ports.placement import Placement
 
-_MS = 1000
-"""A millisecond, in the unit of versions."""
+_NUMBERS = 500
+"""How many version numbers of one parity (`core.versions.numbered`) a millisecond has."""
 _TURN = 389
 """Has no factor in common with it."""
 
@@ -119,8 +119,8 @@ class LargeObjects:
             made: list[BlockId] = []
             try:
                 size_max = 0 if tails is None else tails.size_max
-                new, tail = self._write(key, versioning, head, rest, attributes, loan, made, size_max)
-                new = replace(new, condition=condition, step=step, versioning=versioning)
+                new, tail = self._write(key, versioning, condition, head, rest, attributes, loan, made, size_max)
+                new = replace(new, step=step)
                 kill_point("large.written")
                 if tails is not None and tail:
                     last = new.segments[-1].extent.block_id
@@ -209,6 +209,7 @@ class LargeObjects:
         self,
         key: ObjectKey,
         versioning: Versioning | None,
+        condition: Condition | None,
         head: bytes,
         rest: ByteStream,
         attributes: bytes,
@@ -241,18 +242,20 @@ class LargeObjects:
             if last:
                 tail = block.cut_tail(tail_max)
             if not segments:
-                version = self._next_version(key, versioning)
+                version = self._next_version(key, versioning, condition)
             # The size of a stream is known only at its end, so the last segment carries it and the others have 0.
             about = (version, size, attributes) if last else (version, 0, b"")
             segments.append(self._write_block(block, about, loan, made))
             block_stripes.append(block.stripes)
-        new = NewLargeObject(key, version, size, crc32c, md5.digest(), segments, block_stripes, attributes)
-        return replace(new, tail_bytes=len(tail)), tail
+        new = NewLargeObject(key, version, size, crc32c, md5.digest(), segments, block_stripes, attributes, condition)
+        return replace(new, tail_bytes=len(tail), versioning=versioning), tail
 
-    def _next_version(self, key: ObjectKey, versioning: Versioning | None) -> int:
-        version = self._metadata.next_version(key, self._clock.now_ms(), of_all=versioning is not None)
-        version += next(self._turns) * _TURN % _MS  # each PUT of a process in a millisecond has another one
-        return version
+    def _next_version(self, key: ObjectKey, versioning: Versioning | None, condition: Condition | None) -> int:
+        version = self._metadata.next_version(
+            key, self._clock.now_ms(), of_all=versioning is not None, conditional=condition is not None
+        )
+        # Each PUT of a process in a millisecond has another number, with the same parity.
+        return version + next(self._turns) * _TURN % _NUMBERS * 2
 
     def _front(self, key: ObjectKey, attributes: bytes) -> int:
         """Bytes of header and name. Those of the last segment, which nobody knows to be the last before it is read."""

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Sequence
 from itertools import count, pairwise
 
+from nos_ec.core.conditions import Condition
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind
@@ -124,15 +125,18 @@ class MetadataBench:
         self.pack([self.put(name, size)])
         return self.get(name)
 
-    def large(self, name: str, lease: Lease, *, version: int = 0, parts: int = 2) -> NewLargeObject:
+    def large(
+        self, name: str, lease: Lease, *, version: int = 0, parts: int = 2, condition: Condition | None = None
+    ) -> NewLargeObject:
         """A large object with freshly allocated blocks, one stripe each."""
         length = 20_000
         key = ObjectKey("bucket", name)
         segments = [
             Segment(Extent(self.block(lease, BlockKind.LARGE), HEADER, length), part + 1) for part in range(parts)
         ]
-        version = version or self.metadata.next_version(key, self.now_ms)
-        return NewLargeObject(key, version, parts * length, 99, bytes(range(16)), segments, [1] * parts)
+        version = version or self.metadata.next_version(key, self.now_ms, conditional=condition is not None)
+        md5 = bytes(range(16))
+        return NewLargeObject(key, version, parts * length, 99, md5, segments, [1] * parts, condition=condition)
 
     def get(self, name: str, bucket: str = "bucket") -> ObjectRow:
         """The row of an object."""

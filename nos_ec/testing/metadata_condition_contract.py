@@ -8,8 +8,10 @@ import pytest
 
 from nos_ec.core.conditions import ABSENT, PRESENT, Condition
 from nos_ec.core.errors import NosError, NotFound, PreconditionFailed, Transient
+from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import BlockState
-from nos_ec.ports.metadata import NewObject, ObjectRow
+from nos_ec.core.versions import Versioning, as_version
+from nos_ec.ports.metadata import AddMarker, NewObject, ObjectRow, VersionEntry
 from nos_ec.testing.metadata_bench import MetadataBench
 from nos_ec.testing.metadata_segment_contract import SegmentBench
 
@@ -156,7 +158,7 @@ class ConditionContract:
         self, bench: MetadataBench, condition: Condition
     ) -> None:
         row, lease = bench.put("n"), bench.lease()
-        new = replace(bench.large("n", lease), condition=condition)
+        new = bench.large("n", lease, condition=condition)
         for _ in range(2):
             assert isinstance(bench.metadata.record_large(new, lease, bench.now_ms), PreconditionFailed)
         assert bench.get("n") == row
@@ -168,20 +170,75 @@ class ConditionContract:
 
     def test_a_large_object_whose_condition_holds(self, bench: MetadataBench) -> None:
         lease = bench.lease()
-        missing = replace(bench.large("n", lease), condition=OTHER)
+        missing = bench.large("n", lease, condition=OTHER)
         assert isinstance(bench.metadata.record_large(missing, lease, bench.now_ms), NotFound)
-        new = replace(bench.large("n", lease), condition=ABSENT)
+        new = bench.large("n", lease, condition=ABSENT)
         for _ in range(2):
             assert bench.metadata.record_large(new, lease, bench.now_ms) is True, "again, as after a lost answer"
-        changed = replace(bench.large("n", lease), condition=Condition(new.md5))
+        changed = bench.large("n", lease, condition=Condition(new.md5))
         assert bench.metadata.record_large(changed, lease, bench.now_ms) is True
         assert bench.get("n").version == changed.version
         assert bench.metadata.record_large(new, lease, bench.now_ms) is True, "it was recorded, and overwritten since"
-        late = replace(bench.large("n", lease, version=1), condition=Condition(changed.md5))
+        late = bench.large("n", lease, version=1, condition=Condition(changed.md5))
         for _ in range(2):
             answer = bench.metadata.record_large(late, lease, bench.now_ms)
             assert isinstance(answer, Transient), "a newer version was recorded meanwhile"
         assert bench.get("n").version == changed.version
+        bench.check_counters()
+
+    @pytest.mark.parametrize("versioning", [None, *Versioning])
+    @pytest.mark.parametrize("over", ["small", "empty", "large"])
+    @pytest.mark.parametrize("wanted", [None, PRESENT, OTHER], ids=["put", "any", "md5"])
+    def test_a_large_object_that_a_conditional_one_overtakes_is_refused(
+        self, bench: MetadataBench, wanted: Condition | None, over: str, versioning: Versioning | None
+    ) -> None:
+        """The large PUT is not the first of the two, because the condition would not have held after it. It is not the
+        second one, because its number is the smaller one."""
+        metadata, lease, is_enabled = bench.metadata, bench.lease(), versioning is Versioning.ENABLED
+        attributes = as_version(b"") if is_enabled else b""
+        (first,) = bench.record([replace(bench.new("n"), md5=b"another MD5 sum.", versioning=versioning)])
+        large = replace(bench.large("n", lease), versioning=versioning, attributes=attributes)
+        bench.now_ms += 1
+        if over == "large":
+            overtaking = bench.large("n", lease, condition=wanted)
+            assert metadata.record_large(replace(overtaking, versioning=versioning), lease, bench.now_ms) is True
+        else:
+            new = conditional(bench.new("n", 9 if over == "small" else 0), wanted)
+            bench.record([replace(new, versioning=versioning)])
+        current = bench.get("n")
+        assert current.version > large.version > first.version
+        for _ in range(2):
+            answer = metadata.record_large(large, lease, bench.now_ms)
+            if wanted is None:
+                assert answer is is_enabled
+            else:
+                assert isinstance(answer, Transient)
+                assert {metadata.block(one.extent.block_id).state for one in large.segments} == {BlockState.CONDEMNED}
+        assert bench.get("n") == current
+        entries = metadata.list_versions("bucket", "", "", ("", None), 9, 1000).entries
+        assert len(entries) == 1 + is_enabled + (is_enabled and wanted is None)
+        (last,) = bench.record([replace(bench.new("n"), versioning=versioning)], later_ms=1)
+        late = replace(bench.large("n", lease, version=large.version + 2), versioning=versioning, attributes=attributes)
+        assert metadata.record_large(late, lease, bench.now_ms) is is_enabled, "it may be just before the last one"
+        assert bench.get("n") == last
+        bench.check_counters()
+
+    def test_a_large_version_that_a_conditional_marker_overtakes_is_refused(self, bench: MetadataBench) -> None:
+        metadata, lease, key = bench.metadata, bench.lease(), ObjectKey("bucket", "n")
+        attributes = as_version(b"")
+        for condition in (None, PRESENT):
+            (row,) = bench.record([replace(bench.new("n"), versioning=Versioning.ENABLED, attributes=attributes)])
+            number = metadata.next_version(key, bench.now_ms, of_all=True)
+            large = replace(
+                bench.large("n", lease, version=number), versioning=Versioning.ENABLED, attributes=attributes
+            )
+            bench.now_ms += 1
+            (marker,) = metadata.delete_versions([AddMarker(key, Versioning.ENABLED, condition)], bench.now_ms)
+            assert isinstance(marker, VersionEntry)
+            assert marker.version > number > row.version
+            answer = metadata.record_large(large, lease, bench.now_ms)
+            assert answer is True if condition is None else isinstance(answer, Transient)
+            bench.now_ms += 1
         bench.check_counters()
 
     @pytest.mark.parametrize("until_ms", [None, 10**15], ids=["at once", "into the trash"])

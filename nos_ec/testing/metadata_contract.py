@@ -134,17 +134,18 @@ class PutContract:
 
     def test_versions_grow_even_when_the_clock_stands_still(self, bench: MetadataBench) -> None:
         first, second = bench.put("n"), bench.put("n")
-        assert (second.object_id, second.version) == (first.object_id, first.version + 1)
+        assert (second.object_id, second.version) == (first.object_id, first.version + 2)
         bench.now_ms += 1
         assert bench.put("n").version == bench.now_ms * 1000
         bench.now_ms -= 10_000
-        assert bench.put("n").version == (bench.now_ms + 10_000) * 1000 + 1
+        assert bench.put("n").version == (bench.now_ms + 10_000) * 1000 + 2
 
     def test_next_version(self, bench: MetadataBench) -> None:
         key = ObjectKey("bucket", "n")
         assert bench.metadata.next_version(key, 7) == 7000
         row = bench.put("n")
-        assert bench.metadata.next_version(key, 7) == row.version + 1
+        assert bench.metadata.next_version(key, 7) == row.version + 2
+        assert bench.metadata.next_version(key, 7, conditional=True) == row.version + 1
         assert bench.metadata.next_version(key, bench.now_ms + 1) == (bench.now_ms + 1) * 1000
 
     def test_an_overwritten_landing_copy_is_queued_for_immediate_deletion(self, bench: MetadataBench) -> None:
@@ -175,7 +176,7 @@ class PutContract:
         first, second = bench.new("n", 10), bench.new("n", 20)
         rows = bench.record([first, second])
         assert rows[1] == bench.get("n")
-        assert (rows[1].size, rows[1].version) == (20, rows[0].version + 1)
+        assert (rows[1].size, rows[1].version) == (20, rows[0].version + 2)
         assert list(bench.deletions()) == [first.landing_id]
 
     @pytest.mark.invariant(2)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nos_ec.core.conditions import ABSENT
-from nos_ec.core.errors import LeaseLost, NotFound, PreconditionFailed
+from nos_ec.core.errors import LeaseLost, NotFound, PreconditionFailed, Transient
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.slots import ALL_SLOTS
@@ -34,6 +34,7 @@ class Expected:
     version: int
     size: int
     large: bool
+    conditional: bool = False
 
 
 class MetadataMachine(RuleBasedStateMachine):
@@ -74,9 +75,13 @@ class MetadataMachine(RuleBasedStateMachine):
     @rule(name=NAMES, stale=st.booleans())
     def put_large(self, name: str, stale: bool) -> None:
         """PUT a large object, possibly one that another PUT has overtaken."""
-        new: NewLargeObject = self.bench.large(name, self.lease, version=1 if stale else 0)
+        new: NewLargeObject = self.bench.large(name, self.lease, version=2 if stale else 0)
         wins = name not in self.model or not stale
-        assert self.metadata.record_large(new, self.lease, self.bench.now_ms) is wins
+        answer = self.metadata.record_large(new, self.lease, self.bench.now_ms)
+        if not wins and self.model[name].conditional:
+            assert isinstance(answer, Transient)
+        else:
+            assert answer is wins
         if wins:
             self.model[name] = Expected(new.version, new.size, large=True)
 
@@ -89,7 +94,7 @@ class MetadataMachine(RuleBasedStateMachine):
         (answer,) = self.metadata.record_puts([new], self.bench.now_ms)
         assert isinstance(answer, PreconditionFailed if name in self.model else ObjectRow)
         if isinstance(answer, ObjectRow):
-            self.model[name] = Expected(answer.version, new.size, large=False)
+            self.model[name] = Expected(answer.version, new.size, large=False, conditional=True)
             self.seen.append(answer)
 
     @rule(pick=st.integers(0, 99), attributes=st.sampled_from([b"", b"some", b"others"]))

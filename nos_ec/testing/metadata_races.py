@@ -314,7 +314,7 @@ class MetadataRaces(MetadataSuite):
             new = [bench.new(f"n{i}", 10), bench.new(f"n{i}", 20)]
             recorded = race(*(partial(bench.metadata.record_puts, [one], bench.now_ms) for one in new))
             rows = [row for (row,) in recorded]
-            assert sorted(row.version for row in rows) == [bench.now_ms * 1000, bench.now_ms * 1000 + 1]
+            assert sorted(row.version for row in rows) == [bench.now_ms * 1000, bench.now_ms * 1000 + 2]
             assert bench.get(f"n{i}") == max(rows, key=lambda row: row.version)
 
     def test_of_many_puts_of_an_absent_object_one_succeeds(self, bench: MetadataBench) -> None:
@@ -332,7 +332,7 @@ class MetadataRaces(MetadataSuite):
     def test_of_large_and_small_puts_of_an_absent_object_one_succeeds(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         for i in range(ROUNDS):
-            large = [replace(bench.large(f"n{i}", lease), condition=ABSENT) for _ in range(3)]
+            large = [bench.large(f"n{i}", lease, condition=ABSENT) for _ in range(3)]
             small = [replace(bench.new(f"n{i}", size), condition=ABSENT) for size in (0, 10, 20)]
             outcomes = race(
                 *(partial(bench.metadata.record_large, one, lease, bench.now_ms) for one in large),
@@ -349,7 +349,7 @@ class MetadataRaces(MetadataSuite):
             bench.now_ms += 1
             held = Condition(bench.put(f"n{i}").md5)
             new = [replace(bench.new(f"n{i}"), md5=bytes([j]) * 16, condition=held) for j in range(6)]
-            large = replace(bench.large(f"n{i}", lease), condition=held)
+            large = bench.large(f"n{i}", lease, condition=held)
             stored, *answers = race(
                 partial(bench.metadata.record_large, large, lease, bench.now_ms),
                 *(partial(bench.metadata.record_puts, [one], bench.now_ms) for one in new),

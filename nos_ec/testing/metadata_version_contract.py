@@ -296,7 +296,7 @@ class VersionContract:
         metadata, lease = bench.metadata, bench.lease()
         attributes = as_version(b"")
         older = replace(bench.large("k", lease), versioning=ENABLED, attributes=attributes)
-        newer = replace(bench.large("k", lease, version=older.version + 9), versioning=ENABLED, attributes=attributes)
+        newer = replace(bench.large("k", lease, version=older.version + 10), versioning=ENABLED, attributes=attributes)
         assert metadata.record_large(newer, lease, bench.now_ms) is True
         assert metadata.record_large(older, lease, bench.now_ms) is True, (
             "it began first, and is a version all the same"
@@ -311,12 +311,12 @@ class VersionContract:
         answer = metadata.record_large(same, lease, bench.now_ms)
         assert isinstance(answer, Transient), "two versions cannot have one number"
         marker = mark(bench)
-        assert metadata.next_version(KEY, 0, of_all=True) == marker.version + 1
-        late = replace(bench.large("k", lease, version=older.version + 5), versioning=ENABLED, attributes=attributes)
+        assert metadata.next_version(KEY, 0, of_all=True) == marker.version + 2
+        late = replace(bench.large("k", lease, version=older.version + 6), versioning=ENABLED, attributes=attributes)
         assert metadata.record_large(late, lease, bench.now_ms) is True
         assert metadata.latest_marker(KEY) == marker
         plain = replace(
-            bench.large("k", lease, version=marker.version + 1), versioning=SUSPENDED, attributes=as_null_version(b"")
+            bench.large("k", lease, version=marker.version + 2), versioning=SUSPENDED, attributes=as_null_version(b"")
         )
         assert metadata.record_large(plain, lease, bench.now_ms) is True
         assert len(numbers(metadata)) == 5

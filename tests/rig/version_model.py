@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from nos_ec.core.versions import Versioning
@@ -32,11 +32,13 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
-    """One version of the key, or a delete marker. tag: what tells its bytes from all others; 0 for a marker."""
+    """One version of the key, or a delete marker. tag: what tells its bytes from all others; 0 for a marker.
+    conditional: it was added under a condition; nothing shows it."""
 
     number: int
     kind: Kind
     tag: int = 0
+    conditional: bool = field(default=False, compare=False)
 
     @property
     def is_null(self) -> bool:
@@ -59,12 +61,14 @@ Versions = frozenset[Version]
 @dataclass(frozen=True, slots=True)
 class State:
     """Everything that a key has. others: noncurrent versions and markers. floor: the greatest number that was removed,
-    or was there when an older version became current; nothing shows it."""
+    or was there when an older version became current. back: the greatest number of a version that became current again,
+    after it had been deleted or noncurrent. Nothing shows these two."""
 
     current: Version | None = None
     others: Versions = frozenset()
     trash: Versions = frozenset()
     floor: int = 0
+    back: int = 0
 
     def asked(self, number: int | None) -> Version | None:
         """The version that this number means (see `Version.is_asked`); of several, the current one, then the newest."""
@@ -86,11 +90,15 @@ class State:
     @property
     def shown(self) -> State:
         """What can be found out about it."""
-        return replace(self, floor=0)
+        return replace(self, floor=0, back=0)
 
     def changed(self, current: Version | None, others: Versions, trash: Versions, below: Versions) -> State:
         """Return the key with these versions. below: versions whose numbers the floor must at least cover."""
-        return State(current, others, trash, max((self.floor, *(one.number for one in below))))
+        return State(current, others, trash, max((self.floor, *(one.number for one in below))), self.back)
+
+    def with_back(self, version: Version) -> State:
+        """Return the key after this version became current again."""
+        return replace(self, back=max(self.back, version.number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,21 +148,33 @@ class Put(Step):
             others = _without_nulls(others)
         if current is not None and stays:
             others = _beside(others, current)
-        version = Version(made.number, _kind(self.versioning, current), self.tag)
+        version = Version(made.number, _kind(self.versioning, current), self.tag, self.over is not None)
         return state.changed(version, others, state.trash, Versions())
 
 
 @dataclass(frozen=True, slots=True)
 class PutLarge(Step):
-    """Store a large object under the number that it got when it began (`record_large`)."""
+    """Store a large object under the number that it got when it began (`record_large`). The answer is the same whether
+    it was recorded or counts as overwritten. over: see `Put`."""
 
     versioning: Versioning | None
     number: int
     tag: int
+    over: int | None = None
 
     def follow(self, state: State, answer: Answer) -> State:
-        """One that a newer version has overtaken is noncurrent from the start if that one leaves it, and else lost."""
+        """Without versions, it takes effect like any other PUT, whatever its number: one that counts as overwritten
+        came just before another PUT. With versions, one that a newer version has overtaken is noncurrent from the start
+        if that one leaves it, and else lost. The newer version must have been added without a condition."""
         current, others = state.current, state.others
+        if self.over is not None and self.over != (0 if current is None else current.tag):
+            return _unchanged(state, answer)
+        _found(answer, self.tag, self.number)
+        if self.versioning is None and (current is None or current.kind is Kind.PLAIN):
+            if current is not None and self.number < current.number <= state.back:
+                return state  # its clock is behind that of a PUT which came before, and is current again
+            made = Version(self.number, Kind.PLAIN, self.tag, self.over is not None)
+            return state.changed(made, others, state.trash, Versions())
         stays = current is not None and _stays(current, self.versioning)
         newest = state.newest if current is None and self.versioning else _number(current)
         is_below = newest > self.number and (stays or self.versioning is ENABLED)
@@ -163,9 +183,14 @@ class PutLarge(Step):
             wins = False
         if self.versioning is ENABLED and self.number <= state.floor:
             wins = False  # another version may have had the number
+        if is_below or not wins:
+            latest = current or max(others, default=None)
+            refused = self.over is not None or (latest is not None and latest.conditional)
+            if refused or (not wins and self.versioning is ENABLED):
+                raise Impossible
         if not wins:
-            return _unchanged(state, answer)
-        made = Version(_found(answer, self.tag, self.number).number, _kind(self.versioning, current), self.tag)
+            return state
+        made = Version(self.number, _kind(self.versioning, current), self.tag, self.over is not None)
         if self.versioning is SUSPENDED or (stays and self.versioning is None):
             others = _without_nulls(others)
         if is_below:
@@ -194,7 +219,8 @@ class Delete(Step):
         gone = _if_any(current) if current.kind is not Kind.OWN_ID else Versions()
         if current.kind is Kind.PLAIN:
             return state.changed(None, state.others, _thrown(state, gone, self.in_trash), Versions())
-        marker = Version(max(state.highest + 1, self.now_ms * 1000), Kind.NULL_MARKER)
+        least = max(state.highest + 1, self.now_ms * 1000)
+        marker = Version(least + least % 2, Kind.NULL_MARKER)  # odd numbers are for what is added under a condition
         trash = _thrown(state, gone | _nulls(state.others), self.in_trash)
         others = _without_nulls(_beside(state.others, current)) | {marker}
         return state.changed(None, others, trash, Versions())
@@ -225,7 +251,8 @@ class Mark(Step):
         if self.versioning is SUSPENDED:
             gone |= _nulls(others)
             others = _without_nulls(others)
-        marker = Version(number, Kind.MARKER if self.versioning is ENABLED else Kind.NULL_MARKER)
+        kind = Kind.MARKER if self.versioning is ENABLED else Kind.NULL_MARKER
+        marker = Version(number, kind, conditional=self.seen is not None)
         return state.changed(None, others | {marker}, _thrown(state, gone, self.in_trash), Versions())
 
 
@@ -250,6 +277,7 @@ class Remove(Step):
         if current is None and others and not max(others).is_marker:
             current = max(others)
             others -= {current}
+            state = state.with_back(current)
         return state.changed(current, others, _thrown(state, gone, self.in_trash), Versions({asked}))
 
 
@@ -312,7 +340,7 @@ class Undelete(Step):
             return _unchanged(state, answer)
         _found(answer, self.tag, thrown.number)
         newer = Versions(one for one in state.others if one.number > thrown.number and thrown.kind is not Kind.PLAIN)
-        return state.changed(thrown, state.others, state.trash - {thrown}, newer)
+        return state.with_back(thrown).changed(thrown, state.others, state.trash - {thrown}, newer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ assert THREADS * STEPS_EACH + STEPS_BEFORE_MAX <= STEPS_MAX
 BELIEVED: Sequence[Sequence[Versioning | None]] = [
     [ENABLED],
     [SUSPENDED],
+    [None],
     [ENABLED, SUSPENDED],
     [ENABLED, ENABLED, SUSPENDED, None],
 ]
@@ -155,7 +156,7 @@ class _Caller:
         return self.rng.choice(self._believed)
 
     def marking(self) -> Versioning:
-        """Likewise; without any versioning nobody adds markers."""
+        """Likewise. Only callers that know of versions add markers."""
         return self.rng.choice([one for one in self._believed if one is not None])
 
     def number(self, known: _Known) -> int | None:
@@ -175,6 +176,8 @@ class Round:
         self._kinds = ["put", *rng.sample(KINDS, rng.randint(*KINDS_EACH))]
         self._steps_before = rng.randint(0, STEPS_BEFORE_MAX)
         believed = rng.choice(BELIEVED)
+        if not any(believed):
+            self._kinds = [kind for kind in self._kinds if kind != "mark"]
         ahead_ms = rng.choice([0, AHEAD_MS])
         self._threads = [
             _Caller(f"{seed}/{i}", lease, names, believed, ahead_ms * (i % 2)) for i, lease in enumerate(callers.leases)
@@ -220,9 +223,9 @@ class Round:
         steps: list[tuple[str, Step]] = []
         new = []
         for name in caller.names(steps_max):
-            over = caller.rng.choice([0, *self._known[name].tags[-3:]]) if caller.is_one_of(3) else None
+            over = self._over(caller, name)
             step = Put(versioning, next(self._callers.tags), over)
-            condition = None if over is None else Condition(_md5(over)) if over else ABSENT
+            condition = _condition(over)
             one = replace(self._bench.new(name, bucket=BUCKET), versioning=versioning, condition=condition)
             new.append(replace(one, attributes=ATTRIBUTES[versioning], md5=_md5(step.tag)))
             steps.append((name, step))
@@ -231,20 +234,28 @@ class Round:
 
     def _put_large(self, caller: _Caller, _steps_max: int) -> int:
         name, versioning, tag = caller.name(), caller.versioning(), next(self._callers.tags)
-        begun_ms = self._callers.now_ms(caller.ahead_ms)
-        number = self._metadata.next_version(_key(name), begun_ms, of_all=versioning is not None)
-        large = replace(self._bench.large(name, caller.lease, version=number), versioning=versioning)
-        large = replace(large, attributes=ATTRIBUTES[versioning], md5=_md5(tag))
+        over = self._over(caller, name)
+        condition = _condition(over)
+        called_ns, begun_ms = time.monotonic_ns(), self._callers.now_ms(caller.ahead_ms)
+        number = self._metadata.next_version(
+            _key(name), begun_ms, of_all=versioning is not None, conditional=condition is not None
+        )
+        large = self._bench.large(name, caller.lease, version=number, condition=condition)
+        large = replace(large, versioning=versioning, attributes=ATTRIBUTES[versioning], md5=_md5(tag))
         time.sleep(caller.rng.random() * PAUSE_S_MAX)
         now_ms = self._callers.now_ms(caller.ahead_ms)
 
-        def record() -> list[Found | None]:
+        def record() -> list[Found | NosError]:
             recorded = self._metadata.record_large(large, caller.lease, now_ms)
-            if isinstance(recorded, NosError):
+            if isinstance(recorded, Transient):
                 raise recorded
-            return [Found(number, tag) if recorded else None]
+            return [recorded if isinstance(recorded, NosError) else Found(number, tag)]
 
-        return self._call([(name, PutLarge(versioning, number, tag))], record)
+        return self._call([(name, PutLarge(versioning, number, tag, over))], record, called_ns)
+
+    def _over(self, caller: _Caller, name: str) -> int | None:
+        """The condition of a PUT (see `Put.over`). Most have none."""
+        return caller.rng.choice([0, *self._known[name].tags[-3:]]) if caller.is_one_of(3) else None
 
     def _delete(self, caller: _Caller, _steps_max: int) -> int:
         name = caller.name()
@@ -328,12 +339,16 @@ class Round:
         return self._call([(name, GetVersion(number))], lambda: [self._metadata.version(_key(name), number)])
 
     # --- answers ------------------------------------------------------------------------------------------
-    def _call(self, steps: Sequence[tuple[str, Step]], call: Callable[[], Sequence[Any]]) -> int:
+    def _call(
+        self, steps: Sequence[tuple[str, Step]], call: Callable[[], Sequence[Any]], called_ns: int | None = None
+    ) -> int:
         """Add the steps of one transaction to the histories of their keys, with its answers. Returns how many.
+        called_ns: when they began, if that was before now.
 
         Steps of a transaction that ends as a Transient are left out: on a server that is well, it was rolled back. Had
         it changed something all the same, no order would explain what others find."""
-        number, called_ns = next(self._callers.calls), time.monotonic_ns()
+        number = next(self._callers.calls)
+        called_ns = called_ns or time.monotonic_ns()
         try:
             results = call()
         except Transient:
@@ -364,6 +379,13 @@ def tag_of(row: ObjectRow) -> int:
 
 def _md5(tag: int) -> bytes:
     return tag.to_bytes(16)
+
+
+def _condition(over: int | None) -> Condition | None:
+    """See `Put.over`."""
+    if over is None:
+        return None
+    return Condition(_md5(over)) if over else ABSENT
 
 
 def _key(name: str) -> ObjectKey:

@@ -105,7 +105,8 @@ NULL, PLAIN, MARKER, NULL_MARKER = Kind.NULL, Kind.PLAIN, Kind.MARKER, Kind.NULL
         ),
         ([put(2), (PutLarge(ENABLED, 1, 1), Found(1, 1))], state(version(2), version(1))),
         ([put(1), (PutLarge(ENABLED, 2, 2), Found(2, 2))], state(version(2), version(1))),
-        ([put(2, None), (PutLarge(None, 1, 1), None)], state(version(2, PLAIN))),
+        ([put(2, None), (PutLarge(None, 1, 1), Found(1, 1)), put(3, None)], state(version(3, PLAIN))),
+        ([put(2, SUSPENDED), (PutLarge(SUSPENDED, 1, 1), Found(1, 1))], state(version(2, NULL))),
         ([put(1), remove(1, 1, in_trash=True), (Undelete(1), Found(1, 1))], state(version(1))),
         (
             [put(1), remove(1, 1, in_trash=True), put(2), (Undelete(1), None)],
@@ -139,8 +140,11 @@ def test_what_is_left(taken: list[Taken], left: State) -> None:
         [put(1), put(2, over=0)],
         [put(1), (Put(ENABLED, 2, 1), None)],
         [put(1), (Mark(ENABLED, 7, False), Found(2, 0))],
-        [put(2, None), (PutLarge(None, 1, 1), Found(1, 1))],
         [put(1), (PutLarge(ENABLED, 2, 2), None)],
+        [put(1), put(3, over=1), (PutLarge(ENABLED, 2, 2), Found(2, 2))],
+        [put(1, SUSPENDED), put(3, SUSPENDED, over=1), (PutLarge(SUSPENDED, 2, 2), Found(2, 2))],
+        [put(1), (PutLarge(ENABLED, 2, 2, 7), Found(2, 2))],
+        [put(1), put(3), (PutLarge(ENABLED, 2, 2, 3), Found(2, 2))],
         [put(1), (Undelete(2), Found(2, 2))],
         [put(1), (Expire(1, 1, 0, False), Found(1, 1))],
         [put(1), put(2), (Expire(1, 1, 1, False), Found(1, 1))],
@@ -201,6 +205,16 @@ def test_the_number_of_a_marker_is_above_all() -> None:
     both = state(None, version(1, MARKER), version(2, MARKER))
     assert explain(at_once(high, low), both).is_whole, "in the other order"
     assert not explain(one_after_the_other(high, low), both).is_whole
+
+
+def test_a_large_put_comes_just_before_the_one_that_overtakes_it() -> None:
+    stored: Taken = (PutLarge(None, 2, 2), Found(2, 2))
+    old, large = at((0, 1), put(1, None)), at((2, 9), stored)
+    final = state(version(3, PLAIN))
+    assert explain([old, large, at((3, 4), put(3, None))], final).is_whole
+    assert explain([old, large, at((3, 4), put(3, None, over=2))], final).is_whole, "it replaced the large one"
+    assert not explain([old, large, at((3, 4), put(3, None, over=1))], final).is_whole
+    assert not explain([old, at((5, 9), stored), at((3, 4), put(3, None))], final).is_whole
 
 
 def test_what_was_answered_before_comes_before() -> None:

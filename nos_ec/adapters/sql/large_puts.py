@@ -1,7 +1,8 @@
 """Records large objects, whose blocks are already written.
 
 The blocks have the number of the version in their headers, so it cannot be changed any more: a PUT that a newer version
-has overtaken is noncurrent from the start, or counts as overwritten.
+has overtaken is noncurrent from the start, or counts as overwritten. But if that version was stored under a condition,
+the PUT is refused: the condition would not have held after it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from nos_ec.adapters.sql.schema import OBJECTS, SEGMENTS
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifecycle import BlockState, ObjectEvent, ObjectState, advance_object
-from nos_ec.core.versions import Versioning
+from nos_ec.core.versions import Versioning, is_conditional
 from nos_ec.ports.metadata import Lease, NewLargeObject, ObjectRow
 
 _O = OBJECTS.c
@@ -37,12 +38,12 @@ def record_large(
     newest = _newest(connection, new, current)
     # A version that a newer one has overtaken is noncurrent from the start, and so is a null one below versions.
     keeps = new.versioning is Versioning.ENABLED or (current is not None and current.has_version_id)
-    is_below = keeps and newest > new.version and new.condition is None
+    is_below = keeps and newest > new.version and new.condition is None and not is_conditional(newest)
     wins = is_below or newest < new.version or (current is None and new.versioning is not Versioning.ENABLED)
     wins = wins and beside is None
     if wins and new.versioning is Versioning.ENABLED:
         wins = floors.of(connection, new.key) < new.version  # otherwise another version may have had its number
-    refusal = _refused_large(connection, new, current, now_ms, wins=wins)
+    refusal = _refused_large(connection, new, current, newest, now_ms, wins=wins)
     wins = wins and refusal is None
     state = blocks.seal_large(connection, geometry, new, lease, now_ms, live=wins, condemned=refusal is not None)
     if state is BlockState.CONDEMNED:  # an earlier call refused it
@@ -82,15 +83,16 @@ def _newest(connection: Connection, new: NewLargeObject, current: ObjectRow | No
 
 
 def _refused_large(
-    connection: Connection, new: NewLargeObject, current: ObjectRow | None, now_ms: int, *, wins: bool
+    connection: Connection, new: NewLargeObject, current: ObjectRow | None, newest: int, now_ms: int, *, wins: bool
 ) -> NosError | None:
-    """Return why the object must not be recorded, other than because a newer version overtook it. Otherwise take its
-    step of an upload. wins: no newer version did."""
+    """Return why the object must not be recorded, other than because a newer version overtook it and it may count as
+    the earlier one. Otherwise take its step of an upload. newest: the number of that version. wins: none overtook it.
+    """
     if new.condition is not None:
         refusal = new.condition.refusal(new.key, None if current is None else current.tag)
         if refusal is not None:
             return refusal
-    if not wins and _must_not_be_overtaken(new):
+    if not wins and (_must_not_be_overtaken(new) or is_conditional(newest)):
         return _changed_meanwhile(new)
     if wins and new.step is not None:
         return uploads.take_steps(connection, [(new.key, new.step)], now_ms).get(new.key)
@@ -109,6 +111,8 @@ def _changed_meanwhile(new: NewLargeObject) -> Transient:
 
 
 def _check_large(new: NewLargeObject, geometry: Geometry) -> None:
+    if is_conditional(new.version) is not (new.condition is not None):
+        raise ValueError(f"object {new.key}: version {new.version} does not fit its condition, {new.condition}")
     if not new.segments or len(new.segments) != len(new.block_stripes):
         raise ValueError(f"object {new.key}: {len(new.segments)} segments and {len(new.block_stripes)} blocks")
     if sum(segment.extent.length for segment in new.segments) + new.tail_bytes != new.size or new.tail_bytes < 0:

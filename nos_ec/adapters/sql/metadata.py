@@ -105,9 +105,10 @@ class _SqlObjects(SqlPart):
         except puts.RecordedBefore:
             return self._write_again(puts.record_puts, objects, now_ms, together=together, again=True)
 
-    def next_version(self, key: ObjectKey, now_ms: int, *, of_all: bool = False) -> int:
+    def next_version(self, key: ObjectKey, now_ms: int, *, of_all: bool = False, conditional: bool = False) -> int:
         """See the port."""
-        return self._read(versions.number_for if of_all else objects.version_for, key, now_ms)
+        number = versions.number_for if of_all else objects.version_for
+        return self._read(number, key, now_ms, conditional=conditional)
 
     def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool | NosError:
         """See the port."""

@@ -54,6 +54,7 @@ from nos_ec.core.ids import (
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object, object_sources
 from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.core.tails import hidden_prefix
+from nos_ec.core.versions import numbered
 from nos_ec.ports.metadata import ObjectRow, Segment
 
 _O, _S, _W = OBJECTS.c, SEGMENTS.c, WAITING.c
@@ -171,9 +172,10 @@ NEXT_BUCKET = select(func.min(_O.bucket)).where(
 )
 
 
-def next_version(previous: int | None, now_ms: int) -> int:
-    """The rule for versions: unique and increasing per key, and close to the clock in microseconds."""
-    return max((previous or 0) + 1, now_ms * 1000)
+def next_version(previous: int | None, now_ms: int, *, conditional: bool) -> int:
+    """The rule for versions: unique and increasing per key, close to the clock in microseconds, and odd for changes
+    under a condition."""
+    return numbered(max((previous or 0) + 1, now_ms * 1000), conditional=conditional)
 
 
 def find(connection: Connection, key: ObjectKey) -> ObjectRow | None:
@@ -209,10 +211,10 @@ def lock_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[Objec
     return locked
 
 
-def version_for(connection: Connection, key: ObjectKey, now_ms: int) -> int:
+def version_for(connection: Connection, key: ObjectKey, now_ms: int, *, conditional: bool) -> int:
     """See `Metadata.next_version`."""
     row = find(connection, key)
-    return next_version(None if row is None else row.version, now_ms)
+    return next_version(None if row is None else row.version, now_ms, conditional=conditional)
 
 
 def segments(connection: Connection, object_id: int, version: int) -> list[Segment]:
@@ -249,7 +251,7 @@ def remove(
     if condition is not None and (refusal := condition.refusal(key, row.tag, row.facts)) is not None:
         raise refusal
     if row.is_of_versions:
-        retired.hide(connection, [row], now_ms, until_ms)
+        retired.hide(connection, [row], now_ms, until_ms, conditional=condition is not None)
         return row
     if until_ms is not None:
         trash.put_into(connection, [row], now_ms, until_ms)
@@ -265,7 +267,7 @@ def remove_listed(
     """See `Metadata.delete_many`."""
     found = lock_listed(connection, set(keys))
     rows = [found[key] for key in dict.fromkeys(keys) if key in found]
-    _remove_locked(connection, rows, now_ms, until_ms)
+    _remove_locked(connection, rows, now_ms, until_ms, conditional=False)
     return rows
 
 
@@ -276,14 +278,16 @@ def remove_unchanged(
     wanted = {row.key: (row.object_id, row.version, row.attributes) for row in rows}
     found = lock_listed(connection, set(wanted))
     left = [row for key, row in found.items() if wanted[key] == (row.object_id, row.version, row.attributes)]
-    _remove_locked(connection, left, now_ms, until_ms)
+    _remove_locked(connection, left, now_ms, until_ms, conditional=True)
     return left
 
 
-def _remove_locked(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None) -> None:
+def _remove_locked(
+    connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None, *, conditional: bool
+) -> None:
     of_versions = [row for row in rows if row.is_of_versions]
     if of_versions:
-        retired.hide(connection, of_versions, now_ms, until_ms)
+        retired.hide(connection, of_versions, now_ms, until_ms, conditional=conditional)
     plain = [row for row in rows if not row.is_of_versions] if of_versions else rows
     if plain:
         retired.discard(connection, plain, now_ms, until_ms)

@@ -362,7 +362,8 @@ def _landed(one: NewObject, object_id: int, version: int, created_ms: int) -> Ob
 
 
 def _next_version(new: NewObject, previous: int | None, now_ms: int) -> int:
-    return objects.next_version(previous, max(now_ms, new.put_ms or 0))
+    conditional = new.condition is not None
+    return objects.next_version(previous, max(now_ms, new.put_ms or 0), conditional=conditional)
 
 
 def _overwrite(

@@ -25,7 +25,7 @@ from nos_ec.adapters.sql.rows import (
 from nos_ec.adapters.sql.schema import OBJECTS, TRASHED_BYTES, VERSIONS
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.versions import VERSION_MAX, Versioning, has_version_id
+from nos_ec.core.versions import VERSION_MAX, Versioning, has_version_id, numbered
 from nos_ec.ports.metadata import MarkerRow, NewLargeObject, ObjectRow, VersionEntry
 
 _O, _V = OBJECTS.c, VERSIONS.c
@@ -162,7 +162,9 @@ def remove_nulls(
     return numbers
 
 
-def hide(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None) -> None:
+def hide(
+    connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None, *, conditional: bool
+) -> None:
     """Delete current versions, which are locked, of keys that have others: with null markers, as in a SUSPENDED bucket.
     Versions with ids stay; null ones are released, or go into the trash."""
     retire(connection, [row for row in rows if row.has_version_id])
@@ -172,7 +174,8 @@ def hide(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_m
     keys = [row.key for row in rows]
     highest = highest_numbers(connection, keys, keys)
     remove_nulls(connection, keys, now_ms, until_ms)
-    numbers = {row.key: max(row.version + 1, highest.get(row.key, 0) + 1, now_ms * 1000) for row in rows}
+    least = {row.key: max(row.version + 1, highest.get(row.key, 0) + 1, now_ms * 1000) for row in rows}
+    numbers = {key: numbered(least[key], conditional=conditional) for key in keys}
     add_markers(connection, [VersionEntry(key, numbers[key], now_ms, True, None) for key in numbers])
 
 

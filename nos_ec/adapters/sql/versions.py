@@ -151,12 +151,12 @@ class Overtaken(Exception):
 
 
 # --- with PUTs ----------------------------------------------------------------------------------------
-def number_for(connection: Connection, key: ObjectKey, now_ms: int) -> int:
+def number_for(connection: Connection, key: ObjectKey, now_ms: int, *, conditional: bool) -> int:
     """See `Objects.next_version`."""
     row = objects.find(connection, key)
     newest = connection.execute(NEWEST, named(key)).first()
     others = max(floors.of(connection, key), 0 if newest is None else VERSION_MAX - newest.age_rank)
-    return objects.next_version(max(others, 0 if row is None else row.version), now_ms)
+    return objects.next_version(max(others, 0 if row is None else row.version), now_ms, conditional=conditional)
 
 
 def of_number(connection: Connection, key: ObjectKey, version: int) -> ObjectRow | None:
@@ -239,7 +239,9 @@ def _add_marker(connection: Connection, deletion: AddMarker, now_ms: int, until_
     elif current is not None:
         discard(connection, [current], now_ms, until_ms)
     removed = remove_nulls(connection, [key], now_ms, until_ms).get(key, 0) if is_null else 0
-    version = objects.next_version(max(highest, removed, 0 if current is None else current.version), now_ms)
+    conditional = deletion.condition is not None or deletion.seen is not None
+    highest = max(highest, removed, 0 if current is None else current.version)
+    version = objects.next_version(highest, now_ms, conditional=conditional)
     marker = VersionEntry(key, version, now_ms, is_null, None, is_latest=True)
     add_markers(connection, [marker])
     if current is None:

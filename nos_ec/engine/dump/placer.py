@@ -16,7 +16,7 @@ from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
 from nos_ec.core.parts import upload_of_part
-from nos_ec.core.versions import is_of_versions
+from nos_ec.core.versions import is_of_versions, numbered
 from nos_ec.engine.dump.lost import Lost
 from nos_ec.engine.dump.told import ToldEntry, ToldRecord, size_told, tail_told, whole_parts
 from nos_ec.engine.packable import crc_checked
@@ -294,14 +294,15 @@ class Placer:
         A copy of the landing store that another version has replaced is left to the caller, unless it is a part."""
         known = self._metadata.landing_known([record.landing_id for record in records])
         unknown = [record for record in records if record.landing_id not in known]
-        trashed = self._metadata.trash_of({(record.key, record.put_ms * 1000) for record in unknown})
+        trashed = self._metadata.trash_of([one for record in unknown for one in _own_numbers(record)])
         newest: dict[ObjectKey, ToldRecord] = {}
         others: list[ToldRecord] = []
         of_rows: list[tuple[ToldRecord, ObjectRow]] = []
         for record in unknown:
-            row = trashed.get((record.key, record.put_ms * 1000))
-            if row is not None and _is_of(record, row):
-                of_rows.append((record, row))
+            rows = [trashed[one] for one in _own_numbers(record) if one in trashed]
+            own = next((row for row in rows if _is_of(record, row)), None)
+            if own is not None:
+                of_rows.append((record, own))
                 continue
             before = newest.get(record.key)
             if before is None or before.put_ms <= record.put_ms:
@@ -421,6 +422,12 @@ def _is_of(record: ToldRecord, row: ObjectRow) -> bool:
     if (record.put_ms, len(record.data), record.crc32c) != (row.version // 1000, row.size, row.crc32c):
         return False
     return hashlib.md5(record.data, usedforsecurity=False).digest() == row.md5
+
+
+def _own_numbers(record: ToldRecord) -> list[tuple[ObjectKey, int]]:
+    """The versions that a PUT at the time of the record gets, without and with a condition, if the key had none that
+    was as new."""
+    return [(record.key, numbered(record.put_ms * 1000, conditional=conditional)) for conditional in (False, True)]
 
 
 def _is_trimmed(copy: LandingId | None, segments: Container[SegmentId]) -> bool:

@@ -198,11 +198,12 @@ class Objects(Protocol):
     ) -> list[ObjectRow | NosError]:
         """Make landed or empty objects the current versions of their keys, and release what they overwrite.
 
-        Removes their landing ids from the deletion queue. The version is max(previous version + 1,
-        now_ms * 1000). An overwritten landing copy is queued for deletion with `now_ms` as its time; an
-        overwritten extent becomes dead bytes. Objects of one key are recorded in their order. The condition of each is
-        judged on the row that it would overwrite, locked, so after those before it. With versioning, or when what is
-        current has a version id, that may become noncurrent instead (see `Versions`).
+        Removes their landing ids from the deletion queue. The version is the first number from max(previous version +
+        1, now_ms * 1000) on that is odd for a PUT with a condition, otherwise even. An overwritten landing copy is
+        queued for deletion with `now_ms` as its time; an overwritten extent becomes dead bytes. Objects of one key are
+        recorded in their order. The condition of each is judged on the row that it would overwrite, locked, so after
+        those before it. With versioning, or when what is current has a version id, that may become noncurrent instead
+        (see `Versions`).
 
         Returns for each object its row, or why it alone was not recorded: a Transient when its landing id has been
         doomed meanwhile (the PUT took longer than its reservation), or is a record of a segment of the landing log that
@@ -216,24 +217,25 @@ class Objects(Protocol):
         """
         ...
 
-    def next_version(self, key: ObjectKey, now_ms: int, *, of_all: bool = False) -> int:
-        """A version for a large PUT that starts now: max(current version + 1, now_ms * 1000). of_all: without a current
-        one, the newest noncurrent version or marker counts."""
+    def next_version(self, key: ObjectKey, now_ms: int, *, of_all: bool = False, conditional: bool = False) -> int:
+        """Return a version for a large PUT that starts now, as `record_puts` assigns them. of_all: without a current
+        version, the newest noncurrent version or marker counts. conditional: the PUT has a condition."""
         ...
 
     def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool | NosError:
         """Make a large object the current version of its key, seal its blocks, release what it overwrites.
 
-        Returns False when a version that is at least as new has been recorded meanwhile: the two PUTs were
-        concurrent, this one counts as the first, and its blocks are sealed as dead. With ENABLED it becomes a
+        Returns False when a version that is at least as new has been recorded meanwhile, without a condition: the two
+        PUTs were concurrent, this one counts as the first, and its blocks are sealed as dead. With ENABLED it becomes a
         noncurrent version then, and True is returned.
 
         Returns an error when it is refused: PreconditionFailed or NotFound when its condition does not hold,
         NoSuchUpload or Conflict when its step of an upload cannot be taken. Transient when its condition holds but a
-        newer version, or a delete marker, has been recorded meanwhile, so that it would not be current; or when it is
-        to be a version of its own and another one has, or had, its number. Its blocks are condemned then, and the
+        newer version, or a delete marker, has been recorded meanwhile, so that it would not be current; when the newest
+        version or marker overtook it and was added under a condition, which would not have held after this PUT; or when
+        it is to be a version of its own and another one has, or had, its number. Its blocks are condemned then, and the
         caller may delete them. May be called again with the same object after a Transient that was raised. Raises
-        LeaseLost.
+        LeaseLost, and ValueError when the version does not fit the condition (see `next_version`).
         """
         ...
 
