@@ -121,20 +121,17 @@ def initialise_objects(settings: Settings, new_shards: Collection[int] = ()) -> 
             RadosLandingStore.initialise(cluster, ceph.landing_pool, ceph.namespace)
 
 
-def mark_objects(settings: Settings, store_id: str, *, replace: bool) -> None:
-    """Record durably in the block store and the landing store that they belong to the metadata with this id. `replace`
-    replaces an earlier record.
-
-    Raises ConfigError when they belong to other metadata, NoSpace, Transient.
-    """
+def mark_objects(settings: Settings, store_id: str) -> None:
+    """Record durably in the block store and the landing store that they belong to the metadata with this id. Raises
+    ConfigError when they belong to other metadata, NoSpace, Transient."""
     if settings.store.backend == "local":
-        claim_root(settings.store.root, store_id, replace=replace)
+        claim_root(settings.store.root, store_id)
         return
     from nos_ec.adapters.rados.cluster import RadosCluster
     from nos_ec.adapters.rados.store_mark import claim_for
 
     with RadosCluster(rados_options(settings)) as cluster:
-        _for_each_pool(settings, cluster, lambda pool: claim_for(pool, store_id, replace=replace))
+        for_each_pool(settings, cluster, lambda pool: claim_for(pool, store_id))
 
 
 def require_marks(settings: Settings, store_id: str) -> None:
@@ -172,10 +169,11 @@ def find_mark(settings: Settings) -> str:
 def _require_owner(settings: Settings, cluster: RadosCluster, store_id: str) -> None:
     from nos_ec.adapters.rados.store_mark import require_owner
 
-    _for_each_pool(settings, cluster, lambda pool: require_owner(pool, store_id))
+    for_each_pool(settings, cluster, lambda pool: require_owner(pool, store_id))
 
 
-def _for_each_pool(settings: Settings, cluster: RadosCluster, act: Callable[[Pool], None]) -> None:
+def for_each_pool(settings: Settings, cluster: RadosCluster, act: Callable[[Pool], None]) -> None:
+    """Open the pool of blocks, then that of landing copies, and do this with each. Errors name its setting."""
     ceph = settings.ceph
     for setting, pool_name in (("ceph.blocks_pool", ceph.blocks_pool), ("ceph.landing_pool", ceph.landing_pool)):
         with settings_named(setting, *OF_METADATA), cluster.open_pool(pool_name, ceph.namespace) as pool:

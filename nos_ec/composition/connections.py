@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Self
 
 from nos_ec.adapters.local.block_store import LocalBlockStore
 from nos_ec.adapters.local.landing_store import LocalLandingStore
-from nos_ec.adapters.local.trial import look_at_log, missing_shards, owner_of, try_folder
-from nos_ec.adapters.sql.engine import parse_url
+from nos_ec.adapters.local.store_mark import find_owner
+from nos_ec.adapters.local.trial import look_at_log, missing_shards, try_folder
+from nos_ec.adapters.sql.engine import is_missing, parse_url
 from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.composition.backends import (
     OF_CONNECTION,
@@ -26,6 +27,7 @@ from nos_ec.composition.backends import (
     settings_named,
 )
 from nos_ec.composition.landing import open_devices
+from nos_ec.composition.ownership import compare_owner
 from nos_ec.composition.trial import Check, NotTried
 from nos_ec.core.errors import FREE_SPACE, ConfigError, NoSpace
 from nos_ec.engine.room import PUT_RESERVES
@@ -95,7 +97,7 @@ class Connections:
         def connect() -> str:
             with settings_named("store.metadata_url"):
                 parsed = parse_url(store.url())
-                if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+                if is_missing(parsed):
                     self.initialised = False
                     raise NotTried(f"{parsed.database} does not exist: {NOT_INITIALISED}")
                 trial = DatabaseTrial(store.url(), replica=store.metadata_replica)
@@ -135,18 +137,8 @@ class Connections:
             raise NotTried("needs: database store")
         if not self.initialised and owner is None:
             raise NotTried(NOT_INITIALISED)
-        if not self.initialised:
-            raise ConfigError(
-                f"{where} is marked as that of store {owner}, but the metadata is new and empty: name the database of"
-                " that store, or restore it from a backup; for a new store, name another place",
-                settings=OF_METADATA,
-            )
-        if owner != self._store_id:
-            raise ConfigError(
-                f"{where} {f'holds another store ({owner})' if owner else 'holds no store'}, but the metadata is that"
-                f" of store {self._store_id}: correct the place or the metadata URL",
-                settings=OF_METADATA,
-            )
+        with settings_named(*OF_METADATA):
+            compare_owner(where, owner, self._store_id, is_new=not self.initialised)
         return f"{where} belongs to store {owner}"
 
     # --- the embedded stores ----------------------------------------------------------------------
@@ -187,7 +179,7 @@ class Connections:
             yield Check("landing log", FOLDER_LIMIT_MS, self._devices, ("folder", "database store"))
         yield Check("free space", FOLDER_LIMIT_MS, space, ("block store", "landing store"))
         yield Check(
-            "store identity", FOLDER_LIMIT_MS, lambda: self._compare_owner(str(root), owner_of(root)), ("folder",)
+            "store identity", FOLDER_LIMIT_MS, lambda: self._compare_owner(str(root), find_owner(root)), ("folder",)
         )
 
     def _devices(self) -> str:
@@ -292,13 +284,13 @@ class Connections:
             return f"monitors at most {monitors_apart_s(opened[0]):.3f} s apart; they do not tell the time itself"
 
         def identity() -> str:
-            from nos_ec.adapters.rados.trial import owner
+            from nos_ec.adapters.rados.store_mark import find_owner
 
             said = ""
             for name, pool in pools.items():
                 where = f"pool {pool.name}" + (f", namespace {ceph.namespace}," if ceph.namespace else "")
                 with settings_named(f"ceph.{name}_pool"):
-                    said = self._compare_owner(where, owner(pool))
+                    said = self._compare_owner(where, find_owner(pool))
             return said
 
         command_ms = ceph.connect_timeout_ms + MARGIN_MS

@@ -41,6 +41,15 @@ def log_folder(settings: Settings) -> Path:
     return settings.store.root / "landing_log"
 
 
+def check_devices(settings: Settings, store_id: str | None) -> None:
+    """Check the devices of an embedded store that are there, and change nothing. store_id: None for new metadata, to
+    which no device can belong. Raises ConfigError for devices of other stores and for other data, Transient."""
+    landing = settings.landing
+    if settings.store.backend == "local":
+        paths = landing.paths(settings.store.root)
+        DeviceLog.check(log_folder(settings), paths, store_id, slot_bytes=landing.segment_bytes)
+
+
 def initialise_devices(
     settings: Settings, metadata: Metadata, store_id: str, new_devices: Collection[int] = ()
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.migrate import find_store, migrate
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.composition.backends import find_mark, open_objects, require_marks, settings_named
 from nos_ec.composition.wiring import new_block_id
@@ -24,20 +24,19 @@ def open_lost(settings: Settings) -> Iterator[tuple[Lost, str]]:
         store_id = find_mark(settings)
         require_marks(settings, store_id)
         with settings_named(settings.store.url_setting):
+            known, exists = find_store(settings.store.url(), settings.geometry.value())
+            if exists:
+                raise ConfigError(
+                    f"{settings.store.url_setting} names a database that has the metadata of a store: `nos-ec check`"
+                    " says whether it fits; a rebuild needs an empty database"
+                )
+            if known not in (None, store_id):
+                raise ConfigError(
+                    f"{settings.store.url_setting} names a database of store {known}, and the blocks belong to store"
+                    f" {store_id}: give an empty database"
+                )
             migrate(settings.store.url())
             metadata = stack.enter_context(closing(open_metadata(settings.store.url())))
-        if not metadata.is_new():
-            raise ConfigError(
-                f"{settings.store.url_setting} names a database that has the metadata of a store: `nos-ec check` says"
-                " whether it fits; a rebuild needs an empty database",
-                settings=(settings.store.url_setting,),
-            )
-        claimed = metadata.claim_store_id(store_id)
-        if claimed != store_id:
-            raise ConfigError(
-                f"{settings.store.url_setting} names a database of store {claimed}, and the blocks belong to store"
-                f" {store_id}: give an empty database",
-                settings=(settings.store.url_setting,),
-            )
+        metadata.claim_store_id(store_id)
         objects = open_objects(settings, stack, lambda: new_block_id(clock), store_id)
         yield Lost(metadata, objects.blocks, objects.landing, objects.medium, clock), store_id

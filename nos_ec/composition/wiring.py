@@ -27,12 +27,12 @@ from nos_ec.composition.backends import (
     make_root,
     mark_objects,
     open_objects,
-    require_marks,
     settings_named,
 )
 from nos_ec.composition.landing import Landers, initialise_devices, lanes_of, layered
 from nos_ec.composition.lifetimes import new_survey, watch_deaths
 from nos_ec.composition.log_on_demand import LagProbe, LogOnDemand
+from nos_ec.composition.ownership import refuse_data_without_metadata, refuse_other_stores
 from nos_ec.composition.processes import member_name, process_name, run_name
 from nos_ec.core.errors import Blocklisted, ConfigError, NosError, Transient
 from nos_ec.core.geometry import Geometry
@@ -112,6 +112,7 @@ def initialise(settings: Settings, new_shards: Collection[int] = (), new_devices
     be reached.
     """
     geometry = settings.geometry.value()
+    refuse_other_stores(settings)
     make_root(settings)
     with settings_named(settings.store.url_setting):
         migrate(settings.store.url())
@@ -132,40 +133,16 @@ def _initialise_new(settings: Settings, metadata: Metadata, new_shards: Collecti
     """The caller binds the geometry last, so that the metadata counts as new until then. A repeated call after a crash
     is safe."""
     initialise_objects(settings, new_shards)
-    _refuse_data_without_metadata(settings)
-    mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()), replace=True)
+    refuse_data_without_metadata(settings, created=True)
+    mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()))
 
 
 def _complete(settings: Settings, metadata: Metadata, new_shards: Collection[int]) -> None:
     """Complete an existing store. Never creates an empty place for objects that the metadata knows to be elsewhere."""
     metadata.bind_geometry(settings.geometry.value())
-    known = metadata.find_store_id()
-    if known is not None:
-        require_marks(settings, known)
     initialise_objects(settings, new_shards)
-    if known is None:
-        mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()), replace=False)
-
-
-def _refuse_data_without_metadata(settings: Settings) -> None:
-    """Raises ConfigError if data exists. New metadata next to old data would hide it, and look like a healthy store."""
-    with ExitStack() as stack:
-        objects = open_objects(settings, stack, lambda: new_block_id(SystemClock()), None)
-        block_id = next(objects.blocks.list_blocks(), None)
-        landing_id = next(objects.landing.list_ids(), None)
-        segment = None if objects.medium is None else next(objects.medium.segments(), None)
-    found = block_id or landing_id or segment
-    if found is not None:
-        what = "block" if block_id else "landing copy" if landing_id else "landing segment"
-        raise ConfigError(
-            f"{what} {found.hex()} exists, but the metadata is new and empty: restore the metadata from a backup,"
-            " write its rows again with `nos-ec metadata rebuild` (docs/RUNBOOKS.md), or set the right"
-            " store.metadata_url; to start from scratch, set another store.root (with Ceph: another"
-            " ceph.namespace) or remove the old data",
-            block_id=block_id,
-            landing_id=landing_id if block_id is None else None,
-            settings=("store.metadata_url", "store.root", "ceph.namespace"),
-        )
+    if metadata.find_store_id() is None:
+        mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()))
 
 
 @dataclass(slots=True)

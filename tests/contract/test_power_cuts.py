@@ -344,19 +344,12 @@ class Marks:
     def work(self, recorder: Recorder, root: Path) -> None:
         self.history.recorder = recorder
         make_folder(root)
-        self.history.did("claim", lambda: claim_root(root, "one", replace=False))
-        self.history.did("again", lambda: claim_root(root, "two", replace=True))
+        self.history.did("claim", lambda: claim_root(root, "one"))
+        self.history.did("again", lambda: claim_root(root, "one"))
 
     def check(self, root: Path, position: int) -> None:
-        if self.history.was_done("again", position):
-            require_root_of(root, "two")
-        elif self.history.was_done("claim", position):
-            owners = []
-            for owner in ("one", "two"):
-                with suppress(ConfigError):
-                    require_root_of(root, owner)
-                    owners.append(owner)
-            assert len(owners) == 1
+        if self.history.was_done("claim", position):
+            require_root_of(root, "one")
 
 
 class Segments:

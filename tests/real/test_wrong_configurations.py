@@ -298,6 +298,16 @@ def test_the_data_of_another_store(store: Store) -> None:
     assert_reported(store, *(Case(command, changes, words) for command in ("consumer", "gc", "init")))
 
 
+def test_a_new_database_takes_no_store(store: Store) -> None:
+    """Not even one that holds no object: its processes would be shut out, or work on the same pools."""
+    theirs = {"CEPH__NAMESPACE": f"{store.name}_other"}
+    bare = theirs | {"STORE__METADATA_URL": store.database(f"{store.name}_bare")}
+    assert_reported(store, Case("init", bare, ("new and empty", "ceph.namespace", "store.metadata_url")))
+    done = store.run("status", theirs | {"STORE__METADATA_URL": store.database(f"{store.name}_other")})
+    assert done.code == 0, done.stderr
+    assert "no tables yet" in store.run("consumer", bare).message
+
+
 def test_known_objects_get_no_second_place(store: Store) -> None:
     """`init` with a mistyped namespace does not create an empty store that hides all objects."""
     changes = {"CEPH__NAMESPACE": f"{store.name}_mistyped"}

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.composition.rebuilding import open_lost
 from nos_ec.composition.wiring import initialise, open_system
 from nos_ec.core.errors import ConfigError, Corrupt
+from nos_ec.settings import Settings, load_settings
 from nos_ec.testing.audit import all_blocks
 
 from .conftest import Bench
@@ -42,6 +50,86 @@ def test_lost_metadata_is_not_recreated_over_data(bench: Bench, left: bytes | No
             open_system(bench.settings())
         with pytest.raises(ConfigError, match="restore the metadata from a backup"):
             initialise(bench.settings())
+
+
+def _with_database(bench: Bench, path: Path) -> Settings:
+    return load_settings(bench.config, {"NOS_EC_STORE__METADATA_URL": f"sqlite:///{path}"})
+
+
+def _contents(folder: Path) -> dict[str, bytes | None]:
+    """All files and folders below `folder`, by path; the files with what they hold."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["landed", "packed"])
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "mark_lost"])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["inside", "elsewhere"])
+def test_init_with_another_database_changes_nothing(bench: Bench, elsewhere: bool, marked: bool, packed: bool) -> None:
+    """The mark in the folder is the proof of whose the devices are, and another database must not replace it."""
+    root = bench.folder / "store"
+    if elsewhere:
+        shutil.rmtree(root)
+        bench.config.write_text(bench.config.read_text().replace("[landing]\n", "[landing]\ndevices = '../a, ../b'\n"))
+        initialise(bench.settings())
+    with bench.open() as system:
+        bench.put_some(system, 20)
+        if packed:
+            bench.pack(system)
+    mark = (root / "store-id").read_bytes()
+    if not marked:
+        (root / "store-id").unlink()
+    before = _contents(bench.folder)
+    for new_shards, new_devices in (((), ()), ((3,), ()), ((), (0,))):
+        with pytest.raises(ConfigError, match="new and empty" if marked or packed else "another store"):
+            initialise(_with_database(bench, bench.folder / "empty.db"), new_shards, new_devices)
+        assert _contents(bench.folder) == before
+    (root / "store-id").write_bytes(mark)
+    with bench.open() as system:
+        bench.assert_readable(system)
+
+
+def test_processes_that_create_a_store_together(bench: Bench) -> None:
+    """Each finds marks and devices that the others have made meanwhile."""
+    root = bench.folder / "store"
+    for _ in range(5):
+        shutil.rmtree(root)
+        with ThreadPoolExecutor(4) as threads:
+            for done in [threads.submit(initialise, bench.settings()) for _ in range(4)]:
+                done.result()
+        with bench.open() as system:
+            bench.put_some(system, 2)
+            bench.assert_readable(system)
+
+
+def test_init_in_a_new_folder_takes_no_device_of_another_store(bench: Bench) -> None:
+    with bench.open() as system:
+        bench.put_some(system, 20)
+    before = _contents(bench.folder)
+    device = bench.folder / "store/landing_log/device0"
+    changes = {"NOS_EC_STORE__ROOT": str(bench.folder / "new"), "NOS_EC_LANDING__DEVICES": f"blank, {device}"}
+    with pytest.raises(ConfigError, match="of another store"):
+        initialise(load_settings(bench.config, changes))
+    assert _contents(bench.folder) == before
+
+
+def test_init_upgrades_no_database_of_another_store(bench: Bench, tmp_path: Path) -> None:
+    """Its processes, of an older release, would be shut out."""
+    _filled(bench)
+    other = tmp_path / "other.db"
+    migrate(f"sqlite:///{other}", "0001")
+    with closing(sqlite3.connect(other)) as connection, connection:
+        connection.execute("INSERT INTO store_info (name, value) VALUES ('store_id', ?)", ("f" * 32,))
+        connection.execute(
+            "INSERT INTO store_info (name, value) VALUES ('geometry', ?)",
+            (json.dumps(asdict(bench.settings().geometry.value())),),
+        )
+    before = _contents(tmp_path)
+    settings = _with_database(bench, other)
+    with pytest.raises(ConfigError, match="another store"):
+        initialise(settings)
+    with pytest.raises(ConfigError, match="has the metadata of a store"), open_lost(settings):
+        pass
+    assert _contents(tmp_path) == before
 
 
 def test_restored_metadata_opens_again(bench: Bench) -> None:

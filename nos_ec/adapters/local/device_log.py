@@ -80,6 +80,7 @@ class DeviceLog:
             raise
 
     initialise = staticmethod(devices.initialise)
+    check = staticmethod(devices.check)
 
     @property
     def limits(self) -> MediumLimits:

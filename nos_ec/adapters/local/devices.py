@@ -120,9 +120,9 @@ def device_count_now(device: OpenDevice) -> int:
     return device.superblock.devices if found is None else found.devices
 
 
-def _superblock_of(file: DeviceFile, store_id: bytes) -> Superblock | None:
+def _superblock_of(file: DeviceFile, store_id: bytes | None) -> Superblock | None:
     """The superblock that counts; None when the first MiB is zeros, so that nothing is there. Raises ConfigError for
-    data of somebody else, and when both superblocks are damaged; OSError.
+    data of somebody else, and when both superblocks are damaged; OSError. store_id: None for a new store.
 
     When only one can be read, the other one may be newer. Everything except `clean` is the same in both: a change of
     the number of devices is written twice.
@@ -152,9 +152,10 @@ def _superblock_of(file: DeviceFile, store_id: bytes) -> Superblock | None:
         return None
     superblock = max(valid, key=lambda each: each.generation)
     if superblock.store_id != store_id:
+        this = "which is new" if store_id is None else store_id.hex()
         raise ConfigError(
             f"{file.path} belongs to the landing log of another store ({superblock.store_id.hex()}), not to this one"
-            f" ({store_id.hex()}): connect the right device"
+            f" ({this}): connect the right device, or set the right store.metadata_url"
         )
     return replace(superblock, clean=superblock.clean and len(valid) == len(SUPERBLOCKS))
 
@@ -218,12 +219,9 @@ def initialise(
     with translated(f"landing log {folder}"):
         make_folder(folder)
         with locked(folder), ExitStack() as stack:
-            found = {path: _look(path, raw_id, slot_bytes, stack) for path in paths}
-            known = [device for device in found.values() if device is not None]
             lives = read_lives(folder)
-            for device in known:
-                _require(device, slot_bytes)
-                refuse_replaced(device.file.path, device.superblock, lives)
+            found = _look_at_all(paths, raw_id, slot_bytes, lives, stack)
+            known = [device for device in found.values() if device is not None]
             blank = [path for path, device in found.items() if device is None]
             count = max((device.superblock.devices for device in known), default=devices_min)
             for path, number in zip(blank, _numbers(known, count, len(blank), new_devices), strict=True):
@@ -241,6 +239,26 @@ def initialise(
                         table.unload(device.superblock.device)
                     if device.superblock.devices < count:
                         write_superblock(device, devices=count)
+
+
+def check(folder: Path, paths: Sequence[Path], store_id: str | None, *, slot_bytes: int = SLOT_BYTES) -> None:
+    """Raise what `initialise` raises for a path that holds anything but a device of this store's log, and for another
+    size of its slots. Changes nothing. store_id: None for a store that is new, to which no device belongs."""
+    raw_id = None if store_id is None else store_id_of(store_id)
+    with translated(f"landing log {folder}"), ExitStack() as stack:
+        _look_at_all(paths, raw_id, slot_bytes, read_lives(folder), stack)
+
+
+def _look_at_all(
+    paths: Sequence[Path], store_id: bytes | None, slot_bytes: int, lives: Mapping[int, int], stack: ExitStack
+) -> dict[Path, OpenDevice | None]:
+    """`_look` at each path, and compare what is there with what is configured."""
+    found = {path: _look(path, store_id, slot_bytes, stack) for path in paths}
+    for device in found.values():
+        if device is not None:
+            _require(device, slot_bytes)
+            refuse_replaced(device.file.path, device.superblock, lives)
+    return found
 
 
 def _check_sizes(paths: Sequence[Path], slot_bytes: int, file_bytes: int) -> None:
@@ -281,9 +299,9 @@ def _numbers(known: Sequence[OpenDevice], count: int, blank: int, new_devices: C
     return [*numbers, *range(count, count + blank - len(numbers))]
 
 
-def _look(path: Path, store_id: bytes, slot_bytes: int, stack: ExitStack) -> OpenDevice | None:
-    """The device of this log at a path, which `stack` closes; None when there is none. Raises ConfigError for anything
-    else, OSError."""
+def _look(path: Path, store_id: bytes | None, slot_bytes: int, stack: ExitStack) -> OpenDevice | None:
+    """The device of this log at a path, which `stack` closes; None when there is none. store_id: None for a log that
+    has no devices yet. Raises ConfigError for anything else, OSError."""
     try:
         file = DeviceFile(path)
     except FileNotFoundError:
@@ -296,7 +314,8 @@ def _look(path: Path, store_id: bytes, slot_bytes: int, stack: ExitStack) -> Ope
         return OpenDevice(file, superblock)
     if _is_raw(path):
         _refuse_used(path)
-        _refuse_slots(file, store_id, slot_bytes)
+        if store_id is not None:
+            _refuse_slots(file, store_id, slot_bytes)
     else:
         _refuse_data(file)
     return None

@@ -10,11 +10,11 @@ from nos_ec.core.errors import ConfigError
 OWNER_FILE = "store-id"
 
 
-def claim_root(root: Path, store_id: str, *, replace: bool) -> None:
-    """Record, durably, that the data in `root` belongs to the metadata with this id. `replace` replaces any
-    earlier record. Raises ConfigError when the data belongs to another store, NoSpace, Transient."""
+def claim_root(root: Path, store_id: str) -> None:
+    """Record, durably, that the data in `root` belongs to the metadata with this id. Raises ConfigError when the data
+    belongs to another store, NoSpace, Transient."""
     with translated(f"marking {root} as a store"), locked(root):
-        if replace or find_owner(root) is None:
+        if find_owner(root) is None:
             replace_file(root / OWNER_FILE, store_id.encode())
     require_root_of(root, store_id)
 
@@ -39,7 +39,7 @@ def find_owner(root: Path) -> str | None:
     """The id of the metadata that the data in `root` belongs to; None if it is not marked. Raises Transient."""
     try:
         return (root / OWNER_FILE).read_text(errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise as_port_error(f"checking whose store {root} is", error) from error

@@ -6,11 +6,10 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from nos_ec.adapters.local.durable import as_port_error, translated
+from nos_ec.adapters.local.durable import as_port_error
 from nos_ec.adapters.local.log_file import APPLICATION_ID, FORMAT_VERSION, partition_count, translated_errors
 from nos_ec.adapters.local.probe import probe_folder
 from nos_ec.adapters.local.shard_folders import folder_name
-from nos_ec.adapters.local.store_mark import OWNER_FILE
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import Geometry
 
@@ -36,16 +35,6 @@ def missing_shards(root: Path, geometry: Geometry) -> list[str]:
     """The names of the shard folders that are not there."""
     names = map(folder_name, range(geometry.k + geometry.m))
     return [name for name in names if not (root / name).is_dir()]
-
-
-def owner_of(root: Path) -> str | None:
-    """The id of the metadata that the data in this folder belongs to; None if it was not initialised. Raises
-    Transient."""
-    with translated(f"checking whose store {root} is"):
-        try:
-            return (root / OWNER_FILE).read_text(errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
 
 
 def look_at_log(path: Path, partitions: int) -> str | None:

@@ -16,32 +16,31 @@ OWNER_OBJECT = "nos_ec.owner"
 STORE_ID = "nos_ec.store_id"
 
 
-def claim_for(pool: Pool, store_id: str, *, replace: bool) -> None:
-    """Record, durably, that the data here belongs to the metadata with this id. `replace` replaces any earlier
-    record. Raises ConfigError when the data belongs to another store, NoSpace, Transient."""
-    if replace:
-        try:
-            pool.write(OWNER_OBJECT, steps.set_xattr(STORE_ID, store_id.encode()))
-        except OSError as error:
-            raise port_error(f"marking Ceph pool {pool.name} as a store", error) from error
-    else:
-        make_mark(pool, OWNER_OBJECT, STORE_ID, store_id.encode())
+def claim_for(pool: Pool, store_id: str) -> None:
+    """Record, durably, that the data here belongs to the metadata with this id. Raises ConfigError when the data
+    belongs to another store, NoSpace, Transient."""
+    make_mark(pool, OWNER_OBJECT, STORE_ID, store_id.encode())
     require_owner(pool, store_id)
 
 
 def require_owner(pool: Pool, store_id: str) -> None:
     """Raise ConfigError unless the data here belongs to the metadata with this id. Raises Transient."""
-    try:
-        found = pool.xattr(OWNER_OBJECT, STORE_ID).decode(errors="replace")
-    except FileNotFoundError:
-        found = ""
-    except OSError as error:
-        raise port_error(f"opening the store in Ceph pool {pool.name}", error) from error
+    found = find_owner(pool)
     if found != store_id:
         raise ConfigError(
             f"Ceph pool {pool.name} holds {f'another store ({found})' if found else 'no store'} there, but the metadata"
             f" is that of store {store_id}: correct the pool, the namespace or the metadata URL"
         )
+
+
+def find_owner(pool: Pool) -> str | None:
+    """The id of the metadata that the data here belongs to; None if it is not marked. Raises Transient."""
+    try:
+        return pool.xattr(OWNER_OBJECT, STORE_ID).decode(errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise port_error(f"opening the store in Ceph pool {pool.name}", error) from error
 
 
 def owner_of(pool: Pool) -> str:

@@ -10,7 +10,6 @@ from nos_ec.adapters.rados import pool as steps
 from nos_ec.adapters.rados.cluster import RadosCluster
 from nos_ec.adapters.rados.failures import port_error
 from nos_ec.adapters.rados.pool import Pool
-from nos_ec.adapters.rados.store_mark import OWNER_OBJECT, STORE_ID
 from nos_ec.core.errors import ConfigError, Corrupt, NosError
 
 _PROBE = "nos_ec.probe"
@@ -66,17 +65,6 @@ def _try_reading(pool: Pool, action: str) -> None:
         return
     except OSError as error:
         raise port_error(action, error) from error
-
-
-def owner(pool: Pool) -> str | None:
-    """The id of the metadata that the data here belongs to; None if the pool, or namespace, was not initialised.
-    Raises ConfigError, Transient."""
-    try:
-        return pool.xattr(OWNER_OBJECT, STORE_ID).decode(errors="replace")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise port_error(f"opening the store in Ceph pool {pool.name}", error) from error
 
 
 def monitors_apart_s(cluster: RadosCluster) -> float:

@@ -172,7 +172,8 @@ def _mysql_connect() -> Callable[..., Any]:
 def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:
     path = Path(str(url.database))
     if not create:
-        _require_file(path)
+        if not _has_file(path):
+            raise ConfigError(f"there is no metadata store at {path}; {NEW_OR_LOST}")
     else:
         # SQLite gives the files beside it the same owner and mode. One that is there must not be opened: to close any
         # descriptor of a file gives up all locks of this process on it, also those of SQLite's open connections.
@@ -188,15 +189,19 @@ def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:
     return engine
 
 
-def _require_file(path: Path) -> None:
+def is_missing(url: URL) -> bool:
+    """Whether this is the URL of a SQLite file that does not exist. Raises ConfigError."""
+    return url.get_backend_name() == "sqlite" and not _has_file(Path(str(url.database)))
+
+
+def _has_file(path: Path) -> bool:
+    """Whether there is a file. Raises ConfigError when this user may not know."""
     try:
-        found = path.is_file()
+        return path.is_file()
     except OSError as error:
         raise ConfigError(
             f"metadata at SQLite file {path}: {error.strerror}; check owner and mode of the file and of its folders"
         ) from error
-    if not found:
-        raise ConfigError(f"there is no metadata store at {path}; {NEW_OR_LOST}")
 
 
 def _sqlite_connect(path: Path, busy_ms: int) -> Callable[..., Any]:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 
-from nos_ec.adapters.sql.engine import NEW_OR_LOST, WRITES, make_engine
+from nos_ec.adapters.sql.engine import MYSQL_READ_S, NEW_OR_LOST, WRITES, is_missing, make_engine, parse_url
 from nos_ec.adapters.sql.failures import place, translate
+from nos_ec.adapters.sql.store_info import find_store_id, has_geometry
 from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.core.geometry import Geometry
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -35,12 +37,31 @@ def migrate(url: str, to: str = "head") -> None:
     with host and port).
     """
     # A server that hangs must be noticed before it is given a day for each statement.
-    with _connected(make_engine(url, create=True)) as connection:
+    with _connected(_writing_engine(url)) as connection:
         if revision(connection) == (schema_head() if to == "head" else to):
             return
         _refuse_unknown(connection)
-    with _connected(make_engine(url, create=True, read_s=_READ_S)) as connection, _alone(connection):
+    with _connected(_writing_engine(url, read_s=_READ_S)) as connection, _alone(connection):
         _upgrade(connection, to)
+
+
+def find_store(url: str, geometry: Geometry) -> tuple[str | None, bool]:
+    """The id of the store whose metadata is at `url`, None if there is none, and whether that store is initialised.
+    Works with older schemas, and creates and changes nothing.
+
+    Raises ConfigError (also for a store of another geometry or of a newer release), Corrupt, Transient.
+    """
+    if is_missing(parse_url(url)):
+        return None, False
+    with _connected(make_engine(url)) as connection:
+        if revision(connection) is None:
+            return None, False
+        _refuse_unknown(connection)
+        return find_store_id(connection), has_geometry(connection, geometry)
+
+
+def _writing_engine(url: str, read_s: int = MYSQL_READ_S) -> Engine:
+    return make_engine(url, create=True, read_s=read_s).execution_options(**{WRITES: True})
 
 
 def _upgrade(connection: Connection, to: str) -> None:
@@ -55,9 +76,9 @@ def _upgrade(connection: Connection, to: str) -> None:
 
 @contextmanager
 def _connected(engine: Engine) -> Iterator[Connection]:
-    """A connection that may write. Errors of the driver become those of `migrate`."""
+    """A connection. Errors of the driver become those of `migrate`. Disposes of the engine."""
     try:
-        with engine.execution_options(**{WRITES: True}).connect() as connection:
+        with engine.connect() as connection:
             yield connection
     except DBAPIError as error:
         failure = translate(error, engine.url)

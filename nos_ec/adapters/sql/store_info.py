@@ -14,14 +14,20 @@ from nos_ec.core.geometry import Geometry
 
 def bind_geometry(connection: Connection, geometry: Geometry) -> None:
     """See `Metadata.bind_geometry`."""
-    bound = find_geometry(connection)
-    if bound is None:
+    if not has_geometry(connection, geometry):
         connection.execute(insert(STORE_INFO).values(name="geometry", value=json.dumps(asdict(geometry))))
-    elif bound != geometry:
+
+
+def has_geometry(connection: Connection, geometry: Geometry) -> bool:
+    """Whether the store is bound to this geometry; False when it is new. Raises ConfigError when it is bound to
+    another one."""
+    bound = find_geometry(connection)
+    if bound is not None and bound != geometry:
         raise ConfigError(
             f"this store was created with {bound}, but {geometry} is configured;"
             " correct the configuration, or create another store for that geometry"
         )
+    return bound is not None
 
 
 def find_geometry(connection: Connection) -> Geometry | None:

@@ -19,7 +19,7 @@ from nos_ec.adapters.sql.failures import place, read_only, translate
 from nos_ec.adapters.sql.migrate import check_schema, revision
 from nos_ec.adapters.sql.primary import ReadOnlyServer, require_primary
 from nos_ec.adapters.sql.schema import METADATA
-from nos_ec.adapters.sql.store_info import find_geometry, find_store_id
+from nos_ec.adapters.sql.store_info import find_store_id, has_geometry
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import Geometry
 from nos_ec.ports.clock import Clock
@@ -100,15 +100,7 @@ class DatabaseTrial:
     def store(self, geometry: Geometry) -> str | None:
         """The id of the store; None if it is not initialised."""
         with self._translated():
-            bound = find_geometry(self._open())
-            store_id = find_store_id(self._open())
-        if bound is None:
-            return None
-        if bound != geometry:
-            raise ConfigError(
-                f"this store was created with {bound}, but {geometry} is configured; correct the configuration"
-            )
-        return store_id
+            return find_store_id(self._open()) if has_geometry(self._open(), geometry) else None
 
     def rights(self) -> str:
         """What the user may do with the rows of the tables."""

@@ -1,0 +1,106 @@
+"""Whether metadata, data and devices of the landing log belong to the same store. Changes nothing."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from nos_ec.adapters.local.store_mark import find_owner
+from nos_ec.adapters.sql.migrate import find_store
+from nos_ec.composition.backends import OF_CONNECTION, for_each_pool, open_objects, rados_options, settings_named
+from nos_ec.composition.landing import check_devices
+from nos_ec.core.errors import ConfigError
+from nos_ec.core.ids import BlockId
+from nos_ec.settings import Settings
+
+if TYPE_CHECKING:
+    from nos_ec.adapters.rados.pool import Pool
+
+NEW_METADATA = (
+    "the metadata is new and empty: restore the metadata from a backup, write its rows again with `nos-ec metadata"
+    " rebuild` (docs/RUNBOOKS.md), or set the right store.metadata_url; to start from scratch, set another store.root"
+    " (with Ceph: another ceph.namespace) or remove the old data"
+)
+"""What to do when data is there, but not its metadata."""
+
+
+def refuse_other_stores(settings: Settings) -> None:
+    """Raises ConfigError unless metadata, data and devices of the landing log are of one store, or there are none yet.
+    Changes nothing: marks and schema that were changed for metadata of another store would shut out the right one."""
+    known: tuple[str | None, bool] | None = None
+    while True:
+        with settings_named(settings.store.url_setting):
+            found = find_store(settings.store.url(), settings.geometry.value())
+        try:
+            _compare(settings, *found)
+        except ConfigError:
+            if found == known:
+                raise
+            known = found  # another process may have created the store meanwhile
+        else:
+            return
+
+
+def _compare(settings: Settings, store_id: str | None, exists: bool) -> None:
+    _check_owners(settings, store_id, is_new=not exists)
+    if not exists:
+        refuse_data_without_metadata(settings, created=False)
+    with settings_named("landing.devices", "store.metadata_url"):
+        check_devices(settings, store_id if exists else None)
+
+
+def _check_owners(settings: Settings, store_id: str | None, *, is_new: bool) -> None:
+    """Compare the marks of block store and landing store, which may not exist yet, with the metadata. Raises
+    ConfigError as `compare_owner` does, Transient."""
+    if settings.store.backend == "local":
+        root = settings.store.root
+        with settings_named("store.root", "store.metadata_url"):
+            compare_owner(str(root), find_owner(root), store_id, is_new=is_new)
+        return
+    from nos_ec.adapters.rados import store_mark
+    from nos_ec.adapters.rados.cluster import RadosCluster
+
+    def compare(pool: Pool) -> None:
+        compare_owner(f"Ceph pool {pool.name}", store_mark.find_owner(pool), store_id, is_new=is_new)
+
+    with settings_named(*OF_CONNECTION):
+        cluster = RadosCluster(rados_options(settings))
+    with cluster:
+        for_each_pool(settings, cluster, compare)
+
+
+def compare_owner(where: str, owner: str | None, store_id: str | None, *, is_new: bool) -> None:
+    """Raise ConfigError unless the data at `where`, which is marked as that of store `owner`, belongs to the metadata,
+    which is that of store `store_id`. Data without a mark belongs to new metadata, and to metadata without an id."""
+    if owner == store_id or (owner is None and is_new):
+        return
+    if is_new:
+        raise ConfigError(f"{where} holds the data of store {owner}, but {NEW_METADATA}")
+    raise ConfigError(
+        f"{where} holds {f'another store ({owner})' if owner else 'no store'}, but the metadata is that of store"
+        f" {store_id or '(without an id)'}: correct the place or the metadata URL"
+    )
+
+
+def refuse_data_without_metadata(settings: Settings, *, created: bool) -> None:
+    """Raises ConfigError if data exists. New metadata next to old data would hide it, and look like a healthy store.
+    created: whether block store and landing store were created; otherwise they may be missing."""
+    with ExitStack() as stack:
+        try:
+            objects = open_objects(settings, stack, lambda: BlockId(bytes(16)), None)
+        except ConfigError:
+            if created:
+                raise
+            return
+        block_id = next(objects.blocks.list_blocks(), None)
+        landing_id = next(objects.landing.list_ids(), None)
+        segment = None if objects.medium is None else next(objects.medium.segments(), None)
+    found = block_id or landing_id or segment
+    if found is not None:
+        what = "block" if block_id else "landing copy" if landing_id else "landing segment"
+        raise ConfigError(
+            f"{what} {found.hex()} exists, but {NEW_METADATA}",
+            block_id=block_id,
+            landing_id=landing_id if block_id is None else None,
+            settings=("store.metadata_url", "store.root", "ceph.namespace"),
+        )
