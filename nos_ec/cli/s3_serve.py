@@ -139,9 +139,8 @@ def _gateway(
     accounts.require_known_secrets(masters)
     monitor.health.require("master key", lambda: accounts.require_known_secrets(masters))
     service = make_service(system, masters, settings)
-    beat = monitor.health.heart("serving")
     new_id = lambda: os.urandom(8).hex().upper()  # noqa: E731
-    with GatewayServer(service, settings, new_id, listener, certificate, beat, share) as server:
+    with GatewayServer(service, settings, new_id, listener, monitor.health, certificate, share) as server:
         monitor.metrics.add("gateway", lambda: gateway_samples(server.tally))
         monitor.metrics.add("batches", lambda: batch_samples(system.puts))
         settle()

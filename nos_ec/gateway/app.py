@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from nos_ec.gateway.access_log import log_access
 from nos_ec.gateway.body import BodyWanted, Source, Unasked
 from nos_ec.gateway.failures import translated
+from nos_ec.gateway.probes import Probes, send_answer
 from nos_ec.gateway.proxies import TrustedProxies
 from nos_ec.gateway.record import CLIENT_CLOSED, Record
 from nos_ec.gateway.reply import Reply
@@ -99,9 +100,11 @@ class App:
         new_id: Callable[[], str],
         options: AppOptions,
         tally: Tally,
+        probes: Probes,
     ) -> None:
         """uploads: serve the requests whose bodies are read while they are served, so that slow ones hold up no
         others."""
+        self._probes = probes
         self._service = service
         self._workers = workers
         self._uploads = uploads
@@ -113,6 +116,10 @@ class App:
         """Serve one request."""
         assert scope["type"] == "http"
         connection: Connection = scope["connection"]
+        probe = self._probes.find(scope)
+        if probe is not None:
+            await send_answer(await probe(), send, closes=connection.is_crowded)
+            return
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         proxies, sent, peer = self._options.proxies, scope["headers"], (scope["client"] or ("",))[0]

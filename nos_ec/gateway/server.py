@@ -26,14 +26,15 @@ from nos_ec.gateway.multipart_operations import MultipartOperations
 from nos_ec.gateway.object_operations import ObjectOperations
 from nos_ec.gateway.policies import PolicyOperations
 from nos_ec.gateway.post_forms import PostForms
+from nos_ec.gateway.probes import Probes
 from nos_ec.gateway.proxies import TrustedProxies
 from nos_ec.gateway.public_access import PublicAccessOperations
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.gateway.service import Service
 from nos_ec.gateway.tally import Tally
 from nos_ec.gateway.workers import Workers
+from nos_ec.monitoring.health import Health
 from nos_ec.monitoring.web_server import WebServer, listening
-from nos_ec.ports.clock import Beat, unwatched
 from nos_ec.settings import S3Settings
 
 STOP_WAIT_S = 30
@@ -81,12 +82,15 @@ class GatewayServer(WebServer):
         settings: S3Settings,
         new_id: Callable[[], str],
         listener: socket.socket,
+        health: Health,
         certificate: Certificate | None = None,
-        beat: Beat = unwatched,
         share: tuple[ConnectionCounts, int] | None = None,
     ) -> None:
-        """listener: see `listening_for_gateways`. certificate: None for plain HTTP. beat: called by the event loop.
-        share: counts of the processes that share the listener, and the number of this one; None if it is alone."""
+        """listener: see `listening_for_gateways`. health: of the process; it gets a heart for the event loop.
+        certificate: None for plain HTTP. share: counts of the processes that share the listener, and the number of this
+        one; None if it is alone."""
+
+        beat = health.heart("serving")
 
         async def notify() -> None:
             beat(BEAT_MS)
@@ -97,8 +101,9 @@ class GatewayServer(WebServer):
         self.certificate = certificate
         self._workers = Workers(settings.threads, "s3")
         self._uploads = Workers(settings.threads, "s3-upload")
+        self._probes = Probes(health, settings.domain_names, proxies)
         super().__init__(
-            App(service, self._workers, self._uploads, new_id, options, self.tally),
+            App(service, self._workers, self._uploads, new_id, options, self.tally, self._probes),
             "s3",
             listener,
             stop_wait_s=STOP_WAIT_S,
@@ -118,5 +123,5 @@ class GatewayServer(WebServer):
     ) -> None:
         """Also ends the threads."""
         super().__exit__(kind, error, trace)
-        for workers in (self._workers, self._uploads):
-            workers.close()
+        for threads in (self._workers, self._uploads, self._probes):
+            threads.close()

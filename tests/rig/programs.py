@@ -27,6 +27,7 @@ ON_EVERY_MACHINE = frozenset(
 PACKAGE_OF = {
     "curl": "curl",
     "groff": "groff",
+    "haproxy": "haproxy",
     "java": "default-jdk-headless",
     "javac": "default-jdk-headless",
     "logrotate": "logrotate",

@@ -20,6 +20,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.gateway.accounts import Accounts
 from nos_ec.gateway.sealed_secrets import MasterKeys
 from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
+from nos_ec.monitoring.health import Health
 from nos_ec.settings import S3Settings
 
 MASTERS = MasterKeys(["12" * 32])
@@ -70,12 +71,20 @@ class Gateway:
         return found
 
 
+def health_of(system: System) -> Health:
+    """The health of a gateway that depends on nothing."""
+    health = Health(system.clock, 60_000)
+    health.started()
+    return health
+
+
 @contextmanager
-def serving(system: System, settings: S3Settings = SETTINGS) -> Iterator[Gateway]:
+def serving(system: System, settings: S3Settings = SETTINGS, health: Health | None = None) -> Iterator[Gateway]:
     """A gateway of this store."""
+    health = health or health_of(system)
     ids = itertools.count(1)
     service, listener = make_service(system, MASTERS, settings), listening_for_gateways(settings)
-    with GatewayServer(service, settings, lambda: f"{next(ids):016X}", listener) as server:
+    with GatewayServer(service, settings, lambda: f"{next(ids):016X}", listener, health) as server:
         yield Gateway(system, server.url)
 
 

@@ -23,7 +23,7 @@ from nos_ec.gateway.workers import Workers
 from nos_ec.ports.metadata import KeyState, Rights
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
-from .s3_gateway import MASTERS, SETTINGS, Gateway, refused
+from .s3_gateway import MASTERS, SETTINGS, Gateway, health_of, refused
 
 LARGE = 5 * STRIPE
 """More than a stripe group of the test's geometry, so that the object gets blocks of its own."""
@@ -65,7 +65,7 @@ def test_life_of_a_bucket(gateway: Gateway) -> None:
 def test_a_gateway_that_remembers_buckets_sees_at_once_that_one_is_deleted(gateway: Gateway, ann: Any) -> None:
     remembering = SETTINGS.model_copy(update={"access_cache_ms": 60_000})
     service, listener = make_service(gateway.system, MASTERS, remembering), listening_for_gateways(remembering)
-    with GatewayServer(service, remembering, lambda: "1", listener) as server:
+    with GatewayServer(service, remembering, lambda: "1", listener, health_of(gateway.system)) as server:
         other = Gateway(gateway.system, server.url).client("ann")
         refused("404", 404, other.head_bucket, Bucket="music")
         ann.create_bucket(Bucket="music")

@@ -21,7 +21,7 @@ from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_se
 from tests.rig.programs import need_program
 
 from .conftest import WAIT_S_MAX
-from .s3_gateway import MASTERS, SETTINGS, Gateway
+from .s3_gateway import MASTERS, SETTINGS, Gateway, health_of
 
 GOOD = b"GET /photos/k HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -59,7 +59,7 @@ def rest_of(connection: socket.socket) -> bytes:
 def wire(system: System) -> Iterator[Wire]:
     ids = itertools.count(1)
     service, listener = make_service(system, MASTERS, SETTINGS), listening_for_gateways(SETTINGS)
-    with GatewayServer(service, SETTINGS, lambda: f"{next(ids):016X}", listener) as server:
+    with GatewayServer(service, SETTINGS, lambda: f"{next(ids):016X}", listener, health_of(system)) as server:
         gateway = Gateway(system, server.url)
         client = gateway.client("ann")
         client.create_bucket(Bucket="photos", ACL="public-read-write")

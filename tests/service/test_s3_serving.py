@@ -31,7 +31,7 @@ from nos_ec.gateway.tally import Tally
 from tests.rig.waiting import until
 
 from .conftest import CHUNK, WAIT_S_MAX, Bench
-from .s3_gateway import MASTERS, SETTINGS, Gateway, refused
+from .s3_gateway import MASTERS, SETTINGS, Gateway, health_of, refused
 
 QUICK = SETTINGS.model_copy(update={"requests_max": 3, "access_log": True})
 
@@ -54,7 +54,7 @@ class Serving(Gateway):
 def serving(system: System) -> Iterator[Serving]:
     ids = itertools.count(1)
     service, listener = make_service(system, MASTERS, QUICK), listening_for_gateways(QUICK)
-    with GatewayServer(service, QUICK, lambda: f"{next(ids):016X}", listener) as server:
+    with GatewayServer(service, QUICK, lambda: f"{next(ids):016X}", listener, health_of(system)) as server:
         yield Serving(system, server)
 
 

@@ -29,7 +29,7 @@ from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_se
 from nos_ec.settings import S3Settings
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
-from .s3_gateway import MASTERS, SETTINGS
+from .s3_gateway import MASTERS, SETTINGS, health_of
 
 LARGE = 5 * STRIPE
 """More than a stripe group of the test's geometry."""
@@ -83,6 +83,7 @@ class Secure:
             SETTINGS,
             lambda: f"{next(ids):016X}",
             listening_for_gateways(SETTINGS),
+            health_of(system),
             self.certificate,
             share=share,
         )
