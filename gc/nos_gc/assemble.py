@@ -19,7 +19,7 @@ from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.engine.upload_reaper import UploadReaper
-from nos_ec.monitoring.gc_samples import gc_counts, lifecycle_counts, shortage_samples
+from nos_ec.monitoring.gc_samples import gc_counts, lifecycle_counts
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, lease_samples, parking_samples
 from nos_ec.ports.clock import unwatched
@@ -82,15 +82,13 @@ def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
 @contextmanager
 def rebuild_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
     """Rebuilds shards on a thread of its own within the `with` block, if the settings say so and the store does not do
-    that itself. The monitor, if any, shows its figures and watches its loop."""
+    that itself. The monitor, if any, watches its loop."""
     shards = system.settings.shards
     rebuild = system.shard_rebuild()
     if rebuild is None or not shards.rebuild:
         yield
         return
     beat = unwatched if monitor is None else monitor.health.heart("rebuilding")
-    if monitor is not None:
-        monitor.metrics.add("shards", lambda: shortage_samples(rebuild.counters.last))
     with _beside("shard-rebuild", lambda stop: rebuild.run(stop, shards.rebuild_wait_ms, beat)):
         yield
 

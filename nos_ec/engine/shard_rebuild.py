@@ -1,11 +1,12 @@
 """Rebuilding the shards that a lost disk had, block by block.
 
-A run keeps nothing but what the shard folders say: a block that lacks a shard is found again. So a run that was stopped
-or killed is continued by the next one.
+A run needs nothing but what the shard folders say: a block that lacks a shard is found again. So a run that was stopped
+or killed is continued by the next one. For other processes it leaves a note of what is still short.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from threading import Event
@@ -20,13 +21,15 @@ from nos_ec.engine.limited_log import LimitedLog
 from nos_ec.engine.pace import Pace
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, Clock, unwatched
-from nos_ec.ports.metadata import Metadata
+from nos_ec.ports.metadata import Metadata, Notes
 from nos_ec.ports.shard_store import RebuiltBlock, ShardStore
 
 _log = structlog.get_logger(__name__)
 
 NAMED_MAX = 20
 """Failures, and damaged shards, that a result names."""
+
+SHORTAGE_NOTE = "shard shortage"
 
 _IN_OTHER_HANDS = frozenset({BlockState.OPEN, BlockState.FENCED, BlockState.CONDEMNED})
 
@@ -63,7 +66,7 @@ class RebuildResult:
 
 @dataclass(slots=True)
 class RebuildCounters:
-    """What this process has done since it started, and what the last run left. Any thread may read it."""
+    """What this process has done since it started. Any thread may read it."""
 
     missing: int = 0
     replaced: int = 0
@@ -71,8 +74,35 @@ class RebuildCounters:
     written_bytes: int = 0
     failures: int = 0
     """Runs that failed."""
-    last: RebuildResult | None = None
-    """The last run that ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What the last run of any process has left. short: as `BlockStore.blocks_short`. failed: blocks that it could not
+    make whole."""
+
+    short: Mapping[int, int]
+    failed: int
+
+
+def read_shortage(notes: Notes) -> Shortage | None:
+    """None if no run has ended yet, or only one of another release. Raises Transient."""
+    try:
+        data = json.loads(notes.note(SHORTAGE_NOTE) or "{}")
+        return Shortage({int(shards): int(blocks) for shards, blocks in data["short"].items()}, int(data["failed"]))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _write_shortage(notes: Notes, result: RebuildResult) -> None:
+    """Of two runs, the later one counts. The run has done its work, so an error is only logged."""
+    text = json.dumps({"short": dict(result.short), "failed": result.unreadable + result.failed}, sort_keys=True)
+    try:
+        stored = notes.note(SHORTAGE_NOTE)
+        if text != stored:
+            notes.store_note(SHORTAGE_NOTE, text, stored)
+    except NosError as error:
+        _log.warning("what the rebuild has left was not noted", error=str(error))
 
 
 class _Stopped(Exception):
@@ -115,7 +145,7 @@ class ShardRebuild:
         """
         with self._shards.alone():
             result = self._run(stop, None if ms_max is None else self._clock.now_ms() + ms_max, watch, beat)
-        self.counters.last = result
+            _write_shortage(self._metadata, result)
         self._errors.report(closing=True)
         return result
 

@@ -11,7 +11,7 @@ from nos_ec.engine.gc.progress import GcCounters
 from nos_ec.engine.lifecycle_bucket import Expired
 from nos_ec.engine.lifecycle_walk import read_walk
 from nos_ec.engine.scrub.scrubber import ScrubCounters
-from nos_ec.engine.shard_rebuild import RebuildCounters, RebuildResult
+from nos_ec.engine.shard_rebuild import RebuildCounters, read_shortage
 from nos_ec.monitoring import lifecycle_metrics as of_lifecycle
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring import scrub_metrics as of_scrub
@@ -81,24 +81,20 @@ def scrub_counts(counters: ScrubCounters) -> Iterator[Sample]:
     yield Sample(of_scrub.SCRUB_FAILURES, counters.failures)
 
 
-def shortage_samples(last: RebuildResult | None) -> Iterator[Sample]:
-    """The result of the last search for missing shards; nothing before the first one has ended."""
-    if last is None:
-        return
-    for shards in range(1, max(last.short, default=1) + 1):
-        yield Sample(of_shards.BLOCKS_SHORT, last.short.get(shards, 0), (str(shards),))
-    yield Sample(of_shards.REBUILD_FAILED_BLOCKS, last.unreadable + last.failed)
-
-
 def pass_samples(metadata: Metadata, lifecycle_day_ms: int) -> Iterator[Sample]:
-    """Yield how far the passes of scrubs and the walk of lifecycle rules have come, whichever process does them.
-    Raises Transient."""
+    """Yield how far the passes of scrubs and the walk of lifecycle rules have come, and what the last search for
+    missing shards has left, whichever process does them. Raises Transient."""
     state, walk = metadata.scrub_state(), read_walk(metadata)
     current, last = (None, None) if state is None else (state.current, state.last)
     yield Sample(of_scrub.SCRUB_PASS_BLOCKS, 0 if current is None else current.blocks)
     yield Sample(of_scrub.SCRUB_LAST_PASS, 0 if last is None else last.ended_ms / 1000)
     yield Sample(of_scrub.SCRUB_LEFT, max((one.left for one in (current, last) if one is not None), default=0))
     yield Sample(of_lifecycle.LIFECYCLE_WALK_DAY, 0 if walk is None else walk.day * lifecycle_day_ms / 1000)
+    shortage = read_shortage(metadata)
+    if shortage is not None:
+        for shards in range(1, max(shortage.short, default=1) + 1):
+            yield Sample(of_shards.BLOCKS_SHORT, shortage.short.get(shards, 0), (str(shards),))
+        yield Sample(of_shards.REBUILD_FAILED_BLOCKS, shortage.failed)
 
 
 def interval_samples(gc_wait_ms: int, scrub_pass_ms: int) -> Iterator[Sample]:

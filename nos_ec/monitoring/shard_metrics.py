@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from nos_ec.monitoring.metric import GC, STORE, Declarations, Metric
+from nos_ec.monitoring.metric import STORE, Declarations, Metric
 
 _declared = Declarations()
 _counter, _gauge = _declared.counter, _declared.gauge
 
 BLOCKS_SHORT = _gauge(
     "blocks_short",
-    (GC,),
-    "Blocks of the embedded store that lack so many shards, as of the end of the last look. Not exported on Ceph.",
+    STORE,
+    "Blocks of the embedded store that lack so many shards, as of the end of the last look, which the GC daemon or"
+    " `nos-ec shards rebuild` has made. Not exported before the first look, nor on Ceph.",
     "Should return to 0 after a disk was replaced: see OPERATIONS.md.",
     "shards",
 )
@@ -30,8 +31,8 @@ REBUILD_BYTES = _counter(
 )
 REBUILD_FAILED_BLOCKS = _gauge(
     "rebuild_failed_blocks",
-    (GC,),
-    "Blocks that the last look could not make whole.",
+    STORE,
+    "Blocks that the last look could not make whole. Not exported before the first look, nor on Ceph.",
     "Must be 0. Otherwise the log names them: a disk is failing, or more than m shards are lost.",
 )
 REBUILD_FAILURES = _counter(

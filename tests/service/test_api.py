@@ -59,7 +59,7 @@ from tests.rig.notify_socket import NotifySocket
 from tests.rig.waiting import until
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
-from .test_endpoints import UNEQUAL, expected_names
+from .test_endpoints import UNEQUAL, expected_names, look_for_lost_shards
 
 TOKEN = "a-token-of-more-than-16-characters"
 Operation = APIOperation[Any, Any, Any, Any]
@@ -627,6 +627,7 @@ def ask_at_random(operation: Operation, mode: GenerationMode, asked: Counter[tup
 def test_the_command_serves_until_it_is_stopped(bench: Bench, system: System, tmp_path: Path) -> None:
     fill(bench, system)
     port = free_port()
+    look_for_lost_shards(system)
     with NotifySocket(str(tmp_path / "notify")) as systemd:
         process = subprocess.Popen(
             [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "api"],

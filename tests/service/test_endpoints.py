@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -162,6 +164,13 @@ def test_an_idle_consumer_whose_lease_was_fenced_exits_to_be_restarted(bench: Be
         assert consumer.process.wait(timeout=WAIT_S_MAX) == 9
 
 
+def look_for_lost_shards(system: System) -> None:
+    """What it finds is exported only once somebody has looked."""
+    rebuild = system.shard_rebuild()
+    assert rebuild is not None
+    rebuild.run_once(Event())
+
+
 def store_figures(daemon: Daemon, names: Iterable[str]) -> dict[str, float]:
     found = daemon.metrics()
     return {name: found[(f"nos_ec_store_{name}",)] for name in names}
@@ -172,6 +181,7 @@ def test_producer_and_gc(bench: Bench, system: System) -> None:
     bench.put_some(system, 120)
     put_s.append(time.time())
     size = sum(len(data) for data in bench.acknowledged.values())
+    look_for_lost_shards(system)
     with daemon(bench, "producer", NOS_EC_MONITORING__FIGURES_MS="0") as producer:
         until(lambda: producer.metrics()[("nos_ec_producer_published_objects_total",)] == 120, "it publishes")
         found = producer.metrics()
@@ -218,6 +228,7 @@ def test_gc_and_scrubs_from_cron_have_metrics(bench: Bench, system: System) -> N
     with daemon(bench, "producer") as producer:
         before = producer.metrics()
         assert before[("nos_ec_gc_runs_total",)] == before[("nos_ec_gc_last_run_timestamp_seconds",)] == 0
+        assert ("nos_ec_rebuild_failed_blocks",) not in before, "nobody has looked for lost shards yet"
         for runs in (1, 2):
             assert bench.run("gc", "run", "--apply").returncode == 0
             assert producer.metrics()[("nos_ec_gc_runs_total",)] == runs
@@ -235,8 +246,19 @@ def test_gc_and_scrubs_from_cron_have_metrics(bench: Bench, system: System) -> N
             until(lambda: gc.metrics()[("nos_ec_gc_runs_total",)] == 3, "a daemon counts on")
             assert gc.stop() == 0
         assert producer.metrics()[("nos_ec_gc_runs_total",)] == 3
-    alone = expected_names("gc") - expected_names("producer") - expected_names("consumer")
-    assert alone == {"nos_ec_blocks_short", "nos_ec_rebuild_failed_blocks"}, "only a daemon looks for lost shards"
+        lost = bench.folder / "store" / "blocks" / "shard-03"
+        shutil.rmtree(lost)
+        assert bench.run("init", "--new-shard", "3").returncode == 0
+        assert bench.run("shards", "rebuild").returncode == 0
+        assert producer.metrics()[("nos_ec_blocks_short", "1")] == 0
+        assert producer.metrics()[("nos_ec_rebuild_failed_blocks",)] == 0
+        for name in ("shard-02", "shard-05", "shard-07", "shard-09"):
+            for block in (bench.folder / "store" / "blocks" / name).glob("?/*"):
+                block.unlink()
+        assert bench.run("shards", "rebuild").returncode == 6
+        found = producer.metrics()
+        assert found[("nos_ec_blocks_short", "4")] == found[("nos_ec_rebuild_failed_blocks",)] > 0
+    assert not expected_names("gc") - expected_names("producer") - expected_names("consumer")
 
 
 @pytest.mark.parametrize("service", ["producer", "consumer", "gc"])
