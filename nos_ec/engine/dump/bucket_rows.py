@@ -10,7 +10,7 @@ from typing import Protocol
 from nos_ec.core.dump_format import DumpPage, decode_page
 from nos_ec.core.errors import Conflict, Corrupt, NotFound
 from nos_ec.core.ids import ACCESS_BUCKET
-from nos_ec.engine.dump.lost import PUT_MS_MAX, DumpSource, Lost
+from nos_ec.engine.dump.lost import DumpSource, Lost
 from nos_ec.engine.dump.rows import OBJECTS, objects_of, word
 from nos_ec.ports.metadata import (
     AccessKey,
@@ -140,17 +140,19 @@ def page_of(of: AccessOf, name: str, metadata: AccessMetadata) -> DumpPage:
 
 
 def records_since(lost: Lost, source: DumpSource | None) -> Iterator[AccessRecord]:
-    """The records that may be newer than the dump, once all objects are known. Raises Transient.
+    """The records of changes that the dump may not have, once all objects are known. Raises Transient.
 
-    A dump reads buckets and access keys before it reads objects. So it may have the record of a change that it does not
-    have itself, unless the record is older than the dump."""
+    It has those whose records it has in objects before its buckets and access keys. Earlier dumps have these first, so
+    all records are loaded again, which does no harm."""
     dumped: dict[str, int] = {}
-    if source is not None:
-        older_than = (source.head.begun_ms - PUT_MS_MAX) * 1000  # the clocks of two machines may differ
-        for of_dump in source.pages():
-            if of_dump.table == OBJECTS:
-                found = [one.row for one in objects_of(of_dump) if one.row.key.bucket == ACCESS_BUCKET]
-                dumped |= {row.key.name: row.version for row in found if row.version < older_than}
+    read: dict[str, int] = {}
+    for of_dump in () if source is None else source.pages():
+        if of_dump.table == OBJECTS:
+            found = [one.row for one in objects_of(of_dump) if one.row.key.bucket == ACCESS_BUCKET]
+            read |= {row.key.name: row.version for row in found}
+        elif of_dump.table in (BUCKETS, ACCESS_KEYS):
+            dumped = read
+            break
     after = ""
     while rows := lost.metadata.list_objects(ACCESS_BUCKET, "", after, PAGE_ROWS):
         after = rows[-1].key.name

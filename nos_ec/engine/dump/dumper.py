@@ -7,6 +7,7 @@ order of the tables:
     first stripes of an open one) is therefore known to the rows of objects that are read later: they have it, or it was
     dead by then.
   - Landing segments come before objects as well, for the same reason: nothing is recorded in a SEALED one.
+  - Buckets and access keys come after objects: a change whose record was read as an object is in them.
   - Delete markers come after objects: a version that was read as noncurrent, and has no newer one, has its marker then,
     unless it became current meanwhile. Floors of version numbers come after both: the number of anything that was
     removed before it could be read is covered by its floor.
@@ -43,8 +44,6 @@ def dump_pages(metadata: Metadata, tick: Tick = lambda _: None) -> Iterator[Dump
     for queued in _queued_pages(metadata):
         # Reservations and copies in quarantine may be claimed or released before the dump ends.
         yield rows.deletions_page([entry for entry in queued if entry.object_id is not None])
-    yield from bucket_rows.bucket_pages(metadata)
-    yield from bucket_rows.access_key_pages(metadata)
     yield from upload_rows.upload_pages(metadata)
     for segments in segment_pages(metadata):
         yield rows.landing_segments_page(segments)
@@ -59,6 +58,8 @@ def dump_pages(metadata: Metadata, tick: Tick = lambda _: None) -> Iterator[Dump
         after = page[-1].object_id
         done += len(page)
         tick(done)
+    yield from bucket_rows.bucket_pages(metadata)
+    yield from bucket_rows.access_key_pages(metadata)
     yield from version_rows.marker_pages(metadata)
     yield from version_rows.floor_pages(metadata)
     for queued in _queued_pages(metadata):

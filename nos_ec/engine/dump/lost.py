@@ -24,7 +24,7 @@ PAGE_ROWS = 1000
 
 PUT_MS_MAX = 60_000
 """Between the id of a landing copy and the version of its object, at most. A slower PUT leaves a copy to be looked
-at. The clocks of two machines are assumed to differ by less."""
+at."""
 
 _T = TypeVar("_T")
 
