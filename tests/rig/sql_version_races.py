@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from nos_ec.adapters.sql import objects, retired, versions
+from nos_ec.adapters.sql import large_puts, objects, retired, versions
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.core.conditions import Condition
-from nos_ec.core.versions import as_null_version, as_version
-from nos_ec.ports.metadata import AddMarker, DeleteVersion, ExpireMarker, VersionEntry
-from nos_ec.testing.metadata_bench import MetadataBench
+from nos_ec.core.errors import Transient
+from nos_ec.core.versions import Versioning, as_null_version, as_version
+from nos_ec.ports.metadata import AddMarker, DeleteVersion, ExpireMarker, Lease, NewLargeObject, VersionEntry
+from nos_ec.testing.metadata_bench import GEOMETRY, MetadataBench
 from nos_ec.testing.metadata_version_contract import ENABLED, KEY, SUSPENDED, mark, numbers, put, remove
 
 WAITS_S = 0.3
@@ -97,6 +98,31 @@ class SqlVersionRaces:
         with _before(metadata, f"INSERT INTO {table}", older):
             ways[what]()
         assert [one[1:] for one in numbers(metadata)] == [(what == "marker", True)]
+        bench.check_counters()
+
+    @pytest.mark.parametrize("first", [ENABLED, SUSPENDED])
+    def test_two_large_versions_have_different_numbers(
+        self, metadata: SqlMetadata, bench: MetadataBench, first: Versioning
+    ) -> None:
+        """Although they began with the same one, and the second one begins to look before the first one is there."""
+        number = metadata.next_version(KEY, bench.now_ms)
+        bench.now_ms += 1
+        marker = mark(bench)
+
+        def large(versioning: Versioning, attributes: bytes) -> tuple[NewLargeObject, Lease, int]:
+            lease = bench.lease()
+            new = bench.large("k", lease, version=number)
+            return replace(new, versioning=versioning, attributes=attributes), lease, bench.now_ms
+
+        both = [large(ENABLED, as_version(b"")), large(SUSPENDED, as_null_version(b""))]
+        one, other = both if first is ENABLED else reversed(both)
+        with ThreadPoolExecutor(1) as pool, metadata._engine.connect() as connection:
+            assert large_puts.record_large(connection, GEOMETRY, *one) is True
+            recording = pool.submit(metadata.record_large, *other)
+            assert wait([recording], WAITS_S).not_done, "it does not wait for the marker"
+            connection.commit()
+        assert isinstance(recording.result(), Transient)
+        assert sorted(entry[0] for entry in numbers(metadata)) == [number, marker.version]
         bench.check_counters()
 
     def test_a_marker_is_newer_than_one_that_is_added_at_the_same_time(

@@ -180,7 +180,7 @@ class PutLarge(Step):
         is_below = newest > self.number and (stays or self.versioning is ENABLED)
         wins = is_below or newest < self.number or (current is None and self.versioning is not ENABLED)
         if self.versioning and any(one.number == self.number and not one.is_marker for one in others):
-            wins = False
+            raise Impossible
         if self.versioning is ENABLED and self.number <= state.floor:
             wins = False  # another version may have had the number
         if is_below or not wins:

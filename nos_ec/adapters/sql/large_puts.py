@@ -31,11 +31,11 @@ def record_large(
     current = objects.lock_listed(connection, [new.key]).get(new.key)
     if current is not None and _is_recorded(connection, current, new):
         return True
+    newest = _newest(connection, new, current)  # locks it, and may wait for a PUT with the same number
     beside = versions.of_number(connection, new.key, new.version) if new.versioning is not None else None
     if beside is not None and _is_recorded(connection, beside, new):
         return True
     leases.require(connection, lease)
-    newest = _newest(connection, new, current)
     # A version that a newer one has overtaken is noncurrent from the start, and so is a null one below versions.
     keeps = new.versioning is Versioning.ENABLED or (current is not None and current.has_version_id)
     is_below = keeps and newest > new.version and new.condition is None and not is_conditional(newest)
@@ -43,7 +43,8 @@ def record_large(
     wins = wins and beside is None
     if wins and new.versioning is Versioning.ENABLED:
         wins = floors.of(connection, new.key) < new.version  # otherwise another version may have had its number
-    refusal = _refused_large(connection, new, current, newest, now_ms, wins=wins)
+    may_lose = not (_must_not_be_overtaken(new) or is_conditional(newest) or beside is not None)
+    refusal = _refused_large(connection, new, current, now_ms, wins=wins, may_lose=may_lose)
     wins = wins and refusal is None
     state = blocks.seal_large(connection, geometry, new, lease, now_ms, live=wins, condemned=refusal is not None)
     if state is BlockState.CONDEMNED:  # an earlier call refused it
@@ -83,16 +84,21 @@ def _newest(connection: Connection, new: NewLargeObject, current: ObjectRow | No
 
 
 def _refused_large(
-    connection: Connection, new: NewLargeObject, current: ObjectRow | None, newest: int, now_ms: int, *, wins: bool
+    connection: Connection,
+    new: NewLargeObject,
+    current: ObjectRow | None,
+    now_ms: int,
+    *,
+    wins: bool,
+    may_lose: bool,
 ) -> NosError | None:
-    """Return why the object must not be recorded, other than because a newer version overtook it and it may count as
-    the earlier one. Otherwise take its step of an upload. newest: the number of that version. wins: none overtook it.
-    """
+    """Return why the object must not be recorded, other than because a newer version overtook it. Otherwise take its
+    step of an upload. wins: none overtook it. may_lose: otherwise, it may count as one that was overwritten at once."""
     if new.condition is not None:
         refusal = new.condition.refusal(new.key, None if current is None else current.tag)
         if refusal is not None:
             return refusal
-    if not wins and (_must_not_be_overtaken(new) or is_conditional(newest)):
+    if not wins and not may_lose:
         return _changed_meanwhile(new)
     if wins and new.step is not None:
         return uploads.take_steps(connection, [(new.key, new.step)], now_ms).get(new.key)

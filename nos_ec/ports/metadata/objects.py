@@ -232,10 +232,10 @@ class Objects(Protocol):
         Returns an error when it is refused: PreconditionFailed or NotFound when its condition does not hold,
         NoSuchUpload or Conflict when its step of an upload cannot be taken. Transient when its condition holds but a
         newer version, or a delete marker, has been recorded meanwhile, so that it would not be current; when the newest
-        version or marker overtook it and was added under a condition, which would not have held after this PUT; or when
-        it is to be a version of its own and another one has, or had, its number. Its blocks are condemned then, and the
-        caller may delete them. May be called again with the same object after a Transient that was raised. Raises
-        LeaseLost, and ValueError when the version does not fit the condition (see `next_version`).
+        version or marker overtook it and was added under a condition, which would not have held after this PUT; or
+        when, in a bucket with versions, another version has its number or, with ENABLED, had it. Its blocks are
+        condemned then, and the caller may delete them. May be called again with the same object after a Transient that
+        was raised. Raises LeaseLost, and ValueError when the version does not fit the condition (see `next_version`).
         """
         ...
 
