@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nos_ec.composition.wiring import System
+from nos_ec.core.conditions import ABSENT, Condition
 from nos_ec.core.errors import Conflict, NotFound, Transient
 from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
@@ -303,6 +304,31 @@ def test_a_rebuild_leaves_in_the_trash_what_was_there(bench: Bench, capfd: pytes
         bench.settle(system)
         bench.assert_readable(system)
         bench.assert_balanced(system)
+
+
+@pytest.mark.invariant(7)
+@pytest.mark.parametrize("condition", [None, ABSENT])
+def test_a_rebuild_leaves_in_the_trash_what_was_copied_forward(
+    bench: Bench, capfd: pytest.CaptureFixture[str], condition: Condition | None
+) -> None:
+    """Its record has the time of its PUT, from which the number of its version follows."""
+    cli, dump, key = Cli(bench, capfd), bench.folder / "dump", ObjectKey("b", "n")
+    with bench.open() as system:
+        bench.put(system, "first", b"not in the log")
+        system.store().put(key, BytesIO(b"some bytes"), condition=condition)
+        system.store().delete(key)
+        end_log(system)
+        cli("metadata", "dump", "--to", str(dump))
+        before = system.trash().find(key)
+        bench.copy_forward(system)
+        assert system.trash().find(key).landing_id != before.landing_id
+    bench.end_leases()
+    lose_database(bench)
+    rebuild(bench, cli, "--from", str(dump))
+    with bench.open() as system:
+        assert there(system) == {"b/first"}
+        assert [row.version for page in system.trash().pages("b", "n") for row in page] == [before.version]
+        assert check(system, read_share=1.0) == []
 
 
 def test_dumps_are_deleted_for_good(bench: Bench, system: System) -> None:
