@@ -249,6 +249,7 @@ def _print(data: dict[str, Any], figures: RebuildFigures, source: DumpSource | N
             "gone": f"{count('gone', 'object')} of the dump: deleted or overwritten since, or lost",
             "put since": f"{count('since', 'object')}, which may have been deleted after that",
             "replaced": f"{count('replaced', 'version')}, kept in the trash in case they were undeleted",
+            "in doubt": f"{count('doubt', 'object')}, whose last PUT may have been refused",
             "in the trash": f"{count('trash', 'object')}, which may have been undeleted or removed since {begun}",
             "unknown copies": f"{count('copy', 'landing copy', 'landing copies')} without a readable label",
             "kept": f"{count('block', 'block')} in quarantine or not read as a whole,"

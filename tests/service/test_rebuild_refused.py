@@ -447,6 +447,28 @@ class TestKilled:
             assert records(system) == (2, 1)
         assert rebuilt(bench, cli) == [SMALL]
 
+    @LANDING
+    @pytest.mark.parametrize("dumped", [True, False])
+    @pytest.mark.parametrize(("point", "size"), [("put.refused", 1000), ("put.refused", 0), ("large.refused", LARGE)])
+    def test_before_recovery_and_the_database_is_lost(
+        self, bench: Bench, cli: Cli, point: str, size: int, dumped: bool, landing: str
+    ) -> None:
+        """Nothing tells which of both PUTs was acknowledged: both versions are kept, and the object is listed."""
+        if dumped:
+            dump(bench, cli)
+        kill(bench, point, size)
+        lose_database(bench)
+        source = ["--from", str(bench.folder / "dump")] if dumped else ["--without-dump"]
+        _, to_look_at = rebuild(bench, cli, *source)
+        assert to_look_at["doubt"] == {str(KEY), "others/first"}, "each process has put the latter"
+        with bench.open() as system:
+            store = system.store()
+            current = store.get(KEY)
+            store.delete(KEY)
+            older = [row for row in system.metadata.trash_page(None, 100).rows if row.key == KEY]
+            assert system.metadata.undelete(older)
+            assert sorted([current, store.get(KEY)]) == [b"a" * size, b"r" * size]
+
     def recover(self, bench: Bench) -> None:
         with bench.open() as system:
             system.clock = LaterClock(TTL_OVER_MS)

@@ -17,7 +17,7 @@ from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, re
 from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
 from nos_ec.core.parts import upload_of_part
 from nos_ec.core.versions import is_of_versions, numbered
-from nos_ec.engine.dump.lost import Lost
+from nos_ec.engine.dump.lost import PUT_MS_MAX, Lost
 from nos_ec.engine.dump.told import ToldEntry, ToldRecord, size_told, tail_told, whole_parts
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.metadata import ObjectRow, QueueEntry, Rebuilt, Segment
@@ -52,7 +52,8 @@ class Placer:
     Nothing tells the order of two versions of a key but their numbers, which clocks have made, and an older version may
     have been undeleted. So the greater one becomes current. keep_replaced: the others go into the trash, as far as they
     can be read; otherwise they are dead. Versions that have ids always stay, and so does what they have replaced, and
-    what parts of uploads have replaced, until it is known which ones the composed objects have.
+    what parts of uploads have replaced, until it is known which ones the composed objects have. So does a version if
+    the PUT of the current one may have been refused for it.
     """
 
     def __init__(self, lost: Lost, now_ms: int, new_ids: int, *, keep_replaced: bool) -> None:
@@ -119,7 +120,8 @@ class Placer:
             return True
         whole = whole_parts(parts)
         told = b"" if whole is None else whole[-1].attributes
-        if found is not None and is_replaced and not self._keeps(key, told, found.attributes):
+        is_kept = found is None or self._keeps(key, told, found.attributes) or is_in_doubt(version // 1000, found)
+        if is_replaced and not is_kept:
             return True
         if whole is None:
             return is_replaced
@@ -189,7 +191,7 @@ class Placer:
         """The row, which makes the one that was found there the current version no more."""
         if found is None:
             return [Rebuilt(row, segments)]
-        if not self._keeps(row.key, found.attributes, row.attributes):
+        if not (self._keeps(row.key, found.attributes, row.attributes) or is_in_doubt(found.created_ms, row)):
             return [Rebuilt(replace(row, object_id=found.object_id), segments, found)]
         return [Rebuilt(_trashed(found), self._segments_of(found), found), Rebuilt(row, segments)]
 
@@ -291,7 +293,8 @@ class Placer:
         copies of what is packed, which the reaper reads back first, and, after EMPTY_COPY_MS, those of empty objects.
         Raises Transient.
 
-        A copy of the landing store that another version has replaced is left to the caller, unless it is a part."""
+        A copy of the landing store that another version has replaced is left to the caller, unless it is a part, or in
+        doubt."""
         known = self._metadata.landing_known([record.landing_id for record in records])
         unknown = [record for record in records if record.landing_id not in known]
         trashed = self._metadata.trash_of([one for record in unknown for one in _own_numbers(record)])
@@ -317,22 +320,23 @@ class Placer:
         adopted: list[Rebuilt] = []
         second: list[QueueEntry] = []
         kept: list[ObjectRow] = []
+        made: dict[ObjectKey, ObjectRow] = {}
         for key, record in newest.items():
             row = found.get(key)
             if row is None or _is_newer(record, row):
-                made = self._landed(record, row)
-                adopted += self._in_place_of(row, made)
+                made[key] = new = self._landed(record, row)
+                adopted += self._in_place_of(row, new)
                 self.figures.landed += 1
-                if made.state is _EMPTY:
+                if new.state is _EMPTY:
                     until_ms = self._now_ms + EMPTY_COPY_MS
-                    second.append(QueueEntry(record.landing_id, made.object_id, made.version, until_ms, False))
+                    second.append(QueueEntry(record.landing_id, new.object_id, new.version, until_ms, False))
             else:
                 others.append(record)
         for record in others:
             row = found.get(record.key)
             if row is not None and _is_of(record, row):
                 of_rows.append((record, row))
-            elif self._stays(record, row, newest[record.key]):
+            elif self._stays(record, made.get(record.key, row), newest[record.key]):
                 kept.append(_trashed(self._landed(record, None)))
         replaced = {(one.row.key, one.row.version) for one in adopted if one.row.trash_until_ms is not None}
         adopted += [Rebuilt(row) for row in self._numbered(kept, replaced)]
@@ -365,6 +369,8 @@ class Placer:
         told = (record.attributes, newest.attributes, b"" if row is None else row.attributes)
         if _is_part(record.key) or any(map(is_of_versions, told)):
             return True
+        if row is not None and is_in_doubt(record.put_ms, row):
+            return True
         return self._keep_replaced and in_log(record.landing_id)
 
     def _numbered(self, kept: Sequence[ObjectRow], taken: set[tuple[ObjectKey, int]]) -> list[ObjectRow]:
@@ -396,6 +402,12 @@ class Placer:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
+
+
+def is_in_doubt(older_ms: int, current: ObjectRow) -> bool:
+    """Whether the PUT of the current version may have been refused for a PUT at `older_ms` (Unix milliseconds): both
+    were under way at about the same time, and it is not packed, so it may never have been recorded."""
+    return current.state is not _PACKED and 0 <= current.created_ms - older_ms <= PUT_MS_MAX
 
 
 def _is_part(key: ObjectKey) -> bool:

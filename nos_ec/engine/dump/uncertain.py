@@ -5,28 +5,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nos_ec.core.ids import ACCESS_BUCKET, RESERVED_BUCKET, BlockId, in_log
+from nos_ec.core.ids import ACCESS_BUCKET, RESERVED_BUCKET, BlockId, ObjectKey, in_log
+from nos_ec.core.parts import upload_of_part
 from nos_ec.core.tails import is_tail
 from nos_ec.engine.check.quarantine import HeldKind, held
 from nos_ec.engine.dump import rows
 from nos_ec.engine.dump.bucket_rows import records_since
 from nos_ec.engine.dump.lost import PAGE_ROWS, DumpSource, Lost, batches
+from nos_ec.engine.dump.placer import is_in_doubt
 from nos_ec.engine.dump.rebuilder import NEW_IDS
 from nos_ec.engine.segment_pages import segment_pages
 from nos_ec.engine.unreadable_slots import unreadable_slots
-from nos_ec.ports.metadata import QUARANTINE, ROOT_ACCOUNT, AccessOf, Metadata, Rebuilt
+from nos_ec.ports.metadata import QUARANTINE, ROOT_ACCOUNT, AccessOf, Metadata, ObjectRow, Rebuilt
 
-KINDS = ("gone", "since", "replaced", "trash", "copy", "held", "block", "segment", "access")
+KINDS = ("gone", "since", "replaced", "doubt", "trash", "copy", "held", "block", "segment", "access")
 
 
 @dataclass(frozen=True, slots=True)
 class Uncertain:
     """Something that an operator should look at. what: `gone`, an object of the dump whose bytes are nowhere;
     `since`, one that was put or overwritten since the dump, and may have been deleted after that; `replaced`, a version
-    in the trash of which only its number says that another one came after it; `trash`, one that was
+    in the trash of which only its number says that another one came after it; `doubt`, an object that replaces such a
+    version, and whose PUT may have been refused for the PUT of that one; `trash`, one that was
     in the trash when the dump was made, and may have been undeleted or removed since; `copy`, a landing copy that does
     not tell what it is, so that it is kept and used by nothing; `held`, one in quarantine, which a later version has
     replaced; `block`, a block of which not everything can be read, or one in quarantine; `segment`, a landing segment
@@ -54,6 +57,7 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
             yield Uncertain(what, str(lost_row.key), lost_row.version, lost_row.size)
         found = metadata.rows_of([one.row.key for one in dumped])
         now = metadata.objects_with([one.row.object_id for one in dumped])
+        yield from _in_doubt(now.values(), metadata)
         for one in dumped:
             row = found.get(one.row.key)
             own = now.get(one.row.object_id)
@@ -69,8 +73,9 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
                 yield Uncertain("since", str(row.key), row.version, row.size)
         after = max(one.row.object_id for one in page_of_dump) // NEW_IDS * NEW_IDS + NEW_IDS - 1
     while page := metadata.objects_after(after, PAGE_ROWS):
+        yield from _in_doubt(page, metadata)
         for row in page:
-            if row.key.bucket not in (RESERVED_BUCKET, ACCESS_BUCKET) and not is_tail(row.key):
+            if _is_of_users(row.key):
                 what = "since" if row.trash_until_ms is None else "replaced"
                 yield Uncertain(what, str(row.key), row.version, row.size)
         after = page[-1].object_id
@@ -82,6 +87,21 @@ def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
     yield from _held(lost.metadata)
     yield from _segments_without_rows(lost)
     yield from _access(lost, source)
+
+
+def _in_doubt(page: Iterable[ObjectRow], metadata: Metadata) -> Iterator[Uncertain]:
+    """Yield the objects of which these versions were replaced, if the PUT of the current version may have been refused
+    for one of these. Manifests say which parts are right."""
+    replaced = [row for row in page if row.is_noncurrent or row.trash_until_ms is not None]
+    keys = {row.key for row in replaced if _is_of_users(row.key) and upload_of_part(row.key) is None}
+    found = metadata.rows_of(keys)
+    doubted = {row.key for row in replaced if row.key in found and is_in_doubt(row.created_ms, found[row.key])}
+    for key in sorted(doubted, key=str):
+        yield Uncertain("doubt", str(key), found[key].version, found[key].size)
+
+
+def _is_of_users(key: ObjectKey) -> bool:
+    return key.bucket not in (RESERVED_BUCKET, ACCESS_BUCKET) and not is_tail(key)
 
 
 def _objects(source: DumpSource | None) -> Iterator[list[Rebuilt]]:
