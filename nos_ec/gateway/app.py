@@ -118,7 +118,9 @@ class App:
         connection: Connection = scope["connection"]
         probe = self._probes.find(scope)
         if probe is not None:
-            await send_answer(await probe(), send, closes=connection.is_crowded)
+            way = _Way(receive, send, connection, Record("", scope["method"], ""))
+            with suppress(_ClientGone):
+                await send_answer(await probe(), way.send, closes=connection.is_crowded)
             return
         loop = asyncio.get_running_loop()
         began_s = loop.time()

@@ -71,8 +71,8 @@ def test_they_answer_as_the_monitoring_port_does_without_reasons(
         assert asked(gateway) == [BAD, GOOD]
 
 
-def test_everybody_waits_for_one_round_of_checks(system: System) -> None:
-    """However many ask, and while it hangs, `/-/livez` answers."""
+def test_everybody_waits_for_one_round_of_checks(system: System, caplog: pytest.LogCaptureFixture) -> None:
+    """However many ask, and while it hangs, `/-/livez` answers. Some give up meanwhile."""
     health, begun, goes_on, rounds = health_of(system), threading.Event(), threading.Event(), []
 
     def hang() -> None:
@@ -90,10 +90,15 @@ def test_everybody_waits_for_one_round_of_checks(system: System) -> None:
             asker.start()
         assert begun.wait(WAIT_S_MAX)
         assert gateway.raw("GET", "/-/livez")[:2] == GOOD
+        parts = urlsplit(gateway.url)
+        for _ in range(5):
+            with socket.create_connection((parts.hostname, parts.port), timeout=WAIT_S_MAX) as connection:
+                connection.sendall(b"GET /-/readyz HTTP/1.1\r\nHost: x\r\n\r\n")
         goes_on.set()
         for asker in askers:
             asker.join()
     assert (answers, len(rounds) <= 2) == ([GOOD] * 20, True)
+    assert caplog.records == []
 
 
 def test_they_are_not_limited_logged_or_counted(system: System) -> None:
