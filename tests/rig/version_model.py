@@ -111,6 +111,8 @@ class Found:
 
 Answer = Found | None
 """None: nothing was done, or nothing found."""
+LOST = 0
+"""The number in the answer of a large PUT that counts as overwritten at once."""
 
 
 class Impossible(Exception):
@@ -154,8 +156,7 @@ class Put(Step):
 
 @dataclass(frozen=True, slots=True)
 class PutLarge(Step):
-    """Store a large object under the number that it got when it began (`record_large`). The answer is the same whether
-    it was recorded or counts as overwritten. over: see `Put`."""
+    """Store a large object under the number that it got when it began (`record_large`). over: see `Put`."""
 
     versioning: Versioning | None
     number: int
@@ -163,17 +164,20 @@ class PutLarge(Step):
     over: int | None = None
 
     def follow(self, state: State, answer: Answer) -> State:
-        """Without versions, it takes effect like any other PUT, whatever its number: one that counts as overwritten
-        came just before another PUT. With versions, one that a newer version has overtaken is noncurrent from the start
-        if that one leaves it, and else lost. The newer version must have been added without a condition."""
+        """Without versions, it takes effect like any other PUT: one that counts as overwritten came just before another
+        PUT, and nobody has seen its number. With versions, one that a newer version has overtaken is noncurrent from
+        the start if that one leaves it, and else lost. The newer version must have been added without a condition."""
         current, others = state.current, state.others
         if self.over is not None and self.over != (0 if current is None else current.tag):
             return _unchanged(state, answer)
-        _found(answer, self.tag, self.number)
+        lost = _found(answer, self.tag).number == LOST
+        _found(answer, self.tag, LOST if lost else self.number)
         if self.versioning is None and (current is None or current.kind is Kind.PLAIN):
-            if current is not None and self.number < current.number <= state.back:
+            if lost and self.number <= _number(current) <= state.back:
                 return state  # its clock is behind that of a PUT which came before, and is current again
-            made = Version(self.number, Kind.PLAIN, self.tag, self.over is not None)
+            if not lost and self.number <= _number(current):
+                raise Impossible
+            made = Version(_number(current) if lost else self.number, Kind.PLAIN, self.tag, self.over is not None)
             return state.changed(made, others, state.trash, Versions())
         stays = current is not None and _stays(current, self.versioning)
         newest = state.newest if current is None and self.versioning else _number(current)
@@ -188,7 +192,9 @@ class PutLarge(Step):
             refused = self.over is not None or (latest is not None and latest.conditional)
             if refused or (not wins and self.versioning is ENABLED):
                 raise Impossible
-        if not wins:
+        if wins is lost:
+            raise Impossible
+        if lost:
             return state
         made = Version(self.number, _kind(self.versioning, current), self.tag, self.over is not None)
         if self.versioning is SUSPENDED or (stays and self.versioning is None):

@@ -35,6 +35,7 @@ from nos_ec.testing.metadata_bench import MetadataBench
 from tests.rig.version_histories import STEPS_MAX, Event
 from tests.rig.version_model import (
     ENABLED,
+    LOST,
     SUSPENDED,
     Answer,
     Delete,
@@ -249,7 +250,7 @@ class Round:
             recorded = self._metadata.record_large(large, caller.lease, now_ms)
             if isinstance(recorded, Transient):
                 raise recorded
-            return [recorded if isinstance(recorded, NosError) else Found(number, tag)]
+            return [recorded if isinstance(recorded, NosError) else Found(number if recorded else LOST, tag)]
 
         return self._call([(name, PutLarge(versioning, number, tag, over))], record, called_ns)
 
@@ -363,7 +364,7 @@ class Round:
                 self._callers.counts["answered"] += 1
                 self._callers.counts[type(step).__name__] += answer is not None
                 self.histories[name].append(Event(step, answer, called_ns, answered_ns, number))
-                if answer is not None and isinstance(step, Put | PutLarge | Mark):
+                if answer is not None and answer.number != LOST and isinstance(step, Put | PutLarge | Mark):
                     self._known[name].learn(answer, result)
         return len(steps)
 

@@ -10,6 +10,7 @@ from nos_ec.core.versions import Versioning
 from tests.rig.version_histories import STEPS_MAX, Event, Explanation, explain, told
 from tests.rig.version_model import (
     ENABLED,
+    LOST,
     SUSPENDED,
     Answer,
     Delete,
@@ -105,8 +106,8 @@ NULL, PLAIN, MARKER, NULL_MARKER = Kind.NULL, Kind.PLAIN, Kind.MARKER, Kind.NULL
         ),
         ([put(2), (PutLarge(ENABLED, 1, 1), Found(1, 1))], state(version(2), version(1))),
         ([put(1), (PutLarge(ENABLED, 2, 2), Found(2, 2))], state(version(2), version(1))),
-        ([put(2, None), (PutLarge(None, 1, 1), Found(1, 1)), put(3, None)], state(version(3, PLAIN))),
-        ([put(2, SUSPENDED), (PutLarge(SUSPENDED, 1, 1), Found(1, 1))], state(version(2, NULL))),
+        ([put(2, None), (PutLarge(None, 1, 1), Found(LOST, 1)), put(3, None)], state(version(3, PLAIN))),
+        ([put(2, SUSPENDED), (PutLarge(SUSPENDED, 1, 1), Found(LOST, 1))], state(version(2, NULL))),
         ([put(1), remove(1, 1, in_trash=True), (Undelete(1), Found(1, 1))], state(version(1))),
         (
             [put(1), remove(1, 1, in_trash=True), put(2), (Undelete(1), None)],
@@ -142,7 +143,9 @@ def test_what_is_left(taken: list[Taken], left: State) -> None:
         [put(1), (Mark(ENABLED, 7, False), Found(2, 0))],
         [put(1), (PutLarge(ENABLED, 2, 2), None)],
         [put(1), put(3, over=1), (PutLarge(ENABLED, 2, 2), Found(2, 2))],
-        [put(1, SUSPENDED), put(3, SUSPENDED, over=1), (PutLarge(SUSPENDED, 2, 2), Found(2, 2))],
+        [put(1, SUSPENDED), put(3, SUSPENDED, over=1), (PutLarge(SUSPENDED, 2, 2), Found(LOST, 2))],
+        [put(1, SUSPENDED), put(3, SUSPENDED), (PutLarge(SUSPENDED, 2, 2), Found(2, 2))],
+        [put(2, None), (PutLarge(None, 1, 1), Found(1, 1))],
         [put(1), (PutLarge(ENABLED, 2, 2, 7), Found(2, 2))],
         [put(1), put(3), (PutLarge(ENABLED, 2, 2, 3), Found(2, 2))],
         [put(1), (Undelete(2), Found(2, 2))],
@@ -208,13 +211,13 @@ def test_the_number_of_a_marker_is_above_all() -> None:
 
 
 def test_a_large_put_comes_just_before_the_one_that_overtakes_it() -> None:
-    stored: Taken = (PutLarge(None, 2, 2), Found(2, 2))
-    old, large = at((0, 1), put(1, None)), at((2, 9), stored)
+    lost, stored = (PutLarge(None, 3, 2), Found(LOST, 2)), (PutLarge(None, 2, 2), Found(2, 2))
+    old, large = at((0, 1), put(1, None)), at((2, 9), lost)
     final = state(version(3, PLAIN))
-    assert explain([old, large, at((3, 4), put(3, None))], final).is_whole
-    assert explain([old, large, at((3, 4), put(3, None, over=2))], final).is_whole, "it replaced the large one"
+    assert explain([old, large, at((3, 4), put(3, None))], final).is_whole, "of the same number"
     assert not explain([old, large, at((3, 4), put(3, None, over=1))], final).is_whole
-    assert not explain([old, at((5, 9), stored), at((3, 4), put(3, None))], final).is_whole
+    assert not explain([old, at((5, 9), lost), at((3, 4), put(3, None))], final).is_whole
+    assert explain([old, at((2, 9), stored), at((3, 4), put(3, None, over=2))], final).is_whole, "it was replaced"
 
 
 def test_what_was_answered_before_comes_before() -> None:
