@@ -307,10 +307,11 @@ class VersionContract:
         assert row is not None
         assert row.is_noncurrent
         assert metadata.segments(row.object_id, row.version) == list(older.segments)
-        for versioning, told in ((ENABLED, attributes), (SUSPENDED, as_null_version(b""))):
-            same = replace(bench.large("k", lease, version=older.version), versioning=versioning, attributes=told)
-            answer = metadata.record_large(same, lease, bench.now_ms)
-            assert isinstance(answer, Transient), "two versions cannot have one number"
+        for taken in (newer.version, older.version):
+            for versioning, told in ((ENABLED, attributes), (SUSPENDED, as_null_version(b"")), (None, b"")):
+                same = replace(bench.large("k", lease, version=taken), versioning=versioning, attributes=told)
+                answer = metadata.record_large(same, lease, bench.now_ms)
+                assert isinstance(answer, Transient), f"two versions cannot have one number: {versioning}"
         marker = mark(bench)
         assert metadata.next_version(KEY, 0, of_all=True) == marker.version + 2
         late = replace(bench.large("k", lease, version=older.version + 6), versioning=ENABLED, attributes=attributes)

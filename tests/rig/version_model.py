@@ -183,7 +183,8 @@ class PutLarge(Step):
         newest = state.newest if current is None and self.versioning else _number(current)
         is_below = newest > self.number and (stays or self.versioning is ENABLED)
         wins = is_below or newest < self.number or (current is None and self.versioning is not ENABLED)
-        if self.versioning and any(one.number == self.number and not one.is_marker for one in others):
+        beside = (*others, *_if_any(current)) if stays else others if self.versioning else ()
+        if any(one.number == self.number and not one.is_marker for one in beside):
             raise Impossible
         if self.versioning is ENABLED and self.number <= state.floor:
             wins = False  # another version may have had the number

@@ -146,6 +146,8 @@ def test_what_is_left(taken: list[Taken], left: State) -> None:
         [put(1, SUSPENDED), put(3, SUSPENDED, over=1), (PutLarge(SUSPENDED, 2, 2), Found(LOST, 2))],
         [put(1, SUSPENDED), put(3, SUSPENDED), (PutLarge(SUSPENDED, 2, 2), Found(2, 2))],
         [put(2, None), (PutLarge(None, 1, 1), Found(1, 1))],
+        [put(2), (PutLarge(SUSPENDED, 2, 1), Found(LOST, 1))],
+        [put(2), (PutLarge(None, 2, 1), Found(LOST, 1))],
         [put(1), (PutLarge(ENABLED, 2, 2, 7), Found(2, 2))],
         [put(1), put(3), (PutLarge(ENABLED, 2, 2, 3), Found(2, 2))],
         [put(1), (Undelete(2), Found(2, 2))],

@@ -32,18 +32,21 @@ def record_large(
     if current is not None and _is_recorded(connection, current, new):
         return True
     newest = _newest(connection, new, current)  # locks it, and may wait for a PUT with the same number
-    beside = versions.of_number(connection, new.key, new.version) if new.versioning is not None else None
+    keeps = new.versioning is Versioning.ENABLED or (current is not None and current.has_version_id)
+    beside = None
+    if keeps or new.versioning is not None:
+        beside = versions.of_number(connection, new.key, new.version)
     if beside is not None and _is_recorded(connection, beside, new):
         return True
     leases.require(connection, lease)
     # A version that a newer one has overtaken is noncurrent from the start, and so is a null one below versions.
-    keeps = new.versioning is Versioning.ENABLED or (current is not None and current.has_version_id)
     is_below = keeps and newest > new.version and new.condition is None and not is_conditional(newest)
     wins = is_below or newest < new.version or (current is None and new.versioning is not Versioning.ENABLED)
     wins = wins and beside is None
     if wins and new.versioning is Versioning.ENABLED:
         wins = floors.of(connection, new.key) < new.version  # otherwise another version may have had its number
-    may_lose = not (_must_not_be_overtaken(new) or is_conditional(newest) or beside is not None)
+    has_same = beside is not None or (keeps and newest == new.version)
+    may_lose = not (_must_not_be_overtaken(new) or is_conditional(newest) or has_same)
     refusal = _refused_large(connection, new, current, now_ms, wins=wins, may_lose=may_lose)
     wins = wins and refusal is None
     state = blocks.seal_large(connection, geometry, new, lease, now_ms, live=wins, condemned=refusal is not None)
