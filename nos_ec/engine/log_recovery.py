@@ -97,7 +97,7 @@ class LogRecovery:
 
         for segment, end, records in to_void:
             try:
-                self._in_medium.void_unrecorded(segment, end, records, self._clock.now_ms(), go_on)
+                self._in_medium.void_unrecorded(segment, end, records, self._clock, go_on)
             except NosError as error:
                 _log.warning("unrecorded PUTs not made void; trying again", segment=segment.hex(), error=str(error))
 

@@ -14,19 +14,24 @@ from contextlib import suppress
 from itertools import islice
 from typing import Protocol
 
-from nos_ec.core.errors import NotFound
+from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import LandingId, SegmentId
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.landing_format import is_void, voiding
+from nos_ec.core.landing_format import FoundRecord, is_void, voiding
 from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine.audit_entries import segments_released
 from nos_ec.engine.landing_labels import puts_in_segment
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
+from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.segment_medium import Buffer, SegmentMedium
 
 RECORDS_AT_A_TIME = 100
 """Records of a segment in memory, each as large as an object that the landing log takes."""
+FAILING_MS_MAX = 10_000
+"""How long tries to make records of a segment void may fail until the others are left to a later try. It is a time, not
+a number: while a device is away, each try fails at once, and the copies on the other devices are to be changed all the
+same. But each try in a store that does not answer takes the time limit of its operations."""
 
 
 class SealMetadata(LandingSegments, Protocol):
@@ -58,7 +63,7 @@ class SegmentSeal:
         return end
 
     def void_unrecorded(
-        self, segment: SegmentId, end: int, records: int, now_ms: int, go_on: Callable[[], bool]
+        self, segment: SegmentId, end: int, records: int, clock: Clock, go_on: Callable[[], bool]
     ) -> None:
         """Make the records void that no row and no entry of the deletion queue refers to, so that no rebuild of the
         metadata adopts them: their PUTs were not acknowledged. Then write down in the row that this is done; also when
@@ -66,8 +71,11 @@ class SegmentSeal:
         work, and the row still says that it is to be done.
 
         The row of the segment must be SEALED, so that no PUT in it can be recorded any more. Raises Transient,
-        ConfigError; it can be repeated then, by any process."""
+        ConfigError; it can be repeated then, by any process. When records cannot be changed, it raises the first such
+        Transient after it has tried the others, unless failing takes FAILING_MS_MAX."""
         found = puts_in_segment(self._medium, segment, end)
+        failure: Transient | None = None
+        failing_ms = 0
         with suppress(NotFound):
             while True:
                 if not go_on():
@@ -77,12 +85,29 @@ class SegmentSeal:
                     break
                 known = self._metadata.landing_known([one.header.landing_id for one in some])
                 for one in some:
-                    if one.header.landing_id not in known and not is_void(one.names):
-                        change = voiding(one.header.landing_id, one.header.data_length, one.names)
-                        self._medium.overwrite(segment, *change)
-                        kill_point("segment_seal.record_voided")
-        self._metadata.seal_segments([(segment, end, records)], now_ms)
+                    if one.header.landing_id in known or is_void(one.names):
+                        continue
+                    began_ms = clock.now_ms()
+                    error = self._make_void(segment, one)
+                    if error is not None:
+                        failure = failure or error
+                        failing_ms += max(0, clock.now_ms() - began_ms)
+                        if failing_ms >= FAILING_MS_MAX:
+                            raise failure
+        if failure is not None:
+            raise failure
+        self._metadata.seal_segments([(segment, end, records)], clock.now_ms())
         kill_point("segment_seal.voided")
+
+    def _make_void(self, segment: SegmentId, record: FoundRecord) -> Transient | None:
+        """Returns why a copy of the record could not be changed. Raises NotFound, ConfigError."""
+        try:
+            change = voiding(record.header.landing_id, record.header.data_length, record.names)
+            self._medium.overwrite(segment, *change)
+        except Transient as error:
+            return error
+        kill_point("segment_seal.record_voided")
+        return None
 
     def release_unless_known(self, segment: SegmentId) -> bool:
         """Give back a segment that came into being after the trimmer had given it back, or that might. One with a row

@@ -107,7 +107,7 @@ class SegmentSealer:
             self.left = [segment for segment in self.left if segment not in done]
         for one in unrecorded:
             try:
-                self._in_medium.void_unrecorded(one.id, one.end, one.records, now_ms, go_on)
+                self._in_medium.void_unrecorded(one.id, one.end, one.records, self._clock, go_on)
             except NosError as error:
                 _log.warning("unrecorded PUTs not made void; left to recovery", segment=one.id.hex(), error=str(error))
         return len(done)

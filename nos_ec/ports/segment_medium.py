@@ -129,7 +129,7 @@ class SegmentMedium(Protocol):
         must not cross a multiple of RECORD_ALIGN. Durable on return, and idempotent.
 
         Each copy then has `new`, or had neither `new` nor `expected` before, and was left alone. Raises NotFound when
-        the segment does not exist, and Transient when a copy could not be changed: others may have been.
+        the segment does not exist, and Transient when a copy could not be changed: the others were, as far as possible.
         """
         ...
 

@@ -464,6 +464,24 @@ def test_a_device_is_lost_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert log.free_bytes() == 3 * SLOTS // 2 * (SLOT - 4096)
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("call", ["read", "write"])
+def test_a_copy_that_cannot_be_changed_does_not_keep_the_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, call: str
+) -> None:
+    paths = make(tmp_path, 2)
+    with closing(opened(tmp_path, paths, copies=2)) as log:
+        segment, _, _ = written(log)
+        before = batch_at(segment, START)
+        with monkeypatch.context() as patched:
+            broken(patched, paths[lost], (call,))
+            with pytest.raises(Transient, match="changing segment"):
+                log.overwrite(segment, START, before[:4], b"void")
+        assert [before in path.read_bytes() for path in paths] == [lost == 0, lost == 1]
+        log.overwrite(segment, START, before[:4], b"void")
+        assert not any(before in path.read_bytes() for path in paths)
+
+
 def test_the_loss_of_a_device_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = make(tmp_path, 2)
     with closing(opened(tmp_path, paths, copies=2)) as log, capture_logs() as lines:

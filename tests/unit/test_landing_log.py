@@ -24,9 +24,11 @@ from nos_ec.engine.log_reader import LogReader
 from nos_ec.engine.log_recovery import LogRecovery
 from nos_ec.engine.log_segment import RETRY_WAIT_MS, LogSegment
 from nos_ec.engine.segment_maker import LEFT_MAX
+from nos_ec.engine.segment_seal import SegmentSeal
 from nos_ec.ports.metadata import Lease
 from nos_ec.ports.segment_medium import MediumLimits
 from nos_ec.testing.clock import SetClock
+from nos_ec.testing.faulty import faulty
 from nos_ec.testing.memory_medium import JOINED, SMALL, MemoryMedium, MemoryWriter
 
 from .landing_rig import OPTIONS, Rig, copies, lose_lease, new_copy
@@ -295,6 +297,38 @@ def test_records_that_cannot_be_made_void_when_their_segment_is_sealed_are_later
     sealed = [row for row in rig.segments.list_segments(None, 10) if row.state is SegmentState.SEALED]
     assert None not in [row.sealed_ms for row in sealed]
     rig.check()
+
+
+def test_a_record_that_cannot_be_made_void_does_not_keep_the_others_from_it(rig: Rig) -> None:
+    rig.put(copies(10))
+    _, ids = rig.land(copies(*[20] * 5))
+    (segment,) = {segment_of(one) for one in ids}
+    rig.faults.before["overwrite"] = [Transient("first"), Transient("second")]
+    sealing = SegmentSeal(rig.segments, faulty(rig.medium, rig.faults))
+    end = rig.medium.seal(segment, None, 0)
+    rig.segments.seal_segments([(segment, end, 0)], None)
+    with pytest.raises(Transient, match="first"):
+        sealing.void_unrecorded(segment, end, 0, rig.clock, lambda: True)
+    assert [is_void_record(rig, one) for one in ids] == [False, False, True, True, True]
+    assert rig.segments.rows[segment].sealed_ms is None
+    sealing.void_unrecorded(segment, end, 0, rig.clock, lambda: True)
+    assert all(is_void_record(rig, one) for one in ids)
+    assert rig.segments.rows[segment].sealed_ms == rig.clock.now_ms()
+
+
+@pytest.mark.parametrize(("each_ms", "tries"), [(0, 5), (4_000, 3), (30_000, 1)])
+def test_a_store_that_does_not_answer_is_not_asked_about_each_record(rig: Rig, each_ms: int, tries: int) -> None:
+    _, ids = rig.land(copies(*[20] * 5))
+    segment = segment_of(ids[0])
+    end = rig.medium.seal(segment, None, 0)
+    rig.segments.seal_segments([(segment, end, 0)], None)
+    rig.faults.before["overwrite"] = [Transient("time-out") for _ in ids]
+    rig.faults.hook = lambda name: rig.clock.advance(each_ms if name == "overwrite" else 0)
+    with pytest.raises(Transient, match="time-out"):
+        SegmentSeal(rig.segments, faulty(rig.medium, rig.faults)).void_unrecorded(
+            segment, end, 0, rig.clock, lambda: True
+        )
+    assert rig.faults.calls["overwrite"] == tries
 
 
 def is_void_record(rig: Rig, landing_id: LandingId) -> bool:

@@ -292,6 +292,7 @@ class DeviceLog:
             places = self._places(segment)
             if not places:
                 raise NotFound(f"landing segment {segment.hex()} was released")
+            errors = []
             for place in places:
                 try:
                     page = bytearray(self._devices.read(place, first, PAGE))
@@ -299,7 +300,9 @@ class DeviceLog:
                         page[at : at + len(new)] = new
                         self._devices.write_page(place, first, bytes(page))
                 except OSError as error:
-                    raise as_port_error(f"landing log: changing segment {segment.hex()}", error) from error
+                    errors.append(error)
+            if errors:
+                raise as_port_error(f"landing log: changing segment {segment.hex()}", errors[0]) from errors[0]
             if len(places) < self._copies:
                 if self._unseen():
                     raise self._may_have_another_copy(segment)
