@@ -18,28 +18,29 @@ MANIFEST_PARTS_MAX = 50_000
 
 
 class Manifests:
-    """The manifests that were read last. A version never gets another one. Safe to call from several threads."""
+    """The manifests that were read last, by what the rows of their objects say: after a rebuild, two objects may be
+    composed of one upload, of which one is in the trash. Safe to call from several threads."""
 
     def __init__(self, parts_max: int = MANIFEST_PARTS_MAX) -> None:
         self._parts_max = parts_max
         self._lock = Lock()
-        self._known: OrderedDict[bytes, Manifest] = OrderedDict()
+        self._known: OrderedDict[Composition, Manifest] = OrderedDict()
         self._parts = 0
 
     def find(self, composition: Composition) -> Manifest | None:
-        """The manifest of this upload, if it is known."""
+        """The manifest of this object, if it is known."""
         with self._lock:
-            found = self._known.get(composition.upload_id)
+            found = self._known.get(composition)
             if found is not None:
-                self._known.move_to_end(composition.upload_id)
+                self._known.move_to_end(composition)
             return found
 
-    def keep(self, manifest: Manifest) -> None:
+    def keep(self, composition: Composition, manifest: Manifest) -> None:
         """Remember it, and forget those that were not used for longest."""
         with self._lock:
-            if manifest.upload_id in self._known:
+            if composition in self._known:
                 return
-            self._known[manifest.upload_id] = manifest
+            self._known[composition] = manifest
             self._parts += len(manifest.parts)
             while self._parts > self._parts_max:
                 _, gone = self._known.popitem(last=False)

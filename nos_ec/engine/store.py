@@ -432,7 +432,7 @@ class Store:
             if (found.object_id, found.version) != (row.object_id, row.version):
                 raise NotFound(f"{row.key} v{row.version} was deleted or overwritten; read it again", key=row.key)
             manifest = manifest_in(b"".join(windows), row, composition)
-            self._manifests.keep(manifest)
+            self._manifests.keep(composition, manifest)
         return manifest
 
     def manifest(self, row: ObjectRow) -> Manifest | None:

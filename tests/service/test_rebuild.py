@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from io import BytesIO
 from pathlib import Path
@@ -22,13 +23,24 @@ from nos_ec.core.dump_format import DumpHead, DumpPage, decode_page, dump_frames
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.ids import ACCESS_BUCKET, RESERVED_BUCKET, ObjectKey
+from nos_ec.core.versions import Versioning
 from nos_ec.engine import access_records
 from nos_ec.engine.check.quarantine import HeldKind, held
-from nos_ec.engine.dump import bucket_rows, rows
+from nos_ec.engine.dump import bucket_rows, rebuilder, rows
 from nos_ec.engine.dump.dumper import dump_pages
 from nos_ec.engine.dump.uncertain import KINDS
-from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, AccessOf, CannedAcl, DocumentKind, KeyState, Rights
+from nos_ec.ports.metadata import (
+    ROOT_ACCOUNT,
+    AccessKey,
+    AccessOf,
+    CannedAcl,
+    DocumentKind,
+    KeyState,
+    Rights,
+    VersionEntry,
+)
 from nos_ec.testing.audit import all_objects
+from nos_ec.testing.clock import SetClock
 from tests.rig.at_rest import end_log
 
 from .conftest import CHUNK, STRIPE, Bench
@@ -420,6 +432,59 @@ def change_access_again(system: System) -> None:
     assert metadata.set_bucket_document("open", DocumentKind.TAGS, None, 6)
     assert metadata.delete_bucket("emptied", 6)
     assert metadata.create_bucket("new", "bob", CannedAcl.PUBLIC_READ, 6)
+
+
+def test_an_object_that_was_stored_twice_is_not_in_doubt(bench: Bench, cli: Cli) -> None:
+    """Both PUTs are under way at about the same time, with the same bytes."""
+    with bench.open() as system:
+        for _ in range(3):
+            bench.put(system, "k", b"body")
+            bench.put(system, "other", bench.data(100))
+        end_log(system)
+    lose_database(bench)
+    _, to_look_at = rebuild(bench, cli, "--without-dump")
+    assert to_look_at["doubt"] == {"b/other"}
+
+
+@pytest.mark.parametrize("versioning", [None, Versioning.ENABLED])
+@pytest.mark.parametrize("dumped", [True, False])
+@pytest.mark.parametrize("stores", [1, 2])
+@pytest.mark.parametrize("at_a_time", [1, 2, 3])
+def test_puts_of_one_millisecond_have_different_numbers(
+    bench: Bench,
+    cli: Cli,
+    versioning: Versioning | None,
+    dumped: bool,
+    stores: int,
+    at_a_time: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their records have the same time. The last one may come later, and be read later."""
+    monkeypatch.setattr(rebuilder, "RECORDS_AT_A_TIME", at_a_time)
+    key, bodies = ObjectKey("b", "k"), [b"one", b"two", b"three"]
+    with ExitStack() as stack:
+        systems = [stack.enter_context(bench.open()) for _ in range(stores)]
+        clock = SetClock(systems[0].clock.now_ms())
+        for system in systems:
+            system.clock = clock
+            system.store().put(ObjectKey("b", "first"), BytesIO(b"bypasses the landing log"))
+        if dumped:
+            cli("metadata", "dump", "--to", str(bench.folder / "dump"))
+        for number, body in enumerate(bodies):
+            clock.advance(50 * (number == 2 and at_a_time == 2))
+            systems[number % stores].store().put(key, BytesIO(body), versioning=versioning)
+    lose_database(bench)
+    rebuild(bench, cli, *(["--from", str(bench.folder / "dump")] if dumped else ["--without-dump"]))
+    with bench.open() as system:
+        store = system.store()
+        assert store.get(key) == bodies[-1] or stores == 2  # nothing tells the order of two segments in a millisecond
+        entries = system.metadata.list_versions("b", "k", "", ("", None), 9, 10_000).entries
+        versions = [one for one in entries if isinstance(one, VersionEntry)]
+        assert len({one.version for one in versions}) == len(versions) == (3 if versioning else 1)
+        for one in versions if versioning else ():
+            assert system.metadata.version(key, one.version).row == one.row
+        store.put(key, BytesIO(b"later"), versioning=versioning)
+        assert store.get(key) == b"later"
 
 
 @pytest.mark.parametrize("packed", [False, True])

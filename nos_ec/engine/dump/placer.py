@@ -120,7 +120,7 @@ class Placer:
             return True
         whole = whole_parts(parts)
         told = b"" if whole is None else whole[-1].attributes
-        is_kept = found is None or self._keeps(key, told, found.attributes) or is_in_doubt(version // 1000, found)
+        is_kept = found is None or self._keeps(key, told, found.attributes) or _at_the_same_time(version // 1000, found)
         if is_replaced and not is_kept:
             return True
         if whole is None:
@@ -191,9 +191,13 @@ class Placer:
         """The row, which makes the one that was found there the current version no more."""
         if found is None:
             return [Rebuilt(row, segments)]
-        if not (self._keeps(row.key, found.attributes, row.attributes) or is_in_doubt(found.created_ms, row)):
+        if not (self._keeps(row.key, found.attributes, row.attributes) or is_in_doubt(found, row)):
             return [Rebuilt(replace(row, object_id=found.object_id), segments, found)]
-        return [Rebuilt(_trashed(found), self._segments_of(found), found), Rebuilt(row, segments)]
+        trashed = _trashed(found)
+        if found.state.in_landing or found.state is _EMPTY:
+            # A key that was deleted and stored again within a millisecond has the number in the trash, too.
+            (trashed,) = self._numbered([trashed], {(row.key, row.version)})
+        return [Rebuilt(trashed, self._segments_of(found), found), Rebuilt(row, segments)]
 
     def _segments_of(self, row: ObjectRow) -> list[Segment]:
         parts = self._metadata.segments_of([row.object_id]).get(row.object_id, [])
@@ -277,14 +281,17 @@ class Placer:
         ]
         self._metadata.place([Rebuilt(row) for row in rows], self._now_ms)
 
-    def exchange(self, current: ObjectRow | None, chosen: ObjectRow) -> None:
-        """Make a version in the trash the current one of its key, in place of the one that is. Raises Transient."""
+    def exchange(self, current: ObjectRow | None, chosen: ObjectRow) -> ObjectRow | None:
+        """Make a version in the trash the current one of its key, in place of the one that is. Returns the row that
+        this one has in the trash. Raises Transient."""
         back = replace(chosen, trash_until_ms=None, trashed_ms=None)
         exchanged = [Rebuilt(back, self._segments_of(chosen), chosen)]
+        trashed = None
         if current is not None:
             (trashed,) = self._numbered([_trashed(current)], set())
             exchanged.append(Rebuilt(trashed, self._segments_of(current), current))
         self._metadata.place(exchanged, self._now_ms)
+        return trashed
 
     # --- landing copies -------------------------------------------------------------------------------
     def place_landed(self, records: Sequence[ToldRecord], segments: Container[SegmentId]) -> list[QueueEntry]:
@@ -317,29 +324,37 @@ class Placer:
         self._metadata.place(moved, self._now_ms)  # first: what is moved may be replaced by another record
         found |= {one.row.key: one.row for one in moved}
         self.figures.moved += len(moved)
-        adopted: list[Rebuilt] = []
         second: list[QueueEntry] = []
-        kept: list[ObjectRow] = []
         made: dict[ObjectKey, ObjectRow] = {}
         for key, record in newest.items():
             row = found.get(key)
             if row is None or _is_newer(record, row):
-                made[key] = new = self._landed(record, row)
-                adopted += self._in_place_of(row, new)
-                self.figures.landed += 1
-                if new.state is _EMPTY:
-                    until_ms = self._now_ms + EMPTY_COPY_MS
-                    second.append(QueueEntry(record.landing_id, new.object_id, new.version, until_ms, False))
+                made[key] = self._landed(record, row)
             else:
                 others.append(record)
+        kept: list[ObjectRow] = []
         for record in others:
             row = found.get(record.key)
             if row is not None and _is_of(record, row):
                 of_rows.append((record, row))
-            elif self._stays(record, made.get(record.key, row), newest[record.key]):
-                kept.append(_trashed(self._landed(record, None)))
-        replaced = {(one.row.key, one.row.version) for one in adopted if one.row.trash_until_ms is not None}
-        adopted += [Rebuilt(row) for row in self._numbered(kept, replaced)]
+                continue
+            older = self._landed(record, None)
+            if self._stays(record, older, made.get(record.key, row), newest[record.key]):
+                kept.append(_trashed(older))
+        # Two PUTs of one millisecond have the same number so far, and no two versions of a key may have the same. The
+        # new ones are numbered last, because they are newer than all others.
+        taken = {(row.key, row.version) for row in found.values()}
+        kept = self._numbered(kept, taken)
+        for row in kept:
+            if row.key in made and made[row.key].version <= row.version:
+                made[row.key] = replace(made[row.key], version=row.version + 1)
+        adopted = [Rebuilt(row) for row in kept]
+        for new in self._numbered(made.values(), taken):
+            adopted += self._in_place_of(found.get(new.key), new)
+            self.figures.landed += 1
+            if new.state is _EMPTY:
+                until_ms = self._now_ms + EMPTY_COPY_MS
+                second.append(QueueEntry(newest[new.key].landing_id, new.object_id, new.version, until_ms, False))
         moved = []
         for record, row in of_rows:
             if in_log(record.landing_id):
@@ -364,22 +379,27 @@ class Placer:
                 moved[row.key] = Rebuilt(replace(row, landing_id=record.landing_id), instead_of=row)
         return list(moved.values())
 
-    def _stays(self, record: ToldRecord, row: ObjectRow | None, newest: ToldRecord) -> bool:
-        """Whether a record is kept whose version another one has replaced: a row, or the newest record of its key."""
+    def _stays(self, record: ToldRecord, older: ObjectRow, row: ObjectRow | None, newest: ToldRecord) -> bool:
+        """Whether the version of a record is kept that another one has replaced: a row, or the newest record of its
+        key."""
         told = (record.attributes, newest.attributes, b"" if row is None else row.attributes)
         if _is_part(record.key) or any(map(is_of_versions, told)):
             return True
-        if row is not None and is_in_doubt(record.put_ms, row):
+        if row is not None and is_in_doubt(older, row):
             return True
         return self._keep_replaced and in_log(record.landing_id)
 
-    def _numbered(self, kept: Sequence[ObjectRow], taken: set[tuple[ObjectKey, int]]) -> list[ObjectRow]:
-        """These rows in the trash, which no block tells of, with versions that no other one of their key has there."""
+    def _numbered(self, rows: Iterable[ObjectRow], taken: set[tuple[ObjectKey, int]]) -> list[ObjectRow]:
+        """Return these rows, which are in no block, with numbers that no other version of their key has in the trash or
+        in `taken`, to which they are added."""
+        listed = list(rows)
+        in_trash = set(self._metadata.trash_of([(row.key, row.version) for row in listed]))
         numbered: list[ObjectRow] = []
-        for row in kept:
-            while (row.key, row.version) in taken or self._metadata.trash_of([(row.key, row.version)]):
+        for row in listed:
+            while (named := (row.key, row.version)) in taken or named in in_trash:
                 row = replace(row, version=row.version + 1)
-            taken.add((row.key, row.version))
+                in_trash |= self._metadata.trash_of([(row.key, row.version)]).keys()
+            taken.add(named)
             numbered.append(row)
         return numbered
 
@@ -404,9 +424,20 @@ class Placer:
         return self._next_id - 1
 
 
-def is_in_doubt(older_ms: int, current: ObjectRow) -> bool:
-    """Whether the PUT of the current version may have been refused for a PUT at `older_ms` (Unix milliseconds): both
-    were under way at about the same time, and it is not packed, so it may never have been recorded."""
+def is_in_doubt(older: ObjectRow, current: ObjectRow) -> bool:
+    """Whether the PUT of the current version may have been refused for that of an older one: they were under way at
+    about the same time, and the current one is not packed, so it may never have been recorded. A copy of the older one,
+    which was sent again or copied forward, is as good."""
+    is_copy = (older.size, older.crc32c, older.md5, older.attributes) == (
+        current.size,
+        current.crc32c,
+        current.md5,
+        current.attributes,
+    )
+    return not is_copy and _at_the_same_time(older.created_ms, current)
+
+
+def _at_the_same_time(older_ms: int, current: ObjectRow) -> bool:
     return current.state is not _PACKED and 0 <= current.created_ms - older_ms <= PUT_MS_MAX
 
 

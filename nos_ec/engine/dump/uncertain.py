@@ -95,7 +95,7 @@ def _in_doubt(page: Iterable[ObjectRow], metadata: Metadata) -> Iterator[Uncerta
     replaced = [row for row in page if row.is_noncurrent or row.trash_until_ms is not None]
     keys = {row.key for row in replaced if _is_of_users(row.key) and upload_of_part(row.key) is None}
     found = metadata.rows_of(keys)
-    doubted = {row.key for row in replaced if row.key in found and is_in_doubt(row.created_ms, found[row.key])}
+    doubted = {row.key for row in replaced if row.key in found and is_in_doubt(row, found[row.key])}
     for key in sorted(doubted, key=str):
         yield Uncertain("doubt", str(key), found[key].version, found[key].size)
 

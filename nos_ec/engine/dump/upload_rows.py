@@ -88,12 +88,15 @@ def complete_those_of(page: Sequence[ObjectRow], metadata: Metadata, now_ms: int
     )
 
 
-def choose_parts(lost: Lost, exchange: Callable[[ObjectRow | None, ObjectRow], None]) -> None:
+def choose_parts(lost: Lost, exchange: Callable[[ObjectRow | None, ObjectRow], ObjectRow | None]) -> None:
     """Let each composed object have the parts that its manifest lists: exchange a current version that has another size
     or CRC32C for one in the trash, if there is one that fits. The greater number says nothing of a part, as it may be
     of a PUT that came too late, or of one whose clock was ahead. The times of the trash are not settled yet.
 
-    exchange: takes the current version of a part and the one that is to take its place. Raises Transient."""
+    Manifests in the trash are asked first, so that the object that is there has the last word.
+
+    exchange: takes the current version of a part and the one that is to take its place, and returns the row that the
+    former has in the trash. Raises Transient."""
     rows = (row for page in lost.all_objects() for row in page)
     replaced = (row for row in rows if row.trash_until_ms is not None and upload_of_part(row.key) is not None)
     for some in batches(replaced, REPLACED_AT_A_TIME):
@@ -101,21 +104,23 @@ def choose_parts(lost: Lost, exchange: Callable[[ObjectRow | None, ObjectRow], N
         for row in sorted(some, key=lambda row: row.version, reverse=True):
             others.setdefault(row.key, []).append(row)
         uploads = {upload_of_part(key) for key in others}
-        for page in lost.all_objects():
-            for row in page:
-                with suppress(Corrupt, NotFound):
-                    composition = row.composition
-                    if composition is not None and composition.upload_id in uploads:
-                        manifest = manifest_in(lost.bytes_of(row), row, composition)
-                        _choose_of(row.key.bucket, manifest, others, lost.metadata, exchange)
+        for in_trash in (True, False):
+            for page in lost.all_objects():
+                for row in page:
+                    with suppress(Corrupt, NotFound):
+                        composition = row.composition
+                        is_asked = in_trash is (row.trash_until_ms is not None)
+                        if is_asked and composition is not None and composition.upload_id in uploads:
+                            manifest = manifest_in(lost.bytes_of(row), row, composition)
+                            _choose_of(row.key.bucket, manifest, others, lost.metadata, exchange)
 
 
 def _choose_of(
     bucket: str,
     manifest: Manifest,
-    others: Mapping[ObjectKey, Sequence[ObjectRow]],
+    others: Mapping[ObjectKey, list[ObjectRow]],
     metadata: Metadata,
-    exchange: Callable[[ObjectRow | None, ObjectRow], None],
+    exchange: Callable[[ObjectRow | None, ObjectRow], ObjectRow | None],
 ) -> None:
     told = {part_key(bucket, manifest.upload_id, part.number): part for part in manifest.parts}
     keys = told.keys() & others.keys()
@@ -124,7 +129,9 @@ def _choose_of(
         wanted, row = (told[key].size, told[key].crc32c), current.get(key)
         chosen = next((one for one in (row, *others[key]) if one and (one.size, one.crc32c) == wanted), None)
         if chosen is not None and chosen is not row:
-            exchange(row, chosen)
+            trashed = exchange(row, chosen)
+            others[key].remove(chosen)
+            others[key] += [] if trashed is None else [trashed]
 
 
 def lost_empty_parts(
