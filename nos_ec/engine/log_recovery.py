@@ -60,23 +60,24 @@ class LogRecovery:
         self._clock = clock
         self._look_ms = 0
         self.parked: Parking[SegmentId] = Parking("orphaned landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX)
-        """Segments that could not be sealed, until their next try."""
+        """Segments that could not be sealed, or in which records could not be made void, until their next try."""
 
     def run_once(self, beat: Beat, *, fenced: bool) -> int:
-        """Seal the orphans, if it is time to look for them or a lease of a log was just fenced, and make void what was
-        not recorded in segments that are sealed. Returns how many were sealed. Raises Transient; the next run then
-        looks again."""
+        """Seal the orphans, if it is time to look for them or try again, or a lease of a log was just fenced, and make
+        void what was not recorded in segments that are sealed. Returns how many were sealed. Raises Transient; the next
+        run then looks again."""
         now_ms = self._clock.now_ms()
-        if not fenced and not self.parked and waits(self._look_ms, now_ms, LOOK_MS):
+        is_due = fenced or any(not self.parked.waits(segment) for segment, _ in self.parked)
+        if not is_due and waits(self._look_ms, now_ms, LOOK_MS):
             return 0
         self._look_ms = 0
         if self._unknown is not None:
             self._unknown.run_once(beat)
         orphans, to_void = self._look()
-        self._look_ms = now_ms + LOOK_MS
+        left = {*orphans, *(segment for segment, _, _ in to_void)}
         for segment, _ in self.parked:
-            if segment not in orphans:
-                self.parked.release(segment)  # another process has sealed it
+            if segment not in left:
+                self.parked.release(segment)  # another process has done it
         sealed = 0
         for segment in orphans:
             if not self.parked.waits(segment):
@@ -86,20 +87,23 @@ class LogRecovery:
                     sealed += 1
                     to_void.append((segment, end, 0))
         self._void(to_void, beat)
+        self._look_ms = now_ms + LOOK_MS
         return sealed
 
     def _void(self, to_void: Iterable[tuple[SegmentId, int, int]], beat: Beat) -> None:
-        """What fails is tried again at the next look."""
-
         def go_on() -> bool:
             beat(0)
             return True
 
         for segment, end, records in to_void:
+            if self.parked.waits(segment):
+                continue
             try:
                 self._in_medium.void_unrecorded(segment, end, records, self._clock, go_on)
             except NosError as error:
-                _log.warning("unrecorded PUTs not made void; trying again", segment=segment.hex(), error=str(error))
+                self.parked.park(segment, error)
+            else:
+                self.parked.release(segment)
 
     def _look(self) -> tuple[list[SegmentId], list[tuple[SegmentId, int, int]]]:
         """Return the OPEN segments whose logs do not have the lease of their epoch, and the SEALED ones in which

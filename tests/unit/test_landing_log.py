@@ -21,7 +21,7 @@ from nos_ec.core.landing_format import TYPE_PUT, decode_footer, decode_names, is
 from nos_ec.core.lifecycle import SegmentState
 from nos_ec.engine.landed_in_log import LandedInLog
 from nos_ec.engine.log_reader import LogReader
-from nos_ec.engine.log_recovery import LogRecovery
+from nos_ec.engine.log_recovery import BACK_OFF, LogRecovery
 from nos_ec.engine.log_segment import RETRY_WAIT_MS, LogSegment
 from nos_ec.engine.segment_maker import LEFT_MAX
 from nos_ec.engine.segment_seal import SegmentSeal
@@ -329,6 +329,47 @@ def test_a_store_that_does_not_answer_is_not_asked_about_each_record(rig: Rig, e
             segment, end, 0, rig.clock, lambda: True
         )
     assert rig.faults.calls["overwrite"] == tries
+
+
+def test_records_that_cannot_be_made_void_wait_for_longer_and_longer(rig: Rig) -> None:
+    """Also while another segment is parked."""
+    landed, (refused,) = rig.land(copies(20))
+    landed.settle([refused])
+    rig.clock.advance(OPTIONS.segment_age_ms)
+    faults = rig.faults
+    faults.before["overwrite"] = [Transient("a device is away")] * 4
+    rig.log.seal()
+    rig.put(copies(10))
+    lose_lease(rig)
+    faults.before["seal"] = [Transient("no answer")] * 100
+    recovery = LogRecovery(faulty(rig.segments, faults), faulty(rig.medium, faults), rig.clock)
+    tries, looks = [], []
+    for _ in range(8):
+        before = faults.calls.copy()
+        recovery.run_once(lambda _: None, fenced=False)
+        tries.append(faults.calls["overwrite"] - before["overwrite"])
+        looks.append(int(faults.calls["list_segments"] > before["list_segments"]))
+        rig.clock.advance(BACK_OFF.first_ms)
+    assert tries == [1, 1, 0, 1, 0, 0, 0, 1]
+    assert looks == tries, "it looks at the rows when something is due"
+    assert is_void_record(rig, refused)
+    assert rig.segments.rows[segment_of(refused)].sealed_ms is not None
+    assert segment_of(refused) not in recovery.parked
+
+
+def test_a_segment_that_others_have_made_void_is_no_longer_parked(rig: Rig) -> None:
+    landed, (refused,) = rig.land(copies(20))
+    landed.settle([refused])
+    rig.clock.advance(OPTIONS.segment_age_ms)
+    rig.faults.before["overwrite"] = [Transient("a device is away")] * 2
+    rig.log.seal()
+    recovery = LogRecovery(rig.segments, faulty(rig.medium, rig.faults), rig.clock)
+    recovery.run_once(lambda _: None, fenced=True)
+    assert [segment for segment, _ in recovery.parked] == [segment_of(refused)]
+    LogRecovery(rig.segments, rig.medium, rig.clock).run_once(lambda _: None, fenced=True)
+    rig.clock.advance(BACK_OFF.first_ms)
+    recovery.run_once(lambda _: None, fenced=False)
+    assert not recovery.parked
 
 
 def is_void_record(rig: Rig, landing_id: LandingId) -> bool:
