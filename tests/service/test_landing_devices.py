@@ -61,6 +61,30 @@ def test_a_device_is_added_and_replaced(tmp_path: Path) -> None:
         assert store.get("b/third") == b"beside the log"
 
 
+def test_init_leaves_alone_what_is_left_of_a_log_that_is_switched_off(tmp_path: Path) -> None:
+    with open_store(settings(tmp_path), create=True):
+        pass
+    off, other = settings(tmp_path, mode="store", segment_bytes=2 << 20), settings(tmp_path, segment_bytes=2 << 20)
+    initialise(off)
+    with open_store(off) as store:
+        store.put("b/beside", b"beside the log")
+    with pytest.raises(ConfigError, match="configure what it has"):
+        initialise(other)
+    with (tmp_path / "landing_log/device0").open("r+b") as file:
+        file.write(b"damaged " * 1024)
+    initialise(off)
+    with pytest.raises(ConfigError, match="holds data that is not of a landing log"):
+        initialise(other)
+
+
+def test_init_looks_at_a_log_that_is_switched_off_and_not_empty(tmp_path: Path) -> None:
+    with open_store(settings(tmp_path), create=True) as store:
+        store.put("b/beside", b"beside the log")
+        store.put("b/landed", b"in the log")
+    with pytest.raises(ConfigError, match="configure what it has"):
+        initialise(settings(tmp_path, mode="store", segment_bytes=2 << 20))
+
+
 def test_there_is_no_device_to_replace_in_a_store_without_a_log(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no landing log"):
         initialise(settings(tmp_path, mode="store"), new_devices=[0])
