@@ -26,7 +26,7 @@ from nos_ec.composition.backends import (
     rados_options,
     settings_named,
 )
-from nos_ec.composition.landing import open_devices
+from nos_ec.composition.landing import is_configured, open_devices
 from nos_ec.composition.ownership import compare_owner
 from nos_ec.composition.trial import Check, NotTried
 from nos_ec.core.errors import FREE_SPACE, ConfigError, NoSpace
@@ -175,7 +175,7 @@ class Connections:
         yield Check("folder", FOLDER_LIMIT_MS, folder)
         yield Check("block store", FOLDER_LIMIT_MS, blocks, ("folder",))
         yield Check("landing store", FOLDER_LIMIT_MS, landing, ("folder",))
-        if settings.landing.mode == "log" or settings.landing.devices:
+        if is_configured(settings.landing):
             yield Check("landing log", FOLDER_LIMIT_MS, self._devices, ("folder", "database store"))
         yield Check("free space", FOLDER_LIMIT_MS, space, ("block store", "landing store"))
         yield Check(

@@ -48,12 +48,12 @@ def check_devices(settings: Settings, store_id: str | None) -> None:
     In the folder of an existing store, a log that is switched off may have left its device. `initialise_devices` checks
     it if the log still has segments: an older schema cannot say so."""
     landing = settings.landing
-    if settings.store.backend == "local" and (store_id is None or _is_configured(landing)):
+    if settings.store.backend == "local" and (store_id is None or is_configured(landing)):
         paths = landing.paths(settings.store.root)
         DeviceLog.check(log_folder(settings), paths, store_id, slot_bytes=landing.segment_bytes)
 
 
-def _is_configured(landing: LandingSettings) -> bool:
+def is_configured(landing: LandingSettings) -> bool:
     """Whether the settings ask for a landing log; otherwise there may be one that was switched off."""
     return landing.mode == "log" or bool(landing.devices)
 
@@ -72,7 +72,7 @@ def initialise_devices(
             raise ConfigError("--new-device works only with the embedded store; on Ceph, replace the OSD instead")
         return
     has_segments = any(count for count, _ in metadata.segment_totals().values())
-    if not (_is_configured(landing) or has_segments):
+    if not (is_configured(landing) or has_segments):
         if new_devices:
             raise ConfigError("--new-device: this store has no landing log", settings=("landing.mode",))
         return
@@ -98,7 +98,7 @@ def open_devices(settings: Settings, stack: ExitStack, store_id: str) -> Segment
     Transient."""
     landing = settings.landing
     paths = landing.paths(settings.store.root)
-    if not _is_configured(landing) and not paths[0].exists():
+    if not is_configured(landing) and not paths[0].exists():
         return None
     if not landing.devices and not paths[0].exists():
         raise ConfigError(
