@@ -48,11 +48,11 @@ def opened(path: Path) -> Iterator[DeviceLog]:
 def written(log: DeviceLog) -> tuple[SegmentId, int]:
     """A segment with some batches, and its end."""
     segment, end = new_segment(), PAGE
-    writer = log.create(segment, 1, 0)
-    for _ in range(BATCHES):
-        laid = batch(segment, end)
-        writer.append(end, laid.buffers)
-        end += laid.size
+    with closing(log.create(segment, 1, 0)) as writer:
+        for _ in range(BATCHES):
+            laid = batch(segment, end)
+            writer.append(end, laid.buffers)
+            end += laid.size
     return segment, end
 
 
