@@ -17,7 +17,7 @@ from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.message_log import LocalMessageLog
 from nos_ec.adapters.local.placement import AnyPlace, NoGroups
 from nos_ec.adapters.local.shard_rebuild import LocalShards
-from nos_ec.adapters.local.store_mark import claim_root, find_owner, require_root_of
+from nos_ec.adapters.local.store_mark import OWNER_FILE, claim_root, find_owner, require_root_of
 from nos_ec.composition.landing import open_devices
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.ids import BlockId
@@ -154,7 +154,10 @@ def find_mark(settings: Settings) -> str:
         found = find_owner(settings.store.root)
         if found is None:
             root = settings.store.root
-            raise ConfigError(f"{root} is not marked as a store: correct store.root", settings=("store.root",))
+            raise ConfigError(
+                f"{root} is not marked as a store: put its file {OWNER_FILE} back, or correct store.root",
+                settings=("store.root",),
+            )
         return found
     from nos_ec.adapters.rados.cluster import RadosCluster
     from nos_ec.adapters.rados.store_mark import owner_of

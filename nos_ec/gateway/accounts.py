@@ -141,7 +141,9 @@ class Accounts:
         row = self._metadata.bucket(name)
         if row is None or row.owner != owner:
             whose = "nobody" if row is None else row.owner
-            raise InvalidInput(f"bucket {name} exists and belongs to {whose}; see: nos-ec s3 grant")
+            raise InvalidInput(
+                f"bucket {name} exists and belongs to {whose}; see: nos-ec s3 bucket give, nos-ec s3 grant"
+            )
         return row
 
     def give_bucket(self, bucket: str, account: str) -> None:
