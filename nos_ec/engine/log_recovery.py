@@ -27,7 +27,7 @@ from nos_ec.engine.segment_seal import SealMetadata, SegmentSeal
 from nos_ec.engine.unknown_segments import UnknownSegments
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, Clock, waits
-from nos_ec.ports.metadata import Leases
+from nos_ec.ports.metadata import Leases, SegmentRow
 from nos_ec.ports.segment_medium import SegmentMedium
 
 _log = structlog.get_logger(__name__)
@@ -112,9 +112,15 @@ class LogRecovery:
         Leases are looked up after the segments: a segment is opened only under a lease that is held, and an epoch that
         is gone never comes back.
         """
-        left = [row for page in segment_pages(self._metadata) for row in page if row.sealed_ms is None]
-        to_void = [(row.segment, row.end, row.records) for row in left if row.state is SegmentState.SEALED]
-        open_ones = [row for row in left if row.state is SegmentState.OPEN]
+        open_ones: list[SegmentRow] = []
+        to_void: list[tuple[SegmentId, int, int]] = []
+        for page in segment_pages(self._metadata):
+            open_ones += [row for row in page if row.state is SegmentState.OPEN]
+            to_void += [
+                (row.segment, row.end, row.records)
+                for row in page
+                if row.state is SegmentState.SEALED and row.sealed_ms is None
+            ]
         if not open_ones:
             return [], to_void
         held = {(lease.name, lease.epoch) for lease in self._metadata.list_leases(LEASE_PREFIX)}
