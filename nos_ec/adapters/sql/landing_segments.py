@@ -65,7 +65,10 @@ _QUESTIONS_MAX = 50
 BY_ID = select(*_COLUMNS).where(_G.segment_id == bindparam("segment", type_=_ID))
 SEAL = (
     UpdateListed(LANDING_SEGMENTS)
-    .where(_G.segment_id == _ENDS["segment_id"], _G.state != _DOOMED, _G.sealed_ms.is_(None))
+    .where(
+        _G.segment_id == _ENDS["segment_id"],
+        or_(_G.state == _OPEN, and_(_G.state == _SEALED, _G.sealed_ms.is_(None))),
+    )
     .values(
         state=_SEALED,
         sealed_ms=bindparam("now_ms", type_=BigInteger),
