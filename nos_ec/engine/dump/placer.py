@@ -337,10 +337,8 @@ class Placer:
             row = found.get(record.key)
             if row is not None and _is_of(record, row):
                 of_rows.append((record, row))
-                continue
-            older = self._landed(record, None)
-            if self._stays(record, older, made.get(record.key, row), newest[record.key]):
-                kept.append(_trashed(older))
+            elif self._stays(record, made.get(record.key, row), newest[record.key]):
+                kept.append(_trashed(self._landed(record, None)))
         # Two PUTs of one millisecond have the same number so far, and no two versions of a key may have the same. The
         # new ones are numbered last, because they are newer than all others.
         taken = {(row.key, row.version) for row in found.values()}
@@ -379,13 +377,13 @@ class Placer:
                 moved[row.key] = Rebuilt(replace(row, landing_id=record.landing_id), instead_of=row)
         return list(moved.values())
 
-    def _stays(self, record: ToldRecord, older: ObjectRow, row: ObjectRow | None, newest: ToldRecord) -> bool:
-        """Whether the version of a record is kept that another one has replaced: a row, or the newest record of its
-        key."""
+    def _stays(self, record: ToldRecord, row: ObjectRow | None, newest: ToldRecord) -> bool:
+        """Return whether the version of a record is kept although another one has replaced it: a row, or the newest
+        record of its key."""
         told = (record.attributes, newest.attributes, b"" if row is None else row.attributes)
         if _is_part(record.key) or any(map(is_of_versions, told)):
             return True
-        if row is not None and is_in_doubt(older, row):
+        if row is not None and _at_the_same_time(record.put_ms, row) and not _is_copy(record, row):  # `is_in_doubt`
             return True
         return self._keep_replaced and in_log(record.landing_id)
 
@@ -425,9 +423,9 @@ class Placer:
 
 
 def is_in_doubt(older: ObjectRow, current: ObjectRow) -> bool:
-    """Whether the PUT of the current version may have been refused for that of an older one: they were under way at
-    about the same time, and the current one is not packed, so it may never have been recorded. A copy of the older one,
-    which was sent again or copied forward, is as good."""
+    """Return whether the PUT of the current version may have been refused for that of an older one: both were under way
+    at about the same time, and the current one is not packed, so it may never have been recorded. A copy of the older
+    one, which was sent again or copied forward, is as good."""
     is_copy = (older.size, older.crc32c, older.md5, older.attributes) == (
         current.size,
         current.crc32c,
@@ -442,7 +440,7 @@ def _at_the_same_time(older_ms: int, current: ObjectRow) -> bool:
 
 
 def _is_part(key: ObjectKey) -> bool:
-    """Whether only a manifest says which version is the right one (`upload_rows.choose_parts`)."""
+    """Return whether only a manifest says which version is the right one (`upload_rows.choose_parts`)."""
     return upload_of_part(key) is not None
 
 
@@ -462,7 +460,15 @@ def _is_same(row: ObjectRow, entry: ToldEntry) -> bool:
 def _is_of(record: ToldRecord, row: ObjectRow) -> bool:
     """Whether the record is a copy of the row's version: its own, or one that was copied forward, with the time of the
     version (`put_ms_of`). It may tell other attributes, if those of the version were changed."""
-    if (record.put_ms, len(record.data), record.crc32c) != (row.version // 1000, row.size, row.crc32c):
+    return record.put_ms == row.version // 1000 and _has_bytes_of(record, row)
+
+
+def _is_copy(record: ToldRecord, row: ObjectRow) -> bool:
+    return record.attributes == row.attributes and _has_bytes_of(record, row)
+
+
+def _has_bytes_of(record: ToldRecord, row: ObjectRow) -> bool:
+    if (len(record.data), record.crc32c) != (row.size, row.crc32c):
         return False
     return hashlib.md5(record.data, usedforsecurity=False).digest() == row.md5
 

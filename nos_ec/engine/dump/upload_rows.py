@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 
 from nos_ec.core.dump_format import DumpPage
 from nos_ec.core.errors import Corrupt, NotFound
@@ -97,7 +98,7 @@ def choose_parts(lost: Lost, exchange: Callable[[ObjectRow | None, ObjectRow], O
 
     exchange: takes the current version of a part and the one that is to take its place, and returns the row that the
     former has in the trash. Raises Transient."""
-    rows = (row for page in lost.all_objects() for row in page)
+    rows = chain.from_iterable(lost.all_objects())
     replaced = (row for row in rows if row.trash_until_ms is not None and upload_of_part(row.key) is not None)
     for some in batches(replaced, REPLACED_AT_A_TIME):
         others: dict[ObjectKey, list[ObjectRow]] = {}
@@ -105,14 +106,14 @@ def choose_parts(lost: Lost, exchange: Callable[[ObjectRow | None, ObjectRow], O
             others.setdefault(row.key, []).append(row)
         uploads = {upload_of_part(key) for key in others}
         for in_trash in (True, False):
-            for page in lost.all_objects():
-                for row in page:
-                    with suppress(Corrupt, NotFound):
-                        composition = row.composition
-                        is_asked = in_trash is (row.trash_until_ms is not None)
-                        if is_asked and composition is not None and composition.upload_id in uploads:
-                            manifest = manifest_in(lost.bytes_of(row), row, composition)
-                            _choose_of(row.key.bucket, manifest, others, lost.metadata, exchange)
+            for row in chain.from_iterable(lost.all_objects()):
+                if (row.trash_until_ms is not None) is not in_trash:
+                    continue
+                with suppress(Corrupt, NotFound):
+                    composition = row.composition
+                    if composition is not None and composition.upload_id in uploads:
+                        manifest = manifest_in(lost.bytes_of(row), row, composition)
+                        _choose_of(row.key.bucket, manifest, others, lost.metadata, exchange)
 
 
 def _choose_of(
