@@ -25,7 +25,8 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.landing_format import TYPE_PUT, is_void, scan
 from nos_ec.core.versions import Versioning
 from nos_ec.engine.dump.rebuilder import TRASHED_MS_MIN
-from nos_ec.ports.metadata import AddMarker
+from nos_ec.engine.uploads import MultipartUploads
+from nos_ec.ports.metadata import AddMarker, UploadRow
 from nos_ec.testing.clock import SetClock
 from tests.rig.at_rest import LaterClock, end_log
 
@@ -82,11 +83,16 @@ def dump(bench: Bench, cli: Cli) -> None:
     cli("metadata", "dump", "--to", str(bench.folder / "dump"))
 
 
-def rebuilt(bench: Bench, cli: Cli) -> list[bytes]:
-    """Return the versions of KEY after the database was lost: the current one, and those in the trash."""
+def rebuild_lost(bench: Bench, cli: Cli) -> dict[str, set[str]]:
+    """Lose the database and rebuild it, from the dump if one was made. Returns what is to be looked at."""
     lose_database(bench)
     source = bench.folder / "dump"
-    rebuild(bench, cli, *(("--from", str(source)) if source.exists() else ("--without-dump",)))
+    return rebuild(bench, cli, *(("--from", str(source)) if source.exists() else ("--without-dump",)))[1]
+
+
+def rebuilt(bench: Bench, cli: Cli) -> list[bytes]:
+    """Return the versions of KEY after the database was lost: the current one, and those in the trash."""
+    rebuild_lost(bench, cli)
     with bench.open() as system:
         store = system.store()
         current = [store.get(row.key) for row in store.list_objects("b", "", "", 100)]
@@ -353,12 +359,7 @@ class TestPartsOfAnUpload:
         """The clock of the process that stored the other ones, which are superseded, is ahead."""
         with bench.open() as system, bench.open() as other:
             other.clock = SetClock(system.clock.now_ms() + 10_000)
-            put_first(system)
-            put_first(other)
-            if dumped:
-                dump(bench, cli)
-            uploads, others = multipart_uploads(system), multipart_uploads(other)
-            upload = uploads.create(KEY, "ann", b"")
+            uploads, others, upload = self.begin(system, other, bench, cli if dumped else None)
             for data in (b"one", b"another"):
                 others.put_part(upload, 1, BytesIO(data), b"")
             uploads.put_part(upload, 1, BytesIO(SMALL), b"")
@@ -395,12 +396,7 @@ class TestPartsOfAnUpload:
         with monkeypatch.context() as patched, bench.open() as system, bench.open() as other:
             patched.setattr(LocalLandingStore, "delete", fail)
             patched.setattr(DeviceLog, "overwrite", fail)
-            put_first(system)
-            put_first(other)
-            if dumped:
-                dump(bench, cli)
-            uploads, others = multipart_uploads(system), multipart_uploads(other)
-            upload = uploads.create(KEY, "ann", b"")
+            uploads, others, upload = self.begin(system, other, bench, cli if dumped else None)
             uploads.put_part(upload, 1, BytesIO(b"one"), b"")
 
             land = (lander := system.store()._puts.batches.lander).land
@@ -416,13 +412,24 @@ class TestPartsOfAnUpload:
             with pytest.raises(NosError):
                 uploads.complete(upload, lambda parts: (parts, {}))
             assert other.store().get(KEY) == SMALL
-        lose_database(bench)
-        rebuild(bench, cli, *(["--from", str(bench.folder / "dump")] if dumped else ["--without-dump"]))
+        rebuild_lost(bench, cli)
         with bench.open() as system:
             assert system.store().get(KEY) == SMALL
             for row in system.metadata.trash_page(None, 9, KEY.bucket, KEY.name).rows:
                 with pytest.raises(Corrupt):  # its part is in the trash, too
                     list(system.store().open_version(row))
+
+    def begin(
+        self, system: System, other: System, bench: Bench, cli: Cli | None
+    ) -> tuple[MultipartUploads, MultipartUploads, UploadRow]:
+        """Begin an upload of KEY, after a dump if `cli` is given. Returns the uploads of both processes, and this
+        one."""
+        put_first(system)
+        put_first(other)
+        if cli is not None:
+            dump(bench, cli)
+        uploads = multipart_uploads(system)
+        return uploads, multipart_uploads(other), uploads.create(KEY, "ann", b"")
 
     def assert_sound(self, bench: Bench, expected: list[bytes]) -> None:
         """Nothing is wrong, and the object is there after all is packed and collected."""
@@ -496,9 +503,7 @@ class TestKilled:
         if dumped:
             dump(bench, cli)
         kill(bench, point, size)
-        lose_database(bench)
-        source = ["--from", str(bench.folder / "dump")] if dumped else ["--without-dump"]
-        _, to_look_at = rebuild(bench, cli, *source)
+        to_look_at = rebuild_lost(bench, cli)
         assert to_look_at["doubt"] == ({str(KEY)} if size else set()), "equal bytes are not in doubt"
         with bench.open() as system:
             store = system.store()
