@@ -54,7 +54,7 @@ def check_devices(settings: Settings, store_id: str | None) -> None:
 
 
 def is_configured(landing: LandingSettings) -> bool:
-    """Whether the settings ask for a landing log; otherwise there may be one that was switched off."""
+    """Return whether the settings ask for a landing log. If they do not, one that was switched off may be left."""
     return landing.mode == "log" or bool(landing.devices)
 
 

@@ -1,4 +1,4 @@
-"""Whether metadata, data and devices of the landing log belong to the same store. Changes nothing."""
+"""Checks whether metadata, data and devices of the landing log belong to the same store. Changes nothing."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NEW_METADATA = (
     " rebuild` (docs/RUNBOOKS.md), or set the right store.metadata_url; to start from scratch, set another store.root"
     " (with Ceph: another ceph.namespace) or remove the old data"
 )
-"""What to do when data is there, but not its metadata."""
+"""Says what to do when data exists, but not its metadata."""
 
 
 def refuse_other_stores(settings: Settings) -> None:
-    """Raises ConfigError unless metadata, data and devices of the landing log are of one store, or there are none yet.
+    """Raise ConfigError unless metadata, data and devices of the landing log are of one store, or there are none yet.
     Changes nothing: marks and schema that were changed for metadata of another store would shut out the right one."""
     known: tuple[str | None, bool] | None = None
     while True:
@@ -83,7 +83,7 @@ def compare_owner(where: str, owner: str | None, store_id: str | None, *, is_new
 
 
 def refuse_data_without_metadata(settings: Settings, *, created: bool) -> None:
-    """Raises ConfigError if data exists. New metadata next to old data would hide it, and look like a healthy store.
+    """Raise ConfigError if data exists. New metadata next to old data would hide it, and look like a healthy store.
     created: whether block store and landing store were created; otherwise they may be missing."""
     with ExitStack() as stack:
         try:

@@ -46,7 +46,7 @@ def numbered(least: int, *, conditional: bool) -> int:
 
 
 def is_conditional(number: int) -> bool:
-    """Whether the version or delete marker with this number was added under a condition (see `numbered`)."""
+    """Return whether the version or delete marker with this number was added under a condition (see `numbered`)."""
     return number % 2 == 1
 
 

@@ -190,12 +190,12 @@ def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:
 
 
 def is_missing(url: URL) -> bool:
-    """Whether this is the URL of a SQLite file that does not exist. Raises ConfigError."""
+    """Return whether this is the URL of a SQLite file that does not exist. Raises ConfigError."""
     return url.get_backend_name() == "sqlite" and not _has_file(Path(str(url.database)))
 
 
 def _has_file(path: Path) -> bool:
-    """Whether there is a file. Raises ConfigError when this user may not know."""
+    """Return whether there is a file. Raises ConfigError when this user may not look."""
     try:
         return path.is_file()
     except OSError as error:

@@ -19,7 +19,7 @@ def bind_geometry(connection: Connection, geometry: Geometry) -> None:
 
 
 def has_geometry(connection: Connection, geometry: Geometry) -> bool:
-    """Whether the store is bound to this geometry; False when it is new. Raises ConfigError when it is bound to
+    """Return whether the store is bound to this geometry; False when it is new. Raises ConfigError when it is bound to
     another one."""
     bound = find_geometry(connection)
     if bound is not None and bound != geometry:
