@@ -22,9 +22,10 @@ from pathlib import Path
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import NAME_RECORD_FIXED
-from nos_ec.core.packing.bounds import utilisation_max
+from nos_ec.core.packing.bounds import cost_min, utilisation_max
 from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList, P
+from nos_ec.core.packing.splits import SPLIT_BYTES
 from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, StreamOptions
 
 KEY_BYTES = 40
@@ -40,9 +41,12 @@ deadline. "nos" needs one, because some workloads cannot reach its 80 % threshol
 class SimulationResult:
     """Figures of one run. Ratios are from 0 to 1, sizes in bytes. See the module docstring for what is counted.
 
-    utilisation: user bytes per byte of stripe, without space for names. utilisation_with_names: the same in a second
-    run that reserves it (None if not requested). bound: what no policy can exceed without names (packing/bounds.py).
-    single_chunk_ratio: share of the packed objects of at most a chunk that lie in one chunk; 1.0 if there are none.
+    split_bytes: the price of an extra shard read. utilisation: user bytes per byte of stripe, without space for names.
+    utilisation_with_names: the same in a second run that reserves it (None if not requested). bound: what no policy can
+    exceed without names (packing/bounds.py). single_chunk_ratio: share of the packed objects of at most a chunk that
+    lie in one chunk; 1.0 if there are none. shard_reads: chunks that a read of an object touches, on average.
+    extra_reads: how many of them are beyond the fewest possible, on average. cost: bytes an object that are left empty,
+    headers included, and split_bytes for each extra read. cost_bound: the cost that no policy can go below.
     max_wait_windows: maximum number of arrivals while an object waited in the merge list until it was placed in a
     group, divided by the window; max_hold_windows: the same, until its group was handed out. header_overhead: header
     bytes per byte of stripe. objects_per_s: objects packed per second spent in `add` and `plan`. objects: packed and
@@ -52,10 +56,15 @@ class SimulationResult:
 
     policy: str
     window: int
+    split_bytes: int
     utilisation: float
     utilisation_with_names: float | None
     bound: float
     single_chunk_ratio: float
+    shard_reads: float
+    extra_reads: float
+    cost: float
+    cost_bound: float
     max_wait_windows: float
     max_hold_windows: float
     objects_per_s: float
@@ -81,32 +90,41 @@ def simulate(
     seed: int = 0,
     names: bool = True,
     streams: int = 1,
+    split_bytes: int = SPLIT_BYTES,
 ) -> SimulationResult:
     """Run `policy` ("best" or "nos") over `sizes` in bytes.
 
     timer: seconds, such as time.perf_counter. seed: for the random choices of policy "nos". names: whether to run a
-    second time with space for names. streams: how many the objects are spread over. Raises InvalidInput for an unknown
-    policy, a bad window, a negative size, or if nothing is left to pack.
+    second time with space for names. streams: how many the objects are spread over. split_bytes: how many bytes may be
+    left empty to save one shard read. Raises InvalidInput for an unknown policy, a bad window or price, a negative
+    size, or if nothing is left to pack.
     """
     packable, skipped_empty, skipped_large, limit = _packable(sizes, policy, window, geometry)
-    plain = _run(packable, policy, window, geometry, timer, seed, streams, names=False)
-    named = _run(packable, policy, window, geometry, timer, seed, streams, names=True) if names else None
+    plain = _run(packable, policy, window, geometry, timer, seed, streams, split_bytes, names=False)
+    named = _run(packable, policy, window, geometry, timer, seed, streams, split_bytes, names=True) if names else None
+    count = len(plain.sizes)
+    empty = plain.stripes * geometry.stripe_size - plain.user_bytes
     return SimulationResult(
         policy=policy,
         window=window,
+        split_bytes=split_bytes,
         utilisation=plain.share(plain.user_bytes),
         utilisation_with_names=None if named is None else named.share(named.user_bytes),
-        bound=utilisation_max(plain.sizes, geometry),
+        bound=utilisation_max(plain.sizes, geometry, split_bytes),
         single_chunk_ratio=plain.small_in_one_chunk / plain.small if plain.small else 1.0,
+        shard_reads=plain.chunks / count,
+        extra_reads=plain.split_objects / count,
+        cost=(empty + split_bytes * plain.split_objects) / count,
+        cost_bound=cost_min(plain.sizes, geometry, split_bytes) / count,
         max_wait_windows=plain.wait_max / window,
         max_hold_windows=plain.hold_max / window,
-        objects_per_s=len(plain.sizes) / plain.seconds if plain.seconds > 0 else 0.0,
+        objects_per_s=count / plain.seconds if plain.seconds > 0 else 0.0,
         header_overhead=plain.share(plain.header_bytes),
         groups=plain.groups,
         stripes=plain.stripes,
-        objects=len(plain.sizes),
+        objects=count,
         user_bytes=plain.user_bytes,
-        left_waiting=len(packable) - len(plain.sizes),
+        left_waiting=len(packable) - count,
         skipped_empty=skipped_empty,
         skipped_large=skipped_large,
         size_max=limit,
@@ -173,6 +191,8 @@ class _Figures:
     header_bytes: int = 0
     small: int = 0
     small_in_one_chunk: int = 0
+    chunks: int = 0
+    split_objects: int = 0
     wait_max: int = 0
     hold_max: int = 0
     waiting: deque[Candidate[None]] = field(default_factory=deque)
@@ -193,12 +213,15 @@ class _Figures:
         self.stripes += plan.stripe_count
         self.user_bytes += plan.data_length
         self.header_bytes += plan.header_length
+        self.split_objects += plan.split_objects
         for candidate, offset in plan.placed:
             self.sizes.append(candidate.size)
             self.hold_max = max(self.hold_max, arrivals - 1 - candidate.arrived_ms)
+            chunks = geometry.chunks_touched(offset, candidate.size)
+            self.chunks += chunks
             if candidate.size <= geometry.chunk_size:
                 self.small += 1
-                self.small_in_one_chunk += geometry.chunks_touched(offset, candidate.size) == 1
+                self.small_in_one_chunk += chunks == 1
 
     def share(self, size_bytes: int) -> float:
         """The share of all stripes that so many bytes take."""
@@ -215,6 +238,7 @@ def _run(
     timer: Callable[[], float],
     seed: int,
     streams: int,
+    split_bytes: int,
     *,
     names: bool,
 ) -> _Figures:
@@ -222,7 +246,7 @@ def _run(
     rng = random.Random(seed)
 
     def plain(share: int) -> MergeList[None]:
-        return merge_list(policy, geometry, share, linger_ms, rng, names=names)
+        return merge_list(policy, geometry, share, linger_ms, rng, names=names, split_bytes=split_bytes)
 
     merge: MergeList[None] = plain(window)
     if streams > 1:

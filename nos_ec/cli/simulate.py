@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from nos_ec.bench.simulate import SimulationResult, parse_sizes, read_sizes, simulate
 from nos_ec.cli.context import AsJson, context
-from nos_ec.cli.output import count_text, emit, facts
+from nos_ec.cli.output import count_text, emit, facts, out
 from nos_ec.cli.simulate_gc import gc_command
 from nos_ec.cli.streams import Source
 from nos_ec.core.errors import InvalidInput
@@ -54,6 +55,13 @@ def simulate_command(
     streams: Annotated[
         int, typer.Option(min=1, max=len(STREAM_CUTS_DAYS), help="Number of streams the objects are spread over.")
     ] = 1,
+    split_bytes: Annotated[
+        str | None,
+        typer.Option(
+            help="How many bytes may be left empty to save one shard read. Several numbers, separated by commas, show"
+            " the curve over prices. Default: consumer.split_bytes."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -67,26 +75,39 @@ def simulate_command(
         raise InvalidInput("give --workload or --sizes")
     if workload is not None and sizes_file is not None:
         raise InvalidInput("give --workload or --sizes, not both")
-    geometry = context(ctx).settings().geometry.value()
+    settings = context(ctx).settings()
+    geometry = settings.geometry.value()
+    prices = [settings.consumer.split_bytes] if split_bytes is None else _prices(split_bytes)
     if workload is not None:
         drawn: Iterable[int] = sizes(workload, objects, random.Random(seed), size_max(geometry))
     else:
         assert sizes_file is not None
         drawn = _sizes_of_stdin() if sizes_file == Path("-") else read_sizes(sizes_file)
-    result = simulate(drawn, policy, window, geometry, timer=perf_counter, seed=seed, streams=streams)
-    data = {
+    all_sizes = list(drawn)
+    results = [
+        simulate(all_sizes, policy, window, geometry, timer=perf_counter, seed=seed, streams=streams, split_bytes=price)
+        for price in prices
+    ]
+    source = {
         "workload": workload,
         "sizes": str(sizes_file) if sizes_file else None,
         "seed": seed,
         "streams": streams,
-        **asdict(result),
     }
-    raw = {
-        "raw_bytes_per_user_byte": _raw(geometry, result.utilisation),
-        "raw_bytes_per_user_byte_with_names": _raw(geometry, result.utilisation_with_names),
-    }
+    found = [asdict(result) | _raw_figures(geometry, result) for result in results]
     title = f"{workload or sizes_file}, policy {policy}, window {window}"
-    emit(data | raw, as_json, lambda: _print(title, result, raw))
+    if len(results) == 1:
+        emit(source | found[0], as_json, lambda: _print(title, results[0], geometry))
+    else:
+        emit(source | {"curve": found}, as_json, lambda: _print_curve(title, results, geometry))
+
+
+def _prices(text: str) -> list[int]:
+    """Return the prices of the option. Raises InvalidInput."""
+    words = text.split(",")
+    if not all(word.strip().isascii() and word.strip().isdigit() for word in words):
+        raise InvalidInput(f"--split-bytes {text!r} is not a list of bytes; write numbers such as 4096,16384")
+    return [int(word) for word in words]
 
 
 def _refuse_options_before(ctx: typer.Context, subcommand: str) -> None:
@@ -112,7 +133,32 @@ def _raw(geometry: Geometry, utilisation: float | None) -> float | None:
     return None if utilisation is None else (geometry.k + geometry.m) / geometry.k / utilisation
 
 
-def _print(title: str, result: SimulationResult, raw: Mapping[str, float | None]) -> None:
+def _raw_figures(geometry: Geometry, result: SimulationResult) -> dict[str, float | None]:
+    return {
+        "raw_bytes_per_user_byte": _raw(geometry, result.utilisation),
+        "raw_bytes_per_user_byte_with_names": _raw(geometry, result.utilisation_with_names),
+    }
+
+
+def _print_curve(title: str, results: Sequence[SimulationResult], geometry: Geometry) -> None:
+    curve = Table(title=title, title_justify="left")
+    for heading in ("price", "utilisation", "raw/user byte", "shard reads", "extra reads", "cost", "at least"):
+        curve.add_column(heading, justify="right")
+    for one in results:
+        curve.add_row(
+            f"{one.split_bytes:,}",
+            f"{one.utilisation:.2%}",
+            f"{_raw(geometry, one.utilisation):.3f}",
+            f"{one.shard_reads:.3f}",
+            f"{one.extra_reads:.3f}",
+            f"{one.cost:,.0f}",
+            f"{one.cost_bound:,.0f}",
+        )
+    out.print(curve)
+
+
+def _print(title: str, result: SimulationResult, geometry: Geometry) -> None:
+    raw = _raw_figures(geometry, result)
     bare, with_names = (f"{value:.3f}" if value is not None else "-" for value in raw.values())
     named = "-" if result.utilisation_with_names is None else f"{result.utilisation_with_names:.2%}"
     rows = {
@@ -121,6 +167,9 @@ def _print(title: str, result: SimulationResult, raw: Mapping[str, float | None]
         "packed": f"{count_text(result.objects, 'object')} into {count_text(result.stripes, 'stripe')}"
         f" in {count_text(result.groups, 'group')}",
         "small objects in one chunk": f"{result.single_chunk_ratio:.2%}",
+        "shard reads per object": f"{result.shard_reads:.3f}  ({result.extra_reads:.3f} beyond the fewest possible)",
+        "cost per object": f"{result.cost:,.0f} bytes  (at least {result.cost_bound:,.0f};"
+        f" {result.split_bytes:,} for an extra read)",
         "headers": f"{result.header_overhead:.2%}",
         "longest wait": f"{result.max_wait_windows:.2f} windows of arrivals",
         "speed": f"{result.objects_per_s:,.0f} objects/s",

@@ -46,7 +46,14 @@ def new_merge_list(
 ) -> MergeList[P]:
     """An empty merge list of the configured policy and window: the consumer and GC pack alike, and differ only in how
     long an object waits."""
-    return merge_list(settings.policy, geometry, settings.window_objects, linger, rng)
+    return plain_merge_list(settings, geometry, settings.window_objects, linger, rng)
+
+
+def plain_merge_list(
+    settings: ConsumerSettings, geometry: Geometry, window: int, linger: Linger | int, rng: random.Random
+) -> MergeList[P]:
+    """Return an empty merge list of the configured policy and price, with this window."""
+    return merge_list(settings.policy, geometry, window, linger, rng, split_bytes=settings.split_bytes)
 
 
 class StreamedPacking:
@@ -93,7 +100,7 @@ class StreamedPacking:
         return self.newest
 
     def _plain(self, window: int) -> MergeList[Packable]:
-        return merge_list(self._consumer.policy, self._geometry, window, self._linger, self._rng)
+        return plain_merge_list(self._consumer, self._geometry, window, self._linger, self._rng)
 
 
 def consumer_packing(
@@ -135,6 +142,7 @@ def collector_options(settings: Settings) -> CollectorOptions:
         operations_per_s=gc.operations_per_s,
         slowdown_max=gc.read_slowdown_max,
         density=DENSITY[settings.consumer.policy],
+        split_bytes=settings.consumer.split_bytes,
     )
 
 

@@ -76,16 +76,19 @@ class Victim:
     needs: float
 
 
-def stripes_needed(geometry: Geometry, sizes: Sequence[int], names_bytes: int) -> float:
-    """Stripes that objects of these sizes take when they are packed together with others; not rounded up.
+def stripes_needed(geometry: Geometry, sizes: Sequence[int], names_bytes: int, split_bytes: int) -> float:
+    """Return the stripes that objects of these sizes take when they are packed together with others; not rounded up.
 
-    names_bytes: bytes of their name records. The result is a lower bound that the default policy comes close to. It
-    does not count the last chunk as a whole one, because other objects may use the rest of that chunk.
+    names_bytes: bytes of their name records. split_bytes: the price of an extra read (consumer.split_bytes). The result
+    is a lower bound that the default policy comes close to. It does not count the last chunk as a whole one, because
+    other objects may use the rest of that chunk.
     """
     if not sizes:
         return 0.0
-    by_chunks = (chunks_min(sizes, geometry.chunk_size) - 1) / geometry.k
-    return max(by_chunks, stripes_by_volume(sizes, geometry, names_bytes))
+    by_volume = stripes_by_volume(sizes, geometry, names_bytes)
+    if split_bytes < geometry.chunk_size:
+        return by_volume
+    return max(by_volume, (chunks_min(sizes, geometry.chunk_size) - 1) / geometry.k)
 
 
 def stripes_rewritten(needs: float) -> int:

@@ -370,7 +370,7 @@ class Demo:
             raw_bytes_per_user_byte=rounded(ratio(raw_bytes, user_bytes)),
             replicas=REPLICAS,
             mean_name_bytes=rounded(ratio(sum(name_size for _, name_size in records), len(records))),
-            bound=rounded(utilisation_max([row.size for row in packed], geometry)),
+            bound=rounded(utilisation_max([row.size for row in packed], geometry, self._settings.consumer.split_bytes)),
             utilisation_nos_policy=self._published_utilisation(records),
         )
 

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.geometry import CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, K_MAX, M_MAX, STRIPES_PER_BLOCK_MAX, Geometry
+from nos_ec.core.packing.splits import SPLIT_BYTES
 from nos_ec.settings.audit import AuditSettings
 from nos_ec.settings.gc import GcSettings
 from nos_ec.settings.landing import LandingSettings
@@ -250,6 +251,14 @@ class ConsumerSettings(Section):
         ge=1,
         le=1_000_000,
         description="Number of waiting objects that the packer chooses from. 1000 comes near the proven bound.",
+    )
+    split_bytes: Count = Field(
+        default=SPLIT_BYTES,
+        ge=0,
+        le=CHUNK_SIZE_MAX,
+        description="How many bytes of a chunk may be left empty to save one shard read. A larger gap is filled by an"
+        " object that goes on in the next chunk, if sizes leave many such gaps. 0: split wherever that fills a chunk; a"
+        " chunk or more: never. `nos-ec simulate packing --split-bytes` shows what a price costs.",
     )
     linger_ms: Count = Field(
         default=MINUTE,

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nos_ec.bench.simulate import simulate
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.packing.bounds import bins_min, chunks_min, stripes_by_volume, stripes_min, utilisation_max
+from nos_ec.core.packing.bounds import (
+    bins_min,
+    chunks_min,
+    cost_min,
+    cost_of_rows,
+    stripes_by_groups,
+    stripes_by_volume,
+    stripes_min,
+    utilisation_max,
+)
 from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.packing.plan import Candidate, MergeList
 
 KIB = 1024
+SMALL = Geometry(k=2, m=1, chunk_size=16 * KIB, stripes_per_group_max=3)
 
 
 def bins_exact(items: list[int], bin_size: int) -> int:
@@ -64,17 +76,64 @@ def test_chunks_of_large_objects() -> None:
         st.one_of(st.integers(1, 128 * KIB), st.integers(1, size_max(Geometry()))), min_size=1, max_size=60
     ),
     policy=st.sampled_from(["best", "nos"]),
+    price=st.sampled_from([0, 4 * KIB, 16 * KIB, 64 * KIB, 128 * KIB]),
+    equal=st.booleans(),
 )
-def test_no_packing_beats_the_bound(objects: list[int], policy: str) -> None:
+def test_no_packing_beats_the_bounds(objects: list[int], policy: str, price: int, equal: bool) -> None:
     geometry = Geometry()
-    merge: MergeList[None] = merge_list(policy, geometry, 1000, 1000, random.Random(0), names=False)
+    objects = objects[:1] * len(objects) if equal else objects
+    merge: MergeList[None] = merge_list(policy, geometry, 1000, 1000, random.Random(0), names=False, split_bytes=price)
     for size in objects:
         merge.add(Candidate(size, 44, None, 0))
-    stripes = 0
+    stripes = split_objects = 0
     while (plan := merge.plan(0, flush=True)) is not None:
         stripes += plan.stripe_count
-    assert stripes >= stripes_min(objects, geometry)
-    assert sum(objects) / (stripes * geometry.stripe_size) <= utilisation_max(objects, geometry)
+        split_objects += plan.split_objects
+    assert stripes >= stripes_min(objects, geometry, price)
+    assert sum(objects) / (stripes * geometry.stripe_size) <= utilisation_max(objects, geometry, price)
+    cost = stripes * geometry.stripe_size - sum(objects) + price * split_objects
+    assert cost >= cost_min(objects, geometry, price) - 1e-3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rests=st.lists(st.integers(SMALL.chunk_size // 8, SMALL.chunk_size), min_size=1, max_size=6),
+    price=st.integers(0, SMALL.chunk_size),
+)
+def test_the_bound_of_the_cost_never_exceeds_that_of_the_best_rows(rests: list[int], price: int) -> None:
+    """All divisions of a few objects into rows are tried."""
+    chunk = SMALL.chunk_size
+
+    def least(remaining: tuple[int, ...]) -> int:
+        if not remaining:
+            return 0
+        first, others = remaining[0], remaining[1:]
+        best = None
+        for chosen in range(1 << len(others)):
+            row = [first, *(one for i, one in enumerate(others) if chosen >> i & 1)]
+            span = -(-sum(row) // chunk)
+            cost = span * chunk - sum(row) + price * (span - 1)
+            cost += least(tuple(one for i, one in enumerate(others) if not chosen >> i & 1))
+            best = cost if best is None else min(best, cost)
+        assert best is not None
+        return best
+
+    assert cost_of_rows(rests, SMALL, price) <= least(tuple(rests)) + 1e-6
+
+
+@pytest.mark.parametrize(("low_kib", "high_kib", "tight"), [(65, 70, 1.13), (100, 124, 1.17), (60, 128, 1.25)])
+def test_the_bound_of_the_cost_is_tight_on_narrow_ranges(low_kib: int, high_kib: int, tight: float) -> None:
+    rng = random.Random(1)
+    sizes = [rng.randint(low_kib * KIB, high_kib * KIB) for _ in range(6000)]
+    found = simulate(sizes, "best", 1000, Geometry(), timer=lambda: 0.0, names=False)
+    assert found.cost_bound <= found.cost <= tight * found.cost_bound
+
+
+def test_groups_hold_whole_objects() -> None:
+    assert stripes_by_groups([1 << 20] * 300, Geometry()) == 400
+    assert 580 < stripes_by_groups([2_000_000] * 300 + [1] * 1000, Geometry()) <= 600
+    assert stripes_by_groups([], Geometry()) == 0
+    assert utilisation_max([1 << 20] * 3, Geometry(), 0) == 0.75
 
 
 def test_names_count_as_volume() -> None:
@@ -83,4 +142,4 @@ def test_names_count_as_volume() -> None:
 
 
 def test_nothing_uses_no_space() -> None:
-    assert utilisation_max([], Geometry()) == 0.0
+    assert utilisation_max([], Geometry(), 0) == cost_min([], Geometry(), 0) == 0.0

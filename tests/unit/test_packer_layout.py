@@ -9,7 +9,7 @@ import pytest
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.header import header_length
 from nos_ec.core.packing.merge_list import BestFitMergeList
-from nos_ec.core.packing.packer import NAME_RECORD_MAX, Bin, GroupLayout
+from nos_ec.core.packing.packer import NAME_RECORD_MAX, GroupLayout, Row
 from nos_ec.core.packing.plan import Candidate, GroupPlan
 
 CHUNK = 16 * 1024
@@ -26,8 +26,8 @@ def check_layout(plan: GroupPlan[None], geometry: Geometry) -> None:
     assert end <= plan.stripe_count * geometry.stripe_size
 
 
-def opened(layout: GroupLayout[None], size: int) -> Bin[None]:
-    """A new bin, begun with an object of that many bytes and no name."""
+def opened(layout: GroupLayout[None], size: int) -> Row[None]:
+    """A new row, begun with an object of that many bytes and no name."""
     into = layout.open(Candidate(size, 0, None, 0))
     assert into is not None
     return into
@@ -35,7 +35,7 @@ def opened(layout: GroupLayout[None], size: int) -> Bin[None]:
 
 def use_up_allowance(layout: GroupLayout[None], rng: random.Random) -> None:
     """Spend one of the three limits to the last, and as much of the others as goes with it."""
-    into = rng.choice(layout.bins)
+    into = rng.choice(layout.rows)
     allowed = layout.allowance(into)
     spend = rng.choice(["entries", "names", "room"])
     entries = min(allowed.entries, max(0, allowed.room))
@@ -65,18 +65,18 @@ def test_full_use_of_every_allowance(geometry: Geometry, names: bool) -> None:
             candidate = Candidate(size, rng.choice([5, 44, NAME_RECORD_MAX]), None, 0)
             if layout.chunks_free and rng.random() < 0.5:
                 layout.open(candidate)
-            elif layout.bins and size > chunk:
-                layout.chain(rng.choice(layout.bins), candidate)
-            if layout.bins:
+            elif layout.rows and size > chunk:
+                layout.chain(rng.choice(layout.rows), candidate)
+            if layout.rows:
                 for _ in range(rng.choice([0, 0, 1, 20])):
                     use_up_allowance(layout, rng)
-        if layout.bins:
+        if layout.rows:
             check_layout(layout.seal(), geometry)
 
 
 @pytest.mark.parametrize("size", [CHUNK // 2, 2 * CHUNK + CHUNK // 2])
 def test_front_pushes_the_bin_that_it_reaches(size: int) -> None:
-    """As long as the bin has room, whether or not it has large objects, and not a byte more."""
+    """As long as the row has room, whether or not it has large objects, and not a byte more."""
     layout = GroupLayout[None](SMALL_CHUNKS, 1, names=False)
     into = opened(layout, size)
     first = layout.chunks_free
@@ -125,17 +125,17 @@ def test_overlaps_are_never_sealed() -> None:
     """A policy that takes more than its allowance is stopped before anything is written."""
     layout = GroupLayout[None](SMALL_CHUNKS, 1, names=False)
     layout.extend(opened(layout, 100), [Candidate(CHUNK, 0, None, 0)], CHUNK, 0)
-    with pytest.raises(AssertionError, match="a bin is longer than its chunks"):
+    with pytest.raises(AssertionError, match="a row is longer than its chunks"):
         layout.seal()
     layout = GroupLayout[None](SMALL_CHUNKS, 1, names=False)
     assert layout.open(Candidate(3 * CHUNK + 100, 0, None, 0))
-    layout.extend(layout.bins[0], [Candidate(1, 0, None, 0)] * CHUNK, 0, 0)
+    layout.extend(layout.rows[0], [Candidate(1, 0, None, 0)] * CHUNK, 0, 0)
     with pytest.raises(AssertionError, match="a group is longer than its stripes"):
         layout.seal()
 
 
 def test_front_lies_in_the_emptiest_bin() -> None:
-    """No matter when that bin was opened, so that the others may be filled to the last byte."""
+    """No matter when that row was opened, so that the others may be filled to the last byte."""
     layout = GroupLayout[None](SMALL_CHUNKS, 1, names=False)
     emptiest = opened(layout, CHUNK - PAGE)
     for _ in range(2):

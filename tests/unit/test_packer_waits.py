@@ -146,7 +146,7 @@ def test_deadline_of_an_object_in_the_open_group_adds_no_stripe() -> None:
     assert merge.plan(400) is None
     plan = merge.plan(500)
     assert plan is not None
-    assert (plan.stripe_count, len(plan.placed)) == (1, 8)
+    assert (plan.stripe_count, len(plan.placed)) == (1, 10)
     assert merge.plan(500) is None
     assert merge.next_deadline_ms() == 900
 

@@ -6,13 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nos_ec.core.geometry import Geometry
+from nos_ec.core.geometry import CHUNK_SIZE_MAX, Geometry
 from nos_ec.core.header import Entry, GroupHeader
 from nos_ec.core.ids import BlockId
+from nos_ec.core.packing.splits import SPLIT_BYTES
 from nos_ec.core.reclaim import LiveEntry, Victim, account_block, pays, stripes_needed
 
 pytestmark = pytest.mark.invariant(6)
 
+NEVER = CHUNK_SIZE_MAX
+"""A price for which no object is split."""
 GEOMETRY = Geometry()
 STRIPE = GEOMETRY.stripe_size
 
@@ -104,12 +107,13 @@ def test_a_collection_pays_when_it_gives_stripes_back() -> None:
 
 
 def test_what_survivors_need() -> None:
-    assert stripes_needed(GEOMETRY, [], 0) == 0
-    few = stripes_needed(GEOMETRY, [1000] * 20, 20 * 40)
+    assert stripes_needed(GEOMETRY, [], 0, NEVER) == 0
+    few = stripes_needed(GEOMETRY, [1000] * 20, 20 * 40, NEVER)
     assert 0.01 < few < 0.05, "others may use what they leave of their chunk"
-    whole_chunk = stripes_needed(GEOMETRY, [GEOMETRY.chunk_size] * 80, 0)
+    whole_chunk = stripes_needed(GEOMETRY, [GEOMETRY.chunk_size] * 80, 0, NEVER)
     assert 9.8 < whole_chunk < 10.2
-    lonely = stripes_needed(GEOMETRY, [GEOMETRY.chunk_size * 2 // 3] * 80, 0)
-    assert 9.8 < lonely < 10.2, "a chunk holds one of these: what it wastes cannot be won back"
-    tiny = stripes_needed(GEOMETRY, [20] * 8000, 8000 * 80)
+    lonely = [GEOMETRY.chunk_size * 2 // 3] * 80
+    assert 9.8 < stripes_needed(GEOMETRY, lonely, 0, NEVER) < 10.2, "a chunk holds one of these: the rest stays empty"
+    assert 6.6 < stripes_needed(GEOMETRY, lonely, 0, SPLIT_BYTES) < 6.8, "objects that are split fill it"
+    tiny = stripes_needed(GEOMETRY, [20] * 8000, 8000 * 80, NEVER)
     assert 1.0 < tiny < 1.3, "most of it are headers and names, which cannot be won back either"

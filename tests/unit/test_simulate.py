@@ -12,9 +12,12 @@ from nos_ec.bench.simulate import SimulationResult, read_sizes, simulate
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.packer import size_max
+from nos_ec.core.packing.splits import SPLIT_BYTES
 from nos_ec.core.workloads import WORKLOADS, sizes
 
 GEOMETRY = Geometry()
+SPLIT = ("W4", "W5")
+"""Workloads whose objects are split."""
 
 
 def no_clock() -> float:
@@ -22,24 +25,68 @@ def no_clock() -> float:
 
 
 def run(
-    workload: str, objects: int, policy: str = "best", window: int = 1000, names: bool = False, streams: int = 1
+    workload: str,
+    objects: int,
+    policy: str = "best",
+    window: int = 1000,
+    names: bool = False,
+    streams: int = 1,
+    split_bytes: int = SPLIT_BYTES,
 ) -> SimulationResult:
     drawn = sizes(workload, objects, random.Random(1), size_max(GEOMETRY))
-    return simulate(drawn, policy, window, GEOMETRY, timer=no_clock, names=names, streams=streams)
+    return simulate(
+        drawn, policy, window, GEOMETRY, timer=no_clock, names=names, streams=streams, split_bytes=split_bytes
+    )
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_bars_of_the_default_policy(workload: str) -> None:
     result = run(workload, 30_000)
-    bars = {"W1": 0.997, "W2": 0.993, "W3": 0.991, "W7": 0.996}
-    below_bound = {"W4": 0.001, "W5": 0.001, "W6": 0.002}
+    bars = {"W1": 0.997, "W2": 0.993, "W3": 0.991, "W4": 0.98, "W5": 0.955, "W7": 0.996}
     if workload in bars:
         assert result.utilisation >= bars[workload]
     else:
-        assert result.utilisation >= result.bound - below_bound[workload]
+        assert result.utilisation >= result.bound - 0.002
     assert result.utilisation <= result.bound
-    assert result.single_chunk_ratio == 1.0
+    assert result.cost >= result.cost_bound
+    assert (result.single_chunk_ratio == 1.0) == (workload not in SPLIT)
+    assert (result.extra_reads == 0.0) == (workload not in SPLIT)
     assert result.max_wait_windows <= 2.5
+
+
+@pytest.mark.parametrize("workload", SPLIT)
+def test_nothing_is_split_at_the_price_of_a_chunk(workload: str) -> None:
+    result = run(workload, 10_000, split_bytes=GEOMETRY.chunk_size)
+    assert result.bound - 0.001 <= result.utilisation <= result.bound
+    assert result.single_chunk_ratio == 1.0
+    assert result.extra_reads == 0.0
+    assert result.cost_bound <= result.cost <= 1.002 * result.cost_bound
+
+
+@pytest.mark.parametrize(
+    ("size", "utilisation"),
+    [
+        (16_384, 0.99),
+        (43_700, 0.985),
+        (70_000, 0.98),
+        (90_000, 0.98),
+        (100_000, 0.97),
+        (150_000, 0.96),
+        (200_000, 0.95),
+    ],
+)
+@pytest.mark.parametrize("price_kib", [4, 16, 64])
+def test_objects_of_one_size_cost_as_little_as_possible(size: int, utilisation: float, price_kib: int) -> None:
+    result = simulate([size] * 6000, "best", 1000, GEOMETRY, timer=no_clock, names=False, split_bytes=price_kib * 1024)
+    assert result.cost_bound <= result.cost <= 1.02 * result.cost_bound + 60
+    assert price_kib == 64 or result.utilisation >= utilisation
+
+
+def test_a_higher_price_never_splits_more() -> None:
+    results = [run("W4", 6000, split_bytes=price) for price in (0, 4096, 16_384, 65_536, 131_072)]
+    assert sorted(results, key=lambda one: one.extra_reads, reverse=True) == results
+    assert results[0].extra_reads > results[-1].extra_reads == 0.0
+    assert all(one.shard_reads == 1 + one.extra_reads for one in results)
 
 
 @pytest.mark.parametrize("workload", ["W1", "W2", "W7"])

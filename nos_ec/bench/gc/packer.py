@@ -27,17 +27,23 @@ _NOW_MS = 0
 
 @dataclass(frozen=True, slots=True)
 class PackerOptions:
-    """policy, window_objects: of the merge lists. lanes: of a consumer."""
+    """policy, window_objects, split_bytes: of the merge lists. lanes: of a consumer."""
 
     geometry: Geometry
     policy: str
     window_objects: int
+    split_bytes: int
     lanes: int
 
     @property
     def figures(self) -> dict[str, Any]:
         """What it is, for people and programs."""
-        return {"policy": self.policy, "window": self.window_objects, "lanes": self.lanes}
+        return {
+            "policy": self.policy,
+            "window": self.window_objects,
+            "split_bytes": self.split_bytes,
+            "lanes": self.lanes,
+        }
 
 
 class StorePacker:
@@ -66,7 +72,9 @@ class StorePacker:
 
     def _plain(self, window: int) -> MergeList[ToPack[int]]:
         options = self._options
-        return merge_list(options.policy, options.geometry, window, NO_DEADLINE_MS, self._rng)
+        return merge_list(
+            options.policy, options.geometry, window, NO_DEADLINE_MS, self._rng, split_bytes=options.split_bytes
+        )
 
 
 def _groups(

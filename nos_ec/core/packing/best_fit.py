@@ -1,21 +1,23 @@
 """The default packing policy: oldest object first, then best fit, then pairs that close a chunk.
 
-Objects wait in a list and move from there to the *open group*. Objects can be added to any of its bins (see packer.py)
+Objects wait in a list and move from there to the *open group*. Objects can be added to any of its rows (see packer.py)
 until the group is planned. Invariants (tests cite the letter):
   E  when `plan` has no group to return, at most `window` objects wait outside the open group
   F  and since any of these arrived, at most OVERDUE_WINDOWS windows of other objects have arrived
 
 Objects are moved by these rules until both invariants hold:
 
-1. The bin opened last is filled: first with objects that are overdue by F; then, when small objects are scarce, with
+1. The row opened last is filled: first with objects that are overdue by F; then, when small objects are scarce, with
    large ones whose rests fit, to save the small ones; then with the small objects that fill it best (size_classes.py).
-2. When nothing fits there, another bin is opened with the oldest object that the group has room for.
-3. When the group has no room for another bin, the objects that fit into any of its bins are added.
-4. When nothing fits at all, or an overdue object needs a new bin and there is no room for one, the group is filled as
+2. When nothing fits there, and leaving it so costs more than a split, the row goes on in the next chunk (splits.py).
+3. Otherwise another row is opened with the oldest object that the group has room for. While all objects that wait have
+   one size, it takes as many chunks as are cheapest (equal_sizes.py).
+4. When the group has no room for another row, the objects that fit into any of its rows are added.
+5. When nothing fits at all, or an overdue object needs a new row and there is no room for one, the group is filled as
    far as possible and planned.
-5. A group that holds a window of objects takes no further stripe.
+6. A group that holds a window of objects takes no further stripe.
 
-So each choice is made from a window of objects, and a bin that is not full can still choose from later arrivals.
+So each choice is made from a window of objects, and a row that is not full can still choose from later arrivals.
 For a deadline, or on flush, the open group is closed as it is: overdue objects join first, then others that fit, in as
 few stripes as possible. Objects leave only in whole groups, so the oldest object of all stays the oldest until then.
 """
@@ -25,10 +27,12 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Generic
 
-from nos_ec.core.geometry import Geometry
-from nos_ec.core.packing.packer import PLAIN_RECORD_MAX, Bin, GroupLayout, check_candidate, size_max
+from nos_ec.core.geometry import PAGE, Geometry
+from nos_ec.core.packing.equal_sizes import EqualRows, cheapest_rows
+from nos_ec.core.packing.packer import PLAIN_RECORD_MAX, GroupLayout, Row, check_candidate, size_max
 from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, P, lingering
 from nos_ec.core.packing.size_classes import SizeClasses
+from nos_ec.core.packing.splits import SPLIT_BYTES, Splits
 
 GROUP_STRIPES = 4
 """Stripes a group aims for by default. Smaller groups would spend more on headers and page rounding."""
@@ -42,7 +46,7 @@ HELD_WINDOWS = 1
 would wait far longer, and in far greater number, than the window asks for."""
 
 LEFT_FRACTION = 0.5
-"""Share of the window that stays in the list when a bin is filled, so that there is still a choice for the end of a bin
+"""Share of the window that stays in the list when a row is filled, so that there is still a choice for the end of a row
 of very small objects."""
 
 SCARCE_FRACTION = 0.3
@@ -52,7 +56,7 @@ GAP_FRACTION = 1 / 32
 """Share of a chunk. When more room than this would stay empty, a large object is sought to fill it."""
 
 FULL_FRACTION = 1 / 512
-"""Share of a chunk that is not worth a search: a bin with no more room than this counts as full."""
+"""Share of a chunk that is not worth a search: a row with no more room than this counts as full."""
 
 
 class BestFitMergeList(Generic[P]):
@@ -60,7 +64,8 @@ class BestFitMergeList(Generic[P]):
 
     window: most objects that wait outside the open group. linger: longest wait when events are rare. group_stripes:
     stripes a group aims for, None for the default. names: whether groups reserve room for names (only measurements
-    do without).
+    do without). split_bytes: how many bytes of a chunk may be left empty to save one shard read; 0: none, so objects
+    are split wherever that fills a chunk; a chunk or more: no object is split that fits in one chunk.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class BestFitMergeList(Generic[P]):
         linger: Linger | int,
         group_stripes: int | None = None,
         names: bool = True,
+        split_bytes: int = SPLIT_BYTES,
     ) -> None:
         self._geometry = geometry
         self._linger = lingering(linger)
@@ -82,6 +88,12 @@ class BestFitMergeList(Generic[P]):
         self._group: GroupLayout[P] | None = None
         # The oldest object of all when the open group was begun. It still is the oldest, in the group or not.
         self._oldest: Candidate[P] | None = None
+        self._splits = Splits(split_bytes, geometry.chunk_size)
+        self._equal_rows: EqualRows | None = None
+        """The rows of the open group while all objects that wait have one size; None if another size waited when it was
+        opened."""
+        self._is_last_open = False
+        """Whether the last of them is open."""
         self._gap_max = int(GAP_FRACTION * geometry.chunk_size)
         self._full_room = int(FULL_FRACTION * geometry.chunk_size)
         self.set_window(window)
@@ -160,8 +172,9 @@ class BestFitMergeList(Generic[P]):
         waiting = self._waiting
         group = self._group or self._begin_group()
         overdue = [] if flush else self._overdue(now_ms)
-        for into in group.bins:
+        for into in group.rows:
             self._place_all(group, into, overdue)
+            group.narrow(into)
         overdue = [c for c in overdue if c.waiting]
         size = waiting.waiting_bytes if flush else sum(c.size for c in overdue)
         count = group.count + (len(waiting) if flush else len(overdue))
@@ -187,34 +200,54 @@ class BestFitMergeList(Generic[P]):
         self._oldest = oldest = self._oldest_first()[0]
         alone: GroupLayout[P] = GroupLayout(self._geometry, 1, names=self._names)
         stripes_min = self._geometry.stripes_for(alone.front_size(oldest) + oldest.size)
-        self._group = GroupLayout(self._geometry, max(self._stripes_aim, stripes_min), names=self._names)
+        stripes = max(self._stripes_aim, stripes_min)
+        self._group = GroupLayout(self._geometry, stripes, names=self._names)
+        self._equal_rows = self._plan_rows(oldest, alone, stripes)
+        self._is_last_open = False
         return self._group
+
+    def _plan_rows(self, oldest: Candidate[P], layout: GroupLayout[P], stripes: int) -> EqualRows | None:
+        """Return the cheapest rows of a group of `stripes` stripes if all objects that wait have the size of the
+        oldest. layout: any."""
+        geometry = self._geometry
+        if self._splits.price >= self._chunk or not self._waiting.is_one_size():
+            return None
+        count = stripes * geometry.stripe_size // oldest.size
+        front = -(-layout.front(count, count * oldest.name_size) // PAGE) * PAGE
+        return cheapest_rows(stripes, geometry.k, self._chunk, oldest.size, front, self._splits.price)
 
     def _finish(self, group: GroupLayout[P], overdue: list[Candidate[P]]) -> GroupPlan[P]:
         """Close the group: add the overdue objects as far as they fit, then others that fit."""
-        while (opened := self._open_bin(group)) is not None:
+        while (opened := self._open_row(group)) is not None:
             self._place_all(group, opened, overdue)
             self._fill(group, opened, 0)
-        for into in group.bins:
+            while self._split(group, opened):
+                self._fill(group, opened, 0)
+        for into in group.rows:
             self._fill(group, into, 0)
+            group.narrow(into)
         self._group = self._oldest = None
         return group.seal()
 
     # --- what goes in ---------------------------------------------------------------------------------
 
     def _place_some(self, group: GroupLayout[P]) -> bool:
-        """Move objects to the group by rules 1 to 3. Returns False when the group is to be closed."""
-        if group.bins and self._fill(group, group.bins[-1], self._left_min):
-            return True
+        """Move objects to the group by rules 1 to 4. Returns False when the group is to be closed."""
+        if group.rows:
+            last = group.rows[-1]
+            if self._fill(group, last, self._left_min):
+                return True
+            if len(self._waiting) > self._left_min and self._split(group, last):
+                return True
         if not all(map(group.fits, self._late())):
             return False
         if group.count >= self._held_count:
             group.limit(0, group.front_size())
-        opened = self._open_bin(group)
+        opened = self._open_row(group)
         if opened is not None:
             self._fill(group, opened, self._left_min)
             return True
-        return any(self._fill(group, into, self._left_min) for into in group.bins)
+        return any(self._fill(group, into, self._left_min) for into in group.rows)
 
     def _late(self) -> list[Candidate[P]]:
         """The oldest small and the oldest large object, as far as they are overdue by arrivals."""
@@ -228,10 +261,18 @@ class BestFitMergeList(Generic[P]):
             return tuple(c for c in (small, large) if c is not None)
         return (small, large) if small.seq < large.seq else (large, small)
 
-    def _open_bin(self, group: GroupLayout[P]) -> Bin[P] | None:
-        """Open a bin with the oldest object that the group still has room for."""
+    def _open_row(self, group: GroupLayout[P]) -> Row[P] | None:
+        """Open a row with the oldest object that the group still has room for."""
         if not group.chunks_free:
             return None
+        if self._equal_rows is not None and self._waiting.is_one_size():
+            span = 0 if self._is_last_open else self._equal_rows.spans[group.chunks_free]
+            self._is_last_open = self._is_last_open or self._equal_rows.last[group.chunks_free]
+            opened = self._open_with(group, self._oldest_first()[0]) if span else None
+            if opened is not None:
+                group.widen(opened, span - 1)
+            if opened is not None or group.rows:
+                return opened
         for oldest in self._oldest_first():
             opened = self._open_with(group, oldest)
             if opened is None and oldest.size > self._chunk:
@@ -241,15 +282,28 @@ class BestFitMergeList(Generic[P]):
         # Only the chunk behind the front is smaller than the others, so the oldest may not fit there.
         return self._open_with(group, self._waiting.largest_small_within(max(0, group.small_size_max())))
 
-    def _open_with(self, group: GroupLayout[P], seed: Candidate[P] | None) -> Bin[P] | None:
+    def _open_with(self, group: GroupLayout[P], seed: Candidate[P] | None) -> Row[P] | None:
         opened = None if seed is None else group.open(seed)
         if seed is not None and opened is not None:
             self._waiting.take(seed)
         return opened
 
-    def _fill(self, group: GroupLayout[P], into: Bin[P], left_min: int) -> bool:
-        """Fill a bin as long as more than `left_min` objects wait. Returns whether anything was placed."""
-        waiting, room, count = self._waiting, self._chunk - into.rests, group.count
+    def _split(self, group: GroupLayout[P], into: Row[P]) -> bool:
+        """Let a row that nothing fills go on in the next chunk, with an object that crosses the border, if that costs
+        less than the room left empty. Returns whether it does."""
+        waiting, gap = self._waiting, into.room
+        if not len(waiting) or self._equal_rows or self._splits.price >= self._chunk:
+            return False
+        if not self._splits.pays(gap, first=into.span == 1) or not group.widen(into, 1):
+            return False
+        if waiting.has_pair(into.room) or any(self._place(group, into, one) for one in waiting.to_split()):
+            return True
+        group.narrow(into)
+        return False
+
+    def _fill(self, group: GroupLayout[P], into: Row[P], left_min: int) -> bool:
+        """Fill a row as long as more than `left_min` objects wait. Returns whether anything was placed."""
+        waiting, room, count = self._waiting, into.room, group.count
         if room <= self._full_room or (not waiting.large_count and waiting.largest_small_within(room) is None):
             return False
         self._place_overdue(group, into)
@@ -260,7 +314,7 @@ class BestFitMergeList(Generic[P]):
             self._fill_best(group, into, left_min)
         return group.count > count
 
-    def _place_overdue(self, group: GroupLayout[P], into: Bin[P]) -> None:
+    def _place_overdue(self, group: GroupLayout[P], into: Row[P]) -> None:
         """Add objects that are overdue by arrivals, oldest first, until one does not fit."""
         seq_overdue = self._arrivals - self._overdue_count
         while (large := self._waiting.oldest_large()) is not None and large.seq < seq_overdue:
@@ -274,13 +328,13 @@ class BestFitMergeList(Generic[P]):
         if taken:
             group.extend(into, taken, size, names_size)
 
-    def _place_all(self, group: GroupLayout[P], into: Bin[P], candidates: list[Candidate[P]]) -> None:
+    def _place_all(self, group: GroupLayout[P], into: Row[P], candidates: list[Candidate[P]]) -> None:
         for candidate in candidates:
             if candidate.waiting:
                 self._place(group, into, candidate)
 
-    def _place(self, group: GroupLayout[P], into: Bin[P], candidate: Candidate[P]) -> bool:
-        """Add one object to the bin, if it fits."""
+    def _place(self, group: GroupLayout[P], into: Row[P], candidate: Candidate[P]) -> bool:
+        """Add one object to the row, if it fits."""
         if candidate.size > self._chunk:
             if not group.chain(into, candidate):
                 return False
@@ -292,8 +346,8 @@ class BestFitMergeList(Generic[P]):
         self._waiting.take(candidate)
         return True
 
-    def _chain_large(self, group: GroupLayout[P], into: Bin[P]) -> bool:
-        """Add the large objects whose rests fill the bin best. Returns False when none fits."""
+    def _chain_large(self, group: GroupLayout[P], into: Row[P]) -> bool:
+        """Add the large objects whose rests fill the row best. Returns False when none fits."""
         chained = False
         while True:
             candidate = self._waiting.large_that_fits(group.chunks_free, group.allowance(into).room)
@@ -301,8 +355,8 @@ class BestFitMergeList(Generic[P]):
                 return chained
             chained = True
 
-    def _fill_best(self, group: GroupLayout[P], into: Bin[P], left_min: int) -> int:
-        """Add the small objects that fill the bin best. Returns the bytes of room left."""
+    def _fill_best(self, group: GroupLayout[P], into: Row[P], left_min: int) -> int:
+        """Add the small objects that fill the row best. Returns the bytes of room left."""
         while True:
             allowed = group.allowance(into)
             entries = min(allowed.entries, len(self._waiting) - left_min)

@@ -129,7 +129,7 @@ class NosMergeList(Generic[P]):
 
     def _serve(self, layout: GroupLayout[P], *, opening: bool) -> bool:
         """Place the head of a random non-empty class, or else of the next smaller one whose head fits."""
-        # Only small objects join an open bin; a large one begins its own.
+        # Only small objects join an open row; a large one begins its own.
         usable = self._classes if opening else self._classes[:CLASSES_PER_CHUNK]
         filled = [fifo for fifo in usable if fifo]
         if not filled:
@@ -156,8 +156,8 @@ class NosMergeList(Generic[P]):
 
 
 def _join(layout: GroupLayout[P], candidate: Candidate[P]) -> bool:
-    allowed = layout.allowance(layout.bins[-1])
+    allowed = layout.allowance(layout.rows[-1])
     if candidate.size > allowed.room or not allowed.entries or candidate.name_size > allowed.names:
         return False
-    layout.extend(layout.bins[-1], [candidate], candidate.size, candidate.name_size)
+    layout.extend(layout.rows[-1], [candidate], candidate.size, candidate.name_size)
     return True

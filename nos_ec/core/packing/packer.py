@@ -1,23 +1,25 @@
 """A stripe group while it is being planned: where bytes may lie, whichever policy chooses the objects.
 
 Invariants (tests cite the letter):
-  A  every object touches ceil(size / chunk_size) chunks, the fewest possible; so an object of at most a chunk
-     lies in exactly one
+  A  the objects of a row of span R touch, together, R - 1 chunks more than the fewest possible; so where no row is
+     wider than 1, an object of at most a chunk lies in exactly one
   B  no two objects overlap, and none reaches outside the group
   C  every object lies behind the front: the header and the room for names, at the size that the final set of
      objects gives them
   D  a group has the fewest stripes that its layout allows
 
-The unit of planning is the *bin*. For an object of `size` bytes, write `size = full x chunk_size + rest` with
-1 <= rest <= chunk_size. A bin is a row of neighbouring chunks. From its start on it holds large objects (full > 0), one
-after another, and then small ones (full = 0). When the rests of all of them sum to at most a chunk, a bin takes
-sum(full) + 1 chunks and invariant A holds for each object in it: a large object that starts `before` bytes into a
-chunk ends `before + rest` bytes into its last one, which is at most chunk_size; the small ones all lie in the last
-chunk. So packing large and small objects together is bin packing of rests.
+The unit of planning is the *row*. For an object of `size` bytes, write `size = full x chunk_size + rest` with
+1 <= rest <= chunk_size. A row is a sequence of neighbouring chunks that holds objects end to end: first large ones
+(full > 0), then small ones (full = 0). When the rests of all of them sum to at most `span` chunks, the row takes
+sum(full) + span chunks. Of its sum(full) + span - 1 inner borders, each is crossed by at most one object, and n objects
+touch n chunks and one more for each border that they cross. The fewest possible are n + sum(full). This proves
+invariant A. With span 1 it holds for each object alone: a large object that starts `before` bytes into a chunk ends
+`before + rest` bytes into its last one, which is at most chunk_size; the small ones all lie in the last chunk. So
+packing without splits is bin packing of rests, and a split makes one bin of two.
 
 The front is at the start of the group and grows with each object. So offsets are fixed only when the last object is
-known; until then bins have no order. The front takes the chunks that no bin has, and may reach into the bin next to it
-as far as that bin has room: it pushes everything in the bin back, as one more rest in the sum would. The bin with the
+known; until then rows have no order. The front takes the chunks that no row has, and may reach into the row next to it
+as far as that row has room: it pushes everything in the row back, as one more rest in the sum would. The row with the
 most room is placed next to the front. So an object that takes all chunks of the group starts right behind the front.
 """
 
@@ -80,7 +82,7 @@ def check_candidate(candidate: Candidate[P], size_max: int) -> None:
 
 
 class Allowance:
-    """What may be added to a bin at once, in any order: at most `room` bytes, `entries` objects and
+    """What may be added to a row at once, in any order: at most `room` bytes, `entries` objects and
     `names` bytes of name records. Within all three limits, there is room for the front."""
 
     __slots__ = ("entries", "names", "room")
@@ -91,38 +93,40 @@ class Allowance:
         self.names = names
 
 
-class Bin(Generic[P]):
-    """A row of `full + 1` neighbouring chunks: its large objects, then its small ones, whose rests sum to `rests`."""
+class Row(Generic[P]):
+    """`full + span` neighbouring chunks that hold large objects, then small ones, end to end. room: bytes of them that
+    no object takes. The front may need some of them."""
 
-    __slots__ = ("full", "large", "rests", "small")
+    __slots__ = ("full", "large", "room", "small", "span")
 
-    def __init__(self, candidate: Candidate[P], full: int, rest: int) -> None:
+    def __init__(self, candidate: Candidate[P], full: int, room: int) -> None:
         self.full = full
-        self.rests = rest
+        self.span = 1
+        self.room = room
         self.large = [candidate] if full else []
         self.small = [] if full else [candidate]
 
 
 class GroupLayout(Generic[P]):
-    """The layout of one group. Use: `open` a bin with an object; then `allowance` and `extend`, or `chain`, as long as
-    something fits into any bin; `open` more bins, in any order; finally `seal`."""
+    """The layout of one group. Use: `open` a row with an object; then `allowance` and `extend`, or `chain`, as long as
+    something fits into any row; `open` more rows, in any order; finally `seal`."""
 
     __slots__ = (
         "_chunk",
         "_geometry",
         "_names",
-        "bins",
         "chunks_free",
         "count",
         "data_length",
         "names_size",
+        "rows",
     )
 
     def __init__(self, geometry: Geometry, stripe_count: int, *, names: bool) -> None:
         self._geometry = geometry
         self._names = names
         self._chunk = geometry.chunk_size
-        self.bins: list[Bin[P]] = []
+        self.rows: list[Row[P]] = []
         self.chunks_free = stripe_count * geometry.k
         self.count = 0
         self.names_size = 0
@@ -139,21 +143,21 @@ class GroupLayout(Generic[P]):
         header = header_length(count)
         return header + names_size_max(names_size) if self._names else header
 
-    def _room_apart_from(self, but: Bin[P] | None) -> int:
-        """Bytes of room in the emptiest bin other than `but`: the front may have them when `but` is filled up."""
-        return max((self._chunk - b.rests for b in self.bins if b is not but), default=0)
+    def _room_apart_from(self, but: Row[P] | None) -> int:
+        """Bytes of room in the emptiest row other than `but`: the front may have them when `but` is filled up."""
+        return max((row.room for row in self.rows if row is not but), default=0)
 
-    def _bears(self, front: int, chunks_free: int, changed: Bin[P] | None, rests: int) -> bool:
-        """Whether there is room for a front of that many bytes once bin `changed` holds `rests`."""
+    def _bears(self, front: int, chunks_free: int, changed: Row[P] | None, room: int) -> bool:
+        """Whether there is room for a front of that many bytes once row `changed` has `room` bytes of room."""
         pushed = front - chunks_free * self._chunk
-        return pushed <= self._chunk - rests or pushed <= self._room_apart_from(changed)
+        return pushed <= room or pushed <= self._room_apart_from(changed)
 
     def fits(self, candidate: Candidate[P]) -> bool:
         """Whether `open` would accept the candidate."""
         chunk = self._chunk
         full = (candidate.size - 1) // chunk
         free = self.chunks_free - 1 - full
-        return free >= 0 and self._bears(self.front_size(candidate), free, None, candidate.size - full * chunk)
+        return free >= 0 and self._bears(self.front_size(candidate), free, None, (full + 1) * chunk - candidate.size)
 
     def small_size_max(self) -> int:
         """Bytes of the largest small object that `open` would accept, if its name record is of average size at most."""
@@ -161,13 +165,13 @@ class GroupLayout(Generic[P]):
         pushed = self.front(self.count + 1, names_size) - (self.chunks_free - 1) * self._chunk
         return self._chunk if pushed <= self._room_apart_from(None) else self._chunk - pushed
 
-    def open(self, candidate: Candidate[P]) -> Bin[P] | None:
-        """Start another bin with this object. Returns None and changes nothing when the group has no room for it."""
+    def open(self, candidate: Candidate[P]) -> Row[P] | None:
+        """Start another row with this object. Returns None and changes nothing when the group has no room for it."""
         if not self.fits(candidate):
             return None
         full = (candidate.size - 1) // self._chunk
-        opened = Bin(candidate, full, candidate.size - full * self._chunk)
-        self.bins.append(opened)
+        opened = Row(candidate, full, (full + 1) * self._chunk - candidate.size)
+        self.rows.append(opened)
         self.chunks_free -= full + 1
         self._count(candidate)
         return opened
@@ -177,30 +181,49 @@ class GroupLayout(Generic[P]):
         self.names_size += candidate.name_size
         self.data_length += candidate.size
 
-    def chain(self, into: Bin[P], candidate: Candidate[P]) -> bool:
-        """Add a large object to a bin, which then takes more chunks. False when it does not fit."""
+    def chain(self, into: Row[P], candidate: Candidate[P]) -> bool:
+        """Add a large object to a row, which then takes more chunks. False when it does not fit."""
         full = (candidate.size - 1) // self._chunk
-        rests = into.rests + candidate.size - full * self._chunk
+        room = into.room + full * self._chunk - candidate.size
         free = self.chunks_free - full
-        if free < 0 or rests > self._chunk or not self._bears(self.front_size(candidate), free, into, rests):
+        if free < 0 or room < 0 or not self._bears(self.front_size(candidate), free, into, room):
             return False
         into.large.append(candidate)
         into.full += full
-        into.rests = rests
+        into.room = room
         self.chunks_free = free
         self._count(candidate)
         return True
 
-    def allowance(self, into: Bin[P]) -> Allowance:
-        """Which small objects may join this bin. Call again when the allowance is used up: more may fit."""
+    def widen(self, into: Row[P], chunks: int) -> bool:
+        """Let a row take more chunks, whose inner borders its objects cross. Returns False, and changes nothing, when
+        the group has too few."""
+        free = self.chunks_free - chunks
+        room = into.room + chunks * self._chunk
+        if free < 0 or not self._bears(self.front_size(), free, into, room):
+            return False
+        into.span += chunks
+        into.room = room
+        self.chunks_free = free
+        return True
+
+    def narrow(self, into: Row[P]) -> None:
+        """Give back the chunks of a row that its objects do not need."""
+        unneeded = into.room // self._chunk
+        into.span -= unneeded
+        into.room -= unneeded * self._chunk
+        self.chunks_free += unneeded
+
+    def allowance(self, into: Row[P]) -> Allowance:
+        """Which small objects may join this row. Call again when the allowance is used up: more may fit."""
         start = self.chunks_free * self._chunk
         spare = start - self.front(self.count, self.names_size) - PAGE
         # Far from the front, any small objects may join: half of the distance is for entries, half for names.
         if spare > self._chunk // 2:
-            return Allowance(self._chunk - into.rests, spare // (2 * ENTRY_SIZE), spare // 2 - spare // 4096 - 64)
+            return Allowance(into.room, spare // (2 * ENTRY_SIZE), spare // 2 - spare // 4096 - 64)
         return self._allowance_nearfront(into, start)
 
-    def _allowance_nearfront(self, into: Bin[P], start: int) -> Allowance:
+    def _allowance_nearfront(self, into: Row[P], start: int) -> Allowance:
         """Allow one page of entries at a time: until the page is full, the header does not grow."""
         header = header_length(self.count + 1)
         entries = (header - PREAMBLE_SIZE) // ENTRY_SIZE - self.count
@@ -209,19 +232,19 @@ class GroupLayout(Generic[P]):
         pushed = max(0, front - start)
         if pushed <= self._room_apart_from(into):
             pushed = 0
-        return Allowance(max(0, self._chunk - into.rests - pushed), entries, names if self._names else 1 << 60)
+        return Allowance(max(0, into.room - pushed), entries, names if self._names else 1 << 60)
 
-    def extend(self, into: Bin[P], candidates: list[Candidate[P]], size: int, names_size: int) -> None:
+    def extend(self, into: Row[P], candidates: list[Candidate[P]], size: int, names_size: int) -> None:
         """Add small objects of `size` bytes and `names_size` bytes of name records in all, within the allowance."""
         into.small.extend(candidates)
-        into.rests += size
+        into.room -= size
         self.count += len(candidates)
         self.names_size += names_size
         self.data_length += size
 
     def limit(self, size: int, front: int) -> None:
         """Give up the stripes that the group does not need for `size` more bytes and a front of `front` bytes."""
-        used = sum(b.full + 1 for b in self.bins)
+        used = sum(row.full + row.span for row in self.rows)
         pushed = max(0, front - self._room_apart_from(None))
         stripes = self._geometry.stripes_for(used * self._chunk + size + pushed)
         self.chunks_free = min(self.chunks_free, stripes * self._geometry.k - used)
@@ -232,22 +255,37 @@ class GroupLayout(Generic[P]):
         header = header_length(self.count)
         names_room = names_size_max(self.names_size) if self._names else 0
         end = header + names_room
-        # The emptiest bin is next to the front, which uses the room left in it.
+        # The emptiest row is next to the front, which uses the room left in it.
         first = max(0, -(-(end - self._room_apart_from(None)) // self._chunk))
         assert first <= self.chunks_free, "a group is longer than its stripes"
         placed: list[PlacedObject[P]] = []
-        for row in sorted(self.bins, key=attrgetter("rests")):
+        split_objects = gap_bytes = 0
+        for row in sorted(self.rows, key=attrgetter("room"), reverse=True):
             objects = row.large + row.small
             start = first * self._chunk if placed else max(first * self._chunk, end)
             offsets = list(accumulate(map(_size_of, objects), initial=start))
-            assert start >= end, "two bins overlap, or the front reaches a bin"
+            assert start >= end, "two rows overlap, or the front reaches a row"
             end = offsets[-1]
             placed += map(PlacedObject, objects, offsets)
-            first += row.full + 1
-            assert end <= first * self._chunk, "a bin is longer than its chunks"
+            first += row.full + row.span
+            assert end <= first * self._chunk, "a row is longer than its chunks"
+            gap_bytes += first * self._chunk - end
+            if row.span > 1:
+                split_objects += sum(map(self._is_split, objects, offsets))
         stripe_count = self._geometry.stripes_for(first * self._chunk)
-        return GroupPlan(stripe_count, header, names_room, tuple(placed), self.data_length)
+        return GroupPlan(
+            stripe_count,
+            header,
+            names_room,
+            tuple(placed),
+            self.data_length,
+            split_objects=split_objects,
+            gap_bytes=gap_bytes,
+        )
+
+    def _is_split(self, candidate: Candidate[P], offset: int) -> bool:
+        return self._geometry.chunks_touched(offset, candidate.size) > -(-candidate.size // self._chunk)
 
     def candidates(self) -> list[Candidate[P]]:
         """The objects planned so far."""
-        return list(chain.from_iterable(b.large + b.small for b in self.bins))
+        return list(chain.from_iterable(row.large + row.small for row in self.rows))

@@ -83,6 +83,11 @@ class SizeClasses(Generic[P]):
         full, rest = divmod(candidate.size - 1, self._chunk)
         return full, rest >> self._bits
 
+    def is_one_size(self) -> bool:
+        """Return whether all waiting objects are of one class."""
+        filled = [self._filled, *self._large_filled.values()]
+        return sum(one.bit_count() for one in filled) == 1
+
     def oldest_small(self) -> Candidate[P] | None:
         """The small object that has waited longest; None if none waits."""
         return _first_waiting(self._small_arrivals)
@@ -97,6 +102,18 @@ class SizeClasses(Generic[P]):
             return None
         size_max = (full_max + 1) * self._chunk
         return next((c for c in self._large_arrivals if c.size <= size_max and c.waiting), None)
+
+    def to_split(self) -> list[Candidate[P]]:
+        """Return the objects to try where one is to go on in the next chunk, the best first: one of the smallest class,
+        because it leaves most room for those that fill the end of that chunk; then the oldest ones."""
+        found = [self._fifos[(self._filled & -self._filled).bit_length() - 1][0]] if self._filled else []
+        return [*found, *(one for one in (self.oldest_small(), self.oldest_large()) if one is not None)]
+
+    def has_pair(self, room: int) -> bool:
+        """Return whether two small objects together fill `room` bytes to less than two grains."""
+        units, shift = room >> self._bits, self._classes + 1
+        mirror = self._mirror
+        return bool(self._filled & (mirror >> (shift - units) if units < shift else mirror << (units - shift)))
 
     def largest_small_within(self, size_max: int) -> Candidate[P] | None:
         """A small object of the largest class all of whose objects have at most that many bytes."""
@@ -193,16 +210,16 @@ class SizeClasses(Generic[P]):
         plentiful = 2 * self.small_bytes <= self.small_count * self._chunk
         gap = PAIR_GAP_GRAINS if plentiful else self._classes
         # Classes i and j with (i + 1) + (j + 1) = units: bit i of `filled`, bit (classes - 1 - j) of `mirror`.
-        shift = self._classes + 1
+        classes, shift = self._classes, self._classes + 1
         taken: list[Candidate[P]] = []
         room_left, names_left = room, names
         while len(taken) < entries:
             units = room_left >> bits
-            best = (filled & masks[units]).bit_length()
+            best = (filled & masks[units] if units < classes else filled).bit_length()
             if not best:
                 break
-            if units - best > gap:
-                pairs = filled & (mirror >> (shift - units))
+            if units - best > gap or units > classes:
+                pairs = filled & (mirror >> (shift - units) if units < shift else mirror << (units - shift))
                 if pairs:
                     best = pairs.bit_length()
             best -= 1

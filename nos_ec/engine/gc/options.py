@@ -50,6 +50,8 @@ class CollectorOptions:
     """How many times longer than otherwise small reads may take while GC works; 0 for any time."""
     density: float
     """The least number of stripes that objects need, divided by the number that the packing policy takes."""
+    split_bytes: int
+    """The price of an extra shard read at which the packer splits an object, in bytes left empty."""
 
     @property
     def price_setting(self) -> str:

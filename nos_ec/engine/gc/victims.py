@@ -168,7 +168,7 @@ def judge(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, candi
     victim = judge_by_row(options, candidate)
     if victim is not None:
         return victim
-    needs = _needs(blocks, metadata.placed_in(candidate.block_id)) / options.density
+    needs = _needs(blocks, metadata.placed_in(candidate.block_id), options.split_bytes) / options.density
     return ChosenBlock(candidate, needs) if needs <= candidate.stripes * (1 - options.waste_ratio_min) else None
 
 
@@ -184,10 +184,10 @@ def _rewritten_by_row(options: CollectorOptions, block: BlockRow) -> ChosenBlock
     return ChosenBlock(block, block.stripes * (1 - block.hole_ratio) / options.density)
 
 
-def _needs(blocks: BlockStore, placed: Sequence[Placed]) -> float:
-    """The least number of stripes that the objects need; not rounded up."""
+def _needs(blocks: BlockStore, placed: Sequence[Placed], split_bytes: int) -> float:
+    """Return the least number of stripes that the objects need; not rounded up."""
     names_bytes = sum(name_record_size(one.key.bucket, one.key.name, None, one.attributes) for one in placed)
-    return stripes_needed(blocks.geometry, [one.extent.length for one in placed], names_bytes)
+    return stripes_needed(blocks.geometry, [one.extent.length for one in placed], names_bytes, split_bytes)
 
 
 def decide(metadata: Blocks, blocks: BlockStore, block: BlockRow) -> tuple[BlockDecision, list[Placed]]:
