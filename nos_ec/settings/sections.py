@@ -148,7 +148,7 @@ class GeometrySettings(Section):
         ge=CHUNK_SIZE_MIN,
         le=CHUNK_SIZE_MAX,
         description="Bytes per chunk (Ceph: stripe_unit), a multiple of 4 KiB. Objects up to this size are read from"
-        " one shard.",
+        " one shard, unless it pays to split them (consumer.split_bytes).",
     )
     stripes_per_block: Count = Field(
         default=_GEOMETRY.stripes_per_block, ge=1, le=STRIPES_PER_BLOCK_MAX, description="Stripes in a full block."

@@ -53,6 +53,7 @@ republish_ms = 300000
 lease_ttl_ms = 60000
 [consumer]
 window_objects = 50
+split_bytes = 0
 lease_ttl_ms = 30000
 idle_wait_ms = 20
 [reaper]
@@ -70,7 +71,7 @@ device_bytes = "16MiB"
 segment_bytes = "1MiB"
 """
 """With leases, reservations and sessions that last longer than any stall of a busy machine, and a landing log of 15
-segments."""
+segments. At this price many objects are split."""
 STORE_CONFIG = CONFIG.replace('mode = "log"', 'mode = "store"')
 """Without a landing log."""
 TTL_OVER_MS = 61_000

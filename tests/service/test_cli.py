@@ -412,7 +412,7 @@ def test_simulate_gc_with_sizes_and_with_the_packer_of_the_store(cli: Cli, bench
     arguments = ["simulate", "gc", "--workload", "B", "--blocks", "20", "--days", "200", "--sizes", "W2"]
     plain, packed = cli(*arguments), cli(*arguments, "--packer")
     assert plain["packer"] is None
-    assert packed["packer"] == {"policy": "best", "window": 50, "lanes": 1}, "as configured"
+    assert packed["packer"] == {"policy": "best", "window": 50, "split_bytes": 0, "lanes": 1}, "as configured"
     for found in (plain, packed):
         assert (found["sizes"], found["block_objects"]) == ("W2", None)
         with bench.open() as system:
@@ -567,6 +567,26 @@ def test_unreadable_shards(cli: Cli, bench: Bench, system: System) -> None:
         (blocks / "gone-05").rename(blocks / "shard-05")
         for key, data in bench.acknowledged.items():
             assert reopened.store().get(key) == data
+
+
+def test_split_objects_survive_the_loss_of_any_shards(bench: Bench, system: System) -> None:
+    """Of two chunks that an object lies in, each may be decoded, or both."""
+    for number in range(60):
+        bench.put(system, f"thumbnail-{number}", bench.data(CHUNK * 9 // 16))
+    bench.pack(system)
+    geometry, rows = system.blocks.geometry, system.store().list_objects("b", "", "", 100)
+    split = [row for row in rows if row.extent and geometry.chunks_touched(row.extent.offset, row.extent.length) == 2]
+    assert len(split) > 20
+    blocks = bench.folder / "store" / "blocks"
+    shards = geometry.k + geometry.m
+    for first in range(shards):
+        lost = [(first + step) % shards for step in range(geometry.m)]
+        for shard in lost:
+            (blocks / f"shard-{shard:02}").rename(blocks / f"gone-{shard:02}")
+        with bench.open() as reopened:
+            bench.assert_readable(reopened)
+        for shard in lost:
+            (blocks / f"gone-{shard:02}").rename(blocks / f"shard-{shard:02}")
 
 
 def _is_lost(system: System, key: ObjectKey) -> bool:
