@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from nos_ec.composition.packing import new_merge_list
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import NAME_RECORD_FIXED
 from nos_ec.core.packing.bounds import cost_min, utilisation_max
-from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList, P
-from nos_ec.core.packing.splits import SPLIT_BYTES
 from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, StreamOptions
+from nos_ec.settings.sections import ConsumerSettings
 
 KEY_BYTES = 40
 """Bytes of bucket and name of every simulated object: a short bucket name and a UUID. Names are counted with the space
@@ -82,30 +82,28 @@ class SimulationResult:
 
 def simulate(
     sizes: Iterable[int],
-    policy: str,
-    window: int,
+    consumer: ConsumerSettings,
     geometry: Geometry,
     *,
     timer: Callable[[], float],
     seed: int = 0,
     names: bool = True,
     streams: int = 1,
-    split_bytes: int = SPLIT_BYTES,
 ) -> SimulationResult:
-    """Run `policy` ("best" or "nos") over `sizes` in bytes.
+    """Pack `sizes` in bytes as a consumer with these settings does.
 
     timer: seconds, such as time.perf_counter. seed: for the random choices of policy "nos". names: whether to run a
-    second time with space for names. streams: how many the objects are spread over. split_bytes: how many bytes may be
-    left empty to save one shard read. Raises InvalidInput for an unknown policy, a bad window or price, a negative
-    size, or if nothing is left to pack.
+    second time with space for names. streams: how many the objects are spread over. Raises InvalidInput for an unknown
+    policy, a bad window or price, a negative size, or if nothing is left to pack.
     """
-    packable, skipped_empty, skipped_large, limit = _packable(sizes, policy, window, geometry)
-    plain = _run(packable, policy, window, geometry, timer, seed, streams, split_bytes, names=False)
-    named = _run(packable, policy, window, geometry, timer, seed, streams, split_bytes, names=True) if names else None
+    window, split_bytes = consumer.window_objects, consumer.split_bytes
+    packable, skipped_empty, skipped_large, limit = _packable(sizes, consumer, geometry)
+    plain = _run(packable, consumer, geometry, timer, seed, streams, names=False)
+    named = _run(packable, consumer, geometry, timer, seed, streams, names=True) if names else None
     count = len(plain.sizes)
     empty = plain.stripes * geometry.stripe_size - plain.user_bytes
     return SimulationResult(
-        policy=policy,
+        policy=consumer.policy,
         window=window,
         split_bytes=split_bytes,
         utilisation=plain.share(plain.user_bytes),
@@ -130,6 +128,11 @@ def simulate(
         size_max=limit,
         flushed=plain.flushed,
     )
+
+
+def raw_bytes_per_user_byte(geometry: Geometry, utilisation: float) -> float:
+    """Bytes on all shards, coding chunks included, for each byte of an object."""
+    return (geometry.k + geometry.m) / geometry.k / utilisation
 
 
 def read_sizes(path: Path) -> list[int]:
@@ -162,9 +165,10 @@ def _parse_size(name: str, number: int, line: str) -> int:
     return int(digits)
 
 
-def _packable(sizes: Iterable[int], policy: str, window: int, geometry: Geometry) -> tuple[list[int], int, int, int]:
+def _packable(sizes: Iterable[int], consumer: ConsumerSettings, geometry: Geometry) -> tuple[list[int], int, int, int]:
     """The sizes that can be packed, the numbers of empty and of too large objects, and the limit."""
-    limit = merge_list(policy, geometry, window, 0, random.Random(0)).size_max
+    merge: MergeList[None] = new_merge_list(consumer, geometry, 0, random.Random(0))
+    limit = merge.size_max
     packable: list[int] = []
     empty = large = 0
     for size in sizes:
@@ -232,21 +236,20 @@ class _Figures:
 
 def _run(
     sizes: list[int],
-    policy: str,
-    window: int,
+    consumer: ConsumerSettings,
     geometry: Geometry,
     timer: Callable[[], float],
     seed: int,
     streams: int,
-    split_bytes: int,
     *,
     names: bool,
 ) -> _Figures:
-    linger_ms = LINGER_WINDOWS[policy] * window
+    window = consumer.window_objects
+    linger_ms = LINGER_WINDOWS[consumer.policy] * window
     rng = random.Random(seed)
 
     def plain(share: int) -> MergeList[None]:
-        return merge_list(policy, geometry, share, linger_ms, rng, names=names, split_bytes=split_bytes)
+        return new_merge_list(consumer, geometry, linger_ms, rng, window=share, names=names)
 
     merge: MergeList[None] = plain(window)
     if streams > 1:

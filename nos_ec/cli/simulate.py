@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from nos_ec.bench.simulate import SimulationResult, parse_sizes, read_sizes, simulate
+from nos_ec.bench.simulate import SimulationResult, parse_sizes, raw_bytes_per_user_byte, read_sizes, simulate
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.output import count_text, emit, facts, out
 from nos_ec.cli.simulate_gc import gc_command
@@ -77,7 +77,8 @@ def simulate_command(
         raise InvalidInput("give --workload or --sizes, not both")
     settings = context(ctx).settings()
     geometry = settings.geometry.value()
-    prices = [settings.consumer.split_bytes] if split_bytes is None else _prices(split_bytes)
+    consumer = settings.consumer.model_copy(update={"policy": policy, "window_objects": window})
+    prices = [consumer.split_bytes] if split_bytes is None else _prices(split_bytes)
     if workload is not None:
         drawn: Iterable[int] = sizes(workload, objects, random.Random(seed), size_max(geometry))
     else:
@@ -85,7 +86,14 @@ def simulate_command(
         drawn = _sizes_of_stdin() if sizes_file == Path("-") else read_sizes(sizes_file)
     all_sizes = list(drawn)
     results = [
-        simulate(all_sizes, policy, window, geometry, timer=perf_counter, seed=seed, streams=streams, split_bytes=price)
+        simulate(
+            all_sizes,
+            consumer.model_copy(update={"split_bytes": price}),
+            geometry,
+            timer=perf_counter,
+            seed=seed,
+            streams=streams,
+        )
         for price in prices
     ]
     source = {
@@ -128,15 +136,11 @@ def _sizes_of_stdin() -> list[int]:
         raise InvalidInput(f"{name}: it is not text; give one size in bytes per line") from error
 
 
-def _raw(geometry: Geometry, utilisation: float | None) -> float | None:
-    """Bytes on all shards, coding chunks included, for each byte of an object."""
-    return None if utilisation is None else (geometry.k + geometry.m) / geometry.k / utilisation
-
-
-def _raw_figures(geometry: Geometry, result: SimulationResult) -> dict[str, float | None]:
+def _raw_figures(geometry: Geometry, result: SimulationResult) -> dict[str, float]:
+    assert result.utilisation_with_names is not None
     return {
-        "raw_bytes_per_user_byte": _raw(geometry, result.utilisation),
-        "raw_bytes_per_user_byte_with_names": _raw(geometry, result.utilisation_with_names),
+        "raw_bytes_per_user_byte": raw_bytes_per_user_byte(geometry, result.utilisation),
+        "raw_bytes_per_user_byte_with_names": raw_bytes_per_user_byte(geometry, result.utilisation_with_names),
     }
 
 
@@ -148,7 +152,7 @@ def _print_curve(title: str, results: Sequence[SimulationResult], geometry: Geom
         curve.add_row(
             f"{one.split_bytes:,}",
             f"{one.utilisation:.2%}",
-            f"{_raw(geometry, one.utilisation):.3f}",
+            f"{raw_bytes_per_user_byte(geometry, one.utilisation):.3f}",
             f"{one.shard_reads:.3f}",
             f"{one.extra_reads:.3f}",
             f"{one.cost:,.0f}",
@@ -158,11 +162,10 @@ def _print_curve(title: str, results: Sequence[SimulationResult], geometry: Geom
 
 
 def _print(title: str, result: SimulationResult, geometry: Geometry) -> None:
-    raw = _raw_figures(geometry, result)
-    bare, with_names = (f"{value:.3f}" if value is not None else "-" for value in raw.values())
-    named = "-" if result.utilisation_with_names is None else f"{result.utilisation_with_names:.2%}"
+    bare, with_names = (f"{value:.3f}" for value in _raw_figures(geometry, result).values())
     rows = {
-        "utilisation": f"{result.utilisation:.2%}  of {result.bound:.2%} possible ({named} with room for names)",
+        "utilisation": f"{result.utilisation:.2%}  of {result.bound:.2%} possible"
+        f" ({result.utilisation_with_names:.2%} with room for names)",
         "raw bytes per user byte": f"{bare}  ({with_names} with room for names; {REPLICAS:.3f} with three replicas)",
         "packed": f"{count_text(result.objects, 'object')} into {count_text(result.stripes, 'stripe')}"
         f" in {count_text(result.groups, 'group')}",

@@ -42,18 +42,29 @@ class PackingMetadata(Survival, Buckets, Protocol):
 
 
 def new_merge_list(
-    settings: ConsumerSettings, geometry: Geometry, linger: Linger | int, rng: random.Random
+    settings: ConsumerSettings,
+    geometry: Geometry,
+    linger: Linger | int,
+    rng: random.Random,
+    *,
+    window: int | None = None,
+    names: bool = True,
 ) -> MergeList[P]:
-    """An empty merge list of the configured policy and window: the consumer and GC pack alike, and differ only in how
-    long an object waits."""
-    return plain_merge_list(settings, geometry, settings.window_objects, linger, rng)
+    """Return an empty merge list as configured: the consumer, GC and simulations pack alike, and differ only in how
+    long an object waits.
 
-
-def plain_merge_list(
-    settings: ConsumerSettings, geometry: Geometry, window: int, linger: Linger | int, rng: random.Random
-) -> MergeList[P]:
-    """Return an empty merge list of the configured policy and price, with this window."""
-    return merge_list(settings.policy, geometry, window, linger, rng, split_bytes=settings.split_bytes)
+    window: objects to choose from, if not consumer.window_objects. names: whether to reserve space for names. Raises
+    InvalidInput as `merge_list` does.
+    """
+    return merge_list(
+        settings.policy,
+        geometry,
+        settings.window_objects if window is None else window,
+        linger,
+        rng,
+        names=names,
+        split_bytes=settings.split_bytes,
+    )
 
 
 class StreamedPacking:
@@ -100,7 +111,7 @@ class StreamedPacking:
         return self.newest
 
     def _plain(self, window: int) -> MergeList[Packable]:
-        return plain_merge_list(self._consumer, self._geometry, window, self._linger, self._rng)
+        return new_merge_list(self._consumer, self._geometry, self._linger, self._rng, window=window)
 
 
 def consumer_packing(

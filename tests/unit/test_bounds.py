@@ -23,6 +23,7 @@ from nos_ec.core.packing.bounds import (
 from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.packing.plan import Candidate, MergeList
+from nos_ec.settings.sections import ConsumerSettings
 
 KIB = 1024
 SMALL = Geometry(k=2, m=1, chunk_size=16 * KIB, stripes_per_group_max=3)
@@ -125,7 +126,7 @@ def test_the_bound_of_the_cost_never_exceeds_that_of_the_best_rows(rests: list[i
 def test_the_bound_of_the_cost_is_tight_on_narrow_ranges(low_kib: int, high_kib: int, tight: float) -> None:
     rng = random.Random(1)
     sizes = [rng.randint(low_kib * KIB, high_kib * KIB) for _ in range(6000)]
-    found = simulate(sizes, "best", 1000, Geometry(), timer=lambda: 0.0, names=False)
+    found = simulate(sizes, ConsumerSettings(), Geometry(), timer=lambda: 0.0, names=False)
     assert found.cost_bound <= found.cost <= tight * found.cost_bound
 
 

@@ -14,6 +14,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.packing.splits import SPLIT_BYTES
 from nos_ec.core.workloads import WORKLOADS, sizes
+from nos_ec.settings.sections import ConsumerSettings
 
 GEOMETRY = Geometry()
 SPLIT = ("W4", "W5")
@@ -22,6 +23,11 @@ SPLIT = ("W4", "W5")
 
 def no_clock() -> float:
     return 0.0
+
+
+def consumer(window: int = 1000, policy: str = "best", split_bytes: int = SPLIT_BYTES) -> ConsumerSettings:
+    values = {"policy": policy, "window_objects": window, "split_bytes": split_bytes}
+    return ConsumerSettings().model_copy(update=values)
 
 
 def run(
@@ -35,7 +41,7 @@ def run(
 ) -> SimulationResult:
     drawn = sizes(workload, objects, random.Random(1), size_max(GEOMETRY))
     return simulate(
-        drawn, policy, window, GEOMETRY, timer=no_clock, names=names, streams=streams, split_bytes=split_bytes
+        drawn, consumer(window, policy, split_bytes), GEOMETRY, timer=no_clock, names=names, streams=streams
     )
 
 
@@ -77,7 +83,7 @@ def test_nothing_is_split_at_the_price_of_a_chunk(workload: str) -> None:
 )
 @pytest.mark.parametrize("price_kib", [4, 16, 64])
 def test_objects_of_one_size_cost_as_little_as_possible(size: int, utilisation: float, price_kib: int) -> None:
-    result = simulate([size] * 6000, "best", 1000, GEOMETRY, timer=no_clock, names=False, split_bytes=price_kib * 1024)
+    result = simulate([size] * 6000, consumer(split_bytes=price_kib * 1024), GEOMETRY, timer=no_clock, names=False)
     assert result.cost_bound <= result.cost <= 1.02 * result.cost_bound + 60
     assert price_kib == 64 or result.utilisation >= utilisation
 
@@ -129,7 +135,7 @@ def test_names_cost_room() -> None:
 def test_every_size_is_accounted_for() -> None:
     ticks = count()
     objects = [0, 5_000_000, *([100_000] * 3000), 0]
-    result = simulate(objects, "best", 100, GEOMETRY, timer=lambda: float(next(ticks)))
+    result = simulate(objects, consumer(100), GEOMETRY, timer=lambda: float(next(ticks)))
     assert (result.skipped_empty, result.skipped_large) == (2, 1)
     assert result.objects + result.left_waiting == 3000
     assert result.objects_per_s > 0
@@ -138,18 +144,18 @@ def test_every_size_is_accounted_for() -> None:
 
 
 def test_a_list_too_short_for_a_group_is_flushed() -> None:
-    result = simulate([100_000] * 4, "best", 1000, GEOMETRY, timer=no_clock)
+    result = simulate([100_000] * 4, consumer(), GEOMETRY, timer=no_clock)
     assert result.flushed
     assert (result.objects, result.stripes, result.left_waiting) == (4, 1, 0)
 
 
 def test_nothing_to_pack_is_refused() -> None:
     with pytest.raises(InvalidInput, match="nothing to pack: give at least one size between 1 and"):
-        simulate([0, 1 << 30], "best", 1000, GEOMETRY, timer=no_clock)
+        simulate([0, 1 << 30], consumer(), GEOMETRY, timer=no_clock)
     with pytest.raises(InvalidInput, match="cannot be negative"):
-        simulate([-5], "best", 1000, GEOMETRY, timer=no_clock)
+        simulate([-5], consumer(), GEOMETRY, timer=no_clock)
     with pytest.raises(InvalidInput, match="unknown packing policy"):
-        simulate([5], "worst", 1000, GEOMETRY, timer=no_clock)
+        simulate([5], consumer(policy="worst"), GEOMETRY, timer=no_clock)
 
 
 def test_read_sizes(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from nos_ec.core.messages import partition_for, partition_for_key
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.spread import message_key, spread_partition
 from nos_ec.core.workloads import sizes
+from nos_ec.settings.sections import ConsumerSettings
 
 NAMES = {
     "numbers": [f"{number}" for number in range(12_000)],
@@ -72,13 +73,13 @@ def test_a_partition_that_there_is_not_is_refused() -> None:
 @pytest.mark.parametrize("workload", ["W1", "W2", "W6"])
 def test_three_consumers_of_one_bucket_fill_stripes_as_well_as_one(workload: str) -> None:
     """Each packs what its four of twelve partitions get, from a window of its own: utilisation within 0.2 points."""
-    geometry, window = Geometry(), 300
+    geometry, consumer = Geometry(), ConsumerSettings(window_objects=300)
     drawn = list(sizes(workload, 24_000, random.Random(5), size_max(geometry)))
     parts: dict[int, list[int]] = {}
     for number, size in enumerate(drawn):
         parts.setdefault(partition(ObjectKey("photos", f"{number}.jpg"), 12, 12) % 3, []).append(size)
-    runs = [simulate(part, "best", window, geometry, timer=lambda: 0.0, names=False) for part in parts.values()]
+    runs = [simulate(part, consumer, geometry, timer=lambda: 0.0, names=False) for part in parts.values()]
     apart = sum(run.user_bytes for run in runs) / (sum(run.stripes for run in runs) * geometry.stripe_size)
-    together = simulate(drawn, "best", window, geometry, timer=lambda: 0.0, names=False).utilisation
+    together = simulate(drawn, consumer, geometry, timer=lambda: 0.0, names=False).utilisation
     assert len(runs) == 3
     assert abs(apart - together) < 0.002, (apart, together)
