@@ -109,6 +109,23 @@ def s3_bars(processes: int, *, on_ceph: bool, with_radosgw: bool) -> list[Bar]:
     return bars
 
 
+OURS_OVER_SIMULATION = 1.03
+OURS_OVER_EACH, WASTEFUL = 1.04, 1.45
+"""Raw bytes over those of an object each, which must not be exceeded at all where an object each takes more than
+WASTEFUL raw bytes per user byte."""
+
+
+def space_bars(figures: Mapping[str, Any]) -> list[Bar]:
+    """The bars of `bench space`, for the cells of these figures."""
+    bars = []
+    for drawn, cell in figures["cells"].items():
+        bars.append(Bar(f"cells.{drawn}.ours_over_simulation", OURS_OVER_SIMULATION, at_least=False))
+        if "each_least" in cell:
+            limit = 1.0 if cell["each_least"] > WASTEFUL else OURS_OVER_EACH
+            bars.append(Bar(f"cells.{drawn}.ours_over_each", limit, at_least=False))
+    return bars
+
+
 SCAN: Sequence[Bar] = (Bar("many_over_few", 0.8, at_least=True),)
 
 

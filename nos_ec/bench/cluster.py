@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from nos_ec.adapters.rados import binding
 from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
@@ -16,10 +16,14 @@ from nos_ec.adapters.rados.cluster_waits import await_clean
 from nos_ec.adapters.rados.removal import remove_namespace
 from nos_ec.core.errors import ConfigError, NosError
 
+POOL_PREFIX = "nos-ec-bench-"
+"""Of the names of temporary pools."""
 POOL_GROUPS = 32
 """Placement groups of the temporary pool, as many as a small development pool has."""
+REPLICAS = 3
 SETTLE_S = 0.5
 SETTLE_LOOKS_MAX = 120
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,33 +103,44 @@ class BenchCluster:
         Raises ConfigError if the cluster does not allow pools to be deleted. The error names the pool that is left
         behind.
         """
-        details = self._cluster.command("osd pool ls", detail="detail")
-        profile = next(pool["erasure_code_profile"] for pool in details if pool["pool_name"] == blocks_pool)
-        name = f"nos-ec-bench-plain-{os.urandom(4).hex()}"
-        self._cluster.command(
-            "osd pool create",
-            pool=name,
-            pg_num=POOL_GROUPS,
-            pgp_num=POOL_GROUPS,
-            pool_type="erasure",
-            erasure_code_profile=profile,
-        )
-        try:
-            self._cluster.command("osd pool application enable", pool=name, app="nos_ec")
-            await_clean(self._cluster)
+        with self._coded_pool("plain", self._details(blocks_pool)["erasure_code_profile"]) as name:
             yield name
-        finally:
-            self._delete_pool(name)
 
     @contextmanager
-    def replicated_pool(self) -> Iterator[str]:
-        """Yield a temporary pool for radosgw. Raises ConfigError if the cluster does not allow pools to be deleted."""
-        name = f"nos-ec-bench-rgw-{os.urandom(4).hex()}"
-        self._cluster.command(
-            "osd pool create", pool=name, pg_num=POOL_GROUPS, pgp_num=POOL_GROUPS, pool_type="replicated"
+    def objects_pool(self, blocks_pool: str, stripe_unit: int) -> Iterator[str]:
+        """Yield a temporary pool like `blocks_pool`, with allow_ec_optimizations, but of this stripe unit in bytes.
+
+        Raises ConfigError as `plain_pool`, and if the cluster does not know allow_ec_optimizations.
+        """
+        like = self._cluster.command(
+            "osd erasure-code-profile get", name=self._details(blocks_pool)["erasure_code_profile"]
         )
+        profile = f"{POOL_PREFIX}{stripe_unit}-{os.urandom(4).hex()}"
+        values = [f"{key}={value}" for key, value in (like | {"stripe_unit": stripe_unit}).items()]
+        self._cluster.command("osd erasure-code-profile set", name=profile, profile=values)
         try:
-            self._cluster.command("osd pool application enable", pool=name, app="rgw")
+            with self._coded_pool(f"objects-{stripe_unit}", profile) as name:
+                self._cluster.command("osd pool set", pool=name, var="allow_ec_optimizations", val="true")
+                yield name
+        finally:
+            with suppress(ConfigError):  # a pool that could not be deleted still uses it: that error names the pool
+                self._cluster.command("osd erasure-code-profile rm", name=profile)
+
+    @contextmanager
+    def replicated_pool(self, purpose: str, application: str) -> Iterator[str]:
+        """Yield a temporary pool of REPLICAS. Raises ConfigError if the cluster does not allow pools to be deleted."""
+        with self._pool(purpose, application, pool_type="replicated", size=REPLICAS) as name:
+            yield name
+
+    def _coded_pool(self, purpose: str, profile: str) -> AbstractContextManager[str]:
+        return self._pool(purpose, "nos_ec", pool_type="erasure", erasure_code_profile=profile)
+
+    @contextmanager
+    def _pool(self, purpose: str, application: str, **arguments: str | int) -> Iterator[str]:
+        name = f"{POOL_PREFIX}{purpose}-{os.urandom(4).hex()}"
+        self._cluster.command("osd pool create", pool=name, pg_num=POOL_GROUPS, pgp_num=POOL_GROUPS, **arguments)
+        try:
+            self._cluster.command("osd pool application enable", pool=name, app=application)
             await_clean(self._cluster)
             yield name
         finally:
@@ -140,14 +155,18 @@ class BenchCluster:
             self._cluster.command("osd pool delete", pool=name, pool2=name, yes_i_really_really_mean_it=True)
         except ConfigError as error:
             raise ConfigError(
-                f"the bench could not delete its pool {name} ({error}): delete it by hand, and use --no-naive on a"
-                " cluster where mon_allow_pool_delete is not set"
+                f"the bench could not delete its pool {name} ({error}): delete it by hand, and use --no-naive or"
+                " --no-pools on a cluster where mon_allow_pool_delete is not set"
             ) from error
 
     def pool_size(self, name: str) -> int:
         """The number of copies, or chunks, that a pool keeps of each object."""
-        details = self._cluster.command("osd pool ls", detail="detail")
-        return next(int(pool["size"]) for pool in details if pool["pool_name"] == name)
+        return int(self._details(name)["size"])
+
+    def _details(self, name: str) -> Mapping[str, Any]:
+        """What the monitors know of a pool."""
+        pools = self._cluster.command("osd pool ls", detail="detail")
+        return next(pool for pool in pools if pool["pool_name"] == name)
 
     # --- counters -------------------------------------------------------------------------------------
     def osd_ports(self) -> list[int]:
@@ -172,13 +191,28 @@ class BenchCluster:
 
     def settled_counters(self) -> OsdCounters:
         """As `counters`, but waits until deleted space is freed: until the allocation is the same twice in a row."""
-        found = self.counters()
-        for _ in range(SETTLE_LOOKS_MAX):
-            time.sleep(SETTLE_S)
-            before, found = found, self.counters()
-            if found.allocated_bytes == before.allocated_bytes:
-                break
-        return found
+        return _settled(self.counters, lambda found: found.allocated_bytes)
+
+    def database_bytes(self) -> int:
+        """Bytes of the RocksDB tables of all OSDs, once they have been compacted."""
+        for osd in self._osds:
+            self._cluster.command_osd(osd, "compact")  # which only begins with it
+        return _settled(self._tables_bytes, lambda found: found)
+
+    def _tables_bytes(self) -> int:
+        files = [file for osd in self._osds for file in self._cluster.command_osd(osd, "bluefs files list")]
+        return sum(file["size"] for file in files if file["name"].endswith(".sst"))
+
+
+def _settled(look: Callable[[], T], figure: Callable[[T], int]) -> T:
+    """Return what `look` finds once its figure is the same twice in a row, or after SETTLE_LOOKS_MAX looks."""
+    found = look()
+    for _ in range(SETTLE_LOOKS_MAX):
+        time.sleep(SETTLE_S)
+        before, found = found, look()
+        if figure(found) == figure(before):
+            break
+    return found
 
 
 def _without_prefix(counters: Mapping[str, Any]) -> dict[str, Any]:

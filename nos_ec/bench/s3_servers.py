@@ -143,7 +143,7 @@ def rados_gateways(
     cluster: BenchCluster, options: RadosOptions, programs: Sequence[str], data_pool: str, folder: Path
 ) -> Iterator[RadosGateways]:
     """Yield a zone that is removed at the end, with everything in it. Raises ConfigError, Transient."""
-    with cluster.replicated_pool() as pool:
+    with cluster.replicated_pool("rgw", "rgw") as pool:
         try:
             yield RadosGateways(options, programs, pool, data_pool, folder)
         finally:

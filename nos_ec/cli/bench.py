@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from nos_ec.bench.bars import GC, PIPELINE, READ, SCAN, Bar, landing_bars, life_bars, missed, s3_bars
+from nos_ec.bench.bars import GC, PIPELINE, READ, SCAN, Bar, landing_bars, life_bars, missed, s3_bars, space_bars
 from nos_ec.bench.collecting import CollectingBench, CollectingOptions, gc_settings
 from nos_ec.bench.landing_only import LandingBench, LandingOptions, round_bytes_max
 from nos_ec.bench.landing_ways import LandingWay, OneByOne, bare_writer
@@ -24,6 +24,7 @@ from nos_ec.bench.reads import ReadBench, ReadOptions
 from nos_ec.bench.s3 import S3Bench, S3Options
 from nos_ec.bench.s3_ways import s3_ways
 from nos_ec.bench.scan import ScanOptions, scan
+from nos_ec.bench.space import DRAWN, SpaceBench, SpaceOptions, pools_of_objects
 from nos_ec.bench.stack import AdminKey, bench_stack, bench_stores, require_servers
 from nos_ec.cli.context import AsJson, context
 from nos_ec.cli.errors import EXIT_BAR_MISSED
@@ -59,6 +60,7 @@ def register(app: typer.Typer) -> None:
     bench_app.command("scan")(scan_command)
     bench_app.command("s3")(s3)
     bench_app.command("gc")(gc_command)
+    bench_app.command("space")(space)
     app.add_typer(bench_app, name="bench")
 
 
@@ -256,6 +258,47 @@ def gc_command(
     _finish(figures, GC if check else (), as_json, lambda: _print_gc(figures))
 
 
+def space(
+    ctx: typer.Context,
+    sizes: Annotated[
+        str | None, typer.Option(help="Sizes of objects, separated by commas, such as 70000,512KiB.")
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="Workloads (docs/PACKING.md), separated by commas, such as W1,W2.")
+    ] = None,
+    bytes_min: Annotated[
+        int,
+        typer.Option(
+            "--bytes", parser=size_option, metavar="SIZE", help="Bytes of the objects of each size or workload."
+        ),
+    ] = 64 << 20,
+    pools: Annotated[
+        bool,
+        typer.Option(help="On Ceph: also measure an object each, in temporary pools: erasure-coded and replicated."),
+    ] = True,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure raw bytes per user byte, by size of the objects. Against the simulation, and against an object each in
+    pools of the same cluster; also on an embedded store. Without --sizes and --workload, it measures some of each."""
+    drawn: list[str | int] = [size_option(word) for word in sizes.split(",")] if sizes else []
+    drawn += [_known(word) for word in workload.split(",")] if workload else []
+    options = SpaceOptions(drawn or DRAWN, bytes_min, seed)
+    settings = landing_settings(context(ctx).settings(), "store")
+    with ExitStack() as stack:
+        tick = stack.enter_context(ticking())
+        stores = stack.enter_context(bench_stores({"space": settings}, AdminKey(admin_user, admin_keyring)))
+        system, instruments = stores.systems["space"], stores.instruments
+        apart = pools and settings.store.backend == "ceph"
+        of_objects = stack.enter_context(pools_of_objects(system, instruments)) if apart else {}
+        figures = SpaceBench(system, instruments, of_objects, options, tick).run()
+    bars = space_bars(figures)
+    _finish(figures, bars if check else (), as_json, lambda: _print_space(figures, bars))
+
+
 def _known(workload: str) -> str:
     """The name of a workload. Raises InvalidInput."""
     if workload not in WORKLOADS:
@@ -429,6 +472,27 @@ def _print_scan(figures: Mapping[str, Any]) -> None:
         for name in ("few_rows", "many_rows")
     }
     facts("producer", rows | {"many over few": f"{figures['many_over_few']:.3f}"})
+
+
+def _print_space(figures: Mapping[str, Any], bars: Sequence[Bar]) -> None:
+    raw = Table(title="Raw bytes per user byte", title_justify="left")
+    ratios = Table(title="Ours over the others", title_justify="left")
+    ways = figures["ways"]
+    for table, columns in ((raw, ("number", *ways, "simulation")), (ratios, ("simulation", "best of each", "bars"))):
+        table.add_column("objects")
+        for column in columns:
+            table.add_column(column, justify="right")
+    for drawn, cell in figures["cells"].items():
+        values = (*cell["raw_bytes_per_user_byte"].values(), cell["simulated_raw_bytes_per_user_byte"])
+        raw.add_row(drawn, f"{cell['objects']:,}", *(f"{value:.3f}" for value in values))
+        over = (_optional(cell.get(name), ".3f") for name in ("ours_over_simulation", "ours_over_each"))
+        of_cell = [bar for bar in bars if bar.figure.startswith(f"cells.{drawn}.")]
+        ratios.add_row(drawn, *over, "not met" if missed(of_cell, figures) else "met")
+    out.print(raw)
+    out.print(ratios)
+    if (database := figures["database_bytes_per_object"]) is not None:
+        by_way = ", ".join(f"{way} {value:,.0f}" for way, value in database.items())
+        out.print(f"bytes of the OSDs' databases per object: {by_way}", markup=False)
 
 
 def _optional(value: float | None, form: str) -> str:

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from nos_ec.cli.app import run
+from nos_ec.core.errors import Transient
 from tests.rig.ceph_cluster import CephCluster
 from tests.rig.dev_servers import MISSING, SCRIPTS, ServerFailed, ServerMissing
 
@@ -22,20 +23,21 @@ pytestmark = pytest.mark.real
 
 SHARDS_OVER_DATA = 11 / 8
 TRIES = 5
+LISTED = ("pool", "erasure-code-profile", "crush rule")
 
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing(ceph: CephCluster, mysql_url: str) -> Any:
-    def pools_and_databases() -> tuple[list[str], list[str]]:
+    def left() -> tuple[list[str], ...]:
         engine = create_engine(mysql_url)
         with engine.connect() as connection:
             databases = sorted(connection.scalars(text("SHOW DATABASES")))
         engine.dispose()
-        return sorted(ceph.admin.command("osd pool ls")), databases
+        return databases, *(sorted(ceph.admin.command(f"osd {what} ls")) for what in LISTED)
 
-    before = pools_and_databases()
+    before = left()
     yield
-    assert pools_and_databases() == before
+    assert left() == before
 
 
 def figures(config: Path, capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -160,3 +162,51 @@ def test_bench_scan(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> No
     rows = ["--few-rows", "10000", "--many-rows", "20000", "--batches", "2"]
     found = figures(stack_config, capfd, "scan", *rows)
     assert found["many_over_few"] == pytest.approx(found["rows_per_s_many"] / found["rows_per_s_few"])
+
+
+@pytest.fixture
+def _optimizations(ceph: CephCluster) -> None:
+    if not ceph.reads_pages():
+        pytest.skip("this Ceph has no allow_ec_optimizations")
+
+
+SPACE = ["--sizes", "16KiB,43700", "--bytes", "4MiB"]
+
+
+@pytest.mark.usefixtures("_optimizations")
+def test_bench_space(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What BlueStore allocates for an object each is known: whole units for the data, and as much for each coding chunk
+    as the longest data chunk of its stripe takes."""
+    found = figures(stack_config, capfd, "space", *SPACE)
+    assert found["ways"] == ["ours", "each_4096", "each_16384", "replicas"]
+    assert found["osds"] >= 11
+    small, odd = (found["cells"][size]["raw_bytes_per_user_byte"] for size in ("16384", "43700"))
+    assert small["each_4096"] == pytest.approx((4 + 3) * 4096 / 16384, rel=0.02)
+    assert small["each_16384"] == pytest.approx((1 + 3) * 16384 / 16384, rel=0.02)
+    assert small["replicas"] == pytest.approx(3, rel=0.02)
+    assert odd["replicas"] == pytest.approx(3 * 45_056 / 43_700, rel=0.02)
+    for cell in found["cells"].values():
+        raw = cell["raw_bytes_per_user_byte"]
+        assert raw["ours"] > SHARDS_OVER_DATA
+        assert 0.98 < cell["ours_over_simulation"] < 1.3, "the last of some 4 stripes may be nearly empty"
+        assert cell["each_least"] == min(raw["each_4096"], raw["each_16384"])
+    assert found["database_bytes_per_object"].keys() == set(found["ways"])
+
+
+def test_bench_space_without_pools(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = figures(stack_config, capfd, "space", *SPACE, "--no-pools")
+    assert (found["ways"], found["database_bytes_per_object"]) == (["ours"], None)
+
+
+@pytest.mark.usefixtures("_optimizations")
+def test_bench_space_removes_what_it_wrote_also_when_it_fails(
+    stack_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pools and profiles are gone, as after every test of this module."""
+
+    def fails(pool: Any, names: list[str], *_: object) -> None:
+        pool.write_full(names[0], b"written before it fails")
+        raise Transient("bench: an operation failed")
+
+    monkeypatch.setattr("nos_ec.bench.space.put_all", fails)
+    assert run(["--config", str(stack_config), "bench", "space", *SPACE]) == 7

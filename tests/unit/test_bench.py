@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import threading
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.bench.bars import PIPELINE, landing_bars, life_bars, missed
+from nos_ec.bench.bars import PIPELINE, landing_bars, life_bars, missed, space_bars
 from nos_ec.bench.callers import call_all
 from nos_ec.bench.figures import Run, percentile, ratio, summary
 from nos_ec.bench.landing import Piece
@@ -20,9 +21,10 @@ from nos_ec.bench.landing_ways import BareFile
 from nos_ec.bench.life import Life, life_figures
 from nos_ec.bench.pipeline import planned, warmed_up
 from nos_ec.bench.processes import Processes, listeners
+from nos_ec.bench.space import drawn_sizes, space_figures
 from nos_ec.bench.stack import ADMIN_KEYRING, AdminKey, admin_options
 from nos_ec.cli.bench import pipeline
-from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.core.errors import ConfigError, InvalidInput, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.streams import read_up_to
@@ -107,6 +109,46 @@ def test_the_floor_reads_every_copy_once_in_the_groups_of_the_packer() -> None:
         assert sum(size for _, _, size in group.reads) < group.stripe_count * geometry.stripe_size
     full = sum(size for _, size in copies) / sum(group.stripe_count * geometry.stripe_size for group in groups)
     assert full > 0.97
+
+
+def test_space_is_measured_with_as_many_objects_as_have_these_bytes() -> None:
+    assert drawn_sizes(300, 1000, random.Random(1), 4096) == [300] * 4
+    assert drawn_sizes(5000, 1000, random.Random(1), 8192) == [5000]
+    drawn = drawn_sizes("W2", 1 << 20, random.Random(1), 1 << 20)
+    assert sum(drawn[:-1]) < 1 << 20 <= sum(drawn)
+    assert len(set(drawn)) > 10
+    assert drawn == drawn_sizes("W2", 1 << 20, random.Random(1), 1 << 20)
+    with pytest.raises(InvalidInput, match="unknown workload"):
+        drawn_sizes("W9", 1000, random.Random(1), 4096)
+
+
+def test_ours_is_compared_with_the_better_of_the_pools_that_take_an_object_each() -> None:
+    raw = {"ours": 1.4, "each_4096": 1.75, "each_16384": 4.0, "replicas": 1.0}
+    found = space_figures([100, 300], raw, 1.25)
+    assert (found["objects"], found["bytes"], found["each_least"]) == (2, 400, 1.75)
+    assert found["ours_over_simulation"] == pytest.approx(1.12)
+    assert found["ours_over_each"] == pytest.approx(0.8)
+    assert "ours_over_each" not in space_figures([100], {"ours": 1.4}, 1.4)
+
+
+@pytest.mark.parametrize(
+    ("ours", "each", "not_met"),
+    [(1.43, 1.375, False), (1.44, 1.375, True), (1.5, 1.45, False), (1.46, 1.46, False), (1.47, 1.46, True)],
+)
+def test_ours_may_take_a_little_more_than_an_object_each_only_where_that_wastes_nothing(
+    ours: float, each: float, not_met: bool
+) -> None:
+    figures = {"cells": {"70000": space_figures([70_000], {"ours": ours, "each_4096": each, "replicas": 3.0}, ours)}}
+    sentences = missed(space_bars(figures), figures)
+    assert len(sentences) == not_met
+    assert all(sentence.startswith("cells.70000.ours_over_each is") for sentence in sentences)
+
+
+def test_ours_must_be_near_its_simulation() -> None:
+    figures = {
+        "cells": {"W1": space_figures([7], {"ours": 1.44}, 1.38), "W2": space_figures([7], {"ours": 1.42}, 1.38)}
+    }
+    assert missed(space_bars(figures), figures) == ["cells.W1.ours_over_simulation is 1.043, the bar is at most 1.03"]
 
 
 def test_cpu_time_is_found_by_the_port_a_process_listens_on() -> None:
