@@ -15,12 +15,12 @@ from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
 from nos_ec.adapters.rados.cluster_waits import await_clean
 from nos_ec.adapters.rados.removal import remove_namespace
 from nos_ec.core.errors import ConfigError, NosError
+from nos_ec.core.raw_cost import REPLICAS
 
 POOL_PREFIX = "nos-ec-bench-"
 """Of the names of temporary pools."""
 POOL_GROUPS = 32
 """Placement groups of the temporary pool, as many as a small development pool has."""
-REPLICAS = 3
 SETTLE_S = 0.5
 SETTLE_LOOKS_MAX = 120
 T = TypeVar("T")
