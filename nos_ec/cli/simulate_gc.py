@@ -199,10 +199,7 @@ def _from_events(path: Path, seed: int, days: float | None, block_bytes: int, la
 
 def _packer(settings: Settings) -> PackerOptions:
     """That of a store with these settings."""
-    consumer = settings.consumer
-    return PackerOptions(
-        settings.geometry.value(), consumer.policy, consumer.window_objects, consumer.split_bytes, consumer.lanes
-    )
+    return PackerOptions(settings.geometry.value(), settings.consumer)
 
 
 def _refuse(ctx: typer.Context, when: str, *names: str) -> None:

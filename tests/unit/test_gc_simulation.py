@@ -18,10 +18,14 @@ from nos_ec.core.gc_policy import Price, SpaceTarget, Threshold
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifetimes import UNKNOWN, ToPack
 from nos_ec.core.packing.packer import size_max
-from nos_ec.core.packing.splits import SPLIT_BYTES
+from nos_ec.settings.sections import ConsumerSettings
 from tests.rig.gc_bars import Bar, measure
 
 SMALL: dict[str, Any] = {"blocks": 60, "block_bytes": 32}
+
+
+def consumer(window: int, lanes: int) -> ConsumerSettings:
+    return ConsumerSettings().model_copy(update={"window_objects": window, "lanes": lanes})
 
 
 @pytest.mark.parametrize(
@@ -243,7 +247,7 @@ def test_senseless_settings_are_refused(wrong: Any) -> None:
 
 def of_a_store(lanes: int, name: str = "D", blocks: int = 60, days: float = 500, **options: Any) -> GcResult:
     geometry = Geometry()
-    packer = PackerOptions(geometry, "best", 100, SPLIT_BYTES, lanes)
+    packer = PackerOptions(geometry, consumer(100, lanes))
     workload = sized(gc_workload(name, 1), "W1", 1, size_max(geometry))
     policy = SpaceTarget(1.3, floor_days=0)
     return simulate_gc(
@@ -268,7 +272,7 @@ def test_each_lane_fills_a_block_with_objects_that_follow_each_other(lanes: int)
     geometry = Geometry()
     objects = Objects()
     objects.buckets = ["a"]
-    packer = PackerOptions(geometry, "best", 20, SPLIT_BYTES, lanes)
+    packer = PackerOptions(geometry, consumer(20, lanes))
     options = GcOptions(
         SpaceTarget(1.1, floor_days=0), streams=1, blocks=10, block_bytes=geometry.block_size, packer=packer
     )
@@ -281,7 +285,7 @@ def test_each_lane_fills_a_block_with_objects_that_follow_each_other(lanes: int)
     sealed = [blocks._members[block] for block in blocks._sealed_at]
     assert len(sealed) >= 6
     for members in sealed:
-        assert max(members) - min(members) < len(members) + 2 * packer.window_objects
+        assert max(members) - min(members) < len(members) + 2 * packer.consumer.window_objects
 
 
 def test_the_books_of_the_packer_of_a_store() -> None:
@@ -291,7 +295,7 @@ def test_the_books_of_the_packer_of_a_store() -> None:
     objects, dead = Objects(), bytearray()
     objects.buckets = ["a", "b"]
     policy = SpaceTarget(1.1, floor_days=0)
-    packer = PackerOptions(geometry, "best", 50, SPLIT_BYTES, 3)
+    packer = PackerOptions(geometry, consumer(50, 3))
     options = GcOptions(policy, streams=2, blocks=10, block_bytes=geometry.block_size, packer=packer)
     blocks = Blocks(objects, dead, options)
     for step in range(120):
@@ -321,7 +325,7 @@ def test_the_books_of_the_packer_of_a_store() -> None:
 
 @pytest.mark.parametrize(("streams", "buckets"), [(1, {"a", "b"}), (4, {"a"})])
 def test_the_packer_of_a_store_with_one_stream_sorts_nothing(streams: int, buckets: set[str]) -> None:
-    packer = StorePacker(PackerOptions(Geometry(), "best", 50, SPLIT_BYTES, 1), streams)
+    packer = StorePacker(PackerOptions(Geometry(), consumer(50, 1)), streams)
     objects = [(ToPack(0, "ab"[n % 2], "", n, n), 300_000) for n in range(200)]
     first = next(packer.fresh(objects))
     assert {one.candidate.payload.bucket for one in first.placed} == buckets

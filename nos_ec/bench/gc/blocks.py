@@ -146,7 +146,7 @@ class Blocks:
         """Which lane of a consumer writes a fresh group: each gets a run of groups that fills a block."""
         handed_out = self._handed_out[plan.stream]
         self._handed_out[plan.stream] += plan.stripe_count
-        return handed_out // options.geometry.stripes_per_block % options.lanes
+        return handed_out // options.geometry.stripes_per_block % options.consumer.lanes
 
     def _put(self, block: int, number: int, size: int) -> None:
         """Add an object to a block, living or dead."""

@@ -14,35 +14,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from nos_ec.bench.simulate import KEY_BYTES, groups_ready
-from nos_ec.composition.packing import GC_GATHERED_MAX, NO_DEADLINE_MS
+from nos_ec.composition.packing import GC_GATHERED_MAX, NO_DEADLINE_MS, new_merge_list
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import NAME_RECORD_FIXED
 from nos_ec.core.lifetimes import ToPack
-from nos_ec.core.packing.merge_list import merge_list
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
 from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, StreamOptions
+from nos_ec.settings.sections import ConsumerSettings
 
 _NOW_MS = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PackerOptions:
-    """policy, window_objects, split_bytes: of the merge lists. lanes: of a consumer."""
+    """consumer: whose merge lists and lanes these are."""
 
     geometry: Geometry
-    policy: str
-    window_objects: int
-    split_bytes: int
-    lanes: int
+    consumer: ConsumerSettings
 
     @property
     def figures(self) -> dict[str, Any]:
         """What it is, for people and programs."""
+        consumer = self.consumer
         return {
-            "policy": self.policy,
-            "window": self.window_objects,
-            "split_bytes": self.split_bytes,
-            "lanes": self.lanes,
+            "policy": consumer.policy,
+            "window": consumer.window_objects,
+            "split_bytes": consumer.split_bytes,
+            "lanes": consumer.lanes,
         }
 
 
@@ -53,7 +51,7 @@ class StorePacker:
         self._options = options
         self._streams = streams
         self._rng = random.Random(0)
-        self._fresh = self._new_list(GATHERED_WINDOWS * options.window_objects)
+        self._fresh = self._new_list(GATHERED_WINDOWS * options.consumer.window_objects)
 
     def fresh(self, objects: Iterable[tuple[ToPack[int], int]]) -> Iterator[GroupPlan[ToPack[int]]]:
         """Add fresh objects to those that wait. Yields the groups that are ready."""
@@ -64,7 +62,7 @@ class StorePacker:
         return _groups(self._new_list(GC_GATHERED_MAX), objects, flush=True)
 
     def _new_list(self, gathered_max: int) -> MergeList[ToPack[int]]:
-        window = self._options.window_objects
+        window = self._options.consumer.window_objects
         if self._streams == 1:
             return self._plain(window)
         options = StreamOptions(self._streams, gathered_max, None, stream_bytes_min=0)
@@ -72,9 +70,7 @@ class StorePacker:
 
     def _plain(self, window: int) -> MergeList[ToPack[int]]:
         options = self._options
-        return merge_list(
-            options.policy, options.geometry, window, NO_DEADLINE_MS, self._rng, split_bytes=options.split_bytes
-        )
+        return new_merge_list(options.consumer, options.geometry, NO_DEADLINE_MS, self._rng, window=window)
 
 
 def _groups(
