@@ -20,7 +20,7 @@ MEAN_MIN = 0.6
 """Share of the price. W1 with a window of 30 was seen to leave half of the default price on average."""
 _MEMORY_GAPS = 1000
 """Gaps that the mean is taken over, about."""
-_PRIOR_GAPS = 32
+_PRIOR_GAPS = 64
 """The mean begins as if so many chunks had been filled up."""
 
 
