@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class ConsumerCounters:
-    """What this consumer has done since it started."""
+    """What this consumer has done since it started. split: objects in one chunk more than the fewest possible. The
+    empty bytes are those of the stripes written that hold no object (core/empty_bytes.py)."""
 
     messages: int = 0
     stale: int = 0
@@ -20,4 +21,8 @@ class ConsumerCounters:
     given_up: int = 0
     groups: int = 0
     stripes: int = 0
+    split: int = 0
+    empty_front_bytes: int = 0
+    empty_gap_bytes: int = 0
+    empty_end_bytes: int = 0
     offsets_committed: int = 0

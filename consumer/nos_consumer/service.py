@@ -391,6 +391,10 @@ class ConsumerService:
         counters.failed += len(result.failed)
         counters.retried += len(result.retry) + len(result.unread)
         counters.stripes += result.stripe_count
+        counters.split += result.split_objects
+        counters.empty_front_bytes += result.empty.front
+        counters.empty_gap_bytes += result.empty.gap
+        counters.empty_end_bytes += result.empty.end
         counters.groups += result.stripe_count > 0
 
     # --- rebalancing --------------------------------------------------------------------------------

@@ -15,11 +15,12 @@ the appends take effect in the end, each group is committed once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event
 
 import structlog
 
+from nos_ec.core.empty_bytes import EmptyBytes, empty_bytes
 from nos_ec.core.errors import Blocklisted, Conflict, Corrupt, LeaseLost, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
@@ -68,7 +69,7 @@ class WriteResult:
     do. failed: their sources are missing or damaged; packing them again will not help. unread: their sources cannot be
     read now, which says nothing about other objects. retry: nothing is wrong with them; they are to be planned again.
     `cause`: why the group was not written; None if so many sources were lost that writing did not pay. A new plan can
-    then be made at once.
+    then be made at once. empty: where the stripes written hold no object. split_objects: of the plan.
     """
 
     packed: Sequence[Packable] = ()
@@ -78,6 +79,8 @@ class WriteResult:
     retry: Sequence[Packable] = ()
     cause: NosError | None = None
     stripe_count: int = 0
+    empty: EmptyBytes = field(default_factory=EmptyBytes)
+    split_objects: int = 0
 
 
 STREAM_IDLE_MS = 3_600_000
@@ -159,6 +162,14 @@ class StripeWriter:
             unread=unread,
             retry=[],
             stripe_count=plan.stripe_count,
+            empty=empty_bytes(
+                self._blocks.geometry,
+                plan.stripe_count,
+                items[0][1].offset,
+                items[-1][1].offset + len(items[-1][1].data),
+                bytes_left,
+            ),
+            split_objects=plan.split_objects,
         )
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from nos_ec.monitoring import lifecycle_metrics as of_lifecycle
 from nos_ec.monitoring import metrics as m
 from nos_ec.monitoring import scrub_metrics as of_scrub
 from nos_ec.monitoring import shard_metrics as of_shards
+from nos_ec.monitoring import space_metrics as of_space
 from nos_ec.monitoring import trash_metrics as of_trash
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.ports.metadata import Metadata
@@ -44,6 +45,10 @@ def gc_counts(counters: GcCounters) -> Iterator[Sample]:
     yield Sample(m.GC_MOVED_OBJECTS, collected.objects_moved)
     yield Sample(m.GC_MOVED_BYTES, collected.bytes_moved)
     yield Sample(m.GC_STRIPES_WRITTEN, collected.stripes_written)
+    yield Sample(of_space.GC_SPLIT_OBJECTS, collected.objects_split)
+    yield Sample(of_space.GC_EMPTY_BYTES, collected.empty_front_bytes, ("front",))
+    yield Sample(of_space.GC_EMPTY_BYTES, collected.empty_gap_bytes, ("gap",))
+    yield Sample(of_space.GC_EMPTY_BYTES, collected.empty_end_bytes, ("end",))
     yield Sample(m.GC_BLOCKS_PARKED, collected.blocks_parked)
     yield Sample(m.GC_UNREADABLE, collected.unreadable_objects)
     yield Sample(of_trash.GC_EXPIRED_OBJECTS, collected.expired_objects)

@@ -46,7 +46,7 @@ SHARD_READS = _counter(
     "shard_reads",
     _ALL,
     "Shard reads issued by this process.",
-    "Per object read this should be near 1 while most objects are smaller than a chunk.",
+    "Per object read this should be near 1 while most objects are smaller than a chunk and few are split.",
 )
 SHARD_READ_BYTES = _counter(
     "shard_read_bytes", _ALL, "Bytes returned by shard reads.", "Compare it with the throughput of your disks."
@@ -211,7 +211,8 @@ WRITTEN_UTILISATION = _gauge(
     (CONSUMER,),
     "Packed bytes / written bytes since the process started.",
     "Expect 0.98 or more. If lower, consumer.linger_ms or window_objects is too small for the arrival rate, or the"
-    " object sizes do not allow more (check with `nos-ec simulate packing --sizes`).",
+    " object sizes do not allow more (check with `nos-ec simulate packing --sizes`). nos_ec_consumer_empty_bytes_total"
+    " says where the rest is.",
 )
 MERGE_LIST_OBJECTS = _gauge(
     "consumer_merge_list_objects",
@@ -442,7 +443,8 @@ STORE_OVERHEAD_BYTES = _gauge(
     "store_overhead_bytes",
     STORE,
     "Bytes of headers, names and padding in blocks.",
-    "Expect one or two percent of all bytes.",
+    "Expect one or two percent of all bytes, more where sizes do not fit each other: see"
+    " `nos_ec_store_raw_bytes_per_live_byte`.",
 )
 STORE_UTILISATION = _gauge(
     "store_utilisation_ratio",

@@ -1,5 +1,5 @@
-"""The metrics of the space that landing copies have, of the target of space, which GC keeps a store within, and of the
-streams that help it."""
+"""The metrics of the space that landing copies have, of the target of space, which GC keeps a store within, of the
+streams that help it, and of what stripes leave empty."""
 
 from __future__ import annotations
 
@@ -38,6 +38,35 @@ STREAM_BYTES = _counter(
     "Bytes of the objects taken up for packing, by the stream of their expected lifetime; 0 is the shortest-lived.",
     "All in the last stream: nothing is known to die soon, as in a new store.",
     "stream",
+)
+SPLIT_OBJECTS = _counter(
+    "consumer_split_objects",
+    (CONSUMER,),
+    "Objects written across one chunk border more than their size needs, so that a read takes one more shard read.",
+    "Divide by the packed and superseded objects. If it is more than the disks have reads to spare for, raise"
+    " consumer.split_bytes.",
+)
+EMPTY_BYTES = _counter(
+    "consumer_empty_bytes",
+    (CONSUMER,),
+    "Bytes of the stripes written that hold no object, by reason. front: header, names and the rest before the first"
+    " object. gap: between objects, and in the last chunk with one. end: chunks after it.",
+    "Divide by `nos_ec_consumer_written_bytes_total`. Many in gaps: lower consumer.split_bytes. Many at the end:"
+    " too few objects wait, or their sizes do not fit a group. Many in front: objects are tiny, or few share a group.",
+    "reason",
+)
+GC_SPLIT_OBJECTS = _counter(
+    "gc_split_objects",
+    STORE,
+    "Live objects rewritten across one chunk border more than their size needs.",
+    "As `nos_ec_consumer_split_objects_total`, divided by `nos_ec_gc_moved_objects_total`.",
+)
+GC_EMPTY_BYTES = _counter(
+    "gc_empty_bytes",
+    STORE,
+    "Bytes of the stripes that GC wrote that hold no object, by reason as in `nos_ec_consumer_empty_bytes_total`.",
+    "Many at the end: the runs rewrite too little at a time to fill groups.",
+    "reason",
 )
 
 STORE_RAW_BYTES_PER_LIVE_BYTE = _gauge(

@@ -108,6 +108,8 @@ def test_a_group_is_written(writer: Writer) -> None:
     result = writer.writer.write(writer.plan(20))
     assert len(result.packed) == 20
     assert (result.superseded, result.failed, result.retry, result.cause) == ([], [], [], None)
+    overhead = writer.system.metadata.totals().overhead_bytes
+    assert result.empty.front + result.empty.gap + result.empty.end == overhead
     writer.bench.assert_readable(writer.system)
     _finish(writer)
 
@@ -365,6 +367,9 @@ def test_a_source_that_cannot_be_read_now_is_returned_alone(writer: Writer) -> N
     writer.landing.before["read_range"] = [Transient("away")]
     result = writer.writer.write(plan)
     assert (len(result.packed), len(result.unread), result.cause) == (19, 1, None)
+    empty, written = result.empty, result.stripe_count * writer.system.geometry.stripe_size
+    packed = sum(packable.size for packable in result.packed)
+    assert empty.front + empty.gap + empty.end + packed == written, "what is not there leaves a gap"
     _finish(writer)
 
 

@@ -22,6 +22,7 @@ class CollectionResult:
     """Totals of one run; bytes are in data space.
 
     `unreadable` and `parked` name the first few of `unreadable_objects` and `blocks_parked`, each with the reason.
+    The empty bytes are those of the stripes written that hold no object (core/empty_bytes.py).
     """
 
     blocks_examined: int = 0
@@ -33,6 +34,10 @@ class CollectionResult:
     objects_moved: int = 0
     bytes_moved: int = 0
     stripes_written: int = 0
+    objects_split: int = 0
+    empty_front_bytes: int = 0
+    empty_gap_bytes: int = 0
+    empty_end_bytes: int = 0
     unreadable_objects: int = 0
     blocks_parked: int = 0
     expired_objects: int = 0
@@ -123,6 +128,10 @@ class Progress:
             objects_moved=before.objects_moved + len(written.packed),
             bytes_moved=before.bytes_moved + sum(packable.size for packable in written.packed),
             stripes_written=before.stripes_written + written.stripe_count,
+            objects_split=before.objects_split + written.split_objects,
+            empty_front_bytes=before.empty_front_bytes + written.empty.front,
+            empty_gap_bytes=before.empty_gap_bytes + written.empty.gap,
+            empty_end_bytes=before.empty_end_bytes + written.empty.end,
         )
 
     def ended(self, store: StoredBytes, target: float | None, behind: Behind | None) -> None:

@@ -1,0 +1,107 @@
+"""Objects of 70,000 bytes, of which a chunk of 128 KiB holds one whole: what counters, `explain` and `status` say of
+those that go on in the next chunk, and of what stays empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nos_consumer.assemble import consumer_service
+from nos_consumer.samples import consumer_samples
+from nos_ec.composition.wiring import System, initialise
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import ObjectKey
+from nos_ec.monitoring import space_metrics as of_space
+from nos_ec.monitoring.exposition import Sample
+from nos_ec.monitoring.gc_samples import gc_counts
+from nos_ec.monitoring.metric import Metric
+from nos_ec.ports.metadata import ObjectRow
+from nos_gc.assemble import gc_service
+
+from .conftest import STORE_CONFIG, Bench
+from .test_gc import configure
+
+CHUNK, STRIPE, SIZE = 128 * 1024, 1024 * 1024, 70_000
+WIDE_CONFIG = STORE_CONFIG.replace("chunk_size = 16384\n", "")
+"""With the default chunks."""
+NEVER = f"split_bytes = {CHUNK}"
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Bench:
+    made = Bench(tmp_path, WIDE_CONFIG)
+    initialise(made.settings())
+    return made
+
+
+@pytest.fixture
+def opened(wide: Bench) -> Iterator[System]:
+    with wide.open() as system:
+        yield system
+
+
+def put_equal(bench: Bench, system: System, count: int = 120) -> list[ObjectKey]:
+    keys = [bench.put(system, f"{number:04}", bench.data(SIZE)) for number in range(count)]
+    bench.produce(system)
+    return keys
+
+
+def touched(geometry: Geometry, row: ObjectRow) -> int:
+    assert row.extent is not None
+    return geometry.chunks_touched(row.extent.offset, row.size)
+
+
+def value(samples: list[Sample], metric: Metric, *labels: str) -> float:
+    (found,) = [one.value for one in samples if one.metric is metric and one.labels == labels]
+    assert isinstance(found, int | float)
+    return found
+
+
+def empty(samples: list[Sample], metric: Metric) -> list[float]:
+    return [value(samples, metric, reason) for reason in ("front", "gap", "end")]
+
+
+@pytest.mark.parametrize("price", ["split_bytes = 0", "", NEVER])
+def test_a_consumer_counts_splits_and_empty_bytes(wide: Bench, price: str) -> None:
+    if price:
+        configure(wide, "consumer", price)
+    with wide.open() as system:
+        keys = put_equal(wide, system)
+        with consumer_service(system) as consumer:
+            consumer.drain(make_room=lambda: False)
+            samples = list(consumer_samples(consumer, system.geometry, 0))
+            counters = consumer.counters
+        assert counters.packed == len(keys)
+        rows = [system.metadata.get(key) for key in keys]
+        split = sum(touched(system.geometry, row) == 2 for row in rows)
+        assert value(samples, of_space.SPLIT_OBJECTS) == split
+        assert (split > len(keys) // 3) == (price != NEVER)
+        assert (split == 0) == (price == NEVER)
+        front, gap, end = empty(samples, of_space.EMPTY_BYTES)
+        assert front + gap + end == counters.stripes * STRIPE - counters.packed_bytes
+        assert front > 4096 * counters.groups
+        assert end % CHUNK == 0
+        if price == NEVER:
+            assert gap > 0.4 * counters.stripes * STRIPE
+        wide.assert_readable(system)
+        wide.assert_balanced(system)
+
+
+def test_gc_counts_splits_and_empty_bytes(wide: Bench) -> None:
+    configure(wide, "gc", "hole_ratio_min = 0.3")
+    with wide.open() as system:
+        keys = put_equal(wide, system)
+        wide.consume(system)
+        for key in keys[::2]:
+            wide.delete(system, key)
+        gc = gc_service(system)
+        result = gc.run_once()
+        samples = list(gc_counts(gc.counters))
+        assert result.objects_moved > 20
+        front, gap, end = empty(samples, of_space.GC_EMPTY_BYTES)
+        assert front + gap + end == result.stripes_written * STRIPE - result.bytes_moved
+        assert min(front, gap) > 0
+        assert value(samples, of_space.GC_SPLIT_OBJECTS) == result.objects_split > 0
+        wide.assert_readable(system)
