@@ -12,6 +12,8 @@ Count = Annotated[int, Field(ge=0)]
 UnixMs = Annotated[int, Field(ge=0)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 
+EXAMPLE_BLOCK_ID = "019a2f3c5d7e8f90a1b2c3d4e5f60718"
+
 
 def example(**values: Any) -> ConfigDict:
     """The configuration of an answer with this example."""

@@ -11,6 +11,8 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from nos_ec import __version__
 from nos_ec.api import models, problems
 from nos_ec.api.access import Token
+from nos_ec.api.answer import EXAMPLE_BLOCK_ID
+from nos_ec.api.explain_models import BlockExplanationModel, ObjectExplanationModel
 from nos_ec.api.host_check import LoopbackHosts
 from nos_ec.api.readings import PAGE_MAX, Readings
 from nos_ec.api.request_limit import REQUESTS_MAX, RequestLimit
@@ -21,13 +23,12 @@ from nos_ec.monitoring.health import Answer
 from nos_ec.monitoring.monitor import Monitor
 
 _BLOCK_PATTERN = "^[0-9a-f]{32}$"
-_BLOCK_EXAMPLE = "019a2f3c5d7e8f90a1b2c3d4e5f60718"
 
 Credentials = Annotated[
     HTTPAuthorizationCredentials | None,
     Depends(HTTPBearer(auto_error=False, description="The token of api.token or api.token_file.")),
 ]
-BlockName = Annotated[str, Path(pattern=_BLOCK_PATTERN, examples=[_BLOCK_EXAMPLE])]
+BlockName = Annotated[str, Path(pattern=_BLOCK_PATTERN, examples=[EXAMPLE_BLOCK_ID])]
 BucketName = Annotated[str, Query(min_length=1, max_length=BUCKET_BYTES_MAX, examples=["photos"])]
 ObjectName = Annotated[str, Query(min_length=1, max_length=NAME_BYTES_MAX, examples=["2026/a.jpg"])]
 Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Maximum number of entries in the page.")]
@@ -150,7 +151,7 @@ def _add_store(app: FastAPI, readings: Readings, token: Token | None) -> None:
     @app.get(
         "/v1/object/explanation", tags=["store"], dependencies=guard, responses=_responses(token, 400, 404, 422, 503)
     )
-    def explain_object(bucket: BucketName, name: ObjectName) -> models.ObjectExplanationModel:
+    def explain_object(bucket: BucketName, name: ObjectName) -> ObjectExplanationModel:
         """Why an object is where it is, and what happens next. Reads the landing copy of an object that waits."""
         return readings.explain_object(ObjectKey(bucket, name))
 
@@ -182,7 +183,7 @@ def _add_blocks(app: FastAPI, readings: Readings, token: Token | None) -> None:
         dependencies=guard,
         responses=_responses(token, 404, 422, 503),
     )
-    def explain_block(block: BlockName) -> models.BlockExplanationModel:
+    def explain_block(block: BlockName) -> BlockExplanationModel:
         """Why a block is not collected, and what GC would do with it."""
         return readings.explain_block(_block_id(block))
 

@@ -5,10 +5,9 @@ Ids of blocks and landing copies are 32 hexadecimal digits. Ratios are from 0 to
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
+from nos_ec.api.answer import EXAMPLE_BLOCK_ID as _BLOCK
 from nos_ec.api.answer import Answer as _Answer
 from nos_ec.api.answer import Bytes, Count, HexId, Ratio, UnixMs
 from nos_ec.api.answer import example as _example
@@ -16,12 +15,8 @@ from nos_ec.api.cost_models import Cost
 from nos_ec.core.gc_policy import Behind
 from nos_ec.core.geometry import STRIPES_PER_BLOCK_MAX
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
-from nos_ec.engine.explain.block_reasons import BlockReason
-from nos_ec.engine.explain.object_reasons import ObjectReason
 from nos_ec.monitoring.health import HIDDEN
 from nos_ec.ports.metadata import WaitReason
-
-_BLOCK = "019a2f3c5d7e8f90a1b2c3d4e5f60718"
 
 
 class Problem(_Answer):
@@ -349,173 +344,6 @@ class ObjectDetail(_Answer):
     landing: HexId | None
     places: list[Place] = Field(max_length=1000, description="In order; more than one for a large object.")
     places_left_out: Count = Field(description="Number of further places of a very large object.")
-
-
-class LandingCopy(_Answer):
-    """A landing copy. `medium`: in the landing store, or in the landing log, whose segment it lies in. `queued`: it is
-    in the deletion queue, from which it may be taken at `delete_after_ms`. `doomed`: its packed bytes are verified."""
-
-    landing: HexId
-    medium: Literal["store", "log"]
-    segment: str | None = Field(pattern="^[0-9a-f]{16}$")
-    segment_state: SegmentState | None = Field(description="null: the segment was given back.")
-    segment_opened_ms: UnixMs | None
-    segment_sealed_ms: UnixMs | None
-    segment_bytes: Bytes | None
-    queued: bool
-    delete_after_ms: UnixMs | None
-    doomed: bool
-    readable: bool | None = Field(description="Whether its bytes are good; null: not tried, or no answer.")
-    problem: str | None = Field(description="What reading it failed with.")
-
-
-class PartitionHolder(_Answer):
-    """A partition of the message log, and the consumer that owns it; null: nobody does, or it is not known."""
-
-    partition: Count
-    member: str | None
-
-
-class PublishingModel(_Answer):
-    """How an object that waits gets to the consumers."""
-
-    slot: Count
-    slot_held_until_ms: UnixMs | None = Field(description="End of a producer's lease on the slot; null: nobody has it.")
-    producers: list[str] = Field(description="Producer daemons that are alive.")
-    due_ms: UnixMs | None = Field(description="When the producer looks at it next; null: damaged metadata.")
-    published_ms: UnixMs | None = Field(description="Latest time of its event; null: it has none in the message log.")
-    spread: bool = Field(description="Whether its event can be in any partition.")
-    holders: list[PartitionHolder] = Field(description="The partitions in which its event can be.")
-    members_known: bool = Field(description="Whether the message log was asked for the members, and answered.")
-    passed_ms: UnixMs | None = Field(description="No event from before that time waits there.")
-
-
-class PlaceInBlock(_Answer):
-    """A range of bytes in a block."""
-
-    block: HexId
-    offset: Bytes
-    length: Bytes
-
-
-class BlockOfObject(_Answer):
-    """The block of a packed object."""
-
-    block: HexId
-    kind: BlockKind
-    state: BlockState
-    writer: str
-    created_ms: UnixMs
-
-
-class PartsOfObject(_Answer):
-    """The parts of a composed object: how many it has, how many of its upload are there, and in which states."""
-
-    parts: Count
-    there: Count
-    landed: Count
-    queued: Count
-    packed: Count
-    large: Count
-    waiting: str | None = Field(description="The first that is not packed, as BUCKET/NAME.")
-
-
-class ObjectExplanationModel(_Answer):
-    """Why an object is where it is, like `nos-ec explain`. docs/OPERATIONS.md lists the reasons."""
-
-    model_config = _example(
-        bucket="photos", name="2026/a.jpg", version=1763700000000000, size=65536, state="queued",
-        created_ms=1763700000000, age_ms=188000, reason="no_consumer",
-        why="Its event was published 3 min 6 s ago (2025-11-21T04:40:02+00:00), and waits in partition 1, which no"
-        " consumer holds.",
-        next="Nothing happens until a consumer runs.",
-        advice="Start `nos-ec consumer`. One that has just started takes its partitions within seconds.",
-        next_ms=None,
-        publishing={"slot": 4, "slot_held_until_ms": 1763700240000, "producers": ["producer-host1-812-5d1c02aa"],
-                    "due_ms": 1763700588000, "published_ms": 1763700002000, "spread": False,
-                    "holders": [{"partition": 1, "member": None}], "members_known": True,
-                    "passed_ms": 1763700001000},
-        landing_copy={"landing": "81a2083f576604000000020070d38030", "medium": "log", "segment": "81a2083f57660400",
-                      "segment_state": "sealed", "segment_opened_ms": 1763700000000,
-                      "segment_sealed_ms": 1763700060000, "segment_bytes": 1515520, "queued": False,
-                      "delete_after_ms": None, "doomed": False, "readable": True, "problem": None},
-        places=[], places_left_out=0, block=None, half_life_days=41.5, stream=2, its_parts=None, unknown=[],
-        explained_ms=1763700188000,
-    )  # fmt: skip
-    bucket: str
-    name: str
-    version: int
-    size: Bytes
-    state: ObjectState
-    created_ms: UnixMs
-    age_ms: Count
-    reason: ObjectReason
-    why: str
-    next: str
-    advice: str | None = Field(description="What to do if it is stuck; null: nothing.")
-    next_ms: UnixMs | None = Field(description="When the next thing happens, if a time decides that.")
-    publishing: PublishingModel | None = Field(description="Of an object that waits to be packed.")
-    landing_copy: LandingCopy | None
-    places: list[PlaceInBlock] = Field(max_length=1000)
-    places_left_out: Count
-    block: BlockOfObject | None = Field(description="Of a packed object.")
-    half_life_days: float | None = Field(
-        description="Days until half of the objects of this bucket and age are expected to be dead; very many while"
-        " little is known. Null for large and empty objects, and with gc.streams = 1."
-    )
-    stream: int | None = Field(description="The stream that it belongs to; 0 is the shortest-lived.")
-    its_parts: PartsOfObject | None = Field(
-        description="Of an object that an S3 client stored in parts; all else is about the list of them."
-    )
-    unknown: list[str] = Field(description="Questions that nobody answered, with the reason.")
-    explained_ms: UnixMs
-
-
-class BlockExplanationModel(_Answer):
-    """Why a block is not collected, like `nos-ec explain`. docs/OPERATIONS.md lists the reasons."""
-
-    model_config = _example(
-        block=_BLOCK, kind="fresh", state="condemned", writer="consumer-host2-4711-b4bb95ac", epoch=19,
-        writer_until_ms=None, stripes=32, size_bytes=33554432, live_bytes=0, dead_bytes=31457280,
-        overhead_bytes=2097152, live_objects=0, hole_ratio=1.0, waste_ratio=1.0, waste_ratio_min=0.75,
-        created_ms=1763600000000, sealed_ms=1763600500000, delete_after_ms=1763700600000, grace_ms=412000,
-        gc_not_before_ms=None, gc_failures=0, gc_runs=False, stripes_needed=None, would_collect=False,
-        reason="condemned",
-        why="It is emptied: no object is in it. It is kept for gc.block_grace_ms, for reads that began before.",
-        next="The first GC run after its grace period, which ends in 6 min 52 s (2025-11-21T04:50:00+00:00), deletes"
-        " it. When space is short, a run deletes it sooner (gc.block_grace_ms_min).",
-        advice=None, next_ms=1763700600000, explained_ms=1763700188000,
-    )  # fmt: skip
-    block: HexId
-    kind: BlockKind
-    state: BlockState
-    writer: str
-    epoch: int
-    writer_until_ms: UnixMs | None = Field(description="End of its writer's lease; null: it is over.")
-    stripes: Count
-    size_bytes: Bytes
-    live_bytes: Bytes
-    dead_bytes: Bytes
-    overhead_bytes: Bytes
-    live_objects: Count
-    hole_ratio: Ratio
-    waste_ratio: Ratio
-    waste_ratio_min: Ratio = Field(description="gc.hole_ratio_min.")
-    created_ms: UnixMs
-    sealed_ms: UnixMs | None
-    delete_after_ms: UnixMs | None
-    grace_ms: Count | None = Field(description="What is left of its grace period, if it is condemned.")
-    gc_not_before_ms: UnixMs | None = Field(description="GC leaves it alone until then.")
-    gc_failures: Count
-    gc_runs: bool = Field(description="Whether a GC run is at work.")
-    stripes_needed: float | None = Field(ge=0, description="What the objects of a candidate need at least.")
-    would_collect: bool | None = Field(description="Whether a run now would collect it; null: not known.")
-    reason: BlockReason
-    why: str
-    next: str
-    advice: str | None = Field(description="What to do if it is stuck; null: nothing.")
-    next_ms: UnixMs | None = Field(description="When the next thing happens, if a time decides that.")
-    explained_ms: UnixMs
 
 
 class GcBlock(_Answer):

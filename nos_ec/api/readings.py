@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from nos_ec.api import models
 from nos_ec.api.cost_models import Cost
+from nos_ec.api.explain_models import BlockExplanationModel, ObjectExplanationModel
 from nos_ec.composition.explaining import block_explainer, object_explainer
 from nos_ec.composition.wiring import System
 from nos_ec.core.gc_policy import Behind
@@ -194,13 +195,13 @@ class Readings:
         )
 
     # --- explanations -----------------------------------------------------------------------------
-    def explain_object(self, key: ObjectKey) -> models.ObjectExplanationModel:
+    def explain_object(self, key: ObjectKey) -> ObjectExplanationModel:
         """Why an object is where it is. Raises NotFound, Transient."""
-        return models.ObjectExplanationModel(**asdict(object_explainer(self._system).explain(key)))
+        return ObjectExplanationModel(**asdict(object_explainer(self._system).explain(key)))
 
-    def explain_block(self, block_id: BlockId) -> models.BlockExplanationModel:
+    def explain_block(self, block_id: BlockId) -> BlockExplanationModel:
         """Why a block is not collected. Raises NotFound, Transient."""
-        return models.BlockExplanationModel(**asdict(block_explainer(self._system).explain(block_id)))
+        return BlockExplanationModel(**asdict(block_explainer(self._system).explain(block_id)))
 
     def _place(self, extent: Extent) -> models.Place:
         return models.Place(

@@ -10,6 +10,7 @@ import pytest
 
 from nos_consumer.assemble import consumer_service
 from nos_consumer.samples import consumer_samples
+from nos_ec.composition.explaining import object_explainer
 from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import ObjectKey
@@ -21,6 +22,7 @@ from nos_ec.ports.metadata import ObjectRow
 from nos_gc.assemble import gc_service
 
 from .conftest import STORE_CONFIG, Bench
+from .test_cli import Cli
 from .test_gc import configure
 
 CHUNK, STRIPE, SIZE = 128 * 1024, 1024 * 1024, 70_000
@@ -105,3 +107,38 @@ def test_gc_counts_splits_and_empty_bytes(wide: Bench) -> None:
         assert min(front, gap) > 0
         assert value(samples, of_space.GC_SPLIT_OBJECTS) == result.objects_split > 0
         wide.assert_readable(system)
+
+
+def test_explain_says_that_an_object_is_split(wide: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    with wide.open() as system:
+        keys = put_equal(wide, system)
+        wide.consume(system)
+        rows = [system.metadata.get(key) for key in keys]
+        of_chunks = {touched(system.geometry, row): row.key for row in rows}
+        assert set(of_chunks) == {1, 2}
+    cli = Cli(wide, capfd)
+    whole, split = cli("explain", str(of_chunks[1])), cli("explain", str(of_chunks[2]))
+    assert (whole["chunks"], whole["chunks_min"]) == (1, 1)
+    assert (split["chunks"], split["chunks_min"]) == (2, 1)
+    assert cli("stat", str(of_chunks[2]))["location"]["chunks"] == 2
+    assert "split" not in whole["why"]
+    for words in ("It is split", "2 chunks where 1 could hold it", "consumer.split_bytes", "docs/PACKING.md"):
+        assert words in split["why"]
+    shown = wide.run("explain", str(of_chunks[2])).stdout.decode()
+    assert "2, split: 1 could hold it; a read of it takes 2 shard reads" in " ".join(shown.split())
+    shown = wide.run("explain", str(of_chunks[1])).stdout.decode()
+    assert "1, the fewest possible; a read of it takes 1 shard read" in " ".join(shown.split())
+
+
+def test_explain_of_objects_that_are_not_split(wide: Bench, opened: System) -> None:
+    wide_one = wide.put(opened, "three chunks", wide.data(3 * CHUNK - 9000))
+    landed = wide.put(opened, "landed", wide.data(10))
+    wide.produce(opened)
+    found = object_explainer(opened).explain(landed)
+    assert (found.chunks, found.chunks_min) == (None, None)
+    wide.consume(opened)
+    found = object_explainer(opened).explain(wide_one)
+    assert (found.chunks, found.chunks_min) == (3, 3)
+    large = wide.put(opened, "large", wide.data(5 * STRIPE))
+    found = object_explainer(opened).explain(large)
+    assert (found.chunks, found.chunks_min) == (None, None)

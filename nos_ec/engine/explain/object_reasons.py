@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from nos_ec.core.lifecycle import ObjectState, SegmentState
@@ -60,7 +60,8 @@ class ObjectReason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class ObjectEvidence:
     """row: with its due time. is_passed: the group has passed the event (core.republish). no_space: why nothing can be
-    packed. places: of a large object, without its tail. tail: the row of that; None without one."""
+    packed. places: of a large object, without its tail. tail: the row of that; None without one. chunks: of a packed
+    object, those that it lies in; chunks_min: the fewest that an object of its size can lie in."""
 
     row: ObjectRow
     now_ms: int
@@ -71,6 +72,8 @@ class ObjectEvidence:
     no_space: str | None
     places: int
     tail: ObjectRow | None = None
+    chunks: int | None = None
+    chunks_min: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,8 @@ def judge_object(e: ObjectEvidence) -> Verdict:
             "It stays there until it is deleted or overwritten. GC never moves a large object.",
         )
     if e.publishing is None:
-        return _packed(e)
+        packed = _packed(e)
+        return replace(packed, why=packed.why + _of_split(e))
     return _unpackable(e, e.publishing) or (
         _to_publish(e, e.publishing) if e.publishing.published_ms is None else _published(e, e.publishing)
     )
@@ -306,6 +310,16 @@ def _packed(e: ObjectEvidence) -> Verdict:
         if overdue_ms > LATE_MS
         else None,
         copy.delete_after_ms,
+    )
+
+
+def _of_split(e: ObjectEvidence) -> str:
+    if e.chunks is None or e.chunks_min is None or e.chunks <= e.chunks_min:
+        return ""
+    return (
+        f" It is split: it lies in {e.chunks} chunks where {e.chunks_min} could hold it, so a read of it takes one more"
+        " shard read. Else its writer would have left more space empty than that read is worth (consumer.split_bytes,"
+        " docs/PACKING.md)."
     )
 
 

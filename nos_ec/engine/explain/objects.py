@@ -52,6 +52,9 @@ class ObjectExplanation:
     while little is known. stream: the one that the object belongs to now, before streams are folded. Both are None of
     objects that share no blocks, and with a single stream.
 
+    chunks: of a packed object, those that it lies in, which is the number of shard reads that a GET of it takes.
+    chunks_min: the fewest that an object of its size can lie in; if it is less, the object is split.
+
     its_parts: of an object that is composed of parts. All else is about its own bytes then, which are the list of them.
     """
 
@@ -72,6 +75,8 @@ class ObjectExplanation:
     places: list[PlaceInBlock]
     places_left_out: int
     block: ItsBlock | None
+    chunks: int | None
+    chunks_min: int | None
     half_life_days: float | None
     stream: int | None
     its_parts: ItsParts | None
@@ -121,6 +126,7 @@ class ObjectExplainer:
         tail = tail_of(self._metadata, row, own)
         extents = with_tail(own, tail)
         now_ms = self._clock.now_ms()
+        chunks, chunks_min = self._chunks(row)
         evidence = ObjectEvidence(
             row=row,
             now_ms=now_ms,
@@ -131,6 +137,8 @@ class ObjectExplainer:
             no_space=asked.no_space,
             places=len(own),
             tail=tail,
+            chunks=chunks,
+            chunks_min=chunks_min,
         )
         verdict = judge_object(evidence)
         half_life_days, stream = self._lifetime(row, now_ms)
@@ -152,12 +160,20 @@ class ObjectExplainer:
             places=[PlaceInBlock(one.block_id.hex(), one.offset, one.length) for one in extents[:PLACES_MAX]],
             places_left_out=max(0, len(extents) - PLACES_MAX),
             block=None if block is None else _its_block(block),
+            chunks=chunks,
+            chunks_min=chunks_min,
             half_life_days=half_life_days,
             stream=stream,
             its_parts=self._its_parts(row),
             unknown=asked.unknown,
             explained_ms=now_ms,
         )
+
+    def _chunks(self, row: ObjectRow) -> tuple[int | None, int | None]:
+        extent, geometry = row.extent, self._blocks.geometry
+        if row.state is not ObjectState.PACKED or extent is None:
+            return None, None
+        return geometry.chunks_touched(extent.offset, extent.length), geometry.chunks_touched(0, extent.length)
 
     def _lifetime(self, row: ObjectRow, now_ms: int) -> tuple[float | None, int | None]:
         cuts_days = self._options.stream_cuts_days
