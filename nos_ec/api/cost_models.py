@@ -45,6 +45,9 @@ class Cost(Answer):
     headers_surveyed_ms: Count | None = Field(
         description="When headers were surveyed last, from which headers and padding are told apart; null before."
     )
+    padding_bytes: Bytes | None = Field(
+        description="Of overhead_bytes, what belongs to nothing; an estimate by that survey, null before."
+    )
     landing_bytes_per_live_byte: float | None = Field(
         ge=0, description="Bytes that wait to be packed, one landing copy of each; null without live bytes."
     )

@@ -139,6 +139,19 @@ class ObjectExplanationModel(Answer):
     explained_ms: UnixMs
 
 
+class BlockLayoutModel(Answer):
+    """What the headers of a block say about its stripes. The empty bytes hold no object: before the first object of a
+    group (header and names), between objects, and in chunks after the last one."""
+
+    groups: Count
+    objects: Count = Field(description="That were written, dead ones included.")
+    split_objects: Count = Field(description="Those in one chunk more than the fewest possible.")
+    front_bytes: Bytes
+    gap_bytes: Bytes
+    end_bytes: Bytes
+    unread_stripes: Count = Field(description="Without a readable header, and so not counted.")
+
+
 class BlockExplanationModel(Answer):
     """Why a block is not collected, like `nos-ec explain`. docs/OPERATIONS.md lists the reasons."""
 
@@ -147,12 +160,15 @@ class BlockExplanationModel(Answer):
         writer_until_ms=None, stripes=32, size_bytes=33554432, live_bytes=0, dead_bytes=31457280,
         overhead_bytes=2097152, live_objects=0, hole_ratio=1.0, waste_ratio=1.0, waste_ratio_min=0.75,
         created_ms=1763600000000, sealed_ms=1763600500000, delete_after_ms=1763700600000, grace_ms=412000,
-        gc_not_before_ms=None, gc_failures=0, gc_runs=False, stripes_needed=None, would_collect=False,
+        gc_not_before_ms=None, gc_failures=0, gc_runs=False,
+        layout={"groups": 30, "objects": 3311, "split_objects": 12, "front_bytes": 1871872, "gap_bytes": 94208,
+                "end_bytes": 131072, "unread_stripes": 0},
+        stripes_needed=None, would_collect=False,
         reason="condemned",
         why="It is emptied: no object is in it. It is kept for gc.block_grace_ms, for reads that began before.",
         next="The first GC run after its grace period, which ends in 6 min 52 s (2025-11-21T04:50:00+00:00), deletes"
         " it. When space is short, a run deletes it sooner (gc.block_grace_ms_min).",
-        advice=None, next_ms=1763700600000, explained_ms=1763700188000,
+        advice=None, next_ms=1763700600000, unknown=[], explained_ms=1763700188000,
     )  # fmt: skip
     block: HexId
     kind: BlockKind
@@ -176,6 +192,9 @@ class BlockExplanationModel(Answer):
     gc_not_before_ms: UnixMs | None = Field(description="GC leaves it alone until then.")
     gc_failures: Count
     gc_runs: bool = Field(description="Whether a GC run is at work.")
+    layout: BlockLayoutModel | None = Field(
+        description="Null for a block of a large object, and when its headers cannot be read."
+    )
     stripes_needed: float | None = Field(ge=0, description="What the objects of a candidate need at least.")
     would_collect: bool | None = Field(description="Whether a run now would collect it; null: not known.")
     reason: BlockReason
@@ -183,4 +202,5 @@ class BlockExplanationModel(Answer):
     next: str
     advice: str | None = Field(description="What to do if it is stuck; null: nothing.")
     next_ms: UnixMs | None = Field(description="When the next thing happens, if a time decides that.")
+    unknown: list[str] = Field(description="Questions that nobody answered, with the reason.")
     explained_ms: UnixMs

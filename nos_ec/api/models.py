@@ -114,7 +114,8 @@ class Status(_Answer):
             "raw_bytes_per_live_byte": 1.391104,
             "parts": {"live": 1.0, "coding": 0.375, "headers": 0.010118, "padding": 0.004336, "undivided": 0.0,
                       "dead_sealed": 0.00165, "dead_open": 0.0, "dead_condemned": 0.0},
-            "headers_surveyed_ms": 1763690000000, "landing_bytes_per_live_byte": 0.0213,
+            "headers_surveyed_ms": 1763690000000, "padding_bytes": 1464000,
+            "landing_bytes_per_live_byte": 0.0213,
             "break_even_space_amplification": 2.171306,
             "usage": {"day": {"span_ms": 86400000, "user_bytes": 40000000, "copied_bytes": 8000000,
                               "write_amplification": 1.2, "space_amplification": 1.19}, "week": None},
@@ -263,6 +264,9 @@ class Group(_Answer):
     header_bytes: Bytes
     names_bytes: Bytes
     data_bytes: Bytes
+    front_bytes: Bytes = Field(description="Before the first object: header, names, and what is left there.")
+    gap_bytes: Bytes = Field(description="Between objects, and in the chunk that the last one ends in.")
+    end_bytes: Bytes = Field(description="Of the chunks after that one.")
     entries: Count
     live_entries: Count
     writer_epoch: Count
@@ -275,6 +279,7 @@ class BlockDetail(_Answer):
     model_config = _example(
         block=_EXAMPLE_BLOCK, damaged_stripes=[], unconfirmed_objects=0, header_bytes_read=131072,
         groups=[{"stripe": 0, "stripe_count": 1, "header_bytes": 4096, "names_bytes": 900, "data_bytes": 1043400,
+                 "front_bytes": 5120, "gap_bytes": 56, "end_bytes": 0,
                  "entries": 104, "live_entries": 103, "writer_epoch": 12, "written_at_ms": 1763700000000}],
     )  # fmt: skip
     block: Block

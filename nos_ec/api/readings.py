@@ -14,6 +14,7 @@ from nos_ec.api.cost_models import Cost
 from nos_ec.api.explain_models import BlockExplanationModel, ObjectExplanationModel
 from nos_ec.composition.explaining import block_explainer, object_explainer
 from nos_ec.composition.wiring import System
+from nos_ec.core.empty_bytes import empty_in
 from nos_ec.core.gc_policy import Behind
 from nos_ec.core.header import GroupHeader
 from nos_ec.core.histogram import Histogram
@@ -254,12 +255,16 @@ class Readings:
         return [(entry.key_md5, entry.object_version, start + entry.offset, entry.length) for entry in header.entries]
 
     def _group(self, header: GroupHeader, live: KeysView[_Identity]) -> models.Group:
+        empty = empty_in(self._system.geometry, header)
         return models.Group(
             stripe=header.first_stripe,
             stripe_count=header.stripe_count,
             header_bytes=header.header_length,
             names_bytes=header.names_length,
             data_bytes=header.data_length,
+            front_bytes=empty.front,
+            gap_bytes=empty.gap,
+            end_bytes=empty.end,
             entries=len(header.entries),
             live_entries=sum(identity in live for identity in self._identities(header)),
             writer_epoch=header.writer_epoch,

@@ -17,7 +17,7 @@ from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.lifetimes import AGE_EDGES_DAYS
-from nos_ec.engine.explain.blocks import BlockExplanation
+from nos_ec.engine.explain.blocks import BlockExplanation, BlockLayout
 from nos_ec.engine.explain.object_facts import Copy, Holder, ItsParts, Publishing
 from nos_ec.engine.explain.objects import ObjectExplanation
 from nos_ec.engine.explain.times import span, when
@@ -41,8 +41,8 @@ def explain(
     """Say why an object or block is still there.
 
     For an object, why it is where it is; for a block, why it is not collected; and what happens next. Reads rows,
-    leases, the progress of the consumers, and the landing copy of an object that waits. Of a deleted object that is in
-    the trash, until when. Changes nothing.
+    leases, the progress of the consumers, the landing copy of an object that waits, and the headers of a block. Of a
+    deleted object that is in the trash, until when. Changes nothing.
     """
     if "/" not in target:
         if not _BLOCK.fullmatch(target.lower()):
@@ -198,6 +198,13 @@ def _holder_text(one: Holder) -> str:
     return f"{one.partition} ({'nobody' if one.member is None else one.member})"
 
 
+def _written_text(layout: BlockLayout) -> str:
+    unread = layout.unread_stripes
+    more = f"; {count_text(unread, 'stripe')} without a readable header" if unread else ""
+    objects = count_text(layout.objects, "object")
+    return f"{objects}, {layout.split_objects:,} of them split, in {count_text(layout.groups, 'group')}{more}"
+
+
 def _print_block(one: BlockExplanation, policy: str) -> None:
     now_ms, until_ms = one.explained_ms, one.writer_until_ms
     lease = "is over" if until_ms is None else f"ends {when(until_ms, now_ms)}"
@@ -212,6 +219,14 @@ def _print_block(one: BlockExplanation, policy: str) -> None:
         "made": f"{when(one.created_ms, now_ms)} by {one.writer}, epoch {one.epoch}; its lease {lease}",
         "sealed": "-" if one.sealed_ms is None else when(one.sealed_ms, now_ms),
     }
+    if one.layout is not None:
+        rows["written"] = _written_text(one.layout)
+        rows["empty"] = (
+            f"{size_text(one.layout.front_bytes)} in front of objects, {size_text(one.layout.gap_bytes)} between them,"
+            f" {size_text(one.layout.end_bytes)} at the ends of groups"
+        )
+    if one.unknown:
+        rows["not known"] = "; ".join(one.unknown)
     if one.gc_not_before_ms is not None:
         rows["GC looks again"] = when(one.gc_not_before_ms, now_ms)
     if one.gc_failures:

@@ -225,6 +225,11 @@ def _unknown_parts(cost: dict[str, Any]) -> tuple[str, ...]:
     return ("headers", "padding") if cost["headers_surveyed_ms"] is None else ("undivided",)
 
 
+def _padding_text(cost: dict[str, Any]) -> str:
+    padding = cost["padding_bytes"]
+    return "" if padding is None else f", about {size_text(padding)} of it padding"
+
+
 def _usage_text(used: dict[str, Any]) -> str:
     write, space = (
         "-" if used[f"{what}_amplification"] is None else f"{used[f'{what}_amplification']:.2f}"
@@ -245,7 +250,7 @@ def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
     rows = {
         "utilisation": f"{_percent(live, size)}  of {count_text(data['stripes'], 'stripe')} is live",
         "dead": f"{_percent(dead, size)}  {size_text(dead)}, hole ratio {_percent(dead, live + dead)}",
-        "header, names, padding": f"{_percent(overhead, size)}  {size_text(overhead)}",
+        "header, names, padding": f"{_percent(overhead, size)}  {size_text(overhead)}{_padding_text(data['cost'])}",
         "raw bytes per user byte": "-" if raw is None else f"{raw:.3f}  {size_text(data['raw_bytes'])} on all shards",
         "space amplification": _amplification_text(data["space_amplification"], data["target_space_amplification"]),
         **_cost_rows(data["cost"], data["gc_behind"]),

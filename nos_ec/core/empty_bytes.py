@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nos_ec.core.geometry import Geometry
+from nos_ec.core.header import GroupHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +32,10 @@ def empty_bytes(
     in bytes from its start, and whose objects have data_length bytes in all."""
     border = -(-last_end // geometry.chunk_size) * geometry.chunk_size
     return EmptyBytes(first_offset, border - first_offset - data_length, stripe_count * geometry.stripe_size - border)
+
+
+def empty_in(geometry: Geometry, header: GroupHeader) -> EmptyBytes:
+    """Return what a group leaves empty according to its header, which also names objects that died since."""
+    first_offset = min((entry.offset for entry in header.entries), default=0)
+    last_end = max((entry.offset + entry.length for entry in header.entries), default=0)
+    return empty_bytes(geometry, header.stripe_count, first_offset, last_end, header.data_length)

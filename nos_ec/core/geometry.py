@@ -86,6 +86,10 @@ class Geometry:
         """Stripes needed to hold `size_bytes`."""
         return -(-size_bytes // self.stripe_size)
 
+    def is_split(self, offset: int, length: int) -> bool:
+        """Return whether the range [offset, offset + length) of a block overlaps more chunks than its length needs."""
+        return self.chunks_touched(offset, length) > self.chunks_touched(0, length)
+
     def chunks_touched(self, offset: int, length: int) -> int:
         """Number of chunks that the range [offset, offset + length) of a block overlaps."""
         if length == 0:

@@ -18,14 +18,16 @@ def cost_data(
 ) -> dict[str, Any]:
     """raw_bytes_per_live_byte: of blocks; null without live bytes. parts: they add up to it; all but live count their
     own coding chunks. undivided: headers and padding, before the first survey of headers. headers_surveyed_ms: when it
-    was; null before. landing_bytes_per_live_byte: one landing copy of what waits, of which the landing store may keep
-    several; null without live bytes. break_even_space_amplification: where three replicas would take as much. usage: by
-    span, null while nothing earlier is known."""
+    was; null before. padding_bytes: how much of the overhead in blocks is padding, an estimate by that survey.
+    landing_bytes_per_live_byte: one landing copy of what waits, of which the landing store may keep several; null
+    without live bytes. break_even_space_amplification: where three replicas would take as much. usage: by span, null
+    while nothing earlier is known."""
     cost = totals.raw_cost(geometry, None if headers is None else headers.share)
     return {
         "raw_bytes_per_live_byte": None if cost is None else rounded(cost.total),
         "parts": None if cost is None else {part: rounded(value) for part, value in cost.parts.items()},
         "headers_surveyed_ms": None if headers is None else headers.at_ms,
+        "padding_bytes": None if headers is None else round((1 - headers.share) * totals.overhead_bytes),
         "landing_bytes_per_live_byte": rounded(ratio(totals.waiting_bytes, totals.live_bytes)),
         "break_even_space_amplification": None if cost is None else rounded(cost.break_even),
         "usage": {span: None if one is None else _usage(one) for span, one in used.items()},

@@ -70,6 +70,7 @@ def test_status_shows_the_parts_of_a_raw_byte_and_why_gc_is_behind(bench: Bench)
     assert data["gc_behind"] == "blocks"
     shown = bench.run("status").stdout.decode()
     assert "dead sealed" in shown
+    assert "of it padding" in shown
     assert "GC is behind" in shown
 
 
@@ -93,6 +94,7 @@ def test_the_parts_add_up_to_what_lies_in_the_block_store(bench: Bench) -> None:
         cost, live, factor = data["cost"], data["live_bytes"], 11 / 8
         parts = {part: value * live for part, value in cost["parts"].items()}
         assert data["overhead_bytes"] == headers + padding
+        assert cost["padding_bytes"] == padding, "exact where the survey has read all blocks"
         assert parts["headers"] == pytest.approx(factor * headers, rel=1e-3)
         assert parts["padding"] == pytest.approx(factor * padding, rel=1e-3)
         assert parts["coding"] == pytest.approx(3 / 8 * live)
@@ -109,10 +111,12 @@ def test_the_parts_add_up_to_what_lies_in_the_block_store(bench: Bench) -> None:
 def test_headers_and_padding_are_one_part_before_the_first_survey(bench: Bench, system: System) -> None:
     bench.put(system, "large", bench.data(20 * STRIPE))
     cost = status_data(system, exact=True)[0]["cost"]
-    assert cost["headers_surveyed_ms"] is None
+    assert cost["headers_surveyed_ms"] is cost["padding_bytes"] is None
     assert (cost["parts"]["headers"], cost["parts"]["padding"]) == (0, 0)
     assert cost["parts"]["undivided"] > 0
-    assert b"undivided" in bench.run("status").stdout
+    shown = bench.run("status").stdout
+    assert b"undivided" in shown
+    assert b"of it padding" not in shown
     assert survey_of(system).run_once()
     assert not survey_of(system).run_once(), "another process has just done it"
     assert b"undivided" not in bench.run("status").stdout

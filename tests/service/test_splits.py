@@ -4,21 +4,27 @@ those that go on in the next chunk, and of what stays empty."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from nos_consumer.assemble import consumer_service
 from nos_consumer.samples import consumer_samples
-from nos_ec.composition.explaining import object_explainer
+from nos_ec.composition.explaining import block_explainer, object_explainer
+from nos_ec.composition.packing import collector_options
 from nos_ec.composition.wiring import System, initialise
+from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.explain.blocks import BlockExplainer
+from nos_ec.engine.large_places import own_extents
 from nos_ec.monitoring import space_metrics as of_space
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.gc_samples import gc_counts
 from nos_ec.monitoring.metric import Metric
 from nos_ec.ports.metadata import ObjectRow
+from nos_ec.testing.faulty import Faults, faulty
 from nos_gc.assemble import gc_service
 
 from .conftest import STORE_CONFIG, Bench
@@ -142,3 +148,53 @@ def test_explain_of_objects_that_are_not_split(wide: Bench, opened: System) -> N
     large = wide.put(opened, "large", wide.data(5 * STRIPE))
     found = object_explainer(opened).explain(large)
     assert (found.chunks, found.chunks_min) == (None, None)
+
+
+def test_explain_of_a_block_tells_what_is_empty(wide: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    with wide.open() as system:
+        keys = put_equal(wide, system)
+        with consumer_service(system) as consumer:
+            consumer.drain(make_room=lambda: False)
+            counters = consumer.counters
+        for key in keys[::3]:
+            wide.delete(system, key)
+        blocks = system.metadata.list_blocks(None, 100)
+        explained = [block_explainer(system).explain(row.block_id) for row in blocks]
+        layouts = [one.layout for one in explained if one.layout is not None]
+        assert len(layouts) == len(blocks) >= 2
+        for row, layout in zip(blocks, layouts, strict=True):
+            assert layout.front_bytes + layout.gap_bytes + layout.end_bytes == row.overhead_bytes, "exactly"
+            assert layout.unread_stripes == 0
+        assert sum(one.groups for one in layouts) == counters.groups
+        assert sum(one.objects for one in layouts) == len(keys), "dead ones were written as well"
+        assert sum(one.split_objects for one in layouts) == counters.split > 0
+        assert sum(one.front_bytes for one in layouts) == counters.empty_front_bytes
+        assert sum(one.gap_bytes for one in layouts) == counters.empty_gap_bytes
+        assert sum(one.end_bytes for one in layouts) == counters.empty_end_bytes
+        large = system.metadata.get(wide.put(system, "large", wide.data(5 * STRIPE)))
+        assert block_explainer(system).explain(own_extents(system.metadata, large)[0].block_id).layout is None
+    said = Cli(wide, capfd)("explain", explained[0].block)
+    assert said["layout"] == asdict(layouts[0])
+    shown = " ".join(wide.run("explain", explained[0].block).stdout.decode().split())
+    assert f"{layouts[0].split_objects} of them split, in {layouts[0].groups} groups" in shown
+    assert "in front of objects" in shown
+
+
+def test_explain_of_a_block_whose_headers_cannot_be_read(wide: Bench) -> None:
+    with wide.open() as system:
+        put_equal(wide, system, 30)
+        wide.consume(system)
+        (row,) = system.metadata.list_blocks(None, 2)
+        faults = Faults()
+        blocks = faulty(system.blocks, faults)
+        explainer = BlockExplainer(
+            system.metadata, blocks, system.clock, collector_options(system.settings), system.settings.gc.wait_ms
+        )
+        faults.before["read_many"] = [Transient("the store is away")]
+        found = explainer.explain(row.block_id)
+        assert found.layout is None
+        assert found.unknown == ["what its stripes leave empty: the store is away"]
+        assert found.live_objects == 30, "what the rows say is there all the same"
+        layout = explainer.explain(row.block_id).layout
+        assert layout is not None
+        assert layout.objects == 30

@@ -1,11 +1,13 @@
-"""Why a block is not collected: what its row, leases and GC's own rules say. Only reads, a bounded number of times."""
+"""Why a block is not collected: what its row, its headers, leases and GC's own rules say. Only reads, a bounded number
+of times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
-from nos_ec.core.errors import NotFound
+from nos_ec.core.empty_bytes import EmptyBytes, empty_in
+from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.gc_policy import GcPolicy
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind, BlockState
@@ -15,12 +17,29 @@ from nos_ec.engine.explain.block_reasons import BlockEvidence, BlockReason, judg
 from nos_ec.engine.gc.options import LEASE_NAME, CollectorOptions
 from nos_ec.engine.gc.space import ANY_WASTE, is_any_price_right, price_days
 from nos_ec.engine.gc.victims import ChosenBlock, judge, judge_by_row
+from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata import BlockFacts, BlockRow, Metadata
 
 EXAMINED_MAX = 20
 """Most other blocks whose objects are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """What the headers of a block say about its stripes. objects: that were written, dead ones included. split_objects:
+    those in one chunk more than the fewest possible. The empty bytes of its groups: front, before the first object, for
+    header and names; gap, between objects; end, in chunks after the last object. unread_stripes: without a readable
+    header, and so not counted."""
+
+    groups: int
+    objects: int
+    split_objects: int
+    front_bytes: int
+    gap_bytes: int
+    end_bytes: int
+    unread_stripes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +50,8 @@ class BlockExplanation:
     next thing happens, if a time decides that. writer_until_ms: the end of its writer's lease; None when that is over.
     gc_runs: whether a GC run is at work. waste_ratio_min: gc.hole_ratio_min. stripes_needed: what the objects of a
     candidate need at least. would_collect: whether a run now would collect it; None when that is not known. grace_ms:
-    what is left of its grace period; None unless it is condemned.
+    what is left of its grace period; None unless it is condemned. layout: None for a block of a large object, and when
+    its headers cannot be read. unknown: questions without an answer, with the reason.
     """
 
     block: str
@@ -56,6 +76,7 @@ class BlockExplanation:
     gc_not_before_ms: int | None
     gc_failures: int
     gc_runs: bool
+    layout: BlockLayout | None
     stripes_needed: float | None
     would_collect: bool | None
     reason: BlockReason
@@ -63,6 +84,7 @@ class BlockExplanation:
     next: str
     advice: str | None
     next_ms: int | None
+    unknown: list[str]
     explained_ms: int
 
 
@@ -98,6 +120,8 @@ class BlockExplainer:
             needs=needs,
         )
         verdict = judge_block(evidence)
+        unknown: list[str] = []
+        layout = self._layout(row, unknown)
         grace_ms = None if row.delete_after_ms is None else max(0, row.delete_after_ms - now_ms)
         return BlockExplanation(
             block=block_id.hex(),
@@ -122,6 +146,7 @@ class BlockExplainer:
             gc_not_before_ms=facts.gc_not_before_ms,
             gc_failures=row.gc_failures,
             gc_runs=evidence.gc_runs,
+            layout=layout,
             stripes_needed=None if needs is None else round(needs, DIGITS),
             would_collect=None if verdict.reason is BlockReason.UNDECIDED else verdict.reason in _COLLECTED,
             reason=verdict.reason,
@@ -129,6 +154,7 @@ class BlockExplainer:
             next=verdict.next,
             advice=verdict.advice,
             next_ms=verdict.next_ms,
+            unknown=unknown,
             explained_ms=now_ms,
         )
 
@@ -143,6 +169,27 @@ class BlockExplainer:
                 " were in it have moved or are deleted; `nos-ec audit --block` may say when it was deleted, and why",
                 block_id=block_id,
             ) from error
+
+    def _layout(self, row: BlockRow, unknown: list[str]) -> BlockLayout | None:
+        if row.kind is BlockKind.LARGE:
+            return None
+        geometry = self._blocks.geometry
+        try:
+            scan = scan_headers(self._blocks, row.block_id, row.stripes)
+        except NosError as error:
+            unknown.append(f"what its stripes leave empty: {error}")
+            return None
+        entries = [entry for header in scan.headers for entry in header.entries]
+        empty = sum((empty_in(geometry, header) for header in scan.headers), EmptyBytes())
+        return BlockLayout(
+            groups=len(scan.headers),
+            objects=len(entries),
+            split_objects=sum(geometry.is_split(entry.offset, entry.length) for entry in entries),
+            front_bytes=empty.front,
+            gap_bytes=empty.gap,
+            end_bytes=empty.end,
+            unread_stripes=len(scan.damaged_stripes),
+        )
 
     def _lease_until_ms(self, name: str, now_ms: int, epoch: int | None = None) -> int | None:
         """The end of a lease, of this epoch if one is given; None when it is over or gone."""
