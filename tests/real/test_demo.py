@@ -52,7 +52,7 @@ def test_demo_on_the_real_stack(
     assert report["objects"] == 401
     assert report["consumer_processes"] == 3
     assert report["verify"]["mismatches"] == report["verify"]["changed"] == 0
-    assert report["single_chunk_ratio"] == 1.0
+    assert report["single_chunk_ratio"] >= 0.999
     states = report["objects_by_state"]
     assert states["large"] == 1
     assert states["packed"] + states["empty"] == 400
