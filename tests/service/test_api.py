@@ -224,6 +224,8 @@ def test_a_block_is_decoded_from_its_headers(api: Api, bench: Bench, system: Sys
         assert (detail["damaged_stripes"], detail["unconfirmed_objects"]) == ([], 0)
         assert sum(group["stripe_count"] for group in detail["groups"]) == row.stripes
         assert sum(group["data_bytes"] for group in detail["groups"]) == row.live_bytes + row.dead_bytes
+        empty = sum(group[f"{where}_bytes"] for group in detail["groups"] for where in ("front", "gap", "end"))
+        assert empty == row.overhead_bytes
         entries = pages(api, f"/v1/blocks/{row.block_id.hex()}/entries", "entries", limit=7)
         assert len(entries) == sum(group["entries"] for group in detail["groups"])
         assert sum(entry["live"] for entry in entries) == sum(group["live_entries"] for group in detail["groups"])
