@@ -264,6 +264,12 @@ def bench(tmp_path: Path, preloaded: Preloaded, request: pytest.FixtureRequest) 
 
 
 @pytest.fixture
+def whole_chunks(bench: Bench) -> None:
+    """For tests that count reads or stripes: no object is split that fits in a chunk."""
+    bench.config.write_text(bench.config.read_text().replace("split_bytes = 0", f"split_bytes = {CHUNK}"))
+
+
+@pytest.fixture
 def short_leases(bench: Bench) -> None:
     """For writers in this process that are suspended: their leases, reservations and sessions expire after SHORT_MS."""
     bench.config.write_text(bench.config.read_text().replace("= 30000\n", f"= {SHORT_MS}\n"))

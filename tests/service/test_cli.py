@@ -428,6 +428,7 @@ def test_simulate_gc_with_sizes_and_with_the_packer_of_the_store(cli: Cli, bench
     assert "W1, W2" in cli("simulate", "gc", "--sizes", "W9", exits=2)["message"]
 
 
+@pytest.mark.usefixtures("whole_chunks")
 def test_demo(cli: Cli, tmp_path: Path, bench: Bench) -> None:
     """The whole demo on a folder of this test, small stripes and all; no byte may differ."""
     source = tmp_path / "source"

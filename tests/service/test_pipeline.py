@@ -159,6 +159,7 @@ def test_ranges(bench: Bench, system: System) -> None:
                 system.store().open_range(key, -1, 1)
 
 
+@pytest.mark.usefixtures("whole_chunks")
 def test_a_small_get_reads_one_shard(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 200, size_max=CHUNK)
     bench.pack(system)

@@ -79,7 +79,7 @@ def test_consumers_and_gc_pack_streams_apart(bench: Bench, learned: System) -> N
     bench.assert_balanced(learned)
 
 
-@pytest.mark.usefixtures("small_streams")
+@pytest.mark.usefixtures("small_streams", "whole_chunks")
 @pytest.mark.parametrize("ruled", [True, False])
 def test_blocks_of_what_expires_die_whole(bench: Bench, ruled: bool) -> None:
     """With a rule, GC copies nothing. Without it, what dies and what stays share blocks, and GC copies what stays."""
