@@ -277,7 +277,8 @@ class BlockDetail(_Answer):
     """A block decoded from its headers and compared with the rows. Only the headers are read."""
 
     model_config = _example(
-        block=_EXAMPLE_BLOCK, damaged_stripes=[], unconfirmed_objects=0, header_bytes_read=131072,
+        block=_EXAMPLE_BLOCK, damaged_stripes=[], unfinished_stripes=[], unconfirmed_objects=0,
+        header_bytes_read=131072,
         groups=[{"stripe": 0, "stripe_count": 1, "header_bytes": 4096, "names_bytes": 900, "data_bytes": 1043400,
                  "front_bytes": 5120, "gap_bytes": 56, "end_bytes": 0,
                  "entries": 104, "live_entries": 103, "writer_epoch": 12, "written_at_ms": 1763700000000}],
@@ -286,6 +287,10 @@ class BlockDetail(_Answer):
     groups: list[Group] = Field(max_length=STRIPES_PER_BLOCK_MAX)
     damaged_stripes: list[int] = Field(
         max_length=STRIPES_PER_BLOCK_MAX, description="Stripes without a readable header."
+    )
+    unfinished_stripes: list[int] = Field(
+        max_length=STRIPES_PER_BLOCK_MAX,
+        description="Stripes of a group that its writer did not end, so that no object lies in it.",
     )
     unconfirmed_objects: Count = Field(description="Objects that rows place here, but no readable header confirms.")
     header_bytes_read: Bytes

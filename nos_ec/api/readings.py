@@ -157,6 +157,7 @@ class Readings:
             block=self._block(row),
             groups=[self._group(header, live.keys()) for header in scan.headers],
             damaged_stripes=list(scan.damaged_stripes),
+            unfinished_stripes=list(scan.unfinished_stripes),
             unconfirmed_objects=len(live.keys() - written),
             header_bytes_read=scan.bytes_read,
         )

@@ -245,7 +245,7 @@ def _print(data: dict[str, Any], figures: RebuildFigures, source: DumpSource | N
             "dump": "none" if source is None else f"{source.name}, of {begun}",
             "objects": f"{figures.loaded:,} of the dump, of which {placed['moved']:,} lie elsewhere now",
             "blocks": f"{figures.blocks:,}; read: the headers of {count_text(figures.blocks_read, 'block')},"
-            f" {size_text(placed['data_bytes'])} of data",
+            f" {size_text(placed['data_bytes'])} of data; {figures.unfinished_blocks:,} end with an unfinished group",
             "gone": f"{count('gone', 'object')} of the dump: deleted or overwritten since, or lost",
             "put since": f"{count('since', 'object')}, which may have been deleted after that",
             "replaced": f"{count('replaced', 'version')}, kept in the trash in case they were undeleted",

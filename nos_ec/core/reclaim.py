@@ -43,7 +43,7 @@ def account_block(
     geometry: Geometry,
     stripes: int,
     headers: Sequence[GroupHeader],
-    damaged_stripes: Iterable[int],
+    dead_stripes: Iterable[int],
     live: Sequence[LiveEntry],
 ) -> BlockAccount:
     """Compute the byte counts of a block of `stripes` stripes.
@@ -62,8 +62,8 @@ def account_block(
     unconfirmed = tuple(
         entry for entry in live if (entry.key_md5, entry.version, entry.offset, entry.length) not in confirmed
     )
-    damaged_bytes = len(set(damaged_stripes)) * geometry.stripe_size
-    dead_bytes = max(0, data_bytes + damaged_bytes - live_bytes)
+    whole_bytes = len(set(dead_stripes)) * geometry.stripe_size
+    dead_bytes = max(0, data_bytes + whole_bytes - live_bytes)
     overhead = stripes * geometry.stripe_size - live_bytes - dead_bytes
     return BlockAccount(live_bytes, dead_bytes, overhead, len(live), unconfirmed)
 

@@ -13,11 +13,23 @@ from nos_ec.ports.block_store import BlockStore
 
 @dataclass(frozen=True, slots=True)
 class HeaderScan:
-    """Headers of a block in order, the stripes whose header does not decode, and the number of bytes read."""
+    """Headers of a block in order, the stripes whose header does not decode, and the number of bytes read.
+
+    unfinished: the header of the last group, if the block ends before the group does, and unfinished_stripes: what
+    there is of it. Its writer was stopped, or has given the block up, so nothing in it was ever committed. It is not
+    among `headers`.
+    """
 
     headers: tuple[GroupHeader, ...]
     damaged_stripes: tuple[int, ...]
     bytes_read: int
+    unfinished: GroupHeader | None = None
+    unfinished_stripes: tuple[int, ...] = ()
+
+    @property
+    def dead_stripes(self) -> tuple[int, ...]:
+        """The stripes in which nothing lives, unless a row says so."""
+        return self.damaged_stripes + self.unfinished_stripes
 
 
 def scan_headers(blocks: BlockStore, block_id: BlockId, stripes: int) -> HeaderScan:
@@ -25,7 +37,8 @@ def scan_headers(blocks: BlockStore, block_id: BlockId, stripes: int) -> HeaderS
 
     Two vectored reads: the first page of every stripe, then the rest of the headers that are longer than a page.
     After a damaged header, the scan continues at the next stripe (docs/FORMAT.md). A header that cannot be read or
-    decoded is a damaged stripe, not an error. Raises NotFound when the block is gone, Transient.
+    decoded is a damaged stripe, not an error. stripes: that the block holds, or that were committed if those are more:
+    a group that goes on behind them is unfinished. Raises NotFound when the block is gone, Transient.
     """
     stripe_size = blocks.geometry.stripe_size
     pages, bytes_read = _read_pages(blocks, block_id, [(stripe * stripe_size, PAGE) for stripe in range(stripes)])
@@ -37,16 +50,21 @@ def scan_headers(blocks: BlockStore, block_id: BlockId, stripes: int) -> HeaderS
     rest = dict(zip(rest_of, rests, strict=True))
     headers: list[GroupHeader] = []
     damaged: list[int] = []
+    unfinished: GroupHeader | None = None
     stripe = 0
     while stripe < stripes:
         header = _decode(pages[stripe], rest.get(stripe, b""), block_id, stripe)
-        if header is None or stripe + header.stripe_count > stripes:
+        if header is None:
             damaged.append(stripe)
             stripe += 1
+        elif stripe + header.stripe_count > stripes:
+            unfinished = header
+            break
         else:
             headers.append(header)
             stripe += header.stripe_count
-    return HeaderScan(tuple(headers), tuple(damaged), bytes_read + rest_bytes)
+    cut_off = () if unfinished is None else tuple(range(stripe, stripes))
+    return HeaderScan(tuple(headers), tuple(damaged), bytes_read + rest_bytes, unfinished, cut_off)
 
 
 def _read_pages(

@@ -75,7 +75,7 @@ class BlockCheck:
             return None
         scan = scan_headers(self._blocks, row.block_id, row.stripes)
         live = live_entries(self._metadata.placed_in(row.block_id))
-        return account_block(self._blocks.geometry, row.stripes, scan.headers, scan.damaged_stripes, live)
+        return account_block(self._blocks.geometry, row.stripes, scan.headers, scan.dead_stripes, live)
 
     def row(self, block_id: BlockId) -> BlockRow | None:
         """The row of a block; None if there is none now."""
@@ -114,7 +114,7 @@ class BlockCheck:
         scan = scan_headers(self._blocks, row.block_id, row.stripes)
         self.figures.header_bytes += scan.bytes_read
         live = live_entries(list(placed))
-        account = account_block(self._blocks.geometry, row.stripes, scan.headers, scan.damaged_stripes, live)
+        account = account_block(self._blocks.geometry, row.stripes, scan.headers, scan.dead_stripes, live)
         unconfirmed = self._unconfirmed(account, placed)
         headless = {one for one in unconfirmed if self._lies_in(one, scan)}
         right = booked(row) == counted(account)

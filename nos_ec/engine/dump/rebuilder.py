@@ -77,16 +77,17 @@ Tick = Callable[[str, int, int | None], None]
 @dataclass(slots=True)
 class RebuildFigures:
     """What a rebuild has read and written. loaded: objects of the dump. blocks: that are there; blocks_read: of which
-    headers were read; unread_blocks: of which not everything can be read. nameless: entries of headers whose names
-    cannot be read. partial: large objects that were put since and are not whole. copies_read: landing copies that
-    nothing refers to. returned: objects that have landing copies again, as their blocks are nowhere. gone: rows of the
-    dump removed. access_records: buckets and access keys that were changed since the dump. placed: see
-    PlacerFigures."""
+    headers were read; unread_blocks: of which not everything can be read; unfinished_blocks: that end with an
+    unfinished group. nameless: entries of headers whose names cannot be read. partial: large objects that were put
+    since and are not whole. copies_read: landing copies that nothing refers to. returned: objects that have landing
+    copies again, as their blocks are nowhere. gone: rows of the dump removed. access_records: buckets and access keys
+    that were changed since the dump. placed: see PlacerFigures."""
 
     loaded: int = 0
     blocks: int = 0
     blocks_read: int = 0
     unread_blocks: int = 0
+    unfinished_blocks: int = 0
     header_bytes: int = 0
     nameless: int = 0
     partial: int = 0
@@ -350,18 +351,18 @@ class Rebuilder:
             self.figures.blocks_read += 1
             self.figures.header_bytes += told.header_bytes
             self.figures.nameless += told.nameless
+            self.figures.unfinished_blocks += told.unfinished
         kind = BlockKind.FRESH if dumped is None else dumped.kind
         if any(entry.part is not None for entry in told.entries):
             kind = BlockKind.LARGE
         row = rows.rebuilt_block(block_id, kind, _SEALED, dumped)
-        size = told.stripes * self._blocks.geometry.stripe_size
         return replace(
             row,
             epoch=row.epoch or told.epoch or 0,
             created_ms=row.created_ms or told.written_ms or self._now_ms,
             stripes=told.stripes,
             dead_bytes=told.data_bytes,
-            overhead_bytes=size - told.data_bytes,
+            overhead_bytes=told.stripes * self._blocks.geometry.stripe_size - told.data_bytes,
         )
 
     # --- landing segments -----------------------------------------------------------------------------

@@ -38,10 +38,12 @@ class ToldEntry:
 
 @dataclass(frozen=True, slots=True)
 class ToldBlock:
-    """A block. data_bytes: of all that was written to it, with all of the stripes that have no readable header.
-    entries: of the groups that were asked for. nameless: how many more are in groups whose names cannot be read.
-    epoch: the greatest of its writers; written_ms: of the first group (Unix milliseconds); both None without a readable
-    header. is_read: everything was read that was asked for."""
+    """A block. data_bytes: of all that was written to it, with all of the stripes that have no readable header or are
+    part of an unfinished group. entries: of the groups that were asked for; an unfinished group has none, because
+    some of them were never written, and no row ever referred to the others. nameless: how many more are in groups whose
+    names cannot be read. epoch: the greatest of its writers; written_ms: of the first group (Unix milliseconds); both
+    None without a readable header. is_read: everything was read that was asked for. unfinished: it ends with an
+    unfinished group."""
 
     block_id: BlockId
     stripes: int
@@ -52,6 +54,7 @@ class ToldBlock:
     epoch: int | None
     written_ms: int | None
     is_read: bool = True
+    unfinished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,8 @@ def told_by_block(blocks: BlockStore, block_id: BlockId, stripes: int, first_str
     """What the headers of a block of `stripes` stripes tell, and the names of its groups from `first_stripe` on. Raises
     NotFound, Transient."""
     geometry = blocks.geometry
-    headers = scan_headers(blocks, block_id, stripes)
-    asked = [header for header in headers.headers if header.first_stripe >= first_stripe and header.entries]
+    scan = scan_headers(blocks, block_id, stripes)
+    asked = [header for header in scan.headers if header.first_stripe >= first_stripe and header.entries]
     entries: list[ToldEntry] = []
     nameless = 0
     for header in asked:
@@ -88,17 +91,18 @@ def told_by_block(blocks: BlockStore, block_id: BlockId, stripes: int, first_str
             extent = Extent(block_id, at, entry.length)
             told = ToldEntry(key, entry.object_version, extent, entry.crc32c, name.segment, name.attributes)
             entries.append(told)
-    damaged_bytes = len(headers.damaged_stripes) * geometry.stripe_size
+    headers = scan.headers if scan.unfinished is None else (*scan.headers, scan.unfinished)
     return ToldBlock(
         block_id,
         stripes,
-        sum(header.data_length for header in headers.headers) + damaged_bytes,
-        headers.bytes_read,
+        sum(header.data_length for header in scan.headers) + len(scan.dead_stripes) * geometry.stripe_size,
+        scan.bytes_read,
         tuple(entries),
         nameless,
-        max((header.writer_epoch for header in headers.headers), default=None),
-        headers.headers[0].written_at_ms if headers.headers else None,
-        not nameless and all(stripe < first_stripe for stripe in headers.damaged_stripes),
+        max((header.writer_epoch for header in headers), default=None),
+        headers[0].written_at_ms if headers else None,
+        not nameless and all(stripe < first_stripe for stripe in scan.damaged_stripes),
+        scan.unfinished is not None,
     )
 
 

@@ -203,7 +203,7 @@ def decide(metadata: Blocks, blocks: BlockStore, block: BlockRow) -> tuple[Block
         return BlockDecision(block, len(placed), 0, 0), placed
     scan = _scan(metadata, blocks, block)
     placed = metadata.placed_in(block.block_id)
-    account = account_block(blocks.geometry, block.stripes, scan.headers, scan.damaged_stripes, live_entries(placed))
+    account = account_block(blocks.geometry, block.stripes, scan.headers, scan.dead_stripes, live_entries(placed))
     if account.unconfirmed:
         _log.error(
             "rows point to bytes that no readable header confirms",
