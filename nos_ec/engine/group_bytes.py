@@ -1,8 +1,11 @@
-"""The bytes of one stripe group: header, names, data and padding, all inside its stripes."""
+"""The bytes of one stripe group: header, names, data and padding, all inside its stripes.
+
+A long group is written in windows, so that only a part of it is in memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import google_crc32c
@@ -14,12 +17,13 @@ from nos_ec.core.ids import BlockId, ObjectKey
 
 @dataclass(frozen=True, slots=True)
 class GroupItem:
-    """One object (or segment of a large one) to place in a group, `offset` bytes from the group's start."""
+    """One object (or segment of a large one) to place in a group: `length` bytes, `offset` bytes from the group's
+    start."""
 
     key: ObjectKey
     version: int
     offset: int
-    data: bytes | memoryview
+    length: int
     crc32c: int
     segment: tuple[int, int] | None = None
     """(offset in the object, size of the object) for a segment of a large object."""
@@ -37,17 +41,28 @@ class GroupPlace:
     written_at_ms: int
 
 
-def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) -> bytes:
-    """Returns the stripe_count x stripe_size bytes of a group, copied once. Raises ValueError when items overlap the
-    header, the names or each other, or do not fit into the group (a bug)."""
+def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem], data: Sequence[bytes]) -> bytes:
+    """Returns the stripe_count x stripe_size bytes of a group, copied once. data: of each item. Raises ValueError when
+    items overlap the header, the names or each other, or do not fit into the group (a bug)."""
     front = header_and_names(geometry, place, items)
-    buffers: list[bytes | memoryview] = [front]
+    buffers = [front]
     end = len(front)
-    for item in sorted(items, key=lambda item: item.offset):
-        buffers += (_padding(end, item.offset), item.data)
-        end = item.offset + len(item.data)
+    for item, its_data in sorted(zip(items, data, strict=True), key=lambda one: one[0].offset):
+        buffers += (_padding(end, item.offset), its_data)
+        end = item.offset + len(its_data)
     buffers.append(_padding(end, place.stripe_count * geometry.stripe_size))
     return b"".join(buffers)
+
+
+def window_bytes(start: int, end: int, pieces: Iterable[tuple[int, bytes]]) -> bytearray:
+    """Returns what lies from `start` to `end` in a group: of each piece, which begins at its offset from the group's
+    start, the part that lies there, and zeros between them."""
+    window = bytearray(end - start)
+    for offset, data in pieces:
+        first, last = max(start, offset), min(end, offset + len(data))
+        if first < last:
+            window[first - start : last - start] = memoryview(data)[first - offset : last - offset]
+    return window
 
 
 def header_and_names(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) -> bytes:
@@ -65,8 +80,8 @@ def header_and_names(geometry: Geometry, place: GroupPlace, items: Sequence[Grou
         chunk_size=geometry.chunk_size,
         k=geometry.k,
         m=geometry.m,
-        data_length=sum(len(item.data) for item in items),
-        entries=tuple(Entry(item.key.md5, item.version, item.offset, len(item.data), item.crc32c) for item in items),
+        data_length=sum(item.length for item in items),
+        entries=tuple(Entry(item.key.md5, item.version, item.offset, item.length, item.crc32c) for item in items),
         names_offset=front,
         names_length=len(names),
         names_crc32c=google_crc32c.value(names),

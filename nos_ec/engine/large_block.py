@@ -71,11 +71,10 @@ class LargeBlock:
     def group(self, place: GroupPlace, version: int, object_size: int, attributes: bytes) -> bytearray:
         """The whole block, once it is filled, as the group that is written to `place`. version: of the object. The next
         call changes it."""
-        with memoryview(self._bytes) as whole, whole[self.front : self.front + self.length] as data:
-            segment = self._offset, object_size
-            item = GroupItem(self._key, version, self.front, data, self.crc32c, segment, attributes)
-            front = header_and_names(self._geometry, place, [item])
-            whole[: len(front)] = front
+        segment = self._offset, object_size
+        item = GroupItem(self._key, version, self.front, self.length, self.crc32c, segment, attributes)
+        front = header_and_names(self._geometry, place, [item])
+        self._bytes[: len(front)] = front
         return self._bytes
 
 

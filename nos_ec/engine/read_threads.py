@@ -130,8 +130,9 @@ class _Worker(Generic[R]):
 class _Reading(Generic[R]):
     """The reads of one plan."""
 
-    def __init__(self, threads: ReadThreads, units: Sequence[Unit[R]]) -> None:
+    def __init__(self, threads: ReadThreads, units: Sequence[Unit[R]], patient_s: float) -> None:
         self._threads = threads
+        self._patient_until_s = threads.timer() + patient_s
         self._units = units
         self._next = deque(range(len(units)))
         self._results: list[R | None] = [None] * len(units)
@@ -164,10 +165,13 @@ class _Reading(Generic[R]):
         if not started:
             # Reads may begin at any time without notification.
             return self._threads.patience_s() if self._next else None
-        return max(0.001, min(started) + self._threads.patience_s() - self._threads.timer())
+        late_s = max(min(started) + self._threads.patience_s(), self._patient_until_s)
+        return max(0.001, late_s - self._threads.timer())
 
     def _leave_late(self) -> None:
         now_s, patience_s = self._threads.timer(), self._threads.patience_s()
+        if now_s < self._patient_until_s:
+            return
         for worker in list(self._workers):
             unit = self._units[worker.index]
             seconds = now_s - worker.started_s
@@ -235,6 +239,7 @@ class _Reading(Generic[R]):
         return True
 
 
-def read_all(threads: ReadThreads, units: Sequence[Unit[R]]) -> list[R]:
-    """The results of all units, in their order. Raises what a unit raises, which must be no NosError."""
-    return _Reading(threads, units).run() if units else []
+def read_all(threads: ReadThreads, units: Sequence[Unit[R]], patient_s: float = 0.0) -> list[R]:
+    """The results of all units, in their order. Raises what a unit raises, which must be no NosError. patient_s: for so
+    many seconds no read is left behind."""
+    return _Reading(threads, units, patient_s).run() if units else []

@@ -1,6 +1,7 @@
 """Reads the bytes of the objects to pack.
 
-A landing copy that does not answer delays no plan for long: it counts as unread (read_threads.py says when).
+A landing copy that does not answer delays no plan for long, unless its caller is patient: it counts as unread
+(read_threads.py says when).
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ class SourceReader:
         self._threads = threads
         self._records = records
 
-    def read(self, packables: Sequence[Packable]) -> list[bytes | NosError]:
-        """For each packable its bytes, or the error of reading them. Never raises a NosError itself."""
+    def read(self, packables: Sequence[Packable], patient_s: float = 0.0) -> list[bytes | NosError]:
+        """For each packable its bytes, or the error of reading them. Never raises a NosError itself. patient_s: for so
+        many seconds no read is left behind."""
         results: list[_Outcome | None] = [None] * len(packables)
-        for outcomes in read_all(self._threads, self._units(packables)):
+        for outcomes in read_all(self._threads, self._units(packables), patient_s):
             for index, outcome in outcomes:
                 results[index] = outcome
         return [outcome for outcome in results if outcome is not None]

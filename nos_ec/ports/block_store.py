@@ -1,7 +1,7 @@
 """The erasure-coded block store.
 
-A block is an append-only sequence of whole stripes. The unit of an append is one stripe group; every
-offset and length below is in bytes of user-visible (data) space, coding chunks excluded.
+A block is an append-only sequence of whole stripes. The unit of an append is one stripe group, or a window of one;
+every offset and length below is in bytes of user-visible (data) space, coding chunks excluded.
 
 NotFound, Conflict and Corrupt carry the `block_id`.
 """

@@ -32,6 +32,7 @@ from .gathered_puts import data_of
 from .test_check import check, rewrite
 from .test_landing_log_kills import JOINED_LOG_POINTS, LANDING_LOG_POINTS, SEGMENT_SEAL_POINTS
 from .test_lifecycle_walk import LIFECYCLE_POINTS
+from .test_long_groups import LONG_GROUP_BEHIND_POINTS, LONG_GROUP_POINTS
 from .test_rebuild_kills import (
     ACCESS_DUMP_POINTS,
     ACCESS_POINTS,
@@ -771,6 +772,8 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             UPLOAD_POINTS,
             VERSION_POINTS,
             LIFECYCLE_POINTS,
+            LONG_GROUP_POINTS,
+            LONG_GROUP_BEHIND_POINTS,
         )
         for point in points
     }

@@ -110,6 +110,23 @@ def test_a_read_that_must_not_be_left_behind_is_waited_for(
     assert results == ["answered"]
 
 
+def test_no_read_is_left_behind_while_the_caller_is_patient(timer: Timer, hanging: Hanging) -> None:
+    threads = ReadThreads(SLOTS, timer, calm_s=0.01)
+    results: list[str] = []
+    units = [hanging.unit(), _quick(1)]
+    reader = threading.Thread(target=lambda: results.extend(read_all(threads, units, patient_s=0.2)))
+    reader.start()
+    hanging.begun.acquire()
+    timer.now_s = 0.19
+    reader.join(0.3)
+    assert reader.is_alive(), "far longer than other reads get"
+    timer.now_s = 0.21
+    reader.join()
+    assert results == ["late", "1"]
+    hanging.answer.set()
+    threads.close()
+
+
 def test_after_a_read_that_was_left_behind_has_failed_others_get_less_time(
     threads: ReadThreads, timer: Timer, hanging: Hanging
 ) -> None:
