@@ -7,7 +7,10 @@ the longest run that waits behind another group. What waits behind one that take
 
 After a group that could not be written, no lane begins another until the failure was collected and acted upon.
 
-9  at most PLANS_MAX plans are pending, or AHEAD_MIN for each lane; beyond that, `full` is true
+A plan counts by its windows: the writer writes a group of at most `stripes_per_group_max` stripes at once, and a longer
+one in windows of so many.
+
+9  plans of at most PLANS_MAX windows are pending, or AHEAD_MIN for each lane; beyond that, `full` is true
 """
 
 from __future__ import annotations
@@ -31,9 +34,10 @@ AHEAD_MIN = 2
 idle."""
 PLANS_MAX = 64
 """Plans that are pending for all lanes together, unless AHEAD_MIN for each are more. A plan lists its objects, at most
-as many as the window of the merge list: about a megabyte."""
+as many as the window of the merge list: about a megabyte. One of several windows counts as so many."""
 LATE_S = 5.0
-"""A group that takes so long waits for a store that hangs. The next ones of its run need not wait as long."""
+"""A group that takes so long for each of its windows waits for a store that hangs. The next ones of its run need not
+wait as long."""
 
 Plan = GroupPlan[Packable]
 
@@ -47,11 +51,12 @@ class _Run:
 
 
 class _Ended(NamedTuple):
-    """A group that a lane has tried to write. round: when it began."""
+    """A group that a lane has tried to write. round: when it began. windows: of its plan."""
 
     result: WriteResult | BaseException
     seconds: float
     round: int
+    windows: int
 
 
 class Lanes:
@@ -64,10 +69,13 @@ class Lanes:
     def __init__(self, writers: Sequence[StripeWriter], timer: Callable[[], float], geometry: Geometry) -> None:
         self._timer = timer
         self._run_stripes = geometry.stripes_per_block
-        run_groups = geometry.stripes_per_block // geometry.stripes_per_group_max if len(writers) > 1 else 0
-        self._ahead = max(AHEAD_MIN, min(run_groups, PLANS_MAX // len(writers)))
-        """Plans pending for each lane before `full` says that it is enough: a block full, because a run is cut short
+        self._window_stripes = geometry.stripes_per_group_max
+        run_windows = geometry.stripes_per_block // self._window_stripes if len(writers) > 1 else 0
+        self._ahead = max(AHEAD_MIN, min(run_windows, PLANS_MAX // len(writers)))
+        """Windows pending for each lane before `full` says that it is enough: a block full, because a run is cut short
         where more wait. A single lane keeps the order anyway."""
+        self._writing = [0] * len(writers)
+        """For each lane, the windows of its current group; 0 while it has none."""
         self._started_s: list[float | None] = [None] * len(writers)
         """For each lane, when it began its current group; each lane's thread sets its own."""
         self.write_seconds: dict[int, Histogram] = {}
@@ -91,6 +99,7 @@ class Lanes:
         """For each lane, in which it began its current group."""
         self._results: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self._pending = 0
+        self._windows_pending = 0
         self._threads = [
             threading.Thread(target=self._work, args=(index, writer), name=f"lane-{index}", daemon=True)
             for index, writer in enumerate(writers)
@@ -122,7 +131,9 @@ class Lanes:
     def full(self) -> bool:
         """True when as many plans are pending as should be: results should be collected first. Groups may fail faster
         than they are planned, so results that nobody has seen yet count too."""
-        return self._pending >= self._ahead * self._writing_max
+        if self._pending < AHEAD_MIN * self._writing_max:
+            return False
+        return self._windows_pending >= self._ahead * self._writing_max
 
     def limit(self, lanes: int) -> None:
         """Let no more than so many lanes, at least one, begin a group from now on."""
@@ -135,6 +146,7 @@ class Lanes:
     def submit(self, plan: Plan) -> None:
         """Add a plan to the run of its stream, or begin another run with it."""
         self._pending += 1
+        self._windows_pending += self._windows(plan)
         with self._changed:
             self._waiting[self._lane_for(plan)].append(plan)
             self._changed.notify_all()
@@ -147,6 +159,7 @@ class Lanes:
                 plans += waiting
                 waiting.clear()
         self._pending -= len(plans)
+        self._windows_pending -= sum(map(self._windows, plans))
         return plans
 
     def collect(self, wait_ms: int) -> list[WriteResult]:
@@ -164,6 +177,7 @@ class Lanes:
             except queue.Empty:
                 break
             self._pending -= 1
+            self._windows_pending -= ended.windows
             wait = 0
             self._note_failure(ended)
             result = ended.result
@@ -211,7 +225,10 @@ class Lanes:
         return run.lane
 
     def _load(self, lane: int) -> int:
-        return len(self._waiting[lane]) + (self._started_s[lane] is not None)
+        return sum(map(self._windows, self._waiting[lane])) + self._writing[lane]
+
+    def _windows(self, plan: Plan) -> int:
+        return max(1, -(-plan.stripe_count // self._window_stripes))
 
     # --- the threads of the lanes -----------------------------------------------------------------
     def _work(self, index: int, writer: StripeWriter) -> None:
@@ -231,6 +248,7 @@ class Lanes:
                     plan = self._take(index)
                     if plan is not None:
                         self._started_s[index] = self._timer()
+                        self._writing[index] = self._windows(plan)
                         self._rounds[index] = self._round
                         self._changed.notify_all()  # another lane may take what waits behind it
                         return plan
@@ -238,9 +256,9 @@ class Lanes:
         return None
 
     def _take(self, index: int) -> Plan | None:
-        late_s = self._timer() - LATE_S
-        for started_s, waiting in zip(self._started_s, self._waiting, strict=True):
-            if waiting and started_s is not None and started_s <= late_s:
+        now_s = self._timer()
+        for started_s, windows, waiting in zip(self._started_s, self._writing, self._waiting, strict=True):
+            if waiting and started_s is not None and started_s + LATE_S * windows <= now_s:
                 return waiting.popleft()
         if self._waiting[index]:
             return self._waiting[index].popleft()
@@ -252,10 +270,11 @@ class Lanes:
     def _end(self, index: int, result: WriteResult | BaseException) -> None:
         with self._changed:
             started_s, self._started_s[index] = self._started_s[index], None
+            windows, self._writing[index] = self._writing[index], 0
             self._failures += _failed(result)
             self._changed.notify_all()
         assert started_s is not None
-        self._results.put(_Ended(result, self._timer() - started_s, self._rounds[index]))
+        self._results.put(_Ended(result, self._timer() - started_s, self._rounds[index], windows))
 
 
 def _failed(result: WriteResult | BaseException) -> bool:

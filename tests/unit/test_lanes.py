@@ -13,7 +13,7 @@ import pytest
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import Geometry
-from nos_ec.engine.lanes import Lanes, Plan
+from nos_ec.engine.lanes import LATE_S, Lanes, Plan
 from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
 
 WAIT_S = 10
@@ -72,10 +72,11 @@ def new_lanes(
 def lanes_of(
     writers: Sequence[HeldWriter], block: int = 4, group: int = 1, timer: Callable[[], float] = perf_counter
 ) -> Lanes:
-    """Lanes of these writers, each of which has begun a group of its own (a stream that no other plan has)."""
+    """Lanes of these writers, each of which has begun a group of its own (a stream that no other plan has), of a
+    window."""
     lanes = new_lanes(writers, block, group, timer)
     for number in range(len(writers)):
-        lanes.submit(plan(1000 + number, stream=1000 + number, stripes=block))
+        lanes.submit(plan(1000 + number, stream=1000 + number, stripes=group))
     for writer in writers:
         assert writer.begins.acquire(timeout=WAIT_S)
         writer.begun.clear()
@@ -227,6 +228,43 @@ def test_what_waits_behind_a_group_that_hangs_is_taken_first() -> None:
         seconds[0] += 0.1
     assert writers[1 - hangs].begun == [4, 0, 1, 2, 3, 5]
     end(lanes, writers)
+
+
+def test_a_group_of_several_windows_may_take_as_many_times_longer() -> None:
+    seconds = [0.0]
+    writers = [HeldWriter(), HeldWriter()]
+    lanes = lanes_of(writers, block=40, group=4, timer=lambda: seconds[0])
+    lanes.submit(plan(0, stripes=32))
+    (long,) = [lane for lane in range(2) if lanes._waiting[lane]]
+    writers[long].step()
+    for number in (1, 2):
+        lanes.submit(plan(number, stripes=4))
+    for number in (3, 4, 5):
+        lanes.submit(plan(number, stream=1, stripes=4))
+    assert [one.data_length for one in lanes._waiting[1 - long]] == [3, 4, 5], "there is less to write before them"
+    seconds[0] = 8 * LATE_S - 0.1
+    writers[1 - long].step()
+    seconds[0] = 8 * LATE_S
+    writers[1 - long].step()
+    assert writers[1 - long].begun == [3, 1]
+    end(lanes, writers)
+
+
+@pytest.mark.parametrize(("stripes", "most"), [(4, 16), (8, 8), (32, 4), (31, 4)])
+def test_lanes_are_full_with_fewer_plans_that_are_long(stripes: int, most: int) -> None:
+    """Of windows for a block each, but always with one plan that waits."""
+    writers = [HeldWriter(), HeldWriter()]
+    lanes = new_lanes(writers, block=32, group=4)
+    for number in range(most):
+        assert not lanes.full
+        lanes.submit(plan(number, stripes=stripes))
+    assert lanes.full
+    for writer in writers:
+        assert writer.begins.acquire(timeout=WAIT_S)
+    assert len(lanes.withdraw()) == most - 2
+    assert not lanes.full
+    end(lanes, writers)
+    assert not lanes._windows_pending
 
 
 def test_a_run_is_cut_short_when_too_much_waits_for_its_lane() -> None:
