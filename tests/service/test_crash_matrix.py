@@ -32,7 +32,6 @@ from .gathered_puts import data_of
 from .test_check import check, rewrite
 from .test_landing_log_kills import JOINED_LOG_POINTS, LANDING_LOG_POINTS, SEGMENT_SEAL_POINTS
 from .test_lifecycle_walk import LIFECYCLE_POINTS
-from .test_long_groups import LONG_GROUP_BEHIND_POINTS, LONG_GROUP_POINTS
 from .test_rebuild_kills import (
     ACCESS_DUMP_POINTS,
     ACCESS_POINTS,
@@ -85,6 +84,25 @@ AILING_CONSUMER_POINTS = [
     "writer.sealed",
 ]
 """While a group is written again to other blocks, and while a block is sealed because its place became worse."""
+LONG_CONSUMER_POINTS = [
+    "writer.appended",
+    "writer.window_appended",
+    "block_store.shard_written:20",
+    "writer.appended:2",
+    "metadata.commit_group.before_commit",
+    "writer.committed",
+    "writer.window_appended:2",
+    "writer.appended:4",
+    "consumer.before_offsets",
+]
+"""While groups are written in windows. One append of a second window is torn."""
+LONG_GC_POINTS = [
+    "writer.window_appended",
+    "block_store.shard_written:20",
+    "writer.appended:2",
+    "writer.committed",
+    "gc.rewritten",
+]
 FOREIGN_EVENT_POINTS = ["writer.appended", "writer.committed", "consumer.before_offsets"]
 FULL_STORE_POINTS = ["block.forgotten", "writer.allocated:2"]
 """While the store refuses a new block."""
@@ -249,6 +267,13 @@ def kill_ailing(bench: Bench, point: str, action: str, stdin: bytes = b"") -> No
     assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.returncode} {done.stderr.decode()[-2000:]}"
 
 
+def kill_long(bench: Bench, point: str, action: str) -> None:
+    """Run it with a packer that plans long groups; it must die at `point`."""
+    program = str(Path(__file__).with_name("long_packing.py"))
+    done = bench.run_python(program, str(bench.config), action, kill_at=point)
+    assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.returncode} {done.stderr.decode()[-2000:]}"
+
+
 def assert_recovers(bench: Bench, *, readable_at_once: bool = True) -> None:
     """The state of the store after a restart of all services, and another one, which seals what they wrote."""
     with bench.open() as system:
@@ -305,6 +330,24 @@ def test_consumer_killed_while_places_go_bad(bench: Bench, point: str) -> None:
         bench.put_some(system, 220)
         bench.produce(system)
     kill_ailing(bench, point, "consumer")
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", LONG_CONSUMER_POINTS)
+def test_consumer_of_long_groups_killed(bench: Bench, point: str) -> None:
+    with bench.open() as system:
+        keys = bench.put_some(system, 220)
+        bench.produce(system)
+        for key in keys[::9]:
+            bench.delete(system, key)
+    kill_long(bench, point, "consumer")
+    assert_recovers(bench)
+
+
+@pytest.mark.parametrize("point", LONG_GC_POINTS)
+def test_gc_of_long_groups_killed(bench: Bench, point: str) -> None:
+    _packed_with_holes(bench)
+    kill_long(bench, point, "gc")
     assert_recovers(bench)
 
 
@@ -725,6 +768,8 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             CONSUMER_POINTS,
             COPY_POINTS,
             AILING_CONSUMER_POINTS,
+            LONG_CONSUMER_POINTS,
+            LONG_GC_POINTS,
             FOREIGN_EVENT_POINTS,
             FULL_STORE_POINTS,
             PRODUCER_POINTS,
@@ -772,8 +817,6 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             UPLOAD_POINTS,
             VERSION_POINTS,
             LIFECYCLE_POINTS,
-            LONG_GROUP_POINTS,
-            LONG_GROUP_BEHIND_POINTS,
         )
         for point in points
     }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter
 
 import pytest
 
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Corrupt, LeaseLost, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.lifecycle import BlockState, ObjectState
@@ -26,11 +27,13 @@ from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.testing.audit import all_blocks, all_objects
 from nos_ec.testing.clock import FakeClock
+from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
 from tests.rig.preloaded import Preloaded
 
 from .conftest import TTL_OVER_MS, Bench
 from .long_groups import STRIPES, TINY_CONFIG, WINDOW, long_bench, long_plan, put_for
+from .long_packing import packing_long_groups
 from .test_check import check
 from .test_cli import Cli
 from .test_rebuild import lose_database, rebuild
@@ -483,6 +486,36 @@ def test_a_window_and_what_begins_in_it_are_in_memory(writer: Writer) -> None:
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + writer.system.geometry.group_size_max // 2, "half a window is the largest object"
     _finish(writer)
+
+
+# --- services -------------------------------------------------------------------------------------------------
+
+
+def test_a_life_of_objects_in_long_groups(bench: Bench) -> None:
+    """Packed, read, deleted, collected: with a packer that plans groups of up to a block."""
+    with bench.open() as system, packing_long_groups():
+        keys = bench.put_some(system, 400)
+        bench.pack(system)
+        assert longest(system) > 2 * WINDOW
+        bench.assert_readable(system)
+        for index, key in enumerate(keys):
+            if index % 8 not in (0, 1):
+                bench.delete(system, key)
+        before = set(system.blocks.list_blocks())
+        assert gc_service(system).run_once().objects_moved
+        assert longest(system, before) > WINDOW
+        bench.assert_readable(system)
+        assert check(system, read_share=1.0) == []
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_at_rest(system)
+
+
+def longest(system: System, without: Container[BlockId] = ()) -> int:
+    """Stripes of the longest group."""
+    rows = [row for row in all_blocks(system.metadata) if row.block_id not in without]
+    scans = [scan_headers(system.blocks, row.block_id, row.stripes) for row in rows]
+    return max(header.stripe_count for scan in scans for header in scan.headers)
 
 
 # --- kill -9 --------------------------------------------------------------------------------------------------
