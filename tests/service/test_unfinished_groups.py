@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Sequence
 
 import google_crc32c
 import pytest
 
+from nos_ec.adapters.local.shard_file import ShardLayout
 from nos_ec.api.readings import Readings
 from nos_ec.composition.wiring import System
 from nos_ec.core.geometry import PAGE
@@ -14,6 +17,7 @@ from nos_ec.core.header import Entry, GroupHeader, NameRecord, encode_header, en
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.engine.header_scan import scan_headers
+from nos_ec.ports.metadata import QUARANTINE
 from nos_ec.testing.audit import all_blocks, all_objects
 from nos_gc.assemble import gc_collector
 from tests.rig.at_rest import LaterClock
@@ -176,3 +180,72 @@ def test_a_group_of_a_dead_writer_that_lost_its_last_stripes_is_not_unfinished_i
     cut_short = scan_headers(system.blocks, row.block_id, row.stripes - 1)
     assert (cut_short.headers, cut_short.unfinished) == ((), scan.headers[0])
     writer.release()
+
+
+def cut_off(bench: Bench, system: System, block_id: BlockId, stripes: int) -> None:
+    """All shards of a block lose what is behind so many stripes."""
+    name = block_id.hex()
+    for path in (bench.folder / "store" / "blocks").glob(f"shard-*/{name[-1]}/{name}"):
+        os.truncate(path, ShardLayout(system.geometry).size(stripes))
+    assert system.blocks.stripes(block_id) == stripes
+
+
+def committed(bench: Bench, writer: Writer) -> tuple[BlockId, int]:
+    """A group that is all that its objects have. Returns its block, which is open, and its stripes."""
+    system = writer.system
+    plan = writer.plan(40, "first")
+    assert len(writer.writer.write(plan).packed) == 40
+    for copy in list(system.landing.list_ids()):
+        system.landing.delete(copy)
+    (row,) = all_blocks(system.metadata)
+    assert (row.state, row.stripes) == (BlockState.OPEN, plan.stripe_count)
+    assert row.stripes > 1
+    cut_off(bench, system, row.block_id, row.stripes - 1)
+    return row.block_id, row.stripes
+
+
+@pytest.mark.invariant(3, 10)
+def test_a_rebuild_believes_a_dump_that_counts_more_stripes_than_there_are(bench: Bench, cli: Cli) -> None:
+    """As recovery believes the row. Its objects stay, and those that lie in the stripes that are there can be read."""
+    with bench.open() as system:
+        block_id, stripes = committed(bench, Writer(bench, system))
+        dump = bench.folder / "dump"
+        cli("metadata", "dump", "--to", str(dump))
+    lose_database(bench)
+    said, _ = rebuild(bench, cli, "--from", str(dump))
+    assert (said["unfinished_blocks"], said["gone"]) == (0, 0)
+    with bench.open() as rebuilt:
+        row = rebuilt.metadata.block(block_id)
+        assert (row.state, row.stripes, row.live_objects) == (BlockState.SEALED, stripes, 40)
+        assert row.live_bytes + row.dead_bytes + row.overhead_bytes == stripes * STRIPE
+        rebuilt.clock = LaterClock(TTL_OVER_MS)
+        bench.settle(rebuilt)
+        store, kept = rebuilt.store(), 0
+        for one in all_objects(rebuilt.metadata):
+            assert one.extent is not None
+            if one.extent.offset + one.extent.length <= (stripes - 1) * STRIPE:
+                kept += 1
+                assert store.get(one.key) == bench.acknowledged[one.key]
+        assert 0 < kept < 40
+
+
+@pytest.mark.invariant(3, 10)
+@pytest.mark.parametrize("killed", [False, True], ids=["at once", "resumed"])
+def test_an_unfinished_group_with_objects_that_lie_nowhere_else_is_kept(bench: Bench, cli: Cli, killed: bool) -> None:
+    """Nothing says whether it was committed. So its block is put aside, and an operator can look at it."""
+    with bench.open() as system:
+        block_id, _ = committed(bench, Writer(bench, system))
+    lose_database(bench)
+    if killed:
+        arguments = ("metadata", "rebuild", "--without-dump", "--list", str(bench.folder / "list"))
+        done = bench.run_python("-m", "nos_ec", "--config", str(bench.config), *arguments, kill_at="rebuild.counted")
+        assert done.returncode == -signal.SIGKILL
+    said, to_look_at = rebuild(bench, cli, "--without-dump")
+    assert (said["unfinished_blocks"], said["unread_blocks"]) == (1, 1)
+    assert to_look_at["block"] == {block_id.hex()}
+    with bench.open() as rebuilt:
+        row = rebuilt.metadata.block(block_id)
+        assert (row.state, row.writer) == (BlockState.CONDEMNED, QUARANTINE)
+        rebuilt.clock = LaterClock(TTL_OVER_MS)
+        bench.settle(rebuilt)
+        assert block_id in set(rebuilt.blocks.list_blocks())

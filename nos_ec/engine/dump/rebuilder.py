@@ -45,6 +45,7 @@ from nos_ec.engine.dump.counters import count_blocks
 from nos_ec.engine.dump.lost import PAGE_ROWS, PUT_MS_MAX, DumpSource, Lost, batches
 from nos_ec.engine.dump.placer import Placer, PlacerFigures
 from nos_ec.engine.dump.told import ToldBlock, ToldEntry, told_by_block, told_by_copies, told_by_segment
+from nos_ec.engine.dump.unfinished import maybe_committed
 from nos_ec.engine.landing_labels import labels_of
 from nos_ec.engine.segment_pages import segment_pages
 from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
@@ -133,6 +134,8 @@ class Rebuilder:
         self._unread_segments = 0
         self._unread: list[BlockId] = []
         """Blocks of which not everything can be read."""
+        self._unfinished: list[BlockId] = []
+        """Blocks that end with an unfinished group."""
         self._read: dict[BlockId, BlockRow] = {}
         """Blocks that are there, with their rows."""
         self.figures = RebuildFigures()
@@ -156,6 +159,7 @@ class Rebuilder:
         if not state.placed:
             self._adopt_copies(placer, state)
             self._place_large(placer, tails=True)
+            self._set_aside_unread(maybe_committed(self._lost, self._unfinished))
         state.placed = True
         self._metadata.load((), (), _encoded(state))
         kill_point("rebuild.segments_read")
@@ -320,20 +324,19 @@ class Rebuilder:
         """What a block tells, without what was in it when the dump was made; None if it is half deleted. What is
         SEALED in the dump is not read: it cannot have changed. Runs in several threads."""
         row = self._dumped.get(block_id)
+        stripes, data_bytes = (0, 0) if row is None else (row.stripes, row.live_bytes + row.dead_bytes)
         try:
             if row is not None and row.state is BlockState.CONDEMNED:
                 return None
             if row is not None and row.state is BlockState.SEALED:
                 with suppress(Corrupt):
                     self._blocks.stripes(block_id)
-                return ToldBlock(block_id, row.stripes, row.live_bytes + row.dead_bytes, 0, (), 0, None, None)
-            stripes = self._blocks.seal(block_id)
-            return told_by_block(self._blocks, block_id, stripes, 0 if row is None else row.stripes)
+                return ToldBlock(block_id, stripes, data_bytes, 0, (), 0, None, None)
+            # Acknowledged stripes that the store lost still count, as in recovery: rows of the dump may point there.
+            return told_by_block(self._blocks, block_id, max(self._blocks.seal(block_id), stripes), stripes)
         except NotFound:
             return None
         except Corrupt:
-            stripes = 0 if row is None else row.stripes
-            data_bytes = 0 if row is None else row.live_bytes + row.dead_bytes
             return ToldBlock(block_id, stripes, data_bytes, 0, (), 0, None, None, is_read=False)
 
     def _row_of(self, block_id: BlockId, told: ToldBlock | None) -> BlockRow:
@@ -351,7 +354,9 @@ class Rebuilder:
             self.figures.blocks_read += 1
             self.figures.header_bytes += told.header_bytes
             self.figures.nameless += told.nameless
-            self.figures.unfinished_blocks += told.unfinished
+            if told.unfinished:
+                self._unfinished.append(block_id)
+                self.figures.unfinished_blocks += 1
         kind = BlockKind.FRESH if dumped is None else dumped.kind
         if any(entry.part is not None for entry in told.entries):
             kind = BlockKind.LARGE
@@ -479,18 +484,10 @@ class Rebuilder:
             after = page[-1].object_id
             landed += sum(row.landing_id is not None for row in page)
             self._remove([row for row in page if row.extent and row.extent.block_id not in self._there])
-            self._remove(self._without_parts([row for row in page if row.state is ObjectState.LARGE]))
+            self._remove(tail_rows.without_parts(page, self._metadata, self._there))
         parts = 1 + landed // IDS_MAX
         for part in range(parts):
             self._remove_landed(part, parts)
-
-    def _without_parts(self, large: Sequence[ObjectRow]) -> list[ObjectRow]:
-        found = self._metadata.segments_of([row.object_id for row in large])
-        return [
-            row
-            for row in large
-            if any(segment.extent.block_id not in self._there for _, segment in found.get(row.object_id, ()))
-        ]
 
     def _remove_landed(self, part: int, parts: int) -> None:
         present = {copy for copy in self._lost.landing.list_ids() if copy[-1] % parts == part}

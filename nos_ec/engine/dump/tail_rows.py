@@ -1,4 +1,4 @@
-"""What a rebuild makes of tails of large objects (nos_ec.core.tails), when all objects are known."""
+"""What a rebuild makes of large objects and their tails (nos_ec.core.tails), when all objects are known."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def has_tail(parts: Sequence[ToldEntry]) -> bool:
 def stray_tails(page: Sequence[ObjectRow], there: Container[BlockId | None]) -> list[ObjectRow]:
     """The tails among these whose block is not there: their objects were deleted, and collected."""
     return [row for row in page if is_tail(row.key) and block_of_tail(row.key) not in there]
+
+
+def without_parts(page: Sequence[ObjectRow], metadata: Metadata, there: Container[BlockId]) -> list[ObjectRow]:
+    """Return the large objects among these with a segment whose block is not there. Raises Transient."""
+    large = [row for row in page if row.state is ObjectState.LARGE]
+    found = metadata.segments_of([row.object_id for row in large])
+    return [
+        row for row in large if any(segment.extent.block_id not in there for _, segment in found.get(row.object_id, ()))
+    ]
 
 
 def without_tail(page: Sequence[ObjectRow], metadata: Metadata) -> list[ObjectRow]:

@@ -78,19 +78,9 @@ def told_by_block(blocks: BlockStore, block_id: BlockId, stripes: int, first_str
     entries: list[ToldEntry] = []
     nameless = 0
     for header in asked:
-        names = _names(blocks, header)
-        if names is None:
-            nameless += len(header.entries)
-            continue
-        for entry, name in zip(header.entries, names, strict=True):
-            key = _key(name.bucket, name.name, entry.key_md5)
-            if key is None:
-                nameless += 1
-                continue
-            at = header.first_stripe * geometry.stripe_size + entry.offset
-            extent = Extent(block_id, at, entry.length)
-            told = ToldEntry(key, entry.object_version, extent, entry.crc32c, name.segment, name.attributes)
-            entries.append(told)
+        named = _entries(blocks, header)
+        entries += named
+        nameless += len(header.entries) - len(named)
     headers = scan.headers if scan.unfinished is None else (*scan.headers, scan.unfinished)
     return ToldBlock(
         block_id,
@@ -104,6 +94,20 @@ def told_by_block(blocks: BlockStore, block_id: BlockId, stripes: int, first_str
         not nameless and all(stripe < first_stripe for stripe in scan.damaged_stripes),
         scan.unfinished is not None,
     )
+
+
+def told_by_unfinished(blocks: BlockStore, block_id: BlockId) -> list[ToldEntry] | None:
+    """Return the objects, of the unfinished group that a sealed block ends with, that lie in it as a whole. None if
+    names of it cannot be read. Raises NotFound, Transient."""
+    stripes = blocks.stripes(block_id)
+    header = scan_headers(blocks, block_id, stripes).unfinished
+    if header is None:
+        return []
+    named = _entries(blocks, header)
+    if len(named) < len(header.entries):
+        return None
+    end = stripes * blocks.geometry.stripe_size
+    return [entry for entry in named if entry.extent.offset + entry.extent.length <= end]
 
 
 def told_by_segment(
@@ -171,6 +175,18 @@ def size_told(whole: Sequence[ToldEntry]) -> int:
 def tail_told(whole: Sequence[ToldEntry]) -> tuple[ObjectKey, int] | None:
     """The key and the bytes of the tail of a large object with these segments, in order; None without one."""
     return tail_place(size_told(whole), [(part.extent.block_id, part.extent.length) for part in whole])
+
+
+def _entries(blocks: BlockStore, header: GroupHeader) -> list[ToldEntry]:
+    """Return what a header tells, as far as its names can be read."""
+    entries: list[ToldEntry] = []
+    for entry, name in zip(header.entries, _names(blocks, header) or (), strict=False):
+        key = _key(name.bucket, name.name, entry.key_md5)
+        if key is not None:
+            at = header.first_stripe * blocks.geometry.stripe_size + entry.offset
+            extent = Extent(header.block_id, at, entry.length)
+            entries.append(ToldEntry(key, entry.object_version, extent, entry.crc32c, name.segment, name.attributes))
+    return entries
 
 
 def _names(blocks: BlockStore, header: GroupHeader) -> list[NameRecord] | None:

@@ -32,7 +32,8 @@ class Uncertain:
     version, and whose PUT may have been refused for the PUT of that one; `trash`, one that was
     in the trash when the dump was made, and may have been undeleted or removed since; `copy`, a landing copy that does
     not tell what it is, so that it is kept and used by nothing; `held`, one in quarantine, which a later version has
-    replaced; `block`, a block of which not everything can be read, or one in quarantine; `segment`, a landing segment
+    replaced; `block`, a block of which not everything can be read, or that ends with an unfinished group
+    whose objects lie nowhere else, or one in quarantine; `segment`, a landing segment
     of which not everything can be read, or a slot of the landing log whose owner is not known; `access`, a bucket or an
     access key, if it is not known who may use it. about: the object's key, the id, the place of the slot, or what is
     not known about the bucket or access key."""
