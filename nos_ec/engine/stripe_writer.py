@@ -228,7 +228,8 @@ class StripeWriter:
             return None
         lost = {id(failure.packable) for failure in (*failed, *unread)}
         retry = [packable for packable in group.packables if id(packable) not in lost]
-        cause = unread[0].error if len(unread) == len(packables) else None
+        # Those of the first window could be read, so the store is not away; or the next plan finds that out.
+        cause = unread[0].error if number == 0 and len(unread) == len(packables) else None
         return WriteResult(failed=failed, unread=unread, retry=retry, cause=cause)
 
     def close(self) -> None:

@@ -3,7 +3,7 @@ synced (see tests.rig.power_cut), and the services bring the rest to order as af
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
@@ -26,6 +26,7 @@ from tests.rig.at_rest import LaterClock, settle
 from tests.rig.power_cut import MIXED, NOTHING, ZEROS, Operation, Recorder, cuts, memory_folder, points
 
 from .conftest import CHUNK, STORE_CONFIG, TTL_OVER_MS
+from .long_packing import packing_long_groups
 
 pytestmark = pytest.mark.invariant(1)
 
@@ -88,7 +89,7 @@ def _settings(folder: Path, root: Path) -> Settings:
     return load_settings(folder / "nos-ec.toml", {"NOS_EC_STORE__ROOT": str(root)})
 
 
-def _work(folder: Path, recorder: Recorder) -> History:
+def _work(folder: Path, recorder: Recorder, objects_a_round: int) -> History:
     """The life of small and large objects: put, overwritten, packed, deleted, collected."""
     history, random, settings = History(), Random(9), _settings(folder, recorder.root / "store")
 
@@ -102,8 +103,8 @@ def _work(folder: Path, recorder: Recorder) -> History:
     with open_system(settings) as system:
         store = system.store()
         keys = [ObjectKey("b", f"{number:02}") for number in range(24)]
-        for first in range(0, 24, 8):
-            data = {key: random.randbytes(random.randrange(CHUNK)) for key in keys[first : first + 8]}
+        for first in range(0, 24, objects_a_round):
+            data = {key: random.randbytes(random.randrange(CHUNK)) for key in keys[first : first + objects_a_round]}
             did({**data}, partial(store.put_many, list(data.items())))
             _pack(system)
         large = random.randbytes(20 * STRIPE)
@@ -126,10 +127,14 @@ def _pack(system: System) -> None:
 
 @pytest.fixture
 def history(folder: Path) -> History:
+    return _recorded(folder, 8)
+
+
+def _recorded(folder: Path, objects_a_round: int) -> History:
     (folder / "recorded").mkdir()
     recorder = Recorder(folder / "recorded")
     with recorder, sqlite_files.recorded(recorder):
-        history = _work(folder, recorder)
+        history = _work(folder, recorder, objects_a_round)
         recorder.check()
     history.operations = recorder.operations
     return history
@@ -159,7 +164,20 @@ def _check_objects(system: System, history: History, position: int) -> None:
 
 
 def test_a_power_cut_loses_no_acknowledged_object(folder: Path, history: History) -> None:
-    places = points(history.operations)
+    _cut(folder, history, points(history.operations))
+
+
+def test_a_power_cut_while_a_long_group_is_written_loses_no_acknowledged_object(folder: Path) -> None:
+    """It has all objects, in three windows of two stripes."""
+    config = folder / "nos-ec.toml"
+    config.write_text(config.read_text().replace("[geometry]", "[geometry]\nstripes_per_group_max = 2"))
+    with packing_long_groups():
+        history = _recorded(folder, 24)
+        put, then = history.changes[23], history.changes[24]
+        _cut(folder, history, [one for one in points(history.operations) if put.done <= one < then.begun])
+
+
+def _cut(folder: Path, history: History, places: Sequence[int]) -> None:
     chosen = sorted(Random(5).sample(places, min(CUTS, len(places))))
     for number, position in enumerate(chosen):
         fate = (NOTHING, ZEROS, MIXED)[number % 3]
