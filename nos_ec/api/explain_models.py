@@ -149,7 +149,9 @@ class BlockLayoutModel(Answer):
     front_bytes: Bytes
     gap_bytes: Bytes
     end_bytes: Bytes
-    unread_stripes: Count = Field(description="Without a readable header, and so not counted.")
+    unread_stripes: Count = Field(
+        description="Without a readable header, or of a group that was not ended, and so not counted."
+    )
 
 
 class BlockExplanationModel(Answer):

@@ -200,7 +200,7 @@ def _holder_text(one: Holder) -> str:
 
 def _written_text(layout: BlockLayout) -> str:
     unread = layout.unread_stripes
-    more = f"; {count_text(unread, 'stripe')} without a readable header" if unread else ""
+    more = f"; {count_text(unread, 'stripe')} without a readable header, or unfinished" if unread else ""
     objects = count_text(layout.objects, "object")
     return f"{objects}, {layout.split_objects:,} of them split, in {count_text(layout.groups, 'group')}{more}"
 

@@ -31,7 +31,7 @@ class BlockLayout:
     """What the headers of a block say about its stripes. objects: that were written, dead ones included. split_objects:
     those in one chunk more than the fewest possible. The empty bytes of its groups: front, before the first object, for
     header and names; gap, between objects; end, in chunks after the last object. unread_stripes: without a readable
-    header, and so not counted."""
+    header, or of an unfinished group, and so not counted."""
 
     groups: int
     objects: int
@@ -188,7 +188,7 @@ class BlockExplainer:
             front_bytes=empty.front,
             gap_bytes=empty.gap,
             end_bytes=empty.end,
-            unread_stripes=len(scan.damaged_stripes),
+            unread_stripes=len(scan.dead_stripes),
         )
 
     def _lease_until_ms(self, name: str, now_ms: int, epoch: int | None = None) -> int | None:
