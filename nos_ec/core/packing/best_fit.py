@@ -201,8 +201,9 @@ class BestFitMergeList(Generic[P]):
         alone: GroupLayout[P] = GroupLayout(self._geometry, 1, names=self._names)
         stripes_min = self._geometry.stripes_for(alone.front_size(oldest) + oldest.size)
         stripes = max(self._stripes_aim, stripes_min)
-        self._group = GroupLayout(self._geometry, stripes, names=self._names)
         self._equal_rows = self._plan_rows(oldest, alone, stripes)
+        stripes = stripes if self._equal_rows is None else self._equal_rows.stripes
+        self._group = GroupLayout(self._geometry, stripes, names=self._names)
         self._is_last_open = False
         return self._group
 

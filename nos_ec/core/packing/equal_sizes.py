@@ -5,8 +5,10 @@ full ones (packer.py) holds span x C // rest objects at most, and costs
 
     span x C - sum(rests) + price x (span - 1)
 
-It is cheapest with as many objects as it holds. A group is a sequence of rows of which one also holds the front, and
+With objects of at most a chunk, it is cheapest with as many as it holds. Each larger object also takes its full chunks,
+which the group may lack, so fewer may be better. A group is a sequence of rows of which one also holds the front, and
 its last stripes may stay unwritten. So the cheapest rows are a shortest path over the number of chunks that are left.
+Objects may change places between rows at no cost, so only one row need hold fewer than it can: the packer fills each.
 What is minimised is the cost an object, a ratio, with Dinkelbach's method: minimise `cost - value x objects`, where
 `value` is the least cost an object found so far, until that finds nothing better (W. Dinkelbach, "On nonlinear
 fractional programming", 1967). It converges superlinearly.
@@ -30,10 +32,12 @@ _PLANS_KEPT = 256
 class EqualRows(NamedTuple):
     """The cheapest rows of objects of one size.
 
-    spans: for each number of chunks that a group has left, the span of the row to open next; 0 for none. last: whether
-    that row is the last one, which also holds the front. cost: of the whole group, bytes an object.
+    stripes: of the group. spans: for each number of chunks that a group has left, the span of the row to open next; 0
+    for none. last: whether that row is the last one, which also holds the front. cost: of the whole group, bytes an
+    object.
     """
 
+    stripes: int
     spans: tuple[int, ...]
     last: tuple[bool, ...]
     cost: float
@@ -65,10 +69,13 @@ def cheapest_rows(stripes: int, k: int, chunk_size: int, size: int, front: int, 
 
     def rows(front: int) -> list[_Row]:
         found = []
-        for span in range(1, stripes * k + 1):
+        chunks = stripes * k
+        for span in range(1, chunks + 1):
             room = span * chunk_size - front
-            count = max(0, room) // rest
-            if count:
+            most = max(0, room) // rest
+            # A row of so few objects that a smaller span holds them is never cheaper.
+            fewest = max(1, most if not full else (room - chunk_size) // rest + 1)
+            for count in range(min(most, (chunks - span) // full) if full else most, fewest - 1, -1):
                 cost = room - count * rest + front + price * (span - 1)
                 found.append(_Row(span + count * full, span, count, cost))
         return found
@@ -80,7 +87,8 @@ def cheapest_rows(stripes: int, k: int, chunk_size: int, size: int, front: int, 
         objects, cost = path[-1].objects, path[-1].cost
         if not objects or (best is not None and cost / objects >= best.cost):
             break
-        best = EqualRows(tuple(rest.span for rest in path), tuple(rest.last for rest in path), cost / objects)
+        written = min(range(1, stripes + 1), key=lambda stripe: path[stripe * k].total)
+        best = EqualRows(written, tuple(rest.span for rest in path), tuple(rest.last for rest in path), cost / objects)
     return best
 
 
@@ -94,19 +102,19 @@ def _shortest_path(
         alone = -(-front // chunk_size)
         best = _Rest(inf, 0, False, 0, 0)
         if alone <= left:
-            cost = (left % k if left % k >= alone else alone + (left - alone) % k) * chunk_size
+            cost = (alone + (left - alone) % k) * chunk_size
             best = _Rest(cost, 0, False, 0, cost)
-        for row in behind_front:
-            if row.chunks <= left:
-                cost = row.cost + (left - row.chunks) % k * chunk_size
-                total = cost - value * row.objects
-                if total < best.total:
-                    best = _Rest(total, row.span, True, row.objects, cost)
         for row in plain:
             if row.chunks <= left:
                 after = path[left - row.chunks]
                 total = row.cost - value * row.objects + after.total
                 if total < best.total:
                     best = _Rest(total, row.span, False, row.objects + after.objects, row.cost + after.cost)
+        for row in behind_front:
+            if row.chunks <= left:
+                cost = row.cost + (left - row.chunks) % k * chunk_size
+                total = cost - value * row.objects
+                if total < best.total:
+                    best = _Rest(total, row.span, True, row.objects, cost)
         path.append(best)
     return path
