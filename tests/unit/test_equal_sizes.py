@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from heapq import heapify, heappop, heappush
 
 import pytest
@@ -65,3 +66,25 @@ def test_the_packer_makes_them(size: int, price: int) -> None:
     consumer = ConsumerSettings(split_bytes=price)
     found = simulate([size] * 2000, consumer, Geometry(), timer=lambda: 0.0, names=False)
     assert found.cost == pytest.approx(found.cost_bound, abs=1)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.2])
+@pytest.mark.parametrize("other", [71_000, 100_000])
+def test_a_few_objects_of_another_size_do_not_spoil_the_group(share: float, other: int) -> None:
+    """They run out now and then, and come again while a group is open that was begun without them."""
+    rng = random.Random(1)
+    sizes = [other if rng.random() < share else 70_000 for _ in range(5000)]
+    found = simulate(sizes, ConsumerSettings(), Geometry(), timer=lambda: 0.0, names=False)
+    assert found.utilisation > 0.96
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "utilisation"),
+    [(43_680, 43_700, 0.98), (26_200, 26_230, 0.98), (100_000, 100_030, 0.98), (136_072, 136_100, 0.99)],
+)
+def test_sizes_that_differ_by_a_few_bytes(least: int, most: int, utilisation: float) -> None:
+    """Of the first two, a chunk holds one more of the smallest than of the largest."""
+    rng = random.Random(1)
+    sizes = [rng.randint(least, most) for _ in range(4000)]
+    found = simulate(sizes, ConsumerSettings(), Geometry(), timer=lambda: 0.0, names=False)
+    assert found.utilisation > utilisation

@@ -90,8 +90,8 @@ class BestFitMergeList(Generic[P]):
         self._oldest: Candidate[P] | None = None
         self._splits = Splits(split_bytes, geometry.chunk_size)
         self._equal_rows: EqualRows | None = None
-        """The rows of the open group while all objects that wait have one size; None if another size waited when it was
-        opened."""
+        """The rows of the open group for when all objects that wait have one size; None if another size waited when it
+        was opened."""
         self._is_last_open = False
         """Whether the last of them is open."""
         self._gap_max = int(GAP_FRACTION * geometry.chunk_size)
@@ -208,14 +208,15 @@ class BestFitMergeList(Generic[P]):
         return self._group
 
     def _plan_rows(self, oldest: Candidate[P], layout: GroupLayout[P], stripes: int) -> EqualRows | None:
-        """Return the cheapest rows of a group of `stripes` stripes if all objects that wait have the size of the
-        oldest. layout: any."""
+        """Return the cheapest rows of a group of at most `stripes` stripes if all objects that wait have one size, but
+        for a few bytes. oldest: of them. layout: any."""
         geometry = self._geometry
-        if self._splits.price >= self._chunk or not self._waiting.is_one_size():
+        size = None if self._splits.price >= self._chunk else self._waiting.largest_of_alike()
+        if size is None:
             return None
-        count = stripes * geometry.stripe_size // oldest.size
+        count = stripes * geometry.stripe_size // size
         front = -(-layout.front(count, count * oldest.name_size) // PAGE) * PAGE
-        return cheapest_rows(stripes, geometry.k, self._chunk, oldest.size, front, self._splits.price)
+        return cheapest_rows(stripes, geometry.k, self._chunk, size, front, self._splits.price)
 
     def _finish(self, group: GroupLayout[P], overdue: list[Candidate[P]]) -> GroupPlan[P]:
         """Close the group: add the overdue objects as far as they fit, then others that fit."""
@@ -293,7 +294,9 @@ class BestFitMergeList(Generic[P]):
         """Let a row that nothing fills go on in the next chunk, with an object that crosses the border, if that costs
         less than the room left empty. Returns whether it does."""
         waiting, gap = self._waiting, into.room
-        if not len(waiting) or self._equal_rows or self._splits.price >= self._chunk:
+        if not len(waiting) or self._splits.price >= self._chunk:
+            return False
+        if self._equal_rows is not None and waiting.is_one_size():
             return False
         if not self._splits.pays(gap, first=into.span == 1) or not group.widen(into, 1):
             return False

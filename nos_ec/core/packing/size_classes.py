@@ -88,6 +88,17 @@ class SizeClasses(Generic[P]):
         filled = [self._filled, *self._large_filled.values()]
         return sum(one.bit_count() for one in filled) == 1
 
+    def largest_of_alike(self) -> int | None:
+        """Return the bytes of the largest waiting object if all are of one class and a chunk holds as many of their
+        smallest rest as of their largest; else None."""
+        if not self.is_one_size():
+            return None
+        fifos = [fifo for shelf in self._large.values() for fifo in shelf.values()]
+        sizes = [c.size for c in (fifos[0] if fifos else self._fifos[self._filled.bit_length() - 1])]
+        least, most = min(sizes), max(sizes)
+        chunk, full_bytes = self._chunk, (most - 1) // self._chunk * self._chunk
+        return most if chunk // (least - full_bytes) == chunk // (most - full_bytes) else None
+
     def oldest_small(self) -> Candidate[P] | None:
         """The small object that has waited longest; None if none waits."""
         return _first_waiting(self._small_arrivals)
