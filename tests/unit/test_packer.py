@@ -40,7 +40,7 @@ def check_plan(plan: GroupPlan[P], geometry: Geometry, names: bool = True, split
     names_needed = names_size_max(sum(c.name_size for c in candidates)) if names else 0
     assert plan.names_room == names_needed
     assert plan.data_length == sum(c.size for c in candidates)
-    assert 1 <= plan.stripe_count <= geometry.stripes_per_group_max
+    assert 1 <= plan.stripe_count <= geometry.stripes_per_block
     end = plan.header_length + plan.names_room
     for candidate, offset in plan.placed:
         assert offset >= end, "invariants B and C"

@@ -14,6 +14,8 @@ from nos_ec.core.packing.packer import NAME_RECORD_MAX
 from nos_ec.core.packing.plan import Candidate, Linger, MergeList
 from nos_ec.core.workloads import sizes
 
+from .test_packer import check_plan
+
 KIB = 1024
 GEOMETRY = Geometry()
 
@@ -86,7 +88,7 @@ def test_full_backlog_makes_full_groups_without_a_deadline() -> None:
     assert all(c.waiting for c in waiting), "no more than the window"
     while (plan := merge.plan(0)) is None:
         waiting.append(add(merge, 300 * KIB, now_ms=0))
-    assert plan.stripe_count == GEOMETRY.stripes_per_group_max
+    assert GEOMETRY.stripes_per_group_max <= plan.stripe_count <= GEOMETRY.stripes_per_group_max + 1
     assert len(merge) == len(waiting) - len(plan.placed)
 
 
@@ -174,7 +176,7 @@ def test_a_group_of_one_stripe_takes_what_needs_more(names: bool) -> None:
         add(merge, rng.choice([3_900_000, 2_000_000, 140_000, 70_000, 900]), now_ms=0)
         while (plan := merge.plan(0)) is not None:
             packed += len(plan.placed)
-            assert plan.stripe_count == 1 or plan.stripe_count == -(-max(c.size for c, _ in plan.placed) // 2**20)
+            check_plan(plan, GEOMETRY, names, splits=True)
     assert packed + len(merge) == 300
 
 

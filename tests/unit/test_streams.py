@@ -237,3 +237,17 @@ def test_a_window_can_be_changed(policy: str) -> None:
     plan = merge.plan(0)
     assert plan is not None
     assert len(merge) == 999 - len(plan.placed)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_waits_is_packed_in_short_groups_after_a_long_one_failed(policy: str) -> None:
+    """Wherever it waits; what arrives later is packed in long groups again."""
+    short = GEOMETRY.stripes_per_group_max
+    merge = new_list(streams=2, gathered_max=60, window=30, policy=policy)
+    for number in range(200):
+        add(merge, Thing(number % 2, born=number), GEOMETRY.stripe_size)
+    merge.shorten()
+    assert all(plan.stripe_count <= short for plan in plans(merge, 0, flush=True))
+    for number in range(200):
+        add(merge, Thing(number % 2, born=number), GEOMETRY.stripe_size)
+    assert (max(plan.stripe_count for plan in plans(merge, 0, flush=True)) > short) == (policy == "best")

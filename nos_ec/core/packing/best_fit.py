@@ -37,6 +37,13 @@ from nos_ec.core.packing.splits import SPLIT_BYTES, Splits
 GROUP_STRIPES = 4
 """Stripes a group aims for by default. Smaller groups would spend more on headers and page rounding."""
 
+LONGER_SAVES_MIN = 0.005
+"""Share of the bytes of objects of one size that a group of more stripes must save. Longer groups hold more objects in
+one commit, and lose more when one is not written."""
+
+CHUNKS_EMPTY_MAX = 0.01
+"""Share of the chunks of a full group that may stay empty. When more would, the group gets another stripe."""
+
 OVERDUE_WINDOWS = 2
 """Windows of arrivals after which an object is placed at any cost. Objects taken out of turn fit badly: with 1.5
 windows, the list of W1 was seen to clog with large objects after 100,000 objects (99.6 instead of 99.8 %)."""
@@ -89,6 +96,10 @@ class BestFitMergeList(Generic[P]):
         # The oldest object of all when the open group was begun. It still is the oldest, in the group or not.
         self._oldest: Candidate[P] | None = None
         self._splits = Splits(split_bytes, geometry.chunk_size)
+        self._stripes = self._stripes_aim
+        """Of the open group."""
+        self._short_until = 0
+        """Objects that arrived before this one are packed in groups of the default number of stripes."""
         self._equal_rows: EqualRows | None = None
         """The rows of the open group for when all objects that wait have one size; None if another size waited when it
         was opened."""
@@ -105,6 +116,10 @@ class BestFitMergeList(Generic[P]):
         self._held_count = HELD_WINDOWS * window
         self._left_min = int(LEFT_FRACTION * window)
         self._scarce_count = SCARCE_FRACTION * window
+
+    def shorten(self) -> None:
+        """See MergeList."""
+        self._short_until = self._arrivals
 
     def take_all(self) -> list[Candidate[P]]:
         """See MergeList."""
@@ -186,7 +201,7 @@ class BestFitMergeList(Generic[P]):
     def _overdue(self, now_ms: int) -> list[Candidate[P]]:
         """The waiting objects past their deadline, oldest first, up to what may fit in one group."""
         overdue: list[Candidate[P]] = []
-        room = self._stripes_aim * self._geometry.stripe_size
+        room = self._stripes * self._geometry.stripe_size
         limit_ms = self._linger.limit_ms(self.waiting_bytes)
         for candidate in self._waiting.by_arrival():
             if room <= 0 or candidate.arrived_ms + limit_ms > now_ms:
@@ -200,23 +215,51 @@ class BestFitMergeList(Generic[P]):
         self._oldest = oldest = self._oldest_first()[0]
         alone: GroupLayout[P] = GroupLayout(self._geometry, 1, names=self._names)
         stripes_min = self._geometry.stripes_for(alone.front_size(oldest) + oldest.size)
-        stripes = max(self._stripes_aim, stripes_min)
-        self._equal_rows = self._plan_rows(oldest, alone, stripes)
-        stripes = stripes if self._equal_rows is None else self._equal_rows.stripes
-        self._group = GroupLayout(self._geometry, stripes, names=self._names)
+        self._equal_rows = self._plan_rows(oldest, alone, max(self._stripes_aim, stripes_min))
         self._is_last_open = False
+        self._group = GroupLayout(self._geometry, self._stripes, names=self._names)
         return self._group
 
     def _plan_rows(self, oldest: Candidate[P], layout: GroupLayout[P], stripes: int) -> EqualRows | None:
-        """Return the cheapest rows of a group of at most `stripes` stripes if all objects that wait have one size, but
-        for a few bytes. oldest: of them. layout: any."""
-        geometry = self._geometry
+        """Choose the number of stripes of the next group. If all objects that wait have one size, but for a few bytes,
+        return their cheapest rows.
+
+        oldest: of them. layout: any. stripes: the most, unless equal objects save enough with as many as a block.
+        """
+        self._stripes = stripes
         size = None if self._splits.price >= self._chunk else self._waiting.largest_of_alike()
         if size is None:
             return None
+        rows = self._cheapest_rows(size, oldest.name_size, layout, stripes)
+        saves_min = LONGER_SAVES_MIN * size
+        if rows is not None and rows.cost >= saves_min and self._may_be_long():
+            longer = self._cheapest_rows(size, oldest.name_size, layout, self._geometry.stripes_per_block)
+            if longer is not None and rows.cost - longer.cost >= saves_min:
+                rows = longer
+        if rows is not None:
+            self._stripes = rows.stripes
+        return rows
+
+    def _cheapest_rows(self, size: int, name_size: int, layout: GroupLayout[P], stripes: int) -> EqualRows | None:
+        geometry = self._geometry
         count = stripes * geometry.stripe_size // size
-        front = -(-layout.front(count, count * oldest.name_size) // PAGE) * PAGE
+        front = -(-layout.front(count, count * name_size) // PAGE) * PAGE
         return cheapest_rows(stripes, geometry.k, self._chunk, size, front, self._splits.price)
+
+    def _may_be_long(self) -> bool:
+        return self._oldest is not None and self._oldest.seq >= self._short_until
+
+    def _grow(self, group: GroupLayout[P]) -> bool:
+        """Let a group that is full have another stripe if too many of its chunks would stay empty."""
+        if self._equal_rows is not None or group.count >= self._held_count:
+            return False
+        if self._stripes >= self._geometry.stripes_per_block or not self._may_be_long():
+            return False
+        if group.chunks_free <= CHUNKS_EMPTY_MAX * self._stripes * self._geometry.k:
+            return False
+        self._stripes += 1
+        group.chunks_free += self._geometry.k
+        return True
 
     def _finish(self, group: GroupLayout[P], overdue: list[Candidate[P]]) -> GroupPlan[P]:
         """Close the group: add the overdue objects as far as they fit, then others that fit."""
@@ -242,14 +285,14 @@ class BestFitMergeList(Generic[P]):
             if len(self._waiting) > self._left_min and self._split(group, last):
                 return True
         if not all(map(group.fits, self._late())):
-            return False
+            return self._grow(group)
         if group.count >= self._held_count:
             group.limit(0, group.front_size())
         opened = self._open_row(group)
         if opened is not None:
             self._fill(group, opened, self._left_min)
             return True
-        return any(self._fill(group, into, self._left_min) for into in group.rows)
+        return any(self._fill(group, into, self._left_min) for into in group.rows) or self._grow(group)
 
     def _late(self) -> list[Candidate[P]]:
         """The oldest small and the oldest large object, as far as they are overdue by arrivals."""

@@ -1,8 +1,8 @@
 """How well a set of objects can be packed: bounds that no policy can beat, with their proofs.
 
 Rules (packer.py): an object is contiguous. At a price of a chunk or more, it touches the fewest chunks possible, so an
-object of at most a chunk lies in one. Every group of up to G = stripes_per_group_max stripes begins with a header. Let
-T be the number of stripes used, S the bytes of a stripe, C the bytes of a chunk, k = S / C, n the number of objects and
+object of at most a chunk lies in one. Every group of up to G = stripes_per_block stripes begins with a header. Let T
+be the number of stripes used, S the bytes of a stripe, C the bytes of a chunk, k = S / C, n the number of objects and
 D their bytes.
 
 Volume. There are at least T / G groups. A header takes at least a page, and at least a preamble and its entries. So all
@@ -14,8 +14,8 @@ stripes: T x S >= D + H. Hence (even if page rounding cost nothing)
 When names are counted, their bytes are added to D in both.
 
 Groups. A group of t stripes holds at most q(t) = floor((t x S - PAGE) / w) objects of at least w bytes. So n(w) of them
-take at least n(w) x min(t / q(t)) stripes, over 1 <= t <= G. Every w gives a valid bound. For objects of 1 MiB in
-groups of 4 it says 75 %.
+take at least n(w) x min(t / q(t)) stripes, over 1 <= t <= G. Every w gives a valid bound. For objects of 1 MiB it says
+31 in 32 stripes.
 
 Chunks, where no object is split. Write size = full x C + rest with 1 <= rest <= C. Claim: a layout that obeys the rules
 uses at least sum(full) + B chunks, where B is the fewest bins of C bytes that hold all the rests. Proof: a chunk
@@ -45,8 +45,9 @@ most R x C; as u is concave, they weigh at most m x u(min(W, R x C / m)). So u i
 
     u(min(W, R x C / m)) <= (R x C + p x (R - 1)) / m
 
-The code tries functions with one bend, as high as this allows. For objects of one size the cheapest group is known
-(equal_sizes.py).
+For R above some r, this follows from u(x) / x <= 1 + p x r / ((r + 1) x C) for all x, which for a function with one
+bend holds everywhere if it holds at w, at W and at the bend. The code tries such functions, as high as this allows. For
+objects of one size the cheapest group is known (equal_sizes.py).
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ LEAST_STEPS = 64
 """The smallest object that counts is one of so many, spread evenly over all."""
 LEAST_TRIED = 4
 """How many of these are tried for the cost, from the smallest."""
+SPANS_TRIED = 32
+"""Rows up to this span are looked at one by one."""
 REST_SHARE_MIN = 8
 """Rests below so small a share of a chunk fill every gap, so the cost of others says little."""
 
@@ -98,9 +101,7 @@ def cost_min(sizes: Sequence[int], geometry: Geometry, split_bytes: int) -> floa
     if split_bytes >= geometry.chunk_size or not sizes:
         return empty
     if min(sizes) == max(sizes):
-        rows = cheapest_rows(
-            geometry.stripes_per_group_max, geometry.k, geometry.chunk_size, sizes[0], PAGE, split_bytes
-        )
+        rows = cheapest_rows(geometry.stripes_per_block, geometry.k, geometry.chunk_size, sizes[0], PAGE, split_bytes)
         return max(empty, rows.cost * len(sizes) if rows else 0.0)
     return max(empty, cost_of_rows([(size - 1) % geometry.chunk_size + 1 for size in sizes], geometry, split_bytes))
 
@@ -114,21 +115,24 @@ def cost_of_rows(rests: Sequence[int], geometry: Geometry, price: int) -> float:
     best = 0.0
     for weighing in (ordered[first:] for first in heavy):
         least, total = weighing[0], sum(weighing)
-        limits = _limits(geometry, price, least, most)
+        wide = 1 + price * SPANS_TRIED / ((SPANS_TRIED + 1) * chunk)
+        limits = [*_limits(chunk, price, least, most), (least, least * wide), (most, most * wide)]
         for step in range(BENDS):
             bend = least + (most - least) * step / BENDS
             below = sum(min(rest, bend) for rest in weighing)
             for steep, flat in combinations_with_replacement(_SLOPES, 2):
-                base = min(v - steep * min(x, bend) - flat * max(0.0, x - bend) for x, v in limits)
+                base = min(
+                    v - steep * min(x, bend) - flat * max(0.0, x - bend) for x, v in (*limits, (bend, bend * wide))
+                )
                 best = max(best, base * len(weighing) + steep * below + flat * (total - below))
     return max(0.0, best - sum(ordered))
 
 
-def _limits(geometry: Geometry, price: int, least: int, most: int) -> list[tuple[float, float]]:
-    """Return the points that the weight of a rest may not exceed, for rests from `least` to `most`."""
-    chunk = geometry.chunk_size
+def _limits(chunk: int, price: int, least: int, most: int) -> list[tuple[float, float]]:
+    """Return what the weight of a rest may not exceed because of rows of up to SPANS_TRIED, for rests from `least` to
+    `most`, as (rest, weight)."""
     limits: dict[float, float] = {}
-    for span in range(1, geometry.stripes_per_group_max * geometry.k + 1):
+    for span in range(1, SPANS_TRIED + 1):
         for number in range(span * chunk // most, span * chunk // least + 1):
             rest = min(most, span * chunk / number)
             limits[rest] = min(limits.get(rest, inf), (span * chunk + price * (span - 1)) / number)
@@ -143,7 +147,7 @@ def stripes_by_groups(sizes: Sequence[int], geometry: Geometry) -> float:
     for first in range(0, len(ordered), -(-len(ordered) // LEAST_STEPS) or 1):
         holds = [
             (stripes, (stripes * geometry.stripe_size - PAGE) // ordered[first])
-            for stripes in range(1, geometry.stripes_per_group_max + 1)
+            for stripes in range(1, geometry.stripes_per_block + 1)
         ]
         best = max(best, (len(ordered) - first) * min((t / q for t, q in holds if q), default=0.0))
     return best
@@ -151,7 +155,7 @@ def stripes_by_groups(sizes: Sequence[int], geometry: Geometry) -> float:
 
 def stripes_by_volume(sizes: Sequence[int], geometry: Geometry, names_bytes: int) -> float:
     """The fewest stripes that hold the bytes of these objects, of their headers and of their names; not rounded up."""
-    data, stripe, group = sum(sizes), geometry.stripe_size, geometry.stripes_per_group_max
+    data, stripe, group = sum(sizes), geometry.stripe_size, geometry.stripes_per_block
     by_page = (data + names_bytes) / (stripe - PAGE / group)
     by_entry = (data + names_bytes + ENTRY_SIZE * len(sizes)) / (stripe - PREAMBLE_SIZE / group)
     return max(by_page, by_entry)

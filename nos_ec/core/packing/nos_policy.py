@@ -74,6 +74,9 @@ class NosMergeList(Generic[P]):
         """See MergeList."""
         self._window = window
 
+    def shorten(self) -> None:
+        """See MergeList. Groups are never longer."""
+
     def take_all(self) -> list[Candidate[P]]:
         """See MergeList."""
         taken = [candidate for fifo in self._classes for candidate in fifo]

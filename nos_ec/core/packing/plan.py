@@ -115,6 +115,11 @@ class MergeList(Protocol[P]):
         """Choose from that many objects from now on, at least 1."""
         ...
 
+    def shorten(self) -> None:
+        """Pack what waits now in groups of at most `stripes_per_group_max` stripes, because a longer one failed. Such a
+        group is written only after all its objects were read. A group that is open stays as it is."""
+        ...
+
     def take_all(self) -> list[Candidate[P]]:
         """Remove all objects, also those of an open group, and return them in order of arrival."""
         ...

@@ -87,6 +87,8 @@ class StreamedMergeList(Generic[P]):
         self._sorted: deque[ToPack[Candidate[P]]] = deque()
         self._held_bytes = 0
         """Of both."""
+        self._short_gathering = self._short_sorted = False
+        """Whether what gathers, and what is sorted, is to be packed in short groups."""
         self._collected = [0] * options.streams
         self._collected_before = [0] * options.streams
         self._period_ends_ms: int | None = None
@@ -139,6 +141,16 @@ class StreamedMergeList(Generic[P]):
         self._window = window
         self._share_window()
 
+    def shorten(self) -> None:
+        """See MergeList."""
+        self._short_gathering = True
+        self._short_sorted = bool(self._sorted)
+        self._shorten_lists()
+
+    def _shorten_lists(self) -> None:
+        for merge_list in self._lists:
+            merge_list.shorten()
+
     def take_all(self) -> list[Candidate[P]]:
         """See MergeList."""
         held = [one.ref for one in (*self._sorted, *self._gathering)]
@@ -172,6 +184,7 @@ class StreamedMergeList(Generic[P]):
         self._fold()
         self._sorted.extend(packing_order(self._gathering))
         self._gathering.clear()
+        self._short_sorted, self._short_gathering = self._short_gathering, False
 
     def _feed(self) -> None:
         for _ in range(min(len(self._sorted), max(1, self._window // _STEPS))):
@@ -179,6 +192,8 @@ class StreamedMergeList(Generic[P]):
             self._held_bytes -= one.ref.size
             one.ref.waiting = False
             self._lists[self._into[one.stream]].add(one.ref)
+        if self._short_sorted:
+            self._shorten_lists()
 
     def _plan_rest(self, now_ms: int) -> GroupPlan[P] | None:
         stream, fullest = max(enumerate(self._lists), key=lambda one: one[1].waiting_bytes)
