@@ -128,6 +128,10 @@ class Backlog:
         """The next group to write now; None when there is none. With `flush`, a group that is not full counts too."""
         return self._merge_list.plan(self._clock.now_ms(), flush=flush)
 
+    def shorten(self) -> None:
+        """Plan what waits now in groups of at most `stripes_per_group_max` stripes, because a longer one failed."""
+        self._merge_list.shorten()
+
     def release(self, packable: Packable) -> None:
         """Remove an object that needs no more work."""
         self._known.pop((packable.object_id, packable.version), None)

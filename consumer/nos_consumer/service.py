@@ -314,6 +314,8 @@ class ConsumerService:
             self._set_unread_aside(failure)
         for packable in result.retry:
             self._backlog.wait(packable)
+        if result.retry_short:
+            self._backlog.shorten()
         self._count(result)
 
     # --- objects that cannot be read ----------------------------------------------------------------

@@ -85,6 +85,8 @@ class Draining:
         self._ended_by: NosError | None = None
         self._withdrawn: deque[GroupPlan[Packable]] = deque()
         """Groups that were planned, and wait until the run has rested."""
+        self._is_short = False
+        """Whether the objects in the merge list are to be written in short groups, because a longer one failed."""
         self._is_stale = False
         """Whether objects of parked blocks are in the merge list. It is made anew when no group is under way."""
 
@@ -207,6 +209,9 @@ class Draining:
             self._park_stuck(stuck)
         elif not self._is_stale:
             self._add(packable for packable in written.retry if self._block_of(packable) is not None)
+        if written.retry_short:
+            self._is_short = True
+            self._merge_list.shorten()
         return [] if stuck or written.cause is None else [written.cause]
 
     def _done(self, packable: Packable) -> None:
@@ -256,6 +261,8 @@ class Draining:
         self._merge_list = self._new_merge_list()
         for emptying in self._emptying.values():
             self._add(emptying.left.values())
+        if self._is_short:
+            self._merge_list.shorten()
 
     def _park(self, block: BlockRow, error: NosError) -> None:
         self._finish_one(block)
