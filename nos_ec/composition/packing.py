@@ -32,9 +32,10 @@ GC_GATHERED_MAX = 32_768
 NO_DEADLINE_MS = 365 * 86_400_000
 """Survivors wait for others without a deadline. At its end, a run writes those that are left."""
 
-GROUP_COPIES = 5
-"""How often the bytes of a group that GC writes are in memory at once, at most: as they were read, assembled, cut into
-shards with their coding chunks, and read back."""
+GROUP_COPIES = 6
+"""How often the bytes of a group that GC writes, or of a window of a longer one, are in memory at once, at most: as
+they were read, assembled, cut into shards with their coding chunks, and read back, with the object that goes on in the
+next window."""
 
 
 class PackingMetadata(Survival, Buckets, Protocol):

@@ -2,7 +2,7 @@
 
 chunk   = chunk_size bytes, what one shard (OSD) holds of one stripe
 stripe  = k chunks of data (the store adds m coding chunks)
-group   = 1 .. stripes_per_group_max stripes, written at once behind one header
+group   = 1 .. stripes_per_block stripes behind one header, written at most stripes_per_group_max at a time
 block   = up to stripes_per_block stripes, one object of the erasure-coded store
 """
 
@@ -30,7 +30,7 @@ BLOCK_SIZE_MAX = 1 << 30
 class Geometry:
     """Geometry of an erasure-coded store. Raises ConfigError when a field is out of range.
 
-    The default is 8+3 with 128 KiB chunks: 1 MiB stripes, groups of up to 4 MiB, blocks of up to 32 MiB.
+    The default is 8+3 with 128 KiB chunks: 1 MiB stripes, written up to 4 MiB at a time, blocks of up to 32 MiB.
     """
 
     k: int = 8
@@ -70,7 +70,7 @@ class Geometry:
 
     @property
     def group_size_max(self) -> int:
-        """Bytes of the largest stripe group."""
+        """Bytes of a group that are written at a time, at most. No packed object is larger."""
         return self.stripes_per_group_max * self.stripe_size
 
     def raw_bytes(self, stripes: int) -> int:

@@ -45,7 +45,7 @@ class LongGroup:
         size = self._geometry.group_size_max
         self._start = number * size
         self._end = min(self._start + size, self.stripe_count * self._geometry.stripe_size)
-        self._pieces = [(offset, data) for offset, data in self._pieces if offset + len(data) > self._start]
+        self._drop_before(self._start)
         self._begins = range(bisect_left(self._offsets, self._start), bisect_left(self._offsets, self._end))
         return [self.packables[index] for index in self._begins]
 
@@ -57,11 +57,19 @@ class LongGroup:
         """Return the bytes of the first window if the group is written to `place`. Raises ValueError when objects
         overlap the front or each other, or do not fit into the group (a bug)."""
         self._front = header_and_names(self._geometry, place, self.items)
-        return self.window()
+        return self._bytes()
 
     def window(self) -> bytearray:
-        """Return the bytes of this window, behind the first one."""
+        """Return the bytes of this window, behind the first one. Called once: what ends in it is dropped."""
+        window = self._bytes()
+        self._drop_before(self._end)
+        return window
+
+    def _bytes(self) -> bytearray:
         return window_bytes(self._start, self._end, [(0, self._front), *self._pieces])
+
+    def _drop_before(self, place: int) -> None:
+        self._pieces = [(offset, data) for offset, data in self._pieces if offset + len(data) > place]
 
 
 def item_at(offset: int, packable: Packable) -> GroupItem:

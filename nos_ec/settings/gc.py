@@ -63,7 +63,8 @@ class GcSettings(Section):
         ge=1 << 20,
         le=1 << 40,
         description="Most bytes of groups that GC holds in memory: it writes no more groups at a time than fit. One"
-        " group takes five times its size, and one is always written.",
+        " group takes six times its size, or six times geometry.stripes_per_group_max stripes if it is longer, and one"
+        " is always written.",
     )
     header_blocks: Count = Field(
         default=4, ge=1, le=64, description="Blocks whose headers and rows GC reads at a time, ahead of rewriting them."

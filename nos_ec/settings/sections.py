@@ -157,7 +157,8 @@ class GeometrySettings(Section):
         default=_GEOMETRY.stripes_per_group_max,
         ge=1,
         le=STRIPES_PER_BLOCK_MAX,
-        description="Maximum stripes written behind one header; at most stripes_per_block.",
+        description="Most stripes that are written, and in memory, at a time; at most stripes_per_block. Larger objects"
+        " get blocks of their own. A group of more stripes is written in several steps.",
     )
 
     def value(self) -> Geometry:
