@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -21,15 +25,16 @@ from nos_ec.engine import stripe_writer
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.ports.block_store import BlockStore
+from nos_ec.settings import without_settings
 from nos_ec.testing.audit import all_blocks, all_objects
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
 from tests.rig.preloaded import Preloaded
 
-from .conftest import TTL_OVER_MS, Bench
-from .long_groups import STRIPES, WINDOW, long_bench, long_plan
+from .conftest import TTL_OVER_MS, WAIT_S_MAX, Bench
+from .long_groups import STRIPES, WINDOW, long_bench, long_plan, put_for
 from .test_check import check
-from .test_cli import Cli
+from .test_cli import Cli, _wait_until_halted
 from .test_long_groups import assert_written, before_reading, begin_in, planned
 from .test_rebuild import lose_database, rebuild
 from .test_stripe_writer import Writer, _finish
@@ -183,6 +188,45 @@ def test_a_writer_that_is_suspended_while_others_recover_its_block(
     bench.settle(system)
     bench.assert_readable(system)
     bench.assert_balanced(system)
+
+
+@pytest.mark.timed
+@pytest.mark.invariant(8)
+@pytest.mark.parametrize("collected", [False, True], ids=["recovered", "collected"])
+@pytest.mark.parametrize("point", ["writer.window_appended:2", "writer.before_append:3", "writer.appended:4"])
+def test_a_process_that_is_stopped_while_others_recover_its_block(bench: Bench, point: str, collected: bool) -> None:
+    with bench.open() as system:
+        put_for(bench, system, STRIPES)
+    program = (
+        "import sys; from unittest.mock import patch; from signal import SIGSTOP\n"
+        "from tests.service.long_groups import main\n"
+        "with patch('signal.SIGKILL', SIGSTOP): main(*sys.argv[1:])"
+    )
+    environment = without_settings(os.environ) | {"NOS_EC_KILL_AT": point}
+    command = [sys.executable, "-c", program, str(bench.config), "new"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        _wait_until_halted(process)
+        for rounds in range(1, 4 if collected else 2):
+            with bench.open() as other:
+                other.clock = LaterClock(rounds * TTL_OVER_MS)
+                other.housekeeping().run_once()
+                if collected:
+                    gc_service(other).run_once()
+                blocks = list(other.blocks.list_blocks())
+        assert (blocks == []) == collected
+        process.send_signal(signal.SIGCONT)
+        out, err = process.communicate(timeout=WAIT_S_MAX)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 1, (out, err)
+    with bench.open() as system:
+        assert list(system.blocks.list_blocks()) == blocks
+        system.clock = LaterClock(4 * TTL_OVER_MS)
+        bench.settle(system)
+        bench.assert_readable(system)
+        bench.assert_at_rest(system)
 
 
 @pytest.mark.parametrize("window", [1, 2, WINDOWS - 1])
