@@ -15,15 +15,17 @@ from time import perf_counter
 
 import pytest
 
+from nos_ec.adapters.local.shard_file import ShardLayout
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound, Transient
-from nos_ec.core.ids import BlockId
+from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.lifecycle import BlockState, ObjectState
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine import stripe_writer
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.read_threads import ReadThreads
+from nos_ec.engine.stripe_writer import COMMIT_TRIES
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.settings import without_settings
 from nos_ec.testing.audit import all_blocks, all_objects
@@ -310,3 +312,49 @@ def test_a_rebuild_from_a_dump_in_which_the_block_is_open(bench: Bench, cli: Cli
         bench.settle(rebuilt)
         bench.assert_readable(rebuilt)
         bench.assert_at_rest(rebuilt)
+
+
+@pytest.mark.invariant(1, 3)
+@pytest.mark.parametrize("source", ["landing", "block"])
+def test_a_rebuild_moves_no_row_to_a_window_that_was_torn(bench: Bench, cli: Cli, source: str) -> None:
+    """The power was cut in the last append, so the last stripe is there, and one before it is not. The header, which
+    names all objects, is in the first window."""
+    dump = bench.folder / "dump"
+    with bench.open() as system:
+        writer = Writer(bench, system)
+        plan = planned(writer)
+        if source == "block":
+            placed = [one.candidate.payload.key for one in plan.placed]
+            copies = {key: system.store().head(key).landing_id for key in placed}
+            for first in range(0, len(placed), 6):
+                assert writer.writer.write(long_plan(system, placed[first : first + 6], WINDOW)).packed
+            writer.writer.close()
+            moved = [key for key in placed if system.store().head(key).extent]
+            for key in moved:
+                system.landing.delete(LandingId(copies[key] or b""))
+            plan = long_plan(system, moved, STRIPES)
+        cli("metadata", "dump", "--to", str(dump))
+        before = set(system.blocks.list_blocks())
+        writer.metadata.before["commit_group"] = [Transient("power cut")] * COMMIT_TRIES
+        assert not writer.writer.write(plan).packed
+        (block_id,) = set(system.blocks.list_blocks()) - before
+        assert system.blocks.stripes(block_id) == plan.stripe_count > WINDOW
+        tear(bench, system, block_id, plan.stripe_count - 2)
+    lose_database(bench)
+    rebuild(bench, cli, "--from", str(dump))
+    with bench.open() as rebuilt:
+        bench.assert_readable(rebuilt)
+        for rounds in range(1, 4):
+            rebuilt.clock = LaterClock(rounds * TTL_OVER_MS)
+            bench.settle(rebuilt)
+        bench.assert_readable(rebuilt)
+
+
+def tear(bench: Bench, system: System, block_id: BlockId, stripe: int) -> None:
+    """A stripe of a block never got to any shard."""
+    layout, name = ShardLayout(system.geometry), block_id.hex()
+    start, end = layout.size(stripe), layout.size(stripe + 1)
+    for path in (bench.folder / "store" / "blocks").glob(f"shard-*/{name[-1]}/{name}"):
+        with path.open("r+b") as file:
+            file.seek(start)
+            file.write(bytes(end - start))

@@ -1,7 +1,8 @@
 """Decides, for what blocks and landing segments tell, whether it is the newest version of its object, and writes its
 row.
 
-What was put since the dump is read, because a row needs the MD5 of the bytes, and no header has it.
+What was put since the dump is read, because a row needs the MD5 of the bytes, and no header has it. So is the last
+group of each block: the power may have been cut while it was written.
 """
 
 from __future__ import annotations
@@ -69,28 +70,28 @@ class Placer:
         """Blocks with versions that cannot be read."""
 
     # --- blocks ---------------------------------------------------------------------------------------
-    def place_small(self, entries: Iterable[ToldEntry]) -> None:
-        """Whole objects, all of one block. Raises Transient."""
+    def place_small(self, entries: Iterable[ToldEntry], last_at: int) -> None:
+        """Whole objects, all of one block. last_at: where its last group begins, in bytes. Raises Transient."""
         versions: dict[ObjectKey, dict[int, ToldEntry]] = {}
         all_told = list(entries)
         trashed = self._metadata.trash_of({(entry.key, entry.version) for entry in all_told})
-        moved_trash: dict[int, Rebuilt] = {}
+        trash_to_move: dict[int, tuple[ObjectRow, ToldEntry]] = {}
         for entry in all_told:
             row = trashed.get((entry.key, entry.version))
             if row is not None and _is_same(row, entry):
                 if row.extent != entry.extent:
-                    moved_trash[row.object_id] = _moved(row, entry)
+                    trash_to_move[row.object_id] = row, entry
                 continue
             versions.setdefault(entry.key, {})[entry.version] = entry
         found = self._metadata.rows_of(versions.keys())
-        moved = list(moved_trash.values())
+        to_move = list(trash_to_move.values())
         current: list[ToldEntry] = []
         replaced: list[ToldEntry] = []
         for key, told in versions.items():
             row = found.get(key)
             own = None if row is None else told.pop(row.version, None)
             if row is not None and own is not None and _is_same(row, own) and row.extent != own.extent:
-                moved.append(_moved(row, own))
+                to_move.append((row, own))
             others = sorted(told.values(), key=lambda entry: entry.version)
             newest = b"" if row is None else row.attributes
             if others and (row is None or row.version < others[-1].version):
@@ -99,6 +100,7 @@ class Placer:
             # What has the version of a row in the trash, but other bytes, has no place there.
             kept = (one for one in others if self._keeps(key, one.attributes, newest))
             replaced += [one for one in kept if (one.key, one.version) not in trashed]
+        moved = self._moved(to_move, last_at)
         self.figures.moved += len(moved)
         self._metadata.place(moved, self._now_ms)  # first: what is moved may be replaced in the same block
         found |= {one.row.key: one.row for one in moved if one.row.trash_until_ms is None}
@@ -109,6 +111,24 @@ class Placer:
         for entry, data in self._read(replaced, name=False):
             adopted.append(Rebuilt(_trashed(self._packed(entry, data))))
         self._metadata.place(adopted, self._now_ms)
+
+    def _moved(self, to_move: Sequence[tuple[ObjectRow, ToldEntry]], last_at: int) -> list[Rebuilt]:
+        """Return these rows in their new places. What is in the last group, and cannot be read there, stays in its old
+        place if it can be read in that one: the group was never committed."""
+        last = [entry for _, entry in to_move if entry.extent.offset >= last_at]
+        intact = {entry.extent for entry, _ in self._read(last, name=False)}
+        return [
+            _moved(row, entry)
+            for row, entry in to_move
+            if entry.extent.offset < last_at or entry.extent in intact or not self._is_readable(row)
+        ]
+
+    def _is_readable(self, row: ObjectRow) -> bool:
+        try:
+            self._bytes_of(row)
+        except (Corrupt, NotFound):
+            return False
+        return True
 
     def place_large(self, key: ObjectKey, version: int, parts: Sequence[ToldEntry], known: set[BlockId]) -> bool:
         """A large object, from its segments, and from the row of its tail. known: the blocks that are there. Returns

@@ -315,7 +315,7 @@ class Rebuilder:
 
     def _place(self, told: ToldBlock, placer: Placer) -> None:
         for some in batches((entry for entry in told.entries if entry.part is None), PAGE_ROWS):
-            placer.place_small(some)
+            placer.place_small(some, told.last_at)
         for entry in told.entries:
             if entry.part is not None:
                 self._parts.setdefault((entry.key, entry.version, told.epoch), []).append(entry)

@@ -43,7 +43,7 @@ class ToldBlock:
     some of them were never written, and no row ever referred to the others. nameless: how many more are in groups whose
     names cannot be read. epoch: the greatest of its writers; written_ms: of the first group (Unix milliseconds); both
     None without a readable header. is_read: everything was read that was asked for. unfinished: it ends with an
-    unfinished group."""
+    unfinished group. last_at: where the last other group begins, in bytes."""
 
     block_id: BlockId
     stripes: int
@@ -55,6 +55,7 @@ class ToldBlock:
     written_ms: int | None
     is_read: bool = True
     unfinished: bool = False
+    last_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ def told_by_block(blocks: BlockStore, block_id: BlockId, stripes: int, first_str
         headers[0].written_at_ms if headers else None,
         not nameless and all(stripe < first_stripe for stripe in scan.damaged_stripes),
         scan.unfinished is not None,
+        scan.headers[-1].first_stripe * geometry.stripe_size if scan.headers else 0,
     )
 
 
