@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nos_ec.bench.simulate import simulate
 from nos_ec.core.geometry import PAGE, Geometry
+from nos_ec.core.packing.best_fit import LONGER_SAVES_MIN
 from nos_ec.core.packing.equal_sizes import cheapest_rows
 from nos_ec.settings.sections import ConsumerSettings
 
@@ -65,7 +66,7 @@ def test_no_group_is_cheaper(stripes: int, k: int, size: int, price: int) -> Non
 def test_the_packer_makes_them(size: int, price: int) -> None:
     consumer = ConsumerSettings(split_bytes=price)
     found = simulate([size] * 2000, consumer, Geometry(), timer=lambda: 0.0, names=False)
-    assert found.cost == pytest.approx(found.cost_bound, abs=1)
+    assert found.cost_bound - 1 <= found.cost <= found.cost_bound + LONGER_SAVES_MIN * size
 
 
 @pytest.mark.parametrize("share", [0.02, 0.05, 0.2])
