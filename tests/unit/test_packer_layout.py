@@ -151,6 +151,54 @@ def test_front_lies_in_the_emptiest_bin() -> None:
     assert plan.header_length + plan.data_length == SMALL_CHUNKS.stripe_size
 
 
+@pytest.mark.parametrize(
+    ("others", "stripes", "split_objects"), [(0, 1, 2), (4, 2, 2), (3, 2, 1), (2, 2, 0), (1, 2, 0)]
+)
+def test_rows_are_divided_as_far_as_the_last_stripe_has_chunks(others: int, stripes: int, split_objects: int) -> None:
+    """Six objects of more than half a chunk take four chunks end to end, and six if none is split."""
+    size = CHUNK // 2 + 1000
+    layout = GroupLayout[None](SMALL_CHUNKS, 4, names=False)
+    for _ in range(others):
+        opened(layout, CHUNK)
+    into = opened(layout, size)
+    assert layout.widen(into, 3)
+    layout.extend(into, [Candidate(size, 0, None, 0) for _ in range(5)], 5 * size, 0)
+    layout.unsplit()
+    plan = layout.seal()
+    assert (plan.stripe_count, plan.split_objects, len(plan.placed)) == (stripes, split_objects, 6 + others)
+    assert [offset for _, offset in plan.placed] == sorted(offset for _, offset in plan.placed)
+
+
+def test_large_objects_of_a_divided_row_stay_in_their_chunks() -> None:
+    layout = GroupLayout[None](SMALL_CHUNKS, 2, names=True)
+    into = opened(layout, 2 * CHUNK + CHUNK // 2 + 1)
+    assert layout.widen(into, 1)
+    assert layout.chain(into, Candidate(CHUNK + CHUNK // 2 + 1, 60, None, 0))
+    layout.extend(into, [Candidate(100, 60, None, 0)], 100, 60)
+    layout.unsplit()
+    plan = layout.seal()
+    assert (plan.stripe_count, plan.split_objects, len(plan.placed)) == (2, 0, 3)
+    check_layout(plan, SMALL_CHUNKS)
+
+
+@pytest.mark.parametrize("size", [43_700, 70_000, 90_000, 100_000, 200_000])
+@pytest.mark.parametrize("count", [2, 3, 5, 7])
+def test_a_group_that_is_closed_early_splits_nothing_for_nothing(size: int, count: int) -> None:
+    """Its last stripe is written whole, so chunks that stay empty save no space."""
+    plans = []
+    for price in (16 * 1024, 128 * 1024):
+        merge = BestFitMergeList[None](Geometry(), 1000, 1000, split_bytes=price)
+        for _ in range(count):
+            merge.add(Candidate(size, 60, None, 0))
+        plan = merge.plan(2000)
+        assert plan is not None
+        plans.append(plan)
+    split, whole = plans
+    assert split.stripe_count <= whole.stripe_count
+    if (split.stripe_count, len(split.placed)) == (whole.stripe_count, len(whole.placed)):
+        assert not split.split_objects
+
+
 def test_limit_gives_up_whole_stripes_only() -> None:
     layout = GroupLayout[None](SMALL_CHUNKS, 4, names=False)
     opened(layout, CHUNK)

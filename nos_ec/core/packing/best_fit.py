@@ -262,7 +262,8 @@ class BestFitMergeList(Generic[P]):
         return True
 
     def _finish(self, group: GroupLayout[P], overdue: list[Candidate[P]]) -> GroupPlan[P]:
-        """Close the group: add the overdue objects as far as they fit, then others that fit."""
+        """Close the group: add the overdue objects as far as they fit, then others that fit; split no more objects than
+        its stripes need."""
         while (opened := self._open_row(group)) is not None:
             self._place_all(group, opened, overdue)
             self._fill(group, opened, 0)
@@ -271,6 +272,7 @@ class BestFitMergeList(Generic[P]):
         for into in group.rows:
             self._fill(group, into, 0)
             group.narrow(into)
+        group.unsplit()
         self._group = self._oldest = None
         return group.seal()
 

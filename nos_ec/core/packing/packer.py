@@ -25,6 +25,7 @@ most room is placed next to the front. So an object that takes all chunks of the
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Generic
@@ -248,6 +249,43 @@ class GroupLayout(Generic[P]):
         pushed = max(0, front - self._room_apart_from(None))
         stripes = self._geometry.stripes_for(used * self._chunk + size + pushed)
         self.chunks_free = min(self.chunks_free, stripes * self._geometry.k - used)
+
+    def unsplit(self) -> None:
+        """Divide rows whose objects cross borders, as far as the stripes that the group takes anyway have chunks."""
+        self.limit(0, self.front_size())
+        for row in list(self.rows):
+            divided: Row[P] | None = row
+            while divided is not None and divided.span > 1:
+                divided = self._divide(divided)
+
+    def _divide(self, row: Row[P]) -> Row[P] | None:
+        """Let the first objects of a row, as many as need no split, be one of span 1. Returns the row of the others;
+        None, and changes nothing, when the group has no chunk for that.
+
+        Together they take as many chunks as before, with one extra read less, or one chunk more with as many.
+        """
+        objects = row.large + row.small
+        first = bisect_right(list(accumulate((one.size - 1) % self._chunk + 1 for one in objects)), self._chunk)
+        parts = [self._row_of(objects[:first]), self._row_of(objects[first:])]
+        free = self.chunks_free + row.span - sum(part.span for part in parts)
+        others = [one for one in self.rows if one is not row]
+        pushed = self.front_size() - free * self._chunk
+        if free < 0 or pushed > max(one.room for one in others + parts):
+            return None
+        self.rows = others + parts
+        self.chunks_free = free
+        return parts[1]
+
+    def _row_of(self, objects: list[Candidate[P]]) -> Row[P]:
+        """Return the row of the least span that holds these objects, large ones first."""
+        found = Row(objects[0], 0, 0)
+        found.large = [one for one in objects if one.size > self._chunk]
+        found.small = [one for one in objects if one.size <= self._chunk]
+        found.full = sum((one.size - 1) // self._chunk for one in objects)
+        rests = sum(map(_size_of, objects)) - found.full * self._chunk
+        found.span = -(-rests // self._chunk)
+        found.room = found.span * self._chunk - rests
+        return found
 
     def seal(self) -> GroupPlan[P]:
         """Fix the offsets. Stripes that hold nothing are left out (invariant D)."""
