@@ -100,7 +100,7 @@ class ObjectExplanationModel(Answer):
                       "segment_state": "sealed", "segment_opened_ms": 1763700000000,
                       "segment_sealed_ms": 1763700060000, "segment_bytes": 1515520, "queued": False,
                       "delete_after_ms": None, "doomed": False, "readable": True, "problem": None},
-        places=[], places_left_out=0, block=None, chunks=None, chunks_min=None,
+        places=[], places_left_out=0, block=None, chunks=None, chunks_min=None, shard_reads=None,
         half_life_days=41.5, stream=2, its_parts=None, unknown=[],
         explained_ms=1763700188000,
     )  # fmt: skip
@@ -121,12 +121,11 @@ class ObjectExplanationModel(Answer):
     places: list[PlaceInBlock] = Field(max_length=1000)
     places_left_out: Count
     block: BlockOfObject | None = Field(description="Of a packed object.")
-    chunks: Count | None = Field(
-        description="Of a packed object, the chunks that it lies in: as many shard reads as a GET of it takes."
-    )
+    chunks: Count | None = Field(description="Of a packed object, the chunks that it lies in.")
     chunks_min: Count | None = Field(
         description="The fewest that an object of its size can lie in; if it is less, the object is split."
     )
+    shard_reads: Count | None = Field(description="Those that a GET of it takes: one of each shard with its chunks.")
     half_life_days: float | None = Field(
         description="Days until half of the objects of this bucket and age are expected to be dead; very many while"
         " little is known. Null for large and empty objects, and with gc.streams = 1."

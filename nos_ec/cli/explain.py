@@ -126,9 +126,9 @@ def _print_object(one: ObjectExplanation) -> None:
         block = one.block
         rows["its block"] = f"{block.kind.value}, {block.state.value}, made {when(block.created_ms, now_ms)}"
         rows["written by"] = block.writer
-    if one.chunks is not None:
+    if one.chunks is not None and one.shard_reads is not None:
         fewest = "the fewest possible" if one.chunks == one.chunks_min else f"split: {one.chunks_min} could hold it"
-        rows["chunks"] = f"{one.chunks}, {fewest}; a read of it takes {count_text(one.chunks, 'shard read')}"
+        rows["chunks"] = f"{one.chunks}, {fewest}; a read of it takes {count_text(one.shard_reads, 'shard read')}"
     if one.its_parts is not None:
         rows["parts"] = _parts_text(one.its_parts)
     if one.half_life_days is not None:

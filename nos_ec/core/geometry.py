@@ -96,6 +96,10 @@ class Geometry:
             return 0
         return (offset + length - 1) // self.chunk_size - offset // self.chunk_size + 1
 
+    def shards_touched(self, offset: int, length: int) -> int:
+        """Return the number of shards that hold the range [offset, offset + length) of a block: how many are read."""
+        return min(self.k, self.chunks_touched(offset, length))
+
 
 def is_chunk_size(size_bytes: int) -> bool:
     """Whether chunks may have this size: whole pages, within the limits."""

@@ -138,13 +138,17 @@ def test_explain_says_that_an_object_is_split(wide: Bench, capfd: pytest.Capture
 
 def test_explain_of_objects_that_are_not_split(wide: Bench, opened: System) -> None:
     wide_one = wide.put(opened, "three chunks", wide.data(3 * CHUNK - 9000))
+    two_stripes = wide.put(opened, "two stripes", wide.data(2 * STRIPE))
     landed = wide.put(opened, "landed", wide.data(10))
     wide.produce(opened)
     found = object_explainer(opened).explain(landed)
     assert (found.chunks, found.chunks_min) == (None, None)
     wide.consume(opened)
     found = object_explainer(opened).explain(wide_one)
-    assert (found.chunks, found.chunks_min) == (3, 3)
+    assert (found.chunks, found.chunks_min, found.shard_reads) == (3, 3, 3)
+    found = object_explainer(opened).explain(two_stripes)
+    assert found.chunks_min == 16
+    assert found.shard_reads == 8, "a shard is asked once for all of its chunks"
     large = wide.put(opened, "large", wide.data(5 * STRIPE))
     found = object_explainer(opened).explain(large)
     assert (found.chunks, found.chunks_min) == (None, None)

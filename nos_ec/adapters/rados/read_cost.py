@@ -26,7 +26,7 @@ class ReadCost:
             return 0, 0
         step = self.granularity
         start, end = offset // step * step, -(-(offset + length) // step) * step
-        return min(self.geometry.k, self.geometry.chunks_touched(start, end - start)), end - start
+        return self.geometry.shards_touched(start, end - start), end - start
 
 
 class ReadCounter:

@@ -61,7 +61,8 @@ class ObjectReason(StrEnum):
 class ObjectEvidence:
     """row: with its due time. is_passed: the group has passed the event (core.republish). no_space: why nothing can be
     packed. places: of a large object, without its tail. tail: the row of that; None without one. chunks: of a packed
-    object, those that it lies in; chunks_min: the fewest that an object of its size can lie in."""
+    object, those that it lies in; chunks_min: the fewest that an object of its size can lie in; shard_reads: those of a
+    GET."""
 
     row: ObjectRow
     now_ms: int
@@ -74,6 +75,7 @@ class ObjectEvidence:
     tail: ObjectRow | None = None
     chunks: int | None = None
     chunks_min: int | None = None
+    shard_reads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,10 +318,12 @@ def _packed(e: ObjectEvidence) -> Verdict:
 def _of_split(e: ObjectEvidence) -> str:
     if e.chunks is None or e.chunks_min is None or e.chunks <= e.chunks_min:
         return ""
+    split = f" It is split: it lies in {e.chunks} chunks where {e.chunks_min} could hold it"
+    if e.shard_reads != e.chunks:
+        return f"{split}. This costs no shard read, because a read of it asks all shards of data in any case."
     return (
-        f" It is split: it lies in {e.chunks} chunks where {e.chunks_min} could hold it, so a read of it takes one more"
-        " shard read. Else its writer would have left more space empty than that read is worth (consumer.split_bytes,"
-        " docs/PACKING.md)."
+        f"{split}, so a read of it takes one more shard read. Else its writer would have left more space empty than"
+        " that read is worth (consumer.split_bytes, docs/PACKING.md)."
     )
 
 

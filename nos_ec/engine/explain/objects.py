@@ -52,8 +52,8 @@ class ObjectExplanation:
     while little is known. stream: the one that the object belongs to now, before streams are folded. Both are None of
     objects that share no blocks, and with a single stream.
 
-    chunks: of a packed object, those that it lies in, which is the number of shard reads that a GET of it takes.
-    chunks_min: the fewest that an object of its size can lie in; if it is less, the object is split.
+    chunks: of a packed object, those that it lies in. chunks_min: the fewest that an object of its size can lie in; if
+    it is less, the object is split. shard_reads: those that a GET of it takes, one of each shard that holds its chunks.
 
     its_parts: of an object that is composed of parts. All else is about its own bytes then, which are the list of them.
     """
@@ -77,6 +77,7 @@ class ObjectExplanation:
     block: ItsBlock | None
     chunks: int | None
     chunks_min: int | None
+    shard_reads: int | None
     half_life_days: float | None
     stream: int | None
     its_parts: ItsParts | None
@@ -126,7 +127,7 @@ class ObjectExplainer:
         tail = tail_of(self._metadata, row, own)
         extents = with_tail(own, tail)
         now_ms = self._clock.now_ms()
-        chunks, chunks_min = self._chunks(row)
+        chunks, chunks_min, shard_reads = self._chunks(row)
         evidence = ObjectEvidence(
             row=row,
             now_ms=now_ms,
@@ -139,6 +140,7 @@ class ObjectExplainer:
             tail=tail,
             chunks=chunks,
             chunks_min=chunks_min,
+            shard_reads=shard_reads,
         )
         verdict = judge_object(evidence)
         half_life_days, stream = self._lifetime(row, now_ms)
@@ -162,6 +164,7 @@ class ObjectExplainer:
             block=None if block is None else _its_block(block),
             chunks=chunks,
             chunks_min=chunks_min,
+            shard_reads=shard_reads,
             half_life_days=half_life_days,
             stream=stream,
             its_parts=self._its_parts(row),
@@ -169,11 +172,14 @@ class ObjectExplainer:
             explained_ms=now_ms,
         )
 
-    def _chunks(self, row: ObjectRow) -> tuple[int | None, int | None]:
+    def _chunks(self, row: ObjectRow) -> tuple[int | None, int | None, int | None]:
+        """Return its chunks, the fewest possible, and the shard reads of a GET; None of what is not packed."""
         extent, geometry = row.extent, self._blocks.geometry
         if row.state is not ObjectState.PACKED or extent is None:
-            return None, None
-        return geometry.chunks_touched(extent.offset, extent.length), geometry.chunks_touched(0, extent.length)
+            return None, None, None
+        offset, length = extent.offset, extent.length
+        touched, fewest = geometry.chunks_touched(offset, length), geometry.chunks_touched(0, length)
+        return touched, fewest, geometry.shards_touched(offset, length)
 
     def _lifetime(self, row: ObjectRow, now_ms: int) -> tuple[float | None, int | None]:
         cuts_days = self._options.stream_cuts_days
