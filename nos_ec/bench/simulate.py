@@ -24,6 +24,7 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import NAME_RECORD_FIXED
 from nos_ec.core.packing.bounds import cost_min, utilisation_max
+from nos_ec.core.packing.merge_list import split_price
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList, P
 from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, StreamOptions
 from nos_ec.settings.sections import ConsumerSettings
@@ -97,6 +98,7 @@ def simulate(
     policy, a bad window or price, a negative size, or if nothing is left to pack.
     """
     window, split_bytes = consumer.window_objects, consumer.split_bytes
+    price = split_price(consumer.policy, geometry, split_bytes)
     packable, skipped_empty, skipped_large, limit = _packable(sizes, consumer, geometry)
     plain = _run(packable, consumer, geometry, timer, seed, streams, names=False)
     named = _run(packable, consumer, geometry, timer, seed, streams, names=True) if names else None
@@ -108,12 +110,12 @@ def simulate(
         split_bytes=split_bytes,
         utilisation=plain.share(plain.user_bytes),
         utilisation_with_names=None if named is None else named.share(named.user_bytes),
-        bound=utilisation_max(plain.sizes, geometry, split_bytes),
+        bound=utilisation_max(plain.sizes, geometry, price),
         single_chunk_ratio=plain.small_in_one_chunk / plain.small if plain.small else 1.0,
         shard_reads=plain.chunks / count,
         extra_reads=plain.split_objects / count,
         cost=(empty + split_bytes * plain.split_objects) / count,
-        cost_bound=cost_min(plain.sizes, geometry, split_bytes) / count,
+        cost_bound=cost_min(plain.sizes, geometry, price) / count,
         max_wait_windows=plain.wait_max / window,
         max_hold_windows=plain.hold_max / window,
         objects_per_s=count / plain.seconds if plain.seconds > 0 else 0.0,

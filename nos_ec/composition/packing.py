@@ -9,7 +9,7 @@ from typing import Protocol
 from nos_ec.core.gc_policy import GcPolicy, Price, SpaceTarget
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifetimes import STREAM_CUTS_DAYS
-from nos_ec.core.packing.merge_list import DENSITY, merge_list
+from nos_ec.core.packing.merge_list import DENSITY, merge_list, split_price
 from nos_ec.core.packing.plan import Linger, MergeList, P
 from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, StreamOptions
 from nos_ec.engine.gc.options import CollectorOptions
@@ -135,7 +135,7 @@ def gc_packing(
 
 def collector_options(settings: Settings) -> CollectorOptions:
     """How GC chooses blocks."""
-    gc = settings.gc
+    gc, consumer, geometry = settings.gc, settings.consumer, settings.geometry.value()
     copy_bytes_max = gc.copy_bytes_max or inf
     return CollectorOptions(
         policy=_policy(gc, copy_bytes_max),
@@ -148,13 +148,13 @@ def collector_options(settings: Settings) -> CollectorOptions:
         floor_bytes=gc.floor_bytes,
         short_bytes=PUT_RESERVES * gc.reserve_bytes,
         cool_down_ms_max=gc.cool_down_ms_max,
-        lanes=max(1, min(gc.lanes, gc.memory_bytes_max // (GROUP_COPIES * settings.geometry.value().group_size_max))),
+        lanes=max(1, min(gc.lanes, gc.memory_bytes_max // (GROUP_COPIES * geometry.group_size_max))),
         header_blocks=gc.header_blocks,
         bytes_per_s=gc.bytes_per_s,
         operations_per_s=gc.operations_per_s,
         slowdown_max=gc.read_slowdown_max,
-        density=DENSITY[settings.consumer.policy],
-        split_bytes=settings.consumer.split_bytes,
+        density=DENSITY[consumer.policy],
+        split_bytes=split_price(consumer.policy, geometry, consumer.split_bytes),
     )
 
 

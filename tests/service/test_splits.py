@@ -17,6 +17,7 @@ from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.packing.splits import SPLIT_BYTES
 from nos_ec.engine.explain.blocks import BlockExplainer
 from nos_ec.engine.large_places import own_extents
 from nos_ec.monitoring import space_metrics as of_space
@@ -32,8 +33,8 @@ from .test_cli import Cli
 from .test_gc import configure
 
 CHUNK, STRIPE, SIZE = 128 * 1024, 1024 * 1024, 70_000
-WIDE_CONFIG = STORE_CONFIG.replace("chunk_size = 16384\n", "")
-"""With the default chunks."""
+WIDE_CONFIG = STORE_CONFIG.replace("chunk_size = 16384\n", "").replace("split_bytes = 0\n", "")
+"""With the default chunks and price."""
 NEVER = f"split_bytes = {CHUNK}"
 
 
@@ -113,6 +114,12 @@ def test_gc_counts_splits_and_empty_bytes(wide: Bench) -> None:
         assert min(front, gap) > 0
         assert value(samples, of_space.GC_SPLIT_OBJECTS) == result.objects_split > 0
         wide.assert_readable(system)
+
+
+@pytest.mark.parametrize(("policy", "price"), [("best", SPLIT_BYTES), ("nos", CHUNK)])
+def test_gc_expects_of_survivors_what_the_policy_makes_of_them(wide: Bench, policy: str, price: int) -> None:
+    configure(wide, "consumer", f'policy = "{policy}"')
+    assert collector_options(wide.settings()).split_bytes == price
 
 
 def test_explain_says_that_an_object_is_split(wide: Bench, capfd: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,12 @@ def test_nothing_is_split_at_the_price_of_a_chunk(workload: str) -> None:
     assert result.cost_bound <= result.cost <= 1.002 * result.cost_bound
 
 
+def test_the_bounds_of_policy_nos_know_that_it_never_splits() -> None:
+    result = run("W4", 10_000, policy="nos", split_bytes=SPLIT_BYTES)
+    assert result.bound - 0.01 <= result.utilisation <= result.bound
+    assert result.cost_bound <= result.cost <= 1.02 * result.cost_bound
+
+
 @pytest.mark.parametrize(
     ("size", "utilisation"),
     [

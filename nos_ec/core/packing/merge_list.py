@@ -18,7 +18,12 @@ DENSITY = {"best": 0.95, "nos": 0.6}
 """Per policy, the least ratio of the stripes of the proven bound to the stripes that the policy uses, with any
 window."""
 
-__all__ = ["DENSITY", "POLICIES", "BestFitMergeList", "NosMergeList", "merge_list"]
+__all__ = ["DENSITY", "POLICIES", "BestFitMergeList", "NosMergeList", "merge_list", "split_price"]
+
+
+def split_price(policy: str, geometry: Geometry, split_bytes: int) -> int:
+    """Return the price by which that policy packs: "nos" never splits, whatever split_bytes is."""
+    return geometry.chunk_size if policy == "nos" else split_bytes
 
 
 def merge_list(
