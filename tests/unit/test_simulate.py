@@ -99,6 +99,17 @@ def test_objects_of_one_size_cost_as_little_as_possible(size: int, utilisation: 
     assert price_kib == 64 or result.utilisation >= utilisation
 
 
+def test_groups_are_long_only_where_that_saves_space() -> None:
+    rng = random.Random(1)
+    mixed = [rng.choice([1 << 20, 2 << 20, rng.randint(1, 128 << 10)]) for _ in range(4000)]
+    found = simulate(mixed, consumer(), GEOMETRY, timer=no_clock, names=False)
+    assert found.stripes > 15 * found.groups
+    assert found.utilisation > 0.985
+    for workload in ("W1", "W2", "W3", "W7"):
+        result = run(workload, 10_000)
+        assert result.stripes <= 4.4 * result.groups, workload
+
+
 def test_a_higher_price_never_splits_more() -> None:
     results = [run("W4", 6000, split_bytes=price) for price in (0, 4096, 16_384, 65_536, 131_072)]
     assert sorted(results, key=lambda one: one.extra_reads, reverse=True) == results

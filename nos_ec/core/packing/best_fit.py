@@ -42,7 +42,12 @@ LONGER_SAVES_MIN = 0.005
 one commit, and lose more when one is not written."""
 
 CHUNKS_EMPTY_MAX = 0.01
-"""Share of the chunks of a full group that may stay empty. When more would, the group gets another stripe."""
+"""Share of the chunks of a full group that may stay empty. When more do on average, such a group gets another stripe.
+The mixes of docs/PACKING.md leave less: there, longer groups would only make blocks that are not full."""
+_GROUPS_MEAN = 64
+"""Groups that this average is taken over, about."""
+_GROUPS_PRIOR = 4
+"""It begins as if so many groups had been filled up."""
 
 OVERDUE_WINDOWS = 2
 """Windows of arrivals after which an object is placed at any cost. Objects taken out of turn fit badly: with 1.5
@@ -98,6 +103,9 @@ class BestFitMergeList(Generic[P]):
         self._splits = Splits(split_bytes, geometry.chunk_size)
         self._stripes = self._stripes_aim
         """Of the open group."""
+        self._empty_mean = 0.0
+        """Share of the chunks that full groups of the default number of stripes leave empty."""
+        self._groups_counted = _GROUPS_PRIOR
         self._short_until = 0
         """Objects that arrived before this one are packed in groups of the default number of stripes."""
         self._equal_rows: EqualRows | None = None
@@ -253,9 +261,13 @@ class BestFitMergeList(Generic[P]):
         """Let a group that is full have another stripe if too many of its chunks would stay empty."""
         if self._equal_rows is not None or group.count >= self._held_count:
             return False
+        empty = group.chunks_free / (self._stripes * self._geometry.k)
+        if self._stripes == self._stripes_aim:
+            self._groups_counted = min(self._groups_counted + 1, _GROUPS_MEAN)
+            self._empty_mean += (empty - self._empty_mean) / self._groups_counted
         if self._stripes >= self._geometry.stripes_per_block or not self._may_be_long():
             return False
-        if group.chunks_free <= CHUNKS_EMPTY_MAX * self._stripes * self._geometry.k:
+        if min(empty, self._empty_mean) <= CHUNKS_EMPTY_MAX:
             return False
         self._stripes += 1
         group.chunks_free += self._geometry.k
