@@ -29,7 +29,7 @@ from nos_ec.core.header import name_record_size
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.bounds import utilisation_max
-from nos_ec.core.packing.merge_list import merge_list
+from nos_ec.core.packing.merge_list import merge_list, split_price
 from nos_ec.core.packing.plan import Candidate, MergeList
 from nos_ec.core.ratios import ratio, rounded
 from nos_ec.demo.losses import shards_lost
@@ -358,6 +358,8 @@ class Demo:
         raw_bytes = self._raw_bytes(system)
         user_bytes = sum(row.size for row in rows)
         records = [(row.size, name_record_size(row.key.bucket, row.key.name)) for row in packed]
+        consumer = self._settings.consumer
+        price = split_price(consumer.policy, geometry, consumer.split_bytes)
         self.report.figures.update(
             objects_by_state={state.value: sum(row.state is state for row in rows) for state in ObjectState},
             packed_bytes=packed_bytes,
@@ -370,7 +372,7 @@ class Demo:
             raw_bytes_per_user_byte=rounded(ratio(raw_bytes, user_bytes)),
             replicas=REPLICAS,
             mean_name_bytes=rounded(ratio(sum(name_size for _, name_size in records), len(records))),
-            bound=rounded(utilisation_max([row.size for row in packed], geometry, self._settings.consumer.split_bytes)),
+            bound=rounded(utilisation_max([row.size for row in packed], geometry, price)),
             utilisation_nos_policy=self._published_utilisation(records),
         )
 

@@ -253,7 +253,7 @@ class ConsumerSettings(Section):
         le=1_000_000,
         description="Number of waiting objects that the packer chooses from. 1000 comes near the proven bound.",
     )
-    split_bytes: Count = Field(
+    split_bytes: Size = Field(
         default=SPLIT_BYTES,
         ge=0,
         le=CHUNK_SIZE_MAX,

@@ -130,6 +130,15 @@ def test_the_bound_of_the_cost_is_tight_on_narrow_ranges(low_kib: int, high_kib:
     assert found.cost_bound <= found.cost <= tight * found.cost_bound
 
 
+@pytest.mark.parametrize("price", [0, 16 * KIB])
+def test_the_bound_of_the_cost_of_long_groups_takes_seconds(price: int) -> None:
+    rng = random.Random(1)
+    rests = [rng.randint(70 * KIB, 120 * KIB) for _ in range(500)]
+    short, long = (cost_of_rows(rests, Geometry(stripes_per_group_max=stripes), price) for stripes in (4, 32))
+    assert 0 <= long <= short
+    assert (long > 0) == (price > 0)
+
+
 def test_groups_hold_whole_objects() -> None:
     assert stripes_by_groups([1 << 20] * 310, Geometry()) == 320, "31 in a block, because of the front"
     assert 555 < stripes_by_groups([2_000_000] * 300 + [1] * 1000, Geometry()) < 600

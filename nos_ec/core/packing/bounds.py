@@ -108,6 +108,8 @@ def cost_min(sizes: Sequence[int], geometry: Geometry, split_bytes: int) -> floa
 
 def cost_of_rows(rests: Sequence[int], geometry: Geometry, price: int) -> float:
     """Return a lower bound of what rows of objects with these rests (bytes) cost, whatever groups they are in."""
+    if not price:
+        return 0.0  # Rows cost nothing if they are long enough.
     ordered = sorted(rests)
     chunk, most = geometry.chunk_size, ordered[-1]
     firsts = range(0, len(ordered), -(-len(ordered) // LEAST_STEPS))
@@ -130,13 +132,17 @@ def cost_of_rows(rests: Sequence[int], geometry: Geometry, price: int) -> float:
 
 def _limits(chunk: int, price: int, least: int, most: int) -> list[tuple[float, float]]:
     """Return what the weight of a rest may not exceed because of rows of up to SPANS_TRIED, for rests from `least` to
-    `most`, as (rest, weight)."""
+    `most`, as (rest, weight). What another of these implies, because weights grow with the rest, is left out."""
     limits: dict[float, float] = {}
     for span in range(1, SPANS_TRIED + 1):
         for number in range(span * chunk // most, span * chunk // least + 1):
             rest = min(most, span * chunk / number)
             limits[rest] = min(limits.get(rest, inf), (span * chunk + price * (span - 1)) / number)
-    return list(limits.items())
+    found: list[tuple[float, float]] = []
+    for rest, weight in sorted(limits.items(), reverse=True):
+        if not found or weight < found[-1][1]:
+            found.append((rest, weight))
+    return found
 
 
 def stripes_by_groups(sizes: Sequence[int], geometry: Geometry) -> float:

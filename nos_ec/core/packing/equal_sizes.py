@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 _ROUNDS = 4
 _PLANS_KEPT = 256
-"""A plan takes some 20 ms. It depends on the size, and on the pages of the front."""
+"""A plan takes up to 60 ms. It depends on the size, and on the pages of the front."""
 
 
 class EqualRows(NamedTuple):

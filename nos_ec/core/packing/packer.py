@@ -1,7 +1,7 @@
 """A stripe group while it is being planned: where bytes may lie, whichever policy chooses the objects.
 
 Invariants (tests cite the letter):
-  A  the objects of a row of span R touch, together, R - 1 chunks more than the fewest possible; so where no row is
+  A  the objects of a row of span R touch, together, at most R - 1 chunks more than the fewest possible; where no row is
      wider than 1, an object of at most a chunk lies in exactly one
   B  no two objects overlap, and none reaches outside the group
   C  every object lies behind the front: the header and the room for names, at the size that the final set of
@@ -297,7 +297,7 @@ class GroupLayout(Generic[P]):
         first = max(0, -(-(end - self._room_apart_from(None)) // self._chunk))
         assert first <= self.chunks_free, "a group is longer than its stripes"
         placed: list[PlacedObject[P]] = []
-        split_objects = gap_bytes = 0
+        split_objects = 0
         for row in sorted(self.rows, key=attrgetter("room"), reverse=True):
             objects = row.large + row.small
             start = first * self._chunk if placed else max(first * self._chunk, end)
@@ -307,7 +307,6 @@ class GroupLayout(Generic[P]):
             placed += map(PlacedObject, objects, offsets)
             first += row.full + row.span
             assert end <= first * self._chunk, "a row is longer than its chunks"
-            gap_bytes += first * self._chunk - end
             if row.span > 1:
                 split_objects += sum(map(self._is_split, objects, offsets))
         stripe_count = self._geometry.stripes_for(first * self._chunk)
@@ -318,7 +317,6 @@ class GroupLayout(Generic[P]):
             tuple(placed),
             self.data_length,
             split_objects=split_objects,
-            gap_bytes=gap_bytes,
         )
 
     def _is_split(self, candidate: Candidate[P], offset: int) -> bool:

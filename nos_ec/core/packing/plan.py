@@ -50,8 +50,7 @@ class GroupPlan(NamedTuple, Generic[P]):
 
     names_room: bytes reserved for the compressed names, right behind the header; they always fit.
     data_length: bytes of the objects placed. stream: groups of different streams belong into different blocks.
-    split_objects: how many objects touch a chunk more than the fewest possible; none touches two more. gap_bytes: bytes
-    that stay empty between objects, because no object fits there and to split one costs more.
+    split_objects: how many objects touch a chunk more than the fewest possible; none touches two more.
     """
 
     stripe_count: int
@@ -61,7 +60,6 @@ class GroupPlan(NamedTuple, Generic[P]):
     data_length: int
     stream: int = 0
     split_objects: int = 0
-    gap_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
