@@ -44,7 +44,7 @@ def test_sums() -> None:
     sizes=st.lists(st.integers(1, 3 * CHUNK) | st.just(70_000), min_size=1, max_size=60),
     price=st.sampled_from([0, SPLIT_BYTES, CHUNK_SIZE_MAX]),
 )
-def test_gaps_are_those_that_the_packer_counts(policy: str, sizes: list[int], price: int) -> None:
+def test_what_is_empty_adds_up(policy: str, sizes: list[int], price: int) -> None:
     merge: MergeList[None] = merge_list(policy, GEOMETRY, 50, 1000, random.Random(1), split_bytes=price)
     for size in sizes:
         merge.add(Candidate(size, 44, None, 0))
