@@ -462,10 +462,10 @@ def test_a_demo_shows_no_warning_and_its_gc_collects_every_block(
     """This holds even if more lands than the configured landing log holds, and some blocks have more survivors than
     others."""
     source, root = tmp_path / "source", tmp_path / "demo"
-    for index in range(500):
+    for index in range(1500):
         path = source / f"d{index % 4}" / f"f{index}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bench.data(CHUNK if index % 2 else 9 * CHUNK))
+        path.write_bytes(bench.data(CHUNK if index % 2 else 2 * CHUNK))
     options = ["--delete-share", "0.65", "--json"]
     capfd.readouterr()
     assert run(["--config", str(bench.config), "demo", "--source", str(source), "--root", str(root), *options]) == 0
