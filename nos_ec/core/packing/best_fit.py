@@ -283,7 +283,8 @@ class BestFitMergeList(Generic[P]):
                 self._fill(group, opened, 0)
         for into in group.rows:
             self._fill(group, into, 0)
-            group.narrow(into)
+            if into.span > 1:
+                group.narrow(into)
         group.unsplit()
         self._group = self._oldest = None
         return group.seal()

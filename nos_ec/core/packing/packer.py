@@ -252,8 +252,11 @@ class GroupLayout(Generic[P]):
 
     def unsplit(self) -> None:
         """Divide rows whose objects cross borders, as far as the stripes that the group takes anyway have chunks."""
+        wide = [row for row in self.rows if row.span > 1]
+        if not wide:
+            return
         self.limit(0, self.front_size())
-        for row in list(self.rows):
+        for row in wide:
             divided: Row[P] | None = row
             while divided is not None and divided.span > 1:
                 divided = self._divide(divided)

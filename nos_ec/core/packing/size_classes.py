@@ -85,8 +85,9 @@ class SizeClasses(Generic[P]):
 
     def is_one_size(self) -> bool:
         """Return whether all waiting objects are of one class."""
-        filled = [self._filled, *self._large_filled.values()]
-        return sum(one.bit_count() for one in filled) == 1
+        if not self.large_count:
+            return self._filled.bit_count() == 1
+        return not self.small_count and sum(filled.bit_count() for filled in self._large_filled.values()) == 1
 
     def largest_of_alike(self) -> int | None:
         """Return the bytes of the largest waiting object if all are of one class and a chunk holds as many of their
