@@ -29,9 +29,9 @@ EXAMINED_MAX = 20
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
     """What the headers of a block say about its stripes. objects: that were written, dead ones included. split_objects:
-    those in one chunk more than the fewest possible. The empty bytes of its groups: front, before the first object, for
-    header and names; gap, between objects; end, in chunks after the last object. unread_stripes: without a readable
-    header, or of an unfinished group, and so not counted."""
+    those that lie in one chunk more than the fewest possible. front_bytes, gap_bytes and end_bytes: the bytes of its
+    groups that hold no object (core/empty_bytes.py). unread_stripes: those without a readable header or of an
+    unfinished group, which are not counted."""
 
     groups: int
     objects: int
