@@ -210,7 +210,7 @@ class CollectingBench:
     def _floor(self, extents: Sequence[Extent], stripes: int, *, reads_back: bool) -> Moved:
         """Read the extents, in groups in their order, and write so many stripes. reads_back: and read these as well."""
         system, geometry = self._system, self._system.geometry
-        lanes, groups = self._options_of_gc().lanes, -(-stripes // geometry.stripes_per_group_max)
+        lanes, groups = self._options_of_gc().lanes, geometry.windows_for(stripes)
         bounds = [number * len(extents) // groups for number in range(groups + 1)]
         parts = [extents[first:end] for first, end in pairwise(bounds)]
         sizes_of = [

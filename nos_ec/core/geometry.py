@@ -86,6 +86,10 @@ class Geometry:
         """Stripes needed to hold `size_bytes`."""
         return -(-size_bytes // self.stripe_size)
 
+    def windows_for(self, stripes: int) -> int:
+        """Return the number of windows in which a group of `stripes` stripes is written."""
+        return -(-stripes // self.stripes_per_group_max)
+
     def is_split(self, offset: int, length: int) -> bool:
         """Return whether the range [offset, offset + length) of a block overlaps more chunks than its length needs."""
         return self.chunks_touched(offset, length) > self.chunks_touched(0, length)

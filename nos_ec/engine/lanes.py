@@ -69,8 +69,8 @@ class Lanes:
     def __init__(self, writers: Sequence[StripeWriter], timer: Callable[[], float], geometry: Geometry) -> None:
         self._timer = timer
         self._run_stripes = geometry.stripes_per_block
-        self._window_stripes = geometry.stripes_per_group_max
-        run_windows = geometry.stripes_per_block // self._window_stripes if len(writers) > 1 else 0
+        self._geometry = geometry
+        run_windows = geometry.stripes_per_block // geometry.stripes_per_group_max if len(writers) > 1 else 0
         self._ahead = max(AHEAD_MIN, min(run_windows, PLANS_MAX // len(writers)))
         """Windows pending for each lane before `full` says that it is enough: a block full, because a run is cut short
         where more wait. A single lane keeps the order anyway."""
@@ -228,7 +228,7 @@ class Lanes:
         return sum(map(self._windows, self._waiting[lane])) + self._writing[lane]
 
     def _windows(self, plan: Plan) -> int:
-        return max(1, -(-plan.stripe_count // self._window_stripes))
+        return max(1, self._geometry.windows_for(plan.stripe_count))
 
     # --- the threads of the lanes -----------------------------------------------------------------
     def _work(self, index: int, writer: StripeWriter) -> None:

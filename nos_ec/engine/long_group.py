@@ -38,7 +38,7 @@ class LongGroup:
     @property
     def windows(self) -> range:
         """The numbers of the windows."""
-        return range(-(-self.stripe_count // self._geometry.stripes_per_group_max))
+        return range(self._geometry.windows_for(self.stripe_count))
 
     def begin(self, number: int) -> Sequence[Packable]:
         """Begin the next window, and return the objects that must be read for it. What lies before it is dropped."""
@@ -60,7 +60,7 @@ class LongGroup:
         return self._bytes()
 
     def window(self) -> bytearray:
-        """Return the bytes of this window, behind the first one. Called once: what ends in it is dropped."""
+        """Return the bytes of this window, which is not the first one. Called once: what ends in it is dropped."""
         window = self._bytes()
         self._drop_before(self._end)
         return window

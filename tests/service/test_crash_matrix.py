@@ -288,6 +288,15 @@ def assert_recovers(bench: Bench, *, readable_at_once: bool = True) -> None:
         bench.assert_at_rest(system)
 
 
+def publish_and_delete(bench: Bench) -> None:
+    """Put objects, publish them, and delete some before they are packed."""
+    with bench.open() as system:
+        keys = bench.put_some(system, 220)
+        bench.produce(system)
+        for key in keys[::9]:
+            bench.delete(system, key)
+
+
 @pytest.mark.parametrize("point", CONSUMER_POINTS)
 def test_consumer_killed(bench: Bench, point: str) -> None:
     _kill_consumer(bench, point)
@@ -300,11 +309,7 @@ def test_consumer_of_copies_killed(bench: Bench, point: str) -> None:
 
 
 def _kill_consumer(bench: Bench, point: str) -> None:
-    with bench.open() as system:
-        keys = bench.put_some(system, 220)
-        bench.produce(system)
-        for key in keys[::9]:
-            bench.delete(system, key)
+    publish_and_delete(bench)
     kill(bench, point, "consumer", "--once")
     assert_recovers(bench)
 
@@ -335,11 +340,7 @@ def test_consumer_killed_while_places_go_bad(bench: Bench, point: str) -> None:
 
 @pytest.mark.parametrize("point", LONG_CONSUMER_POINTS)
 def test_consumer_of_long_groups_killed(bench: Bench, point: str) -> None:
-    with bench.open() as system:
-        keys = bench.put_some(system, 220)
-        bench.produce(system)
-        for key in keys[::9]:
-            bench.delete(system, key)
+    publish_and_delete(bench)
     kill_long(bench, point, "consumer")
     assert_recovers(bench)
 
@@ -684,11 +685,7 @@ def test_gathered_puts_into_the_log_killed(bench: Bench, point: str) -> None:
 
 @pytest.mark.parametrize("point", TRIMMER_POINTS)
 def test_killed_while_segments_are_given_back(bench: Bench, point: str) -> None:
-    with bench.open() as system:
-        keys = bench.put_some(system, 220)
-        bench.produce(system)
-        for key in keys[::9]:
-            bench.delete(system, key)
+    publish_and_delete(bench)
     kill(bench, point, "consumer", "--once")
     assert_recovers(bench)
 

@@ -311,7 +311,7 @@ class GroupLayout(Generic[P]):
             first += row.full + row.span
             assert end <= first * self._chunk, "a row is longer than its chunks"
             if row.span > 1:
-                split_objects += sum(map(self._is_split, objects, offsets))
+                split_objects += sum(map(self._geometry.is_split, offsets, map(_size_of, objects)))
         stripe_count = self._geometry.stripes_for(first * self._chunk)
         return GroupPlan(
             stripe_count,
@@ -321,9 +321,6 @@ class GroupLayout(Generic[P]):
             self.data_length,
             split_objects=split_objects,
         )
-
-    def _is_split(self, candidate: Candidate[P], offset: int) -> bool:
-        return self._geometry.chunks_touched(offset, candidate.size) > -(-candidate.size // self._chunk)
 
     def candidates(self) -> list[Candidate[P]]:
         """The objects planned so far."""
