@@ -7,8 +7,10 @@ import sqlite3
 import ssl
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from threading import Barrier
 
 import pymysql  # type: ignore[import-untyped]
 import pytest
@@ -72,6 +74,24 @@ def test_creating_what_is_there_takes_no_lock_from_a_connection(url: str, tmp_pa
             found = subprocess.run([sys.executable, "-c", count], check=True, capture_output=True)
             assert (tmp_path / "meta.db-wal").exists()
             assert int(found.stdout) == expected
+
+
+def test_connections_may_open_a_new_file_together(tmp_path: Path) -> None:
+    """SQLite does not wait for a lock when two connections change a new file to a write-ahead log at once."""
+
+    def connect(path: Path, ready: Barrier) -> str:
+        engine = make_engine(f"sqlite:///{path}", create=True)
+        ready.wait()
+        try:
+            with engine.connect() as connection:
+                return str(connection.scalar(text("PRAGMA journal_mode")))
+        finally:
+            engine.dispose()
+
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(50):
+            path, ready = tmp_path / f"{number}.db", Barrier(4)
+            assert list(threads.map(connect, [path] * 4, [ready] * 4)) == ["wal"] * 4
 
 
 def test_the_write_ahead_log_shrinks(url: str, tmp_path: Path) -> None:

@@ -207,6 +207,9 @@ def _has_file(path: Path) -> bool:
 def _sqlite_connect(path: Path, busy_ms: int) -> Callable[..., Any]:
     def connect(dialect: Dialect, record: ConnectionPoolEntry, args: Any, options: Any) -> Any:
         def opened(*, alone: bool) -> Any:
+            return _when_free(lambda: opened_once(alone=alone), busy_ms)
+
+        def opened_once(*, alone: bool) -> Any:
             connection = dialect.connect(*args, **options)
             try:
                 _set_up(connection, busy_ms, alone=alone)
@@ -227,7 +230,7 @@ def _sqlite_connect(path: Path, busy_ms: int) -> Callable[..., Any]:
             if error.sqlite_errorcode != sqlite3.SQLITE_IOERR_SHMSIZE:
                 raise
         # No other process has the file open, or else the shared file would exist. But one may be opening it just now.
-        connection = _when_free(lambda: opened(alone=True), busy_ms)
+        connection = opened(alone=True)
         record.info[_ALONE] = True
         return connection
 
@@ -278,14 +281,14 @@ def _immutable(dialect: Dialect, path: Path, options: Any) -> Any:
 
 
 def _when_free(opened: Callable[[], Any], busy_ms: int) -> Any:
-    """Open an exclusive connection. Two processes that want one at once would wait for each other, so each gives way
-    and retries after a random time."""
+    """Open a connection. Two processes that want an exclusive one, or that both change a new file to a write-ahead
+    log, would wait for each other. SQLite refuses at once then, so each gives way and retries after a random time."""
     deadline = time.monotonic() + busy_ms / 1000
     while True:
         try:
             return opened()
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
         time.sleep(random.uniform(0.001, 0.02))
 
