@@ -369,8 +369,15 @@ class GcBlock(_Answer):
     live_bytes: Bytes
     unconfirmed: Count
     header_bytes_read: Bytes
-    price_days: float | None = Field(ge=0, description="Break-even price (docs/GC.md); null: nothing in it lives.")
+    price_days: float | None = Field(
+        ge=0,
+        description="Break-even price of its dead bytes, or, if a run now would repack it, of its padding (docs/GC.md);"
+        " null: nothing in it lives.",
+    )
     bytes_to_write: Bytes | None = Field(description="What its live objects will take, if a run now would collect it.")
+    padding_bytes_to_free: Bytes = Field(
+        description="Headers and padding that rewriting it frees, if a run now would repack it for them."
+    )
     collect: bool = Field(description="True if a run now would collect it.")
 
 
@@ -378,8 +385,9 @@ class GcWaiting(_Answer):
     """Blocks whose dead bytes a GC run cannot free now, for one reason."""
 
     reason: WaitReason = Field(
-        description="open: not sealed yet; fenced: to be recovered first; set_aside: cooling down after a failure, or"
-        " packed densely; too_full: wastes less than gc.hole_ratio_min; condemned: emptied, and in its grace period."
+        description="open: not sealed yet; fenced: to be recovered first; set_aside: cooling down after a failure, or,"
+        " with the policy threshold, packed densely; too_full: wastes less than gc.hole_ratio_min; condemned: emptied,"
+        " and in its grace period."
     )
     blocks: Count
     dead_bytes: Bytes = Field(description="For condemned blocks, their whole size.")
@@ -392,11 +400,13 @@ class GcPlan(_Answer):
     model_config = _example(
         candidates=1, victims=1, space_amplification=1.2143, space_amplification_after=1.1907,
         target_space_amplification=1.2, behind=None, bytes_to_rewrite=2097152, bytes_to_write=2207528,
+        padding_bytes_to_free=0,
         bytes_to_reclaim=33554432, header_bytes_read=131072, block_bytes_examined=33554432,
         computed_at_ms=1763700000000,
         blocks=[{"block": _BLOCK, "hole_ratio": 0.9367, "waste_ratio": 0.9375, "size_bytes": 33554432,
                  "live_objects": 31, "live_bytes": 2097152, "unconfirmed": 0,
-                 "header_bytes_read": 131072, "price_days": 51.4, "bytes_to_write": 2207528, "collect": True}],
+                 "header_bytes_read": 131072, "price_days": 51.4, "bytes_to_write": 2207528,
+                 "padding_bytes_to_free": 0, "collect": True}],
         waiting=[{"reason": "open", "blocks": 1, "dead_bytes": 29360128, "until_ms": None}],
         trash_objects=310, trash_bytes=2900000,
     )  # fmt: skip
@@ -414,6 +424,7 @@ class GcPlan(_Answer):
     )
     bytes_to_rewrite: Bytes = Field(description="Live bytes of the victims: what a run reads.")
     bytes_to_write: Bytes = Field(description="What they will take, with headers and padding; an estimate.")
+    padding_bytes_to_free: Bytes = Field(description="Headers and padding that repacking some of them frees.")
     bytes_to_reclaim: Bytes
     header_bytes_read: Bytes
     block_bytes_examined: Bytes

@@ -31,6 +31,12 @@ def show_plan(plan: CollectionPlan, totals: Totals, as_json: bool, costs: Sequen
             f" {size_text(data['bytes_to_rewrite'])} to rewrite; decided from"
             f" {size_text(data['header_bytes_read'])} of headers"
         )
+        repacked = sum(victim.padding_freed_bytes > 0 for victim in plan.victims)
+        if repacked:
+            out.print(
+                f"{count_text(repacked, 'block')} of them repacked, which frees"
+                f" {size_text(data['padding_bytes_to_free'])} of headers and padding"
+            )
         out.print(_space_text(plan.outlook))
         for cost in costs or ():
             out.print(_cost_text(cost))
@@ -68,6 +74,8 @@ def _decision_text(decision: BlockDecision, victim: ChosenBlock | None) -> str:
             f"  read {size_text(block.live_bytes)}, write {size_text(bytes_to_write(victim))}, free"
             f" {size_text(decision.size_bytes)}"
         )
+        if victim.padding_freed_bytes:
+            text += f"; repacked for {size_text(victim.padding_freed_bytes)} of headers and padding"
     return text
 
 
@@ -81,7 +89,7 @@ _BEHIND = {
     Behind.BUDGET: "a run rewrites at most gc.copy_bytes_max; the next one goes on",
     Behind.BLOCKS: "a run rewrites at most gc.blocks_max_per_run blocks; the next one goes on",
     Behind.PRICE: "the other blocks are not sealed, or not worth copying yet (gc.price_days_min)",
-    Behind.SET_ASIDE: "other blocks could not be collected, or are packed densely, and are set aside for a while",
+    Behind.SET_ASIDE: "other blocks could not be collected, and are set aside for a while",
     Behind.SPACE: "there is not enough free space to write survivors",
     Behind.STOPPED: "the run was ended early; the next one goes on",
     Behind.GAIN: "rewriting the other blocks would take as much space as it frees",

@@ -155,6 +155,7 @@ def collector_options(settings: Settings) -> CollectorOptions:
         slowdown_max=gc.read_slowdown_max,
         density=DENSITY[consumer.policy],
         split_bytes=split_price(consumer.policy, geometry, consumer.split_bytes),
+        new_merge_list=lambda: new_merge_list(consumer, geometry, NO_DEADLINE_MS, random.Random(0)),
     )
 
 

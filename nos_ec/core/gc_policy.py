@@ -145,6 +145,19 @@ def break_even_days(block: SealedBlock) -> float:
     return max(block.age_days, AGE_DAYS_MIN) * max(0.0, ratio / lost - 1) if lost else 0.0
 
 
+def padding_days(age_days: float, padding_bytes: int, live_bytes: int) -> float:
+    """The price at which rewriting a block for its padding alone is exactly right, as `break_even_days` is for its dead
+    bytes: how many days of holding a byte of padding it is worth to copy a live one. Infinite without live bytes.
+
+    Padding takes the same space until the block is rewritten for other reasons, and that is expected to take as long
+    again as the block has existed (Lindy's law: the longer it has lasted, the longer it will). The longer that is, the
+    more the padding costs.
+    """
+    if not live_bytes:
+        return inf
+    return max(age_days, AGE_DAYS_MIN) * padding_bytes / live_bytes
+
+
 def hole_share(block: SealedBlock) -> float:
     """The hole ratio; 1 for a block without data."""
     found = hole_ratio(block.live_bytes, block.dead_bytes)

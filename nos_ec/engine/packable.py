@@ -12,6 +12,7 @@ from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.messages import PackRequest
 from nos_ec.core.packing.packer import size_max_beside
 from nos_ec.core.packing.plan import Candidate
+from nos_ec.ports.metadata import Placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,21 @@ class Packable:
     def candidate(self, now_ms: int) -> Candidate[Packable]:
         """The merge-list candidate that represents it."""
         return Candidate(self.size, self.name_size, self, now_ms)
+
+
+def survivor(placed: Placed, size_max: int) -> Packable:
+    """An object that lies in a block, to be moved into another. size_max: that of the merge list."""
+    packable = Packable(
+        object_id=placed.object_id,
+        key=placed.key,
+        version=placed.version,
+        size=placed.extent.length,
+        crc32c=placed.crc32c,
+        source=placed.extent,
+        attributes=placed.attributes,
+        expires_ms=placed.trash_until_ms,
+    )
+    return as_told(packable, size_max)
 
 
 def as_told(packable: Packable, size_max: int) -> Packable:

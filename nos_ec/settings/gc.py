@@ -34,16 +34,16 @@ class GcSettings(Section):
         le=100_000,
         description="Break-even price in days from which the policy space-target collects a block: copying one live"
         " byte may cost as much as holding one dead byte for that long. A younger store frees little but blocks that"
-        " are dead as a whole. When PUTs are refused for lack of space, or less than floor_bytes is free, GC pays any"
-        " price.",
+        " are dead as a whole. Blocks are repacked for their padding at the same price. When PUTs are refused for lack"
+        " of space, or less than floor_bytes is free, GC pays any price.",
     )
     price_days: Ratio = Field(
         default=PRICE_DAYS,
         gt=0,
         le=100_000,
         description="Break-even price in days from which the policy price collects a block, whatever is stored. The"
-        " lower it is, the less space is used and the more is copied. As with price_days_min, GC pays any price when"
-        " space is short.",
+        " lower it is, the less space is used and the more is copied. As with price_days_min, blocks are repacked at"
+        " the same price, and GC pays any price when space is short.",
     )
     copy_bytes_max: Size = Field(
         default=0,

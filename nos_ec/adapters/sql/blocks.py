@@ -68,20 +68,31 @@ EMPTY = (
     .limit(bindparam("rows_max"))
 )
 _wasted_bytes = _B.dead_bytes + _B.overhead_bytes
-_may_be_rewritten = and_(
-    _B.live_objects > 0,
-    _B.kind != BlockKind.LARGE,
-    or_(
-        _B.gc_not_before_ms.is_(None),
-        _B.gc_not_before_ms <= bindparam("now_ms"),
-        _B.gc_not_before_ms > bindparam("far_ms"),
-    ),
+_holds_survivors = and_(_B.live_objects > 0, _B.kind != BlockKind.LARGE)
+_is_cool = or_(
+    _B.gc_not_before_ms.is_(None),
+    _B.gc_not_before_ms <= bindparam("now_ms"),
+    _B.gc_not_before_ms > bindparam("far_ms"),
 )
+_may_be_rewritten = and_(_holds_survivors, _is_cool)
 CANDIDATES = (
     _BY_WASTE.where(
         _B.waste_ppm >= bindparam("ppm_min"),
         _wasted_bytes >= bindparam("ratio_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
         _B.overhead_bytes >= bindparam("overhead_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
+        _may_be_rewritten,
+    )
+    .order_by(_B.waste_ppm.desc())
+    .limit(bindparam("rows_max"))
+)
+
+# A product of floats: bytes times milliseconds of some years exceed 63 bits.
+_padding_age = (bindparam("until_ms", type_=Float()) - _B.created_ms) * _B.overhead_bytes
+PADDED = (
+    _BY_WASTE.where(
+        _B.waste_ppm >= bindparam("ppm_min"),
+        _B.overhead_bytes >= bindparam("overhead_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
+        _padding_age >= bindparam("price_ms", type_=Float()) * _B.live_bytes,
         _may_be_rewritten,
     )
     .order_by(_B.waste_ppm.desc())
@@ -95,7 +106,8 @@ WITH_HOLES = (
     by_index(
         select(_B.block_id, _B.live_bytes, _B.dead_bytes, func.coalesce(_B.sealed_ms, _B.created_ms)), BLOCKS, "PRIMARY"
     )
-    .where(_B.block_id > bindparam("after"), _is_sealed, _B.dead_bytes > 0, _may_be_rewritten)
+    .where(_B.block_id > bindparam("after"), _is_sealed, _B.dead_bytes > 0, _holds_survivors)
+    .where(or_(_is_cool, _B.gc_failures == 0))
     .order_by(_B.block_id)
     .limit(bindparam("rows_max"))
 )
@@ -118,7 +130,7 @@ wait_reason = case(
         WaitReason.TOO_FULL.value,
     ),
     (
-        and_(_B.gc_not_before_ms > bindparam("now_ms"), _B.gc_not_before_ms <= bindparam("far_ms")),
+        and_(~_is_cool, or_(_B.gc_failures > 0, bindparam("ratio_min", type_=Float()) > 0)),
         WaitReason.SET_ASIDE.value,
     ),
     else_=None,
@@ -361,6 +373,22 @@ def candidates(
     return sorted(found, key=lambda row: row.waste_ratio, reverse=True)
 
 
+def padded(
+    connection: Connection,
+    overhead_ratio_min: float,
+    price_days: float,
+    now_ms: int,
+    cool_down_ms_max: int,
+    limit: int,
+) -> list[BlockRow]:
+    """See `Metadata.padded_blocks`."""
+    limits = {"ppm_min": int(overhead_ratio_min * _PPM), "overhead_min": overhead_ratio_min, "rows_max": limit}
+    limits |= {"until_ms": float(now_ms), "price_ms": price_days * _DAY_MS}
+    times = {"now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
+    found = [block_row(row) for row in connection.execute(PADDED, limits | times)]
+    return sorted(found, key=lambda row: row.waste_ratio, reverse=True)
+
+
 def space_use(connection: Connection) -> SpaceUse:
     """See `Metadata.space_use`."""
     row = connection.execute(SPACE_USE).one()
@@ -392,7 +420,7 @@ def waiting(connection: Connection, waste_ratio_min: float, now_ms: int, cool_do
 def cool_down(connection: Connection, block_id: BlockId, not_before_ms: int, *, failed: bool) -> None:
     """See `Metadata.cool_down_block`."""
     sealed = and_(_B.block_id == block_id, _B.state == BlockState.SEALED)
-    later = {"gc_not_before_ms": not_before_ms, "gc_failures": _B.gc_failures + int(failed)}
+    later = {"gc_not_before_ms": not_before_ms, "gc_failures": _B.gc_failures + 1 if failed else 0}
     connection.execute(by_primary(update(BLOCKS)).where(sealed).values(later))
 
 

@@ -34,13 +34,15 @@ class BlockReason(StrEnum):
     SET_ASIDE = "set_aside"
     """GC could not collect it, and leaves it alone for a while."""
     DENSE = "dense"
-    """It wastes enough, but its objects are packed as densely as they can be."""
+    """It wastes enough, but its objects are packed densely."""
     LARGE = "large"
     """It holds a part of a large object, which lives."""
     EMPTY = "empty"
     """Nothing in it lives: the next run condemns it."""
     VICTIM = "victim"
     """The next run rewrites it."""
+    REPACK = "repack"
+    """The next run rewrites it, because its objects would leave less padding if they were packed anew."""
     PAYS_NOT = "pays_not"
     """Rewriting it, with all other candidates, frees no stripe."""
     LATER_RUN = "later_run"
@@ -80,6 +82,12 @@ class BlockVerdict:
     next: str
     advice: str | None = None
     next_ms: int | None = None
+
+
+def cools_down(facts: BlockFacts, options: CollectorOptions, now_ms: int) -> bool:
+    """Return whether GC has set the block aside for a time that is not over."""
+    until_ms = facts.gc_not_before_ms
+    return until_ms is not None and waits(until_ms, now_ms, options.cool_down_ms_max)
 
 
 def judge_block(e: BlockEvidence) -> BlockVerdict:
@@ -161,27 +169,36 @@ def _condemned(e: BlockEvidence) -> BlockVerdict:
 def _set_aside(e: BlockEvidence) -> BlockVerdict:
     until_ms, failures = e.facts.until_ms, e.facts.row.gc_failures
     assert until_ms is not None
-    after = (
-        f"{_capital(when(until_ms, e.now_ms))}, GC looks at it again. If its last object goes before, it is collected."
-    )
     if failures == 0:
-        return BlockVerdict(
-            BlockReason.DENSE,
-            f"{e.facts.row.waste_ratio:.1%} of it is waste, but its objects are packed as densely as they can be:"
-            " rewriting it would free nothing.",
-            after,
-            None,
-            until_ms,
-        )
+        return _dense(e, until_ms)
     times = "once" if failures == 1 else f"{failures} times"
     return BlockVerdict(
         BlockReason.SET_ASIDE,
         f"GC failed {times} to collect it, because it did not answer or holds an object that cannot be read, and leaves"
         " it alone for a while.",
-        after,
+        _looked_at_again(e, until_ms),
         "The log of GC has the reason. After a repair, `NOS_EC_GC__COOL_DOWN_MS_MAX=0 nos-ec gc run --apply` tries at"
         " once.",
         until_ms,
+    )
+
+
+def _dense(e: BlockEvidence, until_ms: int | None) -> BlockVerdict:
+    """A block that was set aside without a failure."""
+    return BlockVerdict(
+        BlockReason.DENSE,
+        f"{e.facts.row.waste_ratio:.1%} of it is waste, but its objects are packed densely: rewriting it would free"
+        " little or nothing.",
+        _looked_at_again(e, until_ms),
+        None,
+        until_ms,
+    )
+
+
+def _looked_at_again(e: BlockEvidence, until_ms: int | None) -> str:
+    assert until_ms is not None
+    return (
+        f"{_capital(when(until_ms, e.now_ms))}, GC looks at it again. If its last object goes before, it is collected."
     )
 
 
@@ -208,6 +225,14 @@ def _sealed(e: BlockEvidence) -> BlockVerdict:
                 f" {span(e.options.block_grace_ms)} later (gc.block_grace_ms).",
                 apply,
             )
+        case BlockReason.REPACK:
+            return BlockVerdict(
+                BlockReason.REPACK,
+                f"{wasted}; packed anew, its objects would take about {e.needs:.1f} of its {row.stripes} stripes.",
+                f"{_next_run(e)} repacks it: moves what lives out of it, condemns it, and deletes it"
+                f" {span(e.options.block_grace_ms)} later (gc.block_grace_ms).",
+                apply,
+            )
         case BlockReason.TOO_FULL:
             return BlockVerdict(
                 BlockReason.TOO_FULL,
@@ -229,10 +254,12 @@ def _sealed(e: BlockEvidence) -> BlockVerdict:
                 "GC collects it when it is older, or more of it is dead, if its turn comes.",
                 "`nos-ec gc plan` shows the prices of the blocks that a run would collect.",
             )
+        case BlockReason.DENSE if cools_down(e.facts, e.options, e.now_ms):
+            return _dense(e, e.facts.gc_not_before_ms)
         case BlockReason.DENSE:
             return BlockVerdict(
                 BlockReason.DENSE,
-                f"{wasted}; but its objects are packed as densely as they can be: rewriting it would free nothing.",
+                f"{wasted}; but its objects are packed densely: rewriting it would free little or nothing.",
                 f"{_next_run(e)} sets it aside for gc.cool_down_ms_max. If its last object goes, it is collected.",
             )
         case BlockReason.PAYS_NOT:
@@ -245,8 +272,8 @@ def _sealed(e: BlockEvidence) -> BlockVerdict:
         case BlockReason.LATER_RUN:
             return BlockVerdict(
                 BlockReason.LATER_RUN,
-                f"{wasted}; but a run rewrites at most {e.options.blocks_max} blocks (gc.blocks_max_per_run), and"
-                " others waste more.",
+                f"{wasted}; but a run looks at a limited number of blocks (gc.blocks_max_per_run:"
+                f" {e.options.blocks_max}), and others waste more.",
                 "A later run gets to it.",
                 apply,
             )

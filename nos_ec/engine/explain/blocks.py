@@ -4,6 +4,7 @@ of times."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.empty_bytes import EmptyBytes, empty_in
@@ -11,12 +12,12 @@ from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.gc_policy import GcPolicy
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.core.ratios import DIGITS
+from nos_ec.core.ratios import DIGITS, ratio
 from nos_ec.core.reclaim import Victim, pays
-from nos_ec.engine.explain.block_reasons import BlockEvidence, BlockReason, judge_block
+from nos_ec.engine.explain.block_reasons import BlockEvidence, BlockReason, cools_down, judge_block
 from nos_ec.engine.gc.options import LEASE_NAME, CollectorOptions
 from nos_ec.engine.gc.space import ANY_WASTE, is_any_price_right, price_days
-from nos_ec.engine.gc.victims import ChosenBlock, judge, judge_by_row
+from nos_ec.engine.gc.victims import REPACK_FREES_MIN, ChosenBlock, judge, judge_by_row, padded_blocks, repack
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock, waits
@@ -88,7 +89,7 @@ class BlockExplanation:
     explained_ms: int
 
 
-_COLLECTED = (BlockReason.VICTIM, BlockReason.EMPTY, BlockReason.GRACE_OVER)
+_COLLECTED = (BlockReason.VICTIM, BlockReason.REPACK, BlockReason.EMPTY, BlockReason.GRACE_OVER)
 
 
 class BlockExplainer:
@@ -226,16 +227,40 @@ class BlockExplainer:
     ) -> tuple[BlockReason | None, float | None]:
         """As `_judged`. Which of the blocks that are worth it a policy takes first depends on all of them."""
         options, row = self._options, facts.row
-        if row.overhead_bytes >= options.waste_ratio_min * row.size_bytes:
-            chosen = judge(self._metadata, self._blocks, options, row)
-            return (BlockReason.DENSE, None) if chosen is None else (BlockReason.UNDECIDED, chosen.needs)
-        if 1 - row.hole_ratio >= options.density:
-            return BlockReason.TOO_FULL, None
+        overhead_ratio = ratio(row.overhead_bytes, row.size_bytes) or 0.0
+        price_days_min = 0.0 if is_any_price_right(self._blocks, options) else options.price_days_min
+        by_holes = self._judged_by_holes(policy, facts, now_ms, price_days_min)
+        if overhead_ratio < REPACK_FREES_MIN or by_holes is BlockReason.UNDECIDED:
+            return by_holes, None
+        if overhead_ratio >= options.waste_ratio_min and not cools_down(facts, options, now_ms):
+            merged = judge(self._metadata, self._blocks, options, row)
+            if merged is not None:
+                return BlockReason.UNDECIDED, merged.needs
+        chosen = repack(self._metadata, self._blocks, options, row)
+        if chosen is None:
+            is_dense = overhead_ratio >= options.waste_ratio_min or cools_down(facts, options, now_ms)
+            return (BlockReason.DENSE if is_dense and by_holes is BlockReason.TOO_FULL else by_holes), None
+        if chosen.padding_days(now_ms) < price_days_min:
+            return BlockReason.TOO_DEAR, chosen.needs
+        if cools_down(facts, options, now_ms):
+            return BlockReason.DENSE, None
+        return self._is_repacked_next(row, price_days_min, now_ms), chosen.needs
+
+    def _is_repacked_next(self, row: BlockRow, price_days: float, now_ms: int) -> BlockReason:
+        if self._options.copy_bytes_max < inf:
+            return BlockReason.UNDECIDED
+        padded = padded_blocks(self._metadata, self._options, price_days, now_ms)
+        is_next = row.block_id in {one.block_id for one in padded}
+        return BlockReason.REPACK if is_next else BlockReason.LATER_RUN
+
+    def _judged_by_holes(self, policy: GcPolicy, facts: BlockFacts, now_ms: int, price_days_min: float) -> BlockReason:
+        """What the policy would do with a block for its dead bytes."""
+        if 1 - facts.row.hole_ratio >= self._options.density:
+            return BlockReason.TOO_FULL
         if not policy.is_due(self._metadata.space_use().without_empty):
-            return BlockReason.WITHIN_TARGET, None
+            return BlockReason.WITHIN_TARGET
         price = price_days(facts, now_ms)
-        is_dear = price is not None and price < options.price_days_min and not is_any_price_right(self._blocks, options)
-        return (BlockReason.TOO_DEAR if is_dear else BlockReason.UNDECIDED), None
+        return BlockReason.UNDECIDED if price is None or price >= price_days_min else BlockReason.TOO_DEAR
 
     def _pays(self, chosen: ChosenBlock, others: list[BlockRow]) -> BlockReason:
         victims, rest = [chosen], []

@@ -77,7 +77,8 @@ class Collector:
         empty = self._metadata.empty_blocks(options.blocks_max)
         choice = choose(self._metadata, self._blocks, options, now_ms)
         decisions = [BlockDecision(block, 0, 0, 0) for block in empty]
-        decisions += [self._decide(block, now_ms) for block in choice.candidates]
+        chosen = {victim.block.block_id: victim for victim in choice.victims}
+        decisions += [self._decide(block, now_ms, chosen.get(block.block_id)) for block in choice.candidates]
         too_full = options.waste_ratio_min if options.policy is None else ANY_WASTE
         waiting = self._metadata.waiting_blocks(too_full, now_ms, options.cool_down_ms_max)
         victims = [*(ChosenBlock(block, 0.0) for block in empty), *choice.victims]
@@ -91,8 +92,11 @@ class Collector:
         choice = PolicyChoice(self._metadata, options, policy, now_ms)
         return choice.targets(self._metadata.space_use().without_empty, targets)
 
-    def _decide(self, block: BlockRow, now_ms: int) -> BlockDecision:
-        price_days = self._price_days(block, now_ms)
+    def _decide(self, block: BlockRow, now_ms: int, victim: ChosenBlock | None) -> BlockDecision:
+        if victim is not None and victim.padding_freed_bytes:
+            price_days: float | None = victim.padding_days(now_ms)
+        else:
+            price_days = self._price_days(block, now_ms)
         try:
             decision = decide(self._metadata, self._blocks, block)[0]
         except Transient as error:

@@ -25,9 +25,9 @@ from nos_ec.engine.gc.read_ahead import ReadAhead
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.set_aside import SetAside
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
-from nos_ec.engine.packable import Packable, as_told
+from nos_ec.engine.packable import Packable, survivor
 from nos_ec.engine.stripe_writer import Failure, WriteResult
-from nos_ec.ports.metadata import BlockRow, Placed
+from nos_ec.ports.metadata import BlockRow
 
 SETTLE_WAIT_MS = 50
 """How long to wait for the next group that is written before looking whether to stop, and whether to time a read."""
@@ -121,25 +121,13 @@ class Draining:
         self._progress.examined(decision)
         self._manners.spend(decision.header_bytes_read, 1)
         self._progress.show()
-        emptying = _Emptying(block, {_identity(one): one for one in map(self._survivor, live)})
+        survivors = [survivor(one, self._merge_list.size_max) for one in live]
+        emptying = _Emptying(block, {_identity(one): one for one in survivors})
         if live:
             self._emptying[block.block_id] = emptying
             self._add(emptying.left.values())
         else:
             self._finish(emptying)
-
-    def _survivor(self, placed: Placed) -> Packable:
-        packable = Packable(
-            object_id=placed.object_id,
-            key=placed.key,
-            version=placed.version,
-            size=placed.extent.length,
-            crc32c=placed.crc32c,
-            source=placed.extent,
-            attributes=placed.attributes,
-            expires_ms=placed.trash_until_ms,
-        )
-        return as_told(packable, self._merge_list.size_max)
 
     def _add(self, packables: Iterable[Packable]) -> None:
         now_ms = self._clock.now_ms()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nos_ec.core.gc_policy import GcPolicy, Price
+from nos_ec.core.packing.plan import MergeList
+from nos_ec.engine.packable import Packable
 from nos_ec.engine.parking import BackOff
 
 LEASE_NAME = "gc"
@@ -52,6 +55,8 @@ class CollectorOptions:
     """The least number of stripes that objects need, divided by the number that the packing policy takes."""
     split_bytes: int
     """The price of an extra shard read at which the packer splits an object, in bytes left empty."""
+    new_merge_list: Callable[[], MergeList[Packable]]
+    """Makes an empty merge list that packs as runs do, but does not sort objects into streams."""
 
     @property
     def price_setting(self) -> str:

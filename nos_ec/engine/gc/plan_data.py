@@ -16,7 +16,8 @@ _DIGITS = 4
 
 def plan_data(plan: CollectionPlan, totals: Totals) -> dict[str, Any]:
     """The plan as JSON values. Sizes are in bytes, times in ms of Unix time. The sums cover all blocks examined; what
-    is in the trash is live until it expires. To collect a block, its live bytes are read, and all of it is freed."""
+    is in the trash is live until it expires. To collect a block, its live bytes are read, and all of it is freed.
+    padding_bytes_to_free: of blocks that are repacked for it."""
     victims = {victim.block.block_id: victim for victim in plan.victims}
     outlook = plan.outlook
     return {
@@ -27,6 +28,7 @@ def plan_data(plan: CollectionPlan, totals: Totals) -> dict[str, Any]:
         "behind": outlook.behind,
         "bytes_to_rewrite": sum(victim.block.live_bytes for victim in plan.victims),
         "bytes_to_write": sum(bytes_to_write(victim) for victim in plan.victims),
+        "padding_bytes_to_free": sum(victim.padding_freed_bytes for victim in plan.victims),
         "bytes_to_reclaim": sum(d.size_bytes for d in plan.decisions if d.block.block_id in victims),
         "header_bytes_read": sum(decision.header_bytes_read for decision in plan.decisions),
         "block_bytes_examined": sum(decision.size_bytes for decision in plan.decisions),
@@ -63,5 +65,6 @@ def _block(decision: BlockDecision, victim: ChosenBlock | None) -> dict[str, Any
         "header_bytes_read": decision.header_bytes_read,
         "price_days": rounded(decision.price_days),
         "bytes_to_write": None if victim is None else bytes_to_write(victim),
+        "padding_bytes_to_free": 0 if victim is None else victim.padding_freed_bytes,
         "collect": victim is not None,
     }

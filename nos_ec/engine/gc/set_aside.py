@@ -43,7 +43,8 @@ class SetAside:
         self._cool_down_after_failure(block)
 
     def keep_dense(self, block: BlockRow) -> None:
-        """Set aside a block that is packed as densely as possible, so that not every run reads its rows for nothing."""
+        """Set aside a block that is packed as densely as possible, so that not every run reads its rows for nothing.
+        Policies of space still see its dead bytes."""
         self._cool_down(block, self._options.cool_down_ms_max, failed=False)
 
     def note_unreadable(self, failure: Failure) -> bool:

@@ -5,25 +5,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from nos_ec.core.errors import NotFound
-from nos_ec.core.gc_policy import Behind, SealedBlock
+from nos_ec.core.gc_policy import Behind, SealedBlock, padding_days
 from nos_ec.core.header import name_record_size
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.reclaim import Victim, account_block, pays, stripes_needed
 from nos_ec.engine.gc.options import CollectorOptions
-from nos_ec.engine.gc.space import Outlook, PolicyChoice, is_above, is_any_price_right
+from nos_ec.engine.gc.space import DAY_MS, Outlook, PolicyChoice, is_above, is_any_price_right
 from nos_ec.engine.header_scan import HeaderScan, scan_headers
+from nos_ec.engine.packable import survivor
 from nos_ec.engine.recovery import live_entries
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockRow, Blocks, Placed, WaitingBlocks
 
 _log = structlog.get_logger(__name__)
+
+REPACK_FREES_MIN = 0.1
+"""Share of the blocks that repacking them must free in headers and padding, each alone and all together. So GC comes to
+rest: runs that would free nothing do not repack."""
+REPACK_OBJECTS_MAX = 500_000
+"""The most objects that a run packs in memory to see which blocks are worth repacking, which takes seconds. Blocks of
+tiny objects have many, and headers that no packer can avoid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +56,17 @@ class BlockDecision:
 
 @dataclass(frozen=True, slots=True)
 class ChosenBlock:
-    """A block to rewrite, and how many stripes its live objects will need; not rounded up."""
+    """A block to rewrite, and how many stripes its live objects will need; not rounded up. padding_freed_bytes: how
+    many bytes of headers and padding that frees, if it is rewritten for them; otherwise 0."""
 
     block: BlockRow
     needs: float
+    padding_freed_bytes: int = 0
+
+    def padding_days(self, now_ms: int) -> float:
+        """The price of rewriting the block for its padding, at its age since it was created."""
+        block = self.block
+        return padding_days((now_ms - block.created_ms) / DAY_MS, self.padding_freed_bytes, block.live_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +103,25 @@ def choose(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_
     use = metadata.space_use()
     taken, behind = _Taken(metadata, blocks, options, now_ms), None
     if options.policy is None:
-        taken.add_wasteful(overhead_ratio_min=0.0)
+        taken.add_wasteful()
         target = None
     else:
-        policy = options.policy.at_any_price() if is_any_price_right(blocks, options) else options.policy
+        any_price = is_any_price_right(blocks, options)
+        policy = options.policy.at_any_price() if any_price else options.policy
         by_policy = PolicyChoice(metadata, options, policy, now_ms)
         plan = by_policy.plan(use.without_empty)
         taken.add_planned(plan.victims)
         target, behind = policy.target, by_policy.reason(plan.behind, use.without_empty.less(plan.freed_bytes))
-        taken.add_wasteful(overhead_ratio_min=options.waste_ratio_min)
+        taken.add_padded(0.0 if any_price else options.price_days_min)
     victims = taken.victims
     if victims and not pays([Victim(victim.block.stripes, victim.needs) for victim in victims]):
         victims = []
     after = use.without_empty.less(sum(victim.block.dead_bytes for victim in victims))
     if taken.victims and not victims and is_above(after, target):
         behind = Behind.GAIN
-    return Choice(
-        taken.candidates, victims, taken.dense, Outlook(use.with_empty, after, target, behind or taken.behind)
-    )
+    if target is None or is_above(after, target):
+        behind = behind or taken.behind
+    return Choice(taken.candidates, victims, taken.dense, Outlook(use.with_empty, after, target, behind))
 
 
 class _Taken:
@@ -133,25 +149,61 @@ class _Taken:
                 self.candidates.append(block)
                 self._add(_rewritten_by_row(self._options, block))
 
-    def add_wasteful(self, *, overhead_ratio_min: float) -> None:
+    def add_wasteful(self) -> None:
         """Add blocks by their waste, most wasteful first."""
-        options, found = self._options, {block.block_id for block in self.candidates}
+        options = self._options
+        wasteful = self._metadata.gc_candidates(
+            options.waste_ratio_min, self._now_ms, options.cool_down_ms_max, options.blocks_max
+        )
+        self._add_judged(wasteful, lambda block: judge(self._metadata, self._blocks, options, block))
+
+    def add_padded(self, price_days: float) -> None:
+        """Add blocks for their headers and padding, most wasteful first: those that consist of little else, to merge
+        them, and those that are worth repacking at that price. None of the latter if repacking them together frees too
+        little: the objects of a block may fit each other by chance."""
+        options = self._options
         wasteful = self._metadata.gc_candidates(
             options.waste_ratio_min,
             self._now_ms,
             options.cool_down_ms_max,
             options.blocks_max,
-            overhead_ratio_min=overhead_ratio_min,
+            overhead_ratio_min=options.waste_ratio_min,
         )
-        for block in wasteful:
+        padded = padded_blocks(self._metadata, options, price_days, self._now_ms)
+        mergeable = {block.block_id for block in wasteful}
+
+        def judged(block: BlockRow) -> ChosenBlock | None:
+            merged = judge(self._metadata, self._blocks, options, block) if block.block_id in mergeable else None
+            return merged or repack(self._metadata, self._blocks, options, block)
+
+        self._add_judged([*wasteful, *padded], judged, price_days)
+        repacked = [victim for victim in self.victims if victim.padding_freed_bytes]
+        rows = [victim.block for victim in repacked]
+        if _padding_freed(self._metadata, self._blocks, options, rows) < _freed_min(rows):
+            self.victims = [victim for victim in self.victims if not victim.padding_freed_bytes]
+            self.dense += rows
+
+    def _add_judged(
+        self,
+        blocks: Iterable[BlockRow],
+        judged: Callable[[BlockRow], ChosenBlock | None],
+        price_days: float = 0.0,
+    ) -> None:
+        """Add the blocks that are victims. price_days: what padding must be worth; a block that is to be repacked for
+        less is left for a later run."""
+        options, found = self._options, {block.block_id for block in self.candidates}
+        for block in blocks:
             if block.block_id in found:
                 continue
             if len(self.candidates) >= options.blocks_max:
                 break
+            found.add(block.block_id)
             self.candidates.append(block)
-            victim = judge(self._metadata, self._blocks, options, block)
+            victim = judged(block)
             if victim is None:
                 self.dense.append(block)
+            elif victim.padding_freed_bytes and victim.padding_days(self._now_ms) < price_days:
+                continue
             elif self._copied_bytes + block.live_bytes > options.copy_bytes_max:
                 self.behind = Behind.BUDGET
                 break
@@ -170,6 +222,53 @@ def judge(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, candi
         return victim
     needs = _needs(blocks, metadata.placed_in(candidate.block_id), options.split_bytes) / options.density
     return ChosenBlock(candidate, needs) if needs <= candidate.stripes * (1 - options.waste_ratio_min) else None
+
+
+def padded_blocks(metadata: Blocks, options: CollectorOptions, price_days: float, now_ms: int) -> list[BlockRow]:
+    """Return the blocks that a run packs in memory to see whether they are worth repacking at that price. Raises
+    Transient."""
+    found: list[BlockRow] = []
+    objects = 0
+    for block in metadata.padded_blocks(
+        REPACK_FREES_MIN, price_days, now_ms, options.cool_down_ms_max, options.blocks_max
+    ):
+        objects += block.live_objects
+        if found and objects > REPACK_OBJECTS_MAX:
+            break
+        found.append(block)
+    return found
+
+
+def repack(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, candidate: BlockRow) -> ChosenBlock | None:
+    """A block as a victim, if packing its live objects anew, without any others, frees REPACK_FREES_MIN of it in
+    headers and padding. None when it does not. Dead bytes do not count: they are for the policy to judge. Raises
+    Transient."""
+    freed_bytes = _padding_freed(metadata, blocks, options, [candidate])
+    if freed_bytes < _freed_min([candidate]):
+        return None
+    stripes = candidate.stripes - (freed_bytes + candidate.dead_bytes) / blocks.geometry.stripe_size
+    return ChosenBlock(candidate, stripes, freed_bytes)
+
+
+def _freed_min(candidates: Sequence[BlockRow]) -> float:
+    return REPACK_FREES_MIN * sum(block.size_bytes for block in candidates)
+
+
+def _padding_freed(
+    metadata: Blocks, blocks: BlockStore, options: CollectorOptions, candidates: Sequence[BlockRow]
+) -> int:
+    """Return how many bytes of headers and padding are freed by packing the live objects of these blocks together, as a
+    run does. Reads the rows of one block at a time."""
+    merge_list, stripes = options.new_merge_list(), 0
+    for block in candidates:
+        for one in metadata.placed_in(block.block_id):
+            merge_list.add(survivor(one, merge_list.size_max).candidate(0))
+        while (plan := merge_list.plan(0)) is not None:
+            stripes += plan.stripe_count
+    while (plan := merge_list.plan(0, flush=True)) is not None:
+        stripes += plan.stripe_count
+    freed_stripes = sum(block.stripes for block in candidates) - stripes
+    return freed_stripes * blocks.geometry.stripe_size - sum(block.dead_bytes for block in candidates)
 
 
 def judge_by_row(options: CollectorOptions, candidate: BlockRow) -> ChosenBlock | None:

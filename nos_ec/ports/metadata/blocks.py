@@ -31,7 +31,7 @@ class BlockRow:
     created_ms: int
     delete_after_ms: int | None
     gc_failures: int = 0
-    """How many times GC could not collect it."""
+    """How many times in a row GC could not collect it."""
 
     @property
     def size_bytes(self) -> int:
@@ -228,6 +228,14 @@ class Blocks(Protocol):
         """
         ...
 
+    def padded_blocks(
+        self, overhead_ratio_min: float, price_days: float, now_ms: int, cool_down_ms_max: int, limit: int
+    ) -> list[BlockRow]:
+        """SEALED blocks that hold live objects, and of which headers and padding take at least that share and are worth
+        that price (`core.gc_policy.padding_days`), most wasteful first. Left out are the same blocks as in
+        `gc_candidates`. The cost grows with the number of blocks of that waste ratio."""
+        ...
+
     def space_use(self) -> SpaceUse:
         """What blocks store, and what of it lives. The cost grows with the number of blocks."""
         ...
@@ -236,17 +244,20 @@ class Blocks(Protocol):
         self, after: BlockId | None, now_ms: int, cool_down_ms_max: int, limit: int
     ) -> list[SealedBlock]:
         """SEALED blocks with live objects and dead bytes, in order of id: pages for the policies of GC. Blocks of large
-        objects and blocks that cool down are left out, as for `gc_candidates`."""
+        objects and blocks that cool down after a failure are left out, as for `gc_candidates`. A block that cools down
+        because it is packed densely is not: more of it may be dead by now."""
         ...
 
     def waiting_blocks(self, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> list[WaitingBlocks]:
         """What keeps dead bytes from being freed by a run of `gc_candidates` with these arguments, in the order of
         WaitReason; only reasons that concern a block. Blocks without dead bytes are not counted, unless they are
-        condemned. The cost grows with the number of blocks."""
+        condemned. With a waste ratio of 0, which stands for `blocks_with_holes`, blocks that cool down because they are
+        packed densely do not wait. The cost grows with the number of blocks."""
         ...
 
     def cool_down_block(self, block_id: BlockId, not_before_ms: int, *, failed: bool) -> None:
-        """Leave a SEALED block out of the candidates until `not_before_ms`. `failed`: add 1 to its `gc_failures`."""
+        """Leave a SEALED block out of the candidates until `not_before_ms`. `failed`: add 1 to its `gc_failures`;
+        otherwise they are 0 from now on."""
         ...
 
     def condemn_block(self, block_id: BlockId, delete_after_ms: int) -> bool:
