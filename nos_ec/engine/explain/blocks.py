@@ -17,7 +17,15 @@ from nos_ec.core.reclaim import Victim, pays
 from nos_ec.engine.explain.block_reasons import BlockEvidence, BlockReason, cools_down, judge_block
 from nos_ec.engine.gc.options import LEASE_NAME, CollectorOptions
 from nos_ec.engine.gc.space import ANY_WASTE, is_any_price_right, price_days
-from nos_ec.engine.gc.victims import REPACK_FREES_MIN, ChosenBlock, judge, judge_by_row, padded_blocks, repack
+from nos_ec.engine.gc.victims import (
+    REPACK_FREES_MIN,
+    REPACK_HOLES_MAX,
+    ChosenBlock,
+    judge,
+    judge_by_row,
+    padded_blocks,
+    repack,
+)
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock, waits
@@ -230,13 +238,14 @@ class BlockExplainer:
         overhead_ratio = ratio(row.overhead_bytes, row.size_bytes) or 0.0
         price_days_min = 0.0 if is_any_price_right(self._blocks, options) else options.price_days_min
         by_holes = self._judged_by_holes(policy, facts, now_ms, price_days_min)
-        if overhead_ratio < REPACK_FREES_MIN or by_holes is BlockReason.UNDECIDED:
+        if by_holes is BlockReason.UNDECIDED:
             return by_holes, None
         if overhead_ratio >= options.waste_ratio_min and not cools_down(facts, options, now_ms):
             merged = judge(self._metadata, self._blocks, options, row)
             if merged is not None:
                 return BlockReason.UNDECIDED, merged.needs
-        chosen = repack(self._metadata, self._blocks, options, row)
+        may_be_repacked = overhead_ratio >= REPACK_FREES_MIN and row.hole_ratio <= REPACK_HOLES_MAX
+        chosen = repack(self._metadata, self._blocks, options, row) if may_be_repacked else None
         if chosen is None:
             is_dense = overhead_ratio >= options.waste_ratio_min or cools_down(facts, options, now_ms)
             return (BlockReason.DENSE if is_dense and by_holes is BlockReason.TOO_FULL else by_holes), None

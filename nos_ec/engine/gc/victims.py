@@ -29,6 +29,9 @@ _log = structlog.get_logger(__name__)
 REPACK_FREES_MIN = 0.1
 """Share of the blocks that repacking them must free in headers and padding, each alone and all together. So GC comes to
 rest: runs that would free nothing do not repack."""
+REPACK_HOLES_MAX = 0.2
+"""Share of its object bytes that may be dead in a block that is repacked. Others will soon be rewritten for their dead
+bytes, and then their padding goes as well."""
 REPACK_OBJECTS_MAX = 500_000
 """The most objects that a run packs in memory to see which blocks are worth repacking, which takes seconds. Blocks of
 tiny objects have many, and headers that no packer can avoid."""
@@ -230,7 +233,7 @@ def padded_blocks(metadata: Blocks, options: CollectorOptions, price_days: float
     found: list[BlockRow] = []
     objects = 0
     for block in metadata.padded_blocks(
-        REPACK_FREES_MIN, price_days, now_ms, options.cool_down_ms_max, options.blocks_max
+        REPACK_FREES_MIN, REPACK_HOLES_MAX, price_days, now_ms, options.cool_down_ms_max, options.blocks_max
     ):
         objects += block.live_objects
         if found and objects > REPACK_OBJECTS_MAX:
