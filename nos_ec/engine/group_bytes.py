@@ -54,15 +54,19 @@ def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem], 
     return b"".join(buffers)
 
 
-def window_bytes(start: int, end: int, pieces: Iterable[tuple[int, bytes]]) -> bytearray:
-    """Returns what lies from `start` to `end` in a group: of each piece, which begins at its offset from the group's
-    start, the part that lies there, and zeros between them."""
-    window = bytearray(end - start)
+def window_bytes(start: int, end: int, pieces: Iterable[tuple[int, bytes]]) -> bytes:
+    """Return what lies from `start` to `end` in a group, copied once: of each piece, which begins at its offset from
+    the group's start, the part that lies there, and zeros between them. pieces: in the order of their offsets. Raises
+    ValueError when they overlap there (a bug)."""
+    buffers: list[bytes | memoryview] = []
+    filled = start
     for offset, data in pieces:
         first, last = max(start, offset), min(end, offset + len(data))
         if first < last:
-            window[first - start : last - start] = memoryview(data)[first - offset : last - offset]
-    return window
+            buffers += (_padding(filled, first), memoryview(data)[first - offset : last - offset])
+            filled = last
+    buffers.append(_padding(filled, end))
+    return b"".join(buffers)
 
 
 def header_and_names(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) -> bytes:

@@ -53,19 +53,19 @@ class LongGroup:
         """Take the bytes of these objects."""
         self._pieces += zip((self._offsets[index] for index in self._begins), data, strict=True)
 
-    def first_window(self, place: GroupPlace) -> bytearray:
+    def first_window(self, place: GroupPlace) -> bytes:
         """Return the bytes of the first window if the group is written to `place`. Raises ValueError when objects
         overlap the front or each other, or do not fit into the group (a bug)."""
         self._front = header_and_names(self._geometry, place, self.items)
         return self._bytes()
 
-    def window(self) -> bytearray:
+    def window(self) -> bytes:
         """Return the bytes of this window, which is not the first one. Called once: what ends in it is dropped."""
         window = self._bytes()
         self._drop_before(self._end)
         return window
 
-    def _bytes(self) -> bytearray:
+    def _bytes(self) -> bytes:
         return window_bytes(self._start, self._end, [(0, self._front), *self._pieces])
 
     def _drop_before(self, place: int) -> None:

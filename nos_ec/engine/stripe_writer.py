@@ -64,8 +64,6 @@ LONG_GROUP_MS_MAX = 60_000
 between two polls after which a message log takes a consumer for dead, because one that loses partitions waits for its
 groups first."""
 
-_Bytes = bytes | bytearray
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -322,7 +320,7 @@ class StripeWriter:
             raise
 
     # --- the protocol -----------------------------------------------------------------------------
-    def _append(self, stream: int, stripe_count: int, bytes_at: Callable[[GroupPlace], _Bytes]) -> _OpenBlock:
+    def _append(self, stream: int, stripe_count: int, bytes_at: Callable[[GroupPlace], bytes]) -> _OpenBlock:
         """Write a group, or the first window of one, to the open block of its stream or, if that fails, to new ones.
         bytes_at: returns its bytes, which differ from place to place, because the header names it. Returns the block
         that has it."""
@@ -343,7 +341,7 @@ class StripeWriter:
             return block
         raise AssertionError("unreachable")
 
-    def _append_more(self, block: _OpenBlock, data: _Bytes, until_ms: int) -> None:
+    def _append_more(self, block: _OpenBlock, data: bytes, until_ms: int) -> None:
         """Write a later window of a group, unless it takes too long or the lease is lost."""
         with self._given_up_after_failure(block):
             if not waits(until_ms, self._clock.now_ms(), LONG_GROUP_MS_MAX):
@@ -354,7 +352,7 @@ class StripeWriter:
             self._append_bytes(block, data)
             self._compare(block, data)
 
-    def _append_bytes(self, block: _OpenBlock, data: _Bytes) -> None:
+    def _append_bytes(self, block: _OpenBlock, data: bytes) -> None:
         kill_point("writer.before_append")
         if block.end:
             self._blocks.append(block.block_id, block.end, data)
@@ -363,7 +361,7 @@ class StripeWriter:
         block.end += len(data) // self._blocks.geometry.stripe_size
         kill_point("writer.appended")
 
-    def _compare(self, block: _OpenBlock, data: _Bytes) -> None:
+    def _compare(self, block: _OpenBlock, data: bytes) -> None:
         """Read back what was appended last, if this writer does so. Raises Corrupt when it is not `data`, Transient."""
         start = block.end * self._blocks.geometry.stripe_size - len(data)
         if self._options.read_back and self._blocks.read(block.block_id, start, len(data)) != data:

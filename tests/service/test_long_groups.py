@@ -17,7 +17,7 @@ from nos_ec.core.errors import Corrupt, LeaseLost, NosError, NoSpace, NotFound, 
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.lifecycle import BlockState, ObjectState
 from nos_ec.core.packing.plan import GroupPlan
-from nos_ec.engine.group_bytes import GroupPlace, assemble
+from nos_ec.engine.group_bytes import GroupPlace, assemble, window_bytes
 from nos_ec.engine.header_scan import read_names, scan_headers
 from nos_ec.engine.long_group import item_at
 from nos_ec.engine.packable import Packable
@@ -107,6 +107,14 @@ def assert_written(writer: Writer, plan: GroupPlan[Packable], block_id: BlockId,
     assert (header.first_stripe, header.stripe_count) == (at_stripe, plan.stripe_count)
     keys = [placed.candidate.payload.key for placed in plan.placed]
     assert [(name.bucket, name.name) for name in read_names(blocks, header)] == [(key.bucket, key.name) for key in keys]
+
+
+def test_a_window_has_the_parts_of_objects_that_lie_in_it_and_refuses_objects_that_overlap() -> None:
+    """It is copied once: librados would copy anything but `bytes` once more."""
+    found = window_bytes(4, 12, [(0, b"a" * 6), (8, b"b" * 8), (16, b"c")])
+    assert (found, type(found)) == (b"aa\0\0bbbb", bytes)
+    with pytest.raises(ValueError, match="overlaps the next object"):
+        window_bytes(4, 12, [(0, b"a" * 6), (5, b"b")])
 
 
 @pytest.mark.parametrize("behind", [0, 3])
