@@ -1,7 +1,7 @@
 """The same storage work without the product, with nothing but librados calls from Python.
 
-floor  reads landing copies and appends stripes, group by group, with the consumer's concurrency. No metadata, no log,
-       no packing, no checksums, no layout: it appends constant bytes.
+floor  reads landing copies and appends stripes, window by window, with the consumer's concurrency. No metadata, no
+       log, no packing, no checksums, no layout: it appends constant bytes.
 naive  one write_full per object into an erasure-coded pool, as an object store without packing does.
 """
 
@@ -21,12 +21,16 @@ Timer = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class BareGroup:
-    """What one stripe group reads, as (name of a RADOS object, offset and length in bytes) of each operation, and how
+class BareWindow:
+    """What is read for one append, as (name of a RADOS object, offset and length in bytes) of each operation, and how
     many stripes it writes."""
 
     reads: Sequence[tuple[str, int, int]]
     stripe_count: int
+
+
+BareGroup = Sequence[BareWindow]
+"""The windows of a stripe group, one after the other in the same block."""
 
 
 class InFlight:
@@ -104,10 +108,10 @@ class Floor:
             if lane.error is not None:
                 raise lane.error
 
-    def read(self, group: BareGroup) -> None:
-        """Read the group's landing copies and discard the bytes."""
+    def read(self, window: BareWindow) -> None:
+        """Read the landing copies of a window and discard the bytes."""
         running = InFlight(self._reads)
-        for name, offset, length in group.reads:
+        for name, offset, length in window.reads:
             running.start(self._landing.aio_read, name, length, offset)
         running.wait()
 
@@ -151,9 +155,11 @@ class _FloorLane(threading.Thread):
             self.error = error
 
     def _write(self, group: BareGroup) -> None:
-        self._floor.read(group)
-        if self._stripes + group.stripe_count > self._stripes_per_block:
+        stripe_count = sum(window.stripe_count for window in group)
+        if self._stripes + stripe_count > self._stripes_per_block:
             self.block_names.append(f"{self._prefix}-{len(self.block_names)}")
             self._stripes = 0
-        self._floor.append(self.block_names[-1], self._floor.content(group.stripe_count * self._stripe_size))
-        self._stripes += group.stripe_count
+        for window in group:
+            self._floor.read(window)
+            self._floor.append(self.block_names[-1], self._floor.content(window.stripe_count * self._stripe_size))
+        self._stripes += stripe_count

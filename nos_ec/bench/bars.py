@@ -27,23 +27,33 @@ class Bar:
         return f"{self.figure} is {value:.3f}, the bar is {'at least' if self.at_least else 'at most'} {self.limit:g}"
 
 
+OVER_FLOOR = Bar("ours_over_floor", 0.8, at_least=True)
+
+
 def _pipeline(over_naive: float) -> tuple[Bar, ...]:
     return (
-        Bar("ours_over_floor", 0.8, at_least=True),
+        OVER_FLOOR,
         Bar("ours_over_naive", over_naive, at_least=True),
         Bar("ours.raw_bytes_per_user_byte", 1.40, at_least=False),
         Bar("lifetimes.share_of_consumer", 0.02, at_least=False),
     )
 
 
-PIPELINE: Mapping[str, Sequence[Bar]] = {"W1": _pipeline(1.8), "W2": _pipeline(5.0)}
-"""By workload. The other workloads have no bars."""
+PIPELINE: Mapping[str | int, Sequence[Bar]] = {
+    "W1": _pipeline(1.8),
+    "W2": _pipeline(5.0),
+    70_000: (OVER_FLOOR,),
+    1 << 20: (OVER_FLOOR,),
+}
+"""By workload, or size of all objects in bytes. Others have no bars."""
 
 READ: Sequence[Bar] = (
     Bar("osds_per_get", 1, at_least=False),
     Bar("read_bytes_over_pages", 1.0, at_least=False),
     Bar("p50_over_bare", 1.15, at_least=False),
 )
+READ_OF_ONE_SIZE: Sequence[Bar] = (*READ[1:], Bar("split_over_whole", 1.35, at_least=False))
+"""The same where all objects have one size, of which some are split and have chunks on two OSDs or more."""
 WHOLE_LIFE_MS: Mapping[str | int, float] = {"W1": 6.0, 65536: 2.0}
 """CPU milliseconds of everything for PUT, publish, pack and reap; by workload or size of the objects. Of a machine on
 which `single` takes SINGLE_LIFE_MS."""

@@ -37,7 +37,7 @@ from nos_ec.bench.offline import measured_pack, publish, reap
 from nos_ec.bench.pipeline import Tick, warmed_up
 from nos_ec.bench.stack import BenchStores
 from nos_ec.composition.wiring import System
-from nos_ec.core.errors import InvalidInput, Transient
+from nos_ec.core.errors import Transient
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.workloads import sizes
 from nos_gc.assemble import gc_service
@@ -87,8 +87,6 @@ class LifeBench:
         self._tick = tick
         self._rng = random.Random(options.seed)
         self._size_max = min(size_max(system.geometry) for system in stores.systems.values())
-        if isinstance(options.drawn, int) and options.drawn > self._size_max:
-            raise InvalidInput(f"objects of {options.drawn} bytes are not packed; choose at most {self._size_max}")
 
     def run(self) -> dict[str, Any]:
         """The figures (docs/BENCH.md explains them). Raises NosError."""
@@ -109,10 +107,7 @@ class LifeBench:
 
     def _round(self) -> dict[str, Life]:
         options = self._options
-        if isinstance(options.drawn, int):
-            drawn = [options.drawn] * options.objects
-        else:
-            drawn = list(sizes(options.drawn, options.objects, self._rng, self._size_max))
+        drawn = list(sizes(options.drawn, options.objects, self._rng, self._size_max))
         return {name: way.live(drawn) for name, way in self._ways.items()}
 
     def _idle(self) -> dict[str, float | None]:

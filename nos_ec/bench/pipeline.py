@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from nos_ec.adapters.rados.named_objects import object_name
-from nos_ec.bench.bare import BareGroup, Floor, put_all, remove_all
+from nos_ec.bench.bare import BareGroup, BareWindow, Floor, put_all, remove_all
 from nos_ec.bench.figures import Run, ratio, summary
 from nos_ec.bench.groups import group_latencies
 from nos_ec.bench.landing import Objects, key_of
@@ -32,7 +32,7 @@ from nos_ec.core.header import name_record_size
 from nos_ec.core.ids import SegmentId, in_log, record_offset, segment_of
 from nos_ec.core.landing_format import RECORD_HEADER_SIZE
 from nos_ec.core.packing.packer import size_max
-from nos_ec.core.packing.plan import Candidate, MergeList
+from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
 from nos_ec.core.runs import Range, runs_of
 from nos_ec.core.workloads import sizes
 from nos_ec.engine.log_reader import GAP_BYTES_MAX
@@ -43,11 +43,11 @@ CLEANUP_IN_FLIGHT = 32
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """landing: how the objects of the floor and of ours land, "store" or "log". objects: number per way and round.
-    rounds: those that count. groups: how many are timed per number of stripes. naive_pool: pool for the naive writes;
-    None skips them."""
+    """drawn: the name of a workload, or the size of every object in bytes. landing: how the objects of the floor and of
+    ours land, "store" or "log". objects: number per way and round. rounds: those that count. groups: how many are timed
+    per number of stripes. naive_pool: pool for the naive writes; None skips them."""
 
-    workload: str
+    drawn: str | int
     landing: str
     objects: int
     rounds: int
@@ -105,9 +105,10 @@ class PipelineBench:
         return report | {"lifetimes": upkeep.figures(ours["objects_per_s"], ours["cpu_ms_per_object"]["client"])}
 
     def _report(self) -> dict[str, Any]:
-        consumer = self._system.settings.consumer
+        consumer, drawn = self._system.settings.consumer, self._options.drawn
         found: dict[str, Any] = {
-            "workload": self._options.workload,
+            "workload": drawn if isinstance(drawn, str) else None,
+            "size": drawn if isinstance(drawn, int) else None,
             "landing": self._options.landing,
             "objects": self._options.objects,
             "rounds": self._options.rounds,
@@ -124,7 +125,7 @@ class PipelineBench:
     def _round(self, handles: Sequence[Any]) -> dict[str, Run]:
         """Run each way once, with objects of the same sizes. handles: the pools of landing copies, blocks and naive
         writes, in the namespace of the floor's store."""
-        drawn = list(sizes(self._options.workload, self._options.objects, self._rng, size_max(self._system.geometry)))
+        drawn = list(sizes(self._options.drawn, self._options.objects, self._rng, size_max(self._system.geometry)))
         runs = {"floor": self._floor(handles[0], handles[1], drawn), "ours": self._ours(drawn)}
         if self._options.naive_pool is not None:
             runs["naive"] = self._naive(handles[2], drawn)
@@ -172,15 +173,15 @@ def warmed_up(one_round: Callable[[], Mapping[str, T]], rounds: int, tick: Tick)
 
 
 def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[Copy]) -> list[BareGroup]:
-    """Return the groups that the consumer would pack these copies into if they arrived in this order."""
+    """Return the groups that the consumer would pack these copies into if they arrived in this order, in the windows in
+    which it would write them."""
     packer: MergeList[int] = new_merge_list(consumer, geometry, consumer.linger_ms, random.Random(1))
     name_size = name_record_size(key_of(0).bucket, key_of(0).name)
     groups: list[BareGroup] = []
 
     def take(flush: bool) -> None:
         while (plan := packer.plan(0, flush=flush)) is not None:
-            placed = [copies[one.candidate.payload] for one in plan.placed]
-            groups.append(BareGroup(bare_reads(placed), plan.stripe_count))
+            groups.append(_in_windows(geometry, plan, copies))
 
     for index, (_, size) in enumerate(copies):
         packer.add(Candidate(size, name_size, index, 0))
@@ -188,6 +189,18 @@ def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[Cop
             take(flush=False)
     take(flush=True)
     return groups
+
+
+def _in_windows(geometry: Geometry, plan: GroupPlan[int], copies: Sequence[Copy]) -> BareGroup:
+    """An object is read for the window in which it begins."""
+    reads: list[list[Copy]] = [[] for _ in range(geometry.windows_for(plan.stripe_count))]
+    for one in plan.placed:
+        reads[one.offset // geometry.group_size_max].append(copies[one.candidate.payload])
+    stripes = range(plan.stripe_count, 0, -geometry.stripes_per_group_max)
+    return [
+        BareWindow(bare_reads(of_window), min(left, geometry.stripes_per_group_max))
+        for of_window, left in zip(reads, stripes, strict=True)
+    ]
 
 
 def bare_reads(copies: Sequence[Copy]) -> list[tuple[str, int, int]]:

@@ -1,8 +1,10 @@
 """`bench read`: GETs of small packed objects, against a bare read of the same bytes plus one indexed row look-up.
 
 The two ways alternate read by read, each with its own random choice of objects, so that neither benefits more often
-from bytes that the other has cached. The sizes are those of W2. Every object is packed first; none is read from its
-landing copy.
+from bytes that the other has cached. The sizes are those of W2, or all objects have one size. Every object is packed
+first; none is read from its landing copy.
+
+Among objects of one size, GETs of those that the packer has split are compared with GETs of the others, in turns.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from nos_consumer.assemble import drain
 from nos_ec.adapters.sql.engine import make_engine
 from nos_ec.bench.figures import latency_ms
 from nos_ec.bench.landing import Objects
-from nos_ec.bench.meter import Instruments
+from nos_ec.bench.meter import Instruments, spent_s
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import PAGE
@@ -27,14 +29,19 @@ from nos_ec.ports.metadata import ObjectRow
 from nos_producer.assemble import producer_service
 
 WORKLOAD = "W2"
+"""Unless the objects have one size."""
 LOOK_UP = "SELECT block_id, block_offset, size FROM objects WHERE trashed = '' AND bucket = %s AND name = %s"
 WARM_UP_READS = 50
+TURN_READS = 20
+"""GETs of split objects, or of others, after which the CPU time is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """objects: how many are packed. reads: GETs timed each way. sample: GETs for which the reading OSDs are counted."""
+    """drawn: the name of a workload, or the size of every object in bytes. objects: how many are packed. reads: GETs
+    timed each way. sample: GETs for which the reading OSDs are counted."""
 
+    drawn: str | int
     objects: int
     reads: int
     sample: int
@@ -51,15 +58,23 @@ class ReadBench:
         self._rng = random.Random(options.seed)
 
     def run(self) -> dict[str, Any]:
-        """The figures (docs/BENCH.md explains them). Raises NosError."""
-        rows = self._packed_rows()
+        """Return the figures (docs/BENCH.md explains them). Raises NosError."""
+        rows, drawn = self.packed_rows(), self._options.drawn
         ceph = self._system.settings.ceph
         with self._instruments.cluster.bare_pools(ceph.namespace, ceph.blocks_pool) as (blocks,):
             figures = self._timed(blocks, rows)
-        return {"objects": len(rows), "seed": self._options.seed} | figures | self._counted(rows)
+        figures |= self._counted(rows)
+        if isinstance(drawn, int):
+            figures |= self.split_over_whole(rows)
+        return {
+            "size": drawn if isinstance(drawn, int) else None,
+            "objects": len(rows),
+            "seed": self._options.seed,
+        } | figures
 
-    def _packed_rows(self) -> list[ObjectRow]:
-        drawn = sizes(WORKLOAD, self._options.objects, self._rng, size_max(self._system.geometry))
+    def packed_rows(self) -> list[ObjectRow]:
+        """Put and pack the objects, and return their rows. Raises NosError."""
+        drawn = sizes(self._options.drawn, self._options.objects, self._rng, size_max(self._system.geometry))
         keys = [row.key for row in Objects(self._system, self._rng).land(list(drawn))]
         with producer_service(self._system) as producer:
             producer.drain()
@@ -94,6 +109,33 @@ class ReadBench:
             "bare_ms": bare,
             "p50_over_bare": ours["p50"] / bare["p50"],
         }
+
+    def split_over_whole(self, rows: Sequence[ObjectRow]) -> dict[str, Any]:
+        """Return what GETs of split objects cost this process, over what GETs of the others cost it. rows: packed
+        objects, all of one size."""
+        store, geometry, rng = self._system.store(), self._system.geometry, self._rng
+        of_kind: dict[str, list[ObjectRow]] = {"split": [], "whole": []}
+        for row in rows:
+            assert row.extent is not None
+            of_kind["split" if geometry.is_split(row.extent.offset, row.size) else "whole"].append(row)
+        found: dict[str, Any] = {"split_objects": len(of_kind["split"])}
+        if not all(of_kind.values()):
+            return found
+        cpu_s = dict.fromkeys(of_kind, 0.0)
+        turns = 1 + self._options.reads // TURN_READS
+        for turn in range(turns):
+            for kind in sorted(of_kind, reverse=turn % 2 == 0):
+                keys = [row.key for row in rng.choices(of_kind[kind], k=TURN_READS)]
+                before = self._instruments.processes.cpu_s()
+                for key in keys:
+                    store.get(key)
+                spent = spent_s(self._instruments.processes, before)["client"]
+                assert spent is not None
+                if turn:  # the first one warms up
+                    cpu_s[kind] += spent
+        reads = (turns - 1) * TURN_READS
+        found["client_cpu_ms_per_get"] = {kind: spent * 1000 / reads for kind, spent in cpu_s.items()}
+        return found | {"split_over_whole": cpu_s["split"] / cpu_s["whole"]}
 
     def _counted(self, rows: Sequence[ObjectRow]) -> dict[str, Any]:
         """Measure the work of single GETs on the OSDs, from their counters. Nothing else uses the pools meanwhile."""

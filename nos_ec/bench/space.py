@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 from nos_ec.bench.bare import put_all
@@ -28,7 +27,6 @@ from nos_ec.bench.offline import measured_pack, publish, reap
 from nos_ec.bench.pipeline import Tick
 from nos_ec.bench.simulate import raw_bytes_per_user_byte, simulate
 from nos_ec.composition.wiring import System
-from nos_ec.core.errors import InvalidInput
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.workloads import sizes
 
@@ -75,8 +73,6 @@ class SpaceBench:
         self._objects = Objects(system, self._rng)
         self._housekeeping = system.housekeeping()
         self._size_max = size_max(system.geometry)
-        if large := [size for size in options.drawn if isinstance(size, int) and size > self._size_max]:
-            raise InvalidInput(f"objects of {large[0]} bytes are not packed; choose at most {self._size_max}")
 
     def run(self) -> dict[str, Any]:
         """Return the figures (docs/BENCH.md explains them). Raises NosError."""
@@ -149,7 +145,7 @@ def pools_of_objects(system: System, instruments: Instruments) -> Iterator[Mappi
 
 def drawn_sizes(drawn: str | int, bytes_min: int, rng: random.Random, limit: int) -> list[int]:
     """Sizes of objects that have at least so many bytes together, and at most `limit` each. Raises InvalidInput."""
-    of_objects = repeat(drawn) if isinstance(drawn, int) else sizes(drawn, bytes_min, rng, limit)
+    of_objects = sizes(drawn, bytes_min, rng, limit)
     found: list[int] = []
     while bytes_min > 0:
         found.append(next(of_objects))

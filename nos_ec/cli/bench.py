@@ -12,7 +12,19 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from nos_ec.bench.bars import GC, PIPELINE, READ, SCAN, Bar, landing_bars, life_bars, missed, s3_bars, space_bars
+from nos_ec.bench.bars import (
+    GC,
+    PIPELINE,
+    READ,
+    READ_OF_ONE_SIZE,
+    SCAN,
+    Bar,
+    landing_bars,
+    life_bars,
+    missed,
+    s3_bars,
+    space_bars,
+)
 from nos_ec.bench.collecting import CollectingBench, CollectingOptions, gc_settings
 from nos_ec.bench.landing_only import LandingBench, LandingOptions, round_bytes_max
 from nos_ec.bench.landing_ways import LandingWay, OneByOne, bare_writer
@@ -20,7 +32,7 @@ from nos_ec.bench.life import LifeBench, LifeOptions
 from nos_ec.bench.life_ways import landing_settings, life_stores
 from nos_ec.bench.log_way import log_way
 from nos_ec.bench.pipeline import PipelineBench, PipelineOptions
-from nos_ec.bench.reads import ReadBench, ReadOptions
+from nos_ec.bench.reads import WORKLOAD, ReadBench, ReadOptions
 from nos_ec.bench.s3 import S3Bench, S3Options
 from nos_ec.bench.s3_ways import s3_ways
 from nos_ec.bench.scan import ScanOptions, scan
@@ -49,6 +61,13 @@ AdminKeyring = Annotated[
 Check = Annotated[bool, typer.Option("--check", help="Exit with 10 if a bar of docs/BENCH.md is missed.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds, after a warm-up round that does not count.")]
 Seed = Annotated[int, typer.Option(help="Seed of all random choices.")]
+OneWorkload = Annotated[str | None, typer.Option("--workload", help="W1 to W7 (docs/PACKING.md). Default: W1.")]
+OneSize = Annotated[
+    int | None,
+    typer.Option(
+        "--size", parser=size_option, metavar="SIZE", help="Objects of this many bytes, instead of a workload."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -66,7 +85,8 @@ def register(app: typer.Typer) -> None:
 
 def pipeline(
     ctx: typer.Context,
-    workload: Annotated[str, typer.Option(help=f"One of {', '.join(WORKLOADS)} (docs/PACKING.md).")] = "W1",
+    workload: OneWorkload = None,
+    size: OneSize = None,
     objects: Annotated[int, typer.Option(min=100, help="Objects written each way in each round.")] = 4000,
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds of floor, ours and naive, after a warm-up round that does not count.")
@@ -83,7 +103,7 @@ def pipeline(
     as_json: AsJson = False,
 ) -> None:
     """Measure packing. Against the same bare reads and appends (floor), and against one write per object (naive)."""
-    _known(workload)
+    drawn = _drawn(workload, size)
     settings = context(ctx).settings()
     with ExitStack() as stack:
         tick = stack.enter_context(ticking())
@@ -93,14 +113,20 @@ def pipeline(
         stores = stack.enter_context(bench_stores(both, admin))
         ours, floor, instruments = stores.systems["ours"], stores.systems["floor"], stores.instruments
         pool = stack.enter_context(instruments.cluster.plain_pool(settings.ceph.blocks_pool)) if naive else None
-        options = PipelineOptions(workload, landing, objects, rounds, groups, seed, pool)
+        options = PipelineOptions(drawn, landing, objects, rounds, groups, seed, pool)
         figures = PipelineBench(ours, floor, instruments, options, tick).run()
-    _finish(figures, PIPELINE.get(workload, ()) if check else (), as_json, lambda: _print_pipeline(figures))
+    _finish(figures, PIPELINE.get(drawn, ()) if check else (), as_json, lambda: _print_pipeline(figures))
 
 
 def read(
     ctx: typer.Context,
-    objects: Annotated[int, typer.Option(min=100, help="Small objects to pack.")] = 2000,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            parser=size_option, metavar="SIZE", help="Objects of this many bytes, instead of small ones (W2)."
+        ),
+    ] = None,
+    objects: Annotated[int, typer.Option(min=100, help="Objects to pack.")] = 2000,
     reads: Annotated[int, typer.Option(min=10, help="GETs timed each way.")] = 2000,
     sample: Annotated[int, typer.Option(min=1, help="GETs for which the OSDs that read are counted one by one.")] = 50,
     admin_user: AdminUser = "client.admin",
@@ -109,19 +135,19 @@ def read(
     check: Check = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure GETs of small packed objects. Against bare reads of the same bytes plus one row look-up."""
+    """Measure GETs of small packed objects. Against bare reads of the same bytes plus one row look-up. With --size,
+    also GETs of split objects, against those of the others."""
+    options = ReadOptions(size or WORKLOAD, objects, reads, sample, seed)
     with bench_stack(context(ctx).settings(), AdminKey(admin_user, admin_keyring)) as bench:
-        figures = ReadBench(bench.system, bench.instruments, ReadOptions(objects, reads, sample, seed)).run()
-    _finish(figures, READ if check else (), as_json, lambda: _print_read(figures))
+        figures = ReadBench(bench.system, bench.instruments, options).run()
+    bars = READ_OF_ONE_SIZE if size else READ
+    _finish(figures, bars if check else (), as_json, lambda: _print_read(figures))
 
 
 def life(
     ctx: typer.Context,
-    workload: Annotated[str | None, typer.Option(help="W1 to W7 (docs/PACKING.md). Default: W1.")] = None,
-    size: Annotated[
-        int | None,
-        typer.Option(parser=size_option, metavar="SIZE", help="Objects of this many bytes, instead of a workload."),
-    ] = None,
+    workload: OneWorkload = None,
+    size: OneSize = None,
     objects: Annotated[int, typer.Option(min=100, help="Objects of each round.")] = 3000,
     rounds: Rounds = 3,
     callers: Annotated[int, typer.Option(min=1, max=256, help="Threads that PUT, GET and DELETE.")] = 16,
@@ -137,9 +163,7 @@ def life(
     as_json: AsJson = False,
 ) -> None:
     """Measure what a whole life of objects costs, step by step. Also on an embedded store."""
-    if workload is not None and size is not None:
-        raise InvalidInput("--workload and --size cannot be given together; choose one")
-    drawn: str | int = _known(workload or "W1") if size is None else size
+    drawn = _drawn(workload, size)
     options = LifeOptions(drawn, objects, rounds, callers, reads, seed)
     settings = context(ctx).settings()
     with ExitStack() as stack:
@@ -299,6 +323,13 @@ def space(
     _finish(figures, bars if check else (), as_json, lambda: _print_space(figures, bars))
 
 
+def _drawn(workload: str | None, size: int | None) -> str | int:
+    """Return the name of a workload, or the size of all objects in bytes. Raises InvalidInput."""
+    if workload is not None and size is not None:
+        raise InvalidInput("--workload and --size cannot be given together; choose one")
+    return _known(workload or "W1") if size is None else size
+
+
 def _known(workload: str) -> str:
     """The name of a workload. Raises InvalidInput."""
     if workload not in WORKLOADS:
@@ -323,10 +354,14 @@ def _finish(figures: Mapping[str, Any], bars: Sequence[Bar], as_json: bool, huma
         raise typer.Exit(EXIT_BAR_MISSED)
 
 
+def _objects_of(figures: Mapping[str, Any]) -> str:
+    return figures["workload"] or f"{figures['size']:,} bytes"
+
+
 def _print_pipeline(figures: Mapping[str, Any]) -> None:
     ways = [way for way in ("floor", "ours", "naive") if way in figures]
     table = Table(
-        title=f"{figures['workload']}: {figures['objects']:,} objects, {figures['rounds']} rounds,"
+        title=f"{_objects_of(figures)}: {figures['objects']:,} objects, {figures['rounds']} rounds,"
         f" {figures['lanes']} lanes, {figures['read_threads']} concurrent reads",
         title_justify="left",
     )
@@ -407,7 +442,7 @@ def _print_s3(figures: Mapping[str, Any]) -> None:
 
 
 def _print_life(figures: Mapping[str, Any]) -> None:
-    drawn = figures["workload"] or f"{figures['size']:,} bytes"
+    drawn = _objects_of(figures)
     out.print(
         f"{drawn}: {figures['objects']:,} objects, {figures['rounds']} rounds, {figures['callers']} callers",
         markup=False,
@@ -449,7 +484,15 @@ def _print_read(figures: Mapping[str, Any]) -> None:
     rows["OSDs that read per GET"] = f"{figures['osds_per_get']}, {figures['osds_per_get_mean']:.2f} on average"
     rows["bytes the OSDs read / bytes of the pages touched"] = f"{figures['read_bytes_over_pages']:.3f}"
     rows["bytes the OSDs read / size in whole pages"] = f"{figures['read_bytes_over_rounded']:.3f}"
-    facts(f"GETs of {figures['objects']:,} small objects", rows)
+    if (size := figures["size"]) is not None:
+        rows["split objects"] = f"{figures['split_objects']:,}"
+    if "split_over_whole" in figures:
+        rows["CPU ms per GET of this process"] = ", ".join(
+            f"{kind} {value:.3f}" for kind, value in figures["client_cpu_ms_per_get"].items()
+        )
+        rows["split over whole"] = f"{figures['split_over_whole']:.3f}"
+    of_size = "small objects" if size is None else f"objects of {size:,} bytes"
+    facts(f"GETs of {figures['objects']:,} {of_size}", rows)
 
 
 def _print_gc(figures: Mapping[str, Any]) -> None:

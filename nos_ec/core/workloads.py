@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from itertools import repeat
 
 from nos_ec.core.errors import InvalidInput
 
@@ -81,14 +82,20 @@ _DRAWS: dict[str, Callable[[random.Random, int], int]] = {
 WORKLOADS = tuple(_DRAWS)
 
 
-def sizes(workload: str, count: int, rng: random.Random, size_max: int) -> Iterator[int]:
-    """`count` object sizes in bytes. Raises InvalidInput for an unknown workload, a negative count, or a `size_max`
-    (bytes) that is too small for a workload with objects over 1 MiB."""
-    if workload not in _DRAWS:
-        raise InvalidInput(f"unknown workload {workload!r}; choose one of: {', '.join(WORKLOADS)}")
+def sizes(drawn: str | int, count: int, rng: random.Random, size_max: int) -> Iterator[int]:
+    """Return `count` object sizes in bytes. drawn: the name of a workload, or the size of every object.
+
+    Raises InvalidInput for an unknown workload, a negative count, or a `size_max` (bytes) that is too small for this
+    size, or for a workload with objects over 1 MiB."""
+    if isinstance(drawn, str) and drawn not in _DRAWS:
+        raise InvalidInput(f"unknown workload {drawn!r}; choose one of: {', '.join(WORKLOADS)}")
     if count < 0:
         raise InvalidInput(f"object count is {count}; it cannot be negative")
-    if workload == "W1" and size_max <= _M:
+    if isinstance(drawn, int):
+        if drawn > size_max:
+            raise InvalidInput(f"objects of {drawn} bytes are not packed; choose at most {size_max}")
+        return repeat(drawn, count)
+    if drawn == "W1" and size_max <= _M:
         raise InvalidInput(f"workload W1 has objects over 1 MiB, but this geometry packs only up to {size_max} bytes")
-    draw = _DRAWS[workload]
+    draw = _DRAWS[drawn]
     return (draw(rng, size_max) for _ in range(count))

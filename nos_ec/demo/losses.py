@@ -37,7 +37,7 @@ def shards_lost(settings: Settings, rng: random.Random) -> Iterator[list[int] | 
         with admin_cluster(settings) as cluster:
             up = sorted(osds_up(cluster))
             osds = sorted(rng.sample(up, min(m - 1, len(up))))
-            with _osds_down(cluster, osds):
+            with osds_down(cluster, osds):
                 yield osds
 
 
@@ -59,7 +59,7 @@ def _folders_renamed(settings: Settings, shards: list[int]) -> Iterator[None]:
 
 
 @contextmanager
-def _osds_down(cluster: RadosCluster, osds: list[int]) -> Iterator[None]:
+def osds_down(cluster: RadosCluster, osds: list[int]) -> Iterator[None]:
     """Inside the `with` block, the monitors count these OSDs as down, and do not let them come back up."""
     from nos_ec.adapters.rados.cluster_waits import await_down, await_up
 

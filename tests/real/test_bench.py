@@ -68,6 +68,16 @@ def test_bench_pipeline(stack_config: Path, capfd: pytest.CaptureFixture[str], l
     assert {stripes: one["groups"] for stripes, one in found["group_write_ms"].items()} == dict.fromkeys("1234", 2)
 
 
+def test_bench_pipeline_of_one_size_in_long_groups(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A group of 31 objects is one of 32 stripes, which the floor appends in as many windows."""
+    options = ["--size", "1MiB", "--objects", "124", "--rounds", "1", "--groups", "1", "--no-naive"]
+    found = figures(stack_config, capfd, "pipeline", *options)
+    assert (found["workload"], found["size"]) == (None, 1 << 20)
+    assert found["floor"]["raw_bytes_per_user_byte"] == pytest.approx(SHARDS_OVER_DATA * 32 / 31, rel=0.01)
+    writes = [found[way]["client_write_ops_per_object"] for way in ("floor", "ours")]
+    assert writes[0] == 8 / 31 == pytest.approx(writes[1], rel=0.3)
+
+
 def test_bench_life(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = ["--size", "20000", "--objects", "100", "--rounds", "1", "--reads", "10", "--callers", "4"]
     found = figures(stack_config, capfd, "life", *options)
@@ -114,6 +124,15 @@ def test_bench_read(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert found["osds_per_get"] == 1
     assert found["read_bytes_over_pages"] == 1
     assert found["p50_over_bare"] == pytest.approx(found["ours_ms"]["p50"] / found["bare_ms"]["p50"])
+
+
+def test_bench_read_of_split_objects(stack_config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = figures(stack_config, capfd, "read", "--size", "70000", "--objects", "200", "--reads", "40")
+    assert (found["size"], found["objects"]) == (70_000, 200)
+    assert 0 < found["split_objects"] < 200
+    cpu_ms = found["client_cpu_ms_per_get"]
+    assert found["split_over_whole"] == pytest.approx(cpu_ms["split"] / cpu_ms["whole"])
+    assert found["osds_per_get_mean"] > 1, "chunks of a split object lie on two OSDs"
 
 
 def install_radosgw(programs: str) -> None:

@@ -24,10 +24,14 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
+from nos_consumer.assemble import drain
+from nos_ec.composition.scratch import scratch_store
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
+from nos_ec.demo.losses import osds_down
 from nos_ec.settings import load_settings, without_settings
+from nos_producer.assemble import producer_service
 from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster, OwnBlockStore
 from tests.rig.chaos_fleet import UNREACHED
 from tests.rig.dev_servers import DevServer
@@ -314,6 +318,27 @@ def administer(server: DevServer, *statements: str) -> None:
 
 def victims(ceph: CephCluster, count: int) -> list[int]:
     return random.Random(count).sample(ceph.osds(), count)
+
+
+def test_split_objects_read_right_whichever_osd_is_down(ceph: CephCluster, stack_config: Path, tmp_path: Path) -> None:
+    """Each block has a shard on all but one of the OSDs, so each of its shards is missing in turn, and each chunk that
+    an object goes on in."""
+    settings = load_settings(stack_config, {"NOS_EC_PUT__MIN_AGE_MS": "0"})
+    with scratch_store(settings, tmp_path, "splits") as scratch, open_system(scratch) as system:
+        rng, store = random.Random(5), system.store()
+        wanted = {ObjectKey("bucket", f"{number:03}"): rng.randbytes(70_000) for number in range(500)}
+        store.put_many(list(wanted.items()))
+        with producer_service(system) as producer:
+            producer.drain()
+        drain(system)
+        extents = {key: extent for key in wanted if (extent := store.head(key).extent) is not None}
+        split = [key for key, extent in extents.items() if system.geometry.is_split(extent.offset, extent.length)]
+        assert len(split) > len(wanted) / 3
+        borders = {extents[key].offset // system.geometry.chunk_size % system.geometry.k for key in split}
+        assert len(borders) == system.geometry.k
+        for osd in ceph.osds():
+            with osds_down(ceph.admin, [osd]):
+                assert [key for key in split if store.get(key) != wanted[key]] == []
 
 
 @pytest.mark.parametrize("count", [1, 2])

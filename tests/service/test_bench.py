@@ -12,6 +12,7 @@ from nos_ec.bench.landing_ways import OneByOne, bare_writer
 from nos_ec.bench.life import WHOLE_LIFE, LifeBench, LifeOptions
 from nos_ec.bench.life_ways import Alone, life_stores
 from nos_ec.bench.log_way import log_way
+from nos_ec.bench.reads import ReadBench, ReadOptions
 from nos_ec.bench.stack import AdminKey, bench_stores
 from nos_ec.cli.app import run
 from nos_ec.cli.errors import EXIT_USAGE
@@ -137,11 +138,12 @@ def test_objects_that_are_never_packed_are_refused(config: Path) -> None:
         bench_stores({"store": load_settings(config, {})}, KEY) as stores,
         pytest.raises(InvalidInput, match="choose at most"),
     ):
-        LifeBench(stores, options(64 << 20), lambda *_: None)
+        LifeBench(stores, options(64 << 20), lambda *_: None).run()
 
 
-def test_a_workload_and_a_size_exclude_each_other(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["--config", str(config), "bench", "life", "--size", "1", "--workload", "W1"]) == EXIT_USAGE
+@pytest.mark.parametrize("bench", ["life", "pipeline"])
+def test_a_workload_and_a_size_exclude_each_other(bench: str, config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["--config", str(config), "bench", bench, "--size", "1", "--workload", "W1"]) == EXIT_USAGE
     assert "choose one" in capfd.readouterr().err
 
 
@@ -231,6 +233,26 @@ def test_the_log_gives_back_every_segment(config: Path) -> None:
             options = LandingOptions([5000], [3], 64, 2, 1)
             LandingBench(system, stores.instruments, {"log": way}, bare, options, lambda *_: None).run()
             assert system.metadata.list_segments(None, 10) == []
+
+
+# --- reads ------------------------------------------------------------------------------------------
+def test_gets_of_split_objects_are_compared_with_those_of_others_of_the_same_size(config: Path) -> None:
+    settings = load_settings(config, {})
+    with bench_stores({"read": settings}, KEY) as stores:
+        bench = ReadBench(stores.systems["read"], stores.instruments, ReadOptions(9000, 100, 40, 5, 1))
+        rows = bench.packed_rows()
+        found = bench.split_over_whole(rows)
+    geometry = settings.geometry.value()
+    split = [row for row in rows if row.extent and geometry.is_split(row.extent.offset, row.size)]
+    assert 0 < found["split_objects"] == len(split) < 100
+    cpu_ms = found["client_cpu_ms_per_get"]
+    assert found["split_over_whole"] == pytest.approx(cpu_ms["split"] / cpu_ms["whole"])
+
+
+def test_where_no_object_is_split_there_is_nothing_to_compare(config: Path) -> None:
+    with bench_stores({"read": load_settings(config, {})}, KEY) as stores:
+        bench = ReadBench(stores.systems["read"], stores.instruments, ReadOptions(4096, 100, 40, 5, 1))
+        assert bench.split_over_whole(bench.packed_rows()) == {"split_objects": 0}
 
 
 # --- the S3 gateway ---------------------------------------------------------------------------------

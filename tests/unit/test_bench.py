@@ -104,11 +104,23 @@ def test_the_floor_reads_every_copy_once_in_the_groups_of_the_packer() -> None:
     copies = [(new_landing_id(), 1 + number * 977 % (128 << 10)) for number in range(3000)]
     groups = planned(geometry, ConsumerSettings(window_objects=100), copies)
     expected = sorted((landing_id.hex(), 0, size) for landing_id, size in copies)
-    assert sorted(read for group in groups for read in group.reads) == expected
-    for group in groups:
-        assert sum(size for _, _, size in group.reads) < group.stripe_count * geometry.stripe_size
-    full = sum(size for _, size in copies) / sum(group.stripe_count * geometry.stripe_size for group in groups)
+    windows = [window for group in groups for window in group]
+    assert len(windows) == len(groups)
+    assert sorted(read for window in windows for read in window.reads) == expected
+    for window in windows:
+        assert sum(size for _, _, size in window.reads) < window.stripe_count * geometry.stripe_size
+    full = sum(size for _, size in copies) / sum(window.stripe_count * geometry.stripe_size for window in windows)
     assert full > 0.97
+
+
+def test_the_floor_writes_a_long_group_window_by_window_and_reads_an_object_for_the_one_it_begins_in() -> None:
+    geometry = Geometry()
+    copies = [(new_landing_id(), 1 << 20) for _ in range(31)]
+    (group,) = planned(geometry, ConsumerSettings(), copies)
+    assert [window.stripe_count for window in group] == [4] * 8
+    assert [len(window.reads) for window in group] == [4] * 7 + [3]
+    reads = [read for window in group for read in window.reads]
+    assert sorted(reads) == sorted((landing_id.hex(), 0, size) for landing_id, size in copies)
 
 
 def test_space_is_measured_with_as_many_objects_as_have_these_bytes() -> None:

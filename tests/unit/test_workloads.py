@@ -43,7 +43,13 @@ def test_shares_and_means() -> None:
     assert 21 * KIB < mean(sizes("W2", 20_000, random.Random(1), LIMIT)) < 24 * KIB
 
 
+def test_objects_may_all_have_one_size() -> None:
+    assert list(sizes(70_000, 3, random.Random(1), LIMIT)) == [70_000] * 3
+
+
 def test_bad_input_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=f"objects of {LIMIT + 1} bytes are not packed; choose at most {LIMIT}"):
+        sizes(LIMIT + 1, 1, random.Random(1), LIMIT)
     with pytest.raises(InvalidInput, match="choose one of: W1, W2"):
         sizes("W8", 1, random.Random(1), LIMIT)
     with pytest.raises(InvalidInput, match="cannot be negative"):
