@@ -38,6 +38,7 @@ CONFIG = """
 root = "store"
 [consumer]
 lanes = {lanes}
+window_objects = {window}
 [reaper]
 landing_grace_ms = 0
 """
@@ -78,7 +79,7 @@ def measure(folder: Path, events: int, lanes: int, options: argparse.Namespace) 
     """Make a store with that backlog in `folder` and let a consumer empty it."""
     start = time.monotonic()
     config = folder / "nos-ec.toml"
-    config.write_text(CONFIG.format(lanes=lanes))
+    config.write_text(CONFIG.format(lanes=lanes, window=options.window))
     size = _make_backlog(config, events, options)
     # What making it left in the page cache to be written must not slow down what is measured.
     os.sync()
@@ -160,6 +161,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lanes", type=int, nargs="+", default=[1], help="consumer.lanes, a run for each")
     parser.add_argument("--size-min", type=int, default=64, help="bytes of the smallest object (default: %(default)s)")
     parser.add_argument("--size-max", type=int, default=2000, help="and of the largest (default: %(default)s)")
+    parser.add_argument("--window", type=int, default=1000, help="consumer.window_objects (default: %(default)s)")
     parser.add_argument("--bound-mib", type=float, default=BOUND_MIB, help="fail above it (default: %(default)s)")
     parser.add_argument("--seconds-max", type=float, default=3600.0, help="stop a run then (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made; needs about 8 KiB an object")
