@@ -251,7 +251,8 @@ class ConsumerSettings(Section):
         default=1000,
         ge=1,
         le=1_000_000,
-        description="Number of waiting objects that the packer chooses from. 1000 comes near the proven bound.",
+        description="Number of waiting objects that the packer chooses from. 1000 comes near the proven bound. Of large"
+        " objects it takes fewer, 512 MiB with the default geometry.",
     )
     split_bytes: Size = Field(
         default=SPLIT_BYTES,

@@ -8,7 +8,7 @@ import pytest
 
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.header import names_size_max
-from nos_ec.core.packing.best_fit import OVERDUE_WINDOWS
+from nos_ec.core.packing.best_fit import OVERDUE_WINDOWS, WINDOW_GROUPS
 from nos_ec.core.packing.merge_list import POLICIES, BestFitMergeList, merge_list
 from nos_ec.core.packing.packer import NAME_RECORD_MAX
 from nos_ec.core.packing.plan import Candidate, Linger, MergeList
@@ -166,6 +166,21 @@ def test_the_window_is_a_limit_of_number_and_wait(workload: str, window: int) ->
         waiting = [c for c in waiting if c.waiting]
         assert len(waiting) <= window, "invariant E"
         assert all(arrived - c.seq <= OVERDUE_WINDOWS * window for c in waiting), "invariant F"
+
+
+@pytest.mark.parametrize(("per_s", "utilisation_min"), [(16, 0.98), (64, 0.98)])
+def test_large_objects_fill_a_window_before_their_deadline(per_s: int, utilisation_min: float) -> None:
+    """Invariant E. At a deadline they would be packed in 3 stripes each, at 83 %."""
+    merge = BestFitMergeList[None](GEOMETRY, 1000, 60_000)
+    rng, plans = random.Random(1), []
+    for number in range(1500):
+        add(merge, rng.randint(1 << 20, 4_180_000), now_ms=number * 1000 // per_s)
+        while (plan := merge.plan(number * 1000 // per_s)) is not None:
+            plans.append(plan)
+        assert merge.waiting_bytes <= WINDOW_GROUPS * GEOMETRY.group_size_max + GEOMETRY.block_size
+    stripes = sum(plan.stripe_count for plan in plans)
+    assert sum(plan.data_length for plan in plans) / (stripes * GEOMETRY.stripe_size) > utilisation_min
+    assert stripes > 8 * len(plans)
 
 
 @pytest.mark.parametrize("names", [True, False])

@@ -2,7 +2,8 @@
 
 Objects wait in a list and move from there to the *open group*. Objects can be added to any of its rows (see packer.py)
 until the group is planned. Invariants (tests cite the letter):
-  E  when `plan` has no group to return, at most `window` objects wait outside the open group
+  E  when `plan` has no group to return, at most `window` objects wait outside the open group, and at most the bytes of
+     WINDOW_GROUPS groups
   F  and since any of these arrived, at most OVERDUE_WINDOWS windows of other objects have arrived
 
 Objects are moved by these rules until both invariants hold:
@@ -56,6 +57,10 @@ windows, the list of W1 was seen to clog with large objects after 100,000 object
 HELD_WINDOWS = 1
 """Windows of objects after which a group ends with the stripe it has begun. Otherwise objects much smaller than a chunk
 would wait far longer, and in far greater number, than the window asks for."""
+
+WINDOW_GROUPS = 128
+"""A window has at most the bytes of so many groups of `stripes_per_group_max` stripes, 512 MiB by default. Among large
+objects fewer are choice enough, and many would reach their deadline before a window is full: then groups are short."""
 
 LEFT_FRACTION = 0.5
 """Share of the window that stays in the list when a row is filled, so that there is still a choice for the end of a row
@@ -113,12 +118,17 @@ class BestFitMergeList(Generic[P]):
         was opened."""
         self._is_last_open = False
         """Whether the last of them is open."""
+        self._window_bytes_max = WINDOW_GROUPS * geometry.group_size_max
         self._gap_max = int(GAP_FRACTION * geometry.chunk_size)
         self._full_room = int(FULL_FRACTION * geometry.chunk_size)
         self.set_window(window)
 
     def set_window(self, window: int) -> None:
         """See MergeList."""
+        self._window_max = window
+        self._narrow_window(window)
+
+    def _narrow_window(self, window: int) -> None:
         self._window = window
         self._overdue_count = OVERDUE_WINDOWS * window
         self._held_count = HELD_WINDOWS * window
@@ -183,8 +193,9 @@ class BestFitMergeList(Generic[P]):
     # --- groups ---------------------------------------------------------------------------------------
 
     def _plan_overflow(self) -> GroupPlan[P] | None:
-        """Move objects to the open group until at most `window` of them wait. Returns the group once it is full."""
-        while len(self._waiting) > self._window or self._late():
+        """Move objects to the open group until at most a window of them waits. Return the group once it is full."""
+        waiting, bytes_max = self._waiting, self._window_bytes_max
+        while len(waiting) > self._window or waiting.waiting_bytes > bytes_max or self._late():
             group = self._group or self._begin_group()
             if not self._place_some(group):
                 return self._finish(group, [])
@@ -219,8 +230,11 @@ class BestFitMergeList(Generic[P]):
         return overdue
 
     def _begin_group(self) -> GroupLayout[P]:
-        """Open a group with the default number of stripes, or with as many as the oldest object needs."""
+        """Open a group with the default number of stripes, or with as many as the oldest object needs. Until the next
+        one, a window has as many objects as wait, of their mean size, in its bytes."""
         self._oldest = oldest = self._oldest_first()[0]
+        window = len(self._waiting) * self._window_bytes_max // self._waiting.waiting_bytes
+        self._narrow_window(max(1, min(self._window_max, window)))
         alone: GroupLayout[P] = GroupLayout(self._geometry, 1, names=self._names)
         stripes_min = self._geometry.stripes_for(alone.front_size(oldest) + oldest.size)
         self._equal_rows = self._plan_rows(oldest, alone, max(self._stripes_aim, stripes_min))
