@@ -79,7 +79,10 @@ def gc_command(
     hints: Annotated[bool, typer.Option("--hints", help="Let lifecycle rules tell when objects expire.")] = False,
     sizes: Annotated[
         str | None,
-        typer.Option(help=f"Draw sizes as simulate packing does: {', '.join(WORKLOADS)}. Default: all the same."),
+        typer.Option(
+            help=f"Draw sizes as simulate packing does: {', '.join(WORKLOADS)}; or the size of all objects, such as"
+            " 70000 or 1MiB. Default: all the same."
+        ),
     ] = None,
     packer: Annotated[
         bool, typer.Option("--packer", help="Pack as configured: with its window, streams, lanes and stripes.")
@@ -103,19 +106,20 @@ def gc_command(
     """Run a GC policy over simulated days without storing anything. Shows how much is written and how much space is
     taken, next to a bound: the least that any policy could write at that space if it knows only bucket and age."""
     chosen = _policy(policy, space_amp, floor_days, price_days, hole_ratio_min)
+    drawn_of = None if sizes is None else _sizes_of(sizes)
     settings = context(ctx).settings()
     geometry = settings.geometry.value()
     if packer:
         _refuse(ctx, "with --packer", "sort_window", "sort_survivors", "block_bytes")
         if sizes is None and events is None:
-            raise InvalidInput("--packer needs objects that have sizes: give --sizes W1, or --events")
+            raise InvalidInput("--packer needs objects that have sizes: give --sizes W1, --sizes 1MiB, or --events")
     if events is None:
         _refuse(ctx, "without --events", "block_bytes")
         alike = gc_workload(workload, seed)
         source = _Source(alike, workload, blocks, block_objects, counts_objects=True)
-        if sizes is not None:
+        if drawn_of is not None:
             _refuse(ctx, "with --sizes", "block_objects")
-            drawn_sizes = sized(alike, sizes, seed, size_max(geometry))
+            drawn_sizes = sized(alike, drawn_of, seed, size_max(geometry))
             source = _Source(drawn_sizes, f"{workload}, sizes of {sizes}", blocks, geometry.block_size)
     else:
         _refuse(ctx, "with --events", "workload", "blocks", "block_objects", "sizes")
@@ -149,12 +153,16 @@ def gc_command(
         "sort_window_blocks": sort_window,
         "sort_survivors": sort_survivors,
         "hints": hints,
-        "sizes": sizes,
+        "sizes": drawn_of,
         "packer": None if options.packer is None else options.packer.figures,
         "block_objects": block_objects if events is None and sizes is None else None,
         "block_bytes": None if events is None and sizes is None else source.block_bytes,
         "bound_write_amplification": rounded(bound),
-        "raw_bytes_per_live_byte": rounded((geometry.k + geometry.m) / geometry.k * result.space_amplification),
+        "raw_bytes_per_live_byte": rounded(
+            (geometry.k + geometry.m)
+            / geometry.k
+            * (result.space_amplification_with_padding or result.space_amplification)
+        ),
         **_rounded(asdict(result)),
     }
     emit(figures, as_json, lambda: _print(figures, source, result))
@@ -197,6 +205,16 @@ def _from_events(path: Path, seed: int, days: float | None, block_bytes: int, la
     return _Source(found, str(path), live_blocks(found, block_bytes), block_bytes, large_bytes, facts=facts)
 
 
+def _sizes_of(text: str) -> str | int:
+    """The name of a workload of simulate packing, or the bytes of all objects. Raises InvalidInput."""
+    if text in WORKLOADS:
+        return text
+    try:
+        return size_option(text)
+    except typer.BadParameter as error:
+        raise InvalidInput(f"--sizes {text!r}: give one of {', '.join(WORKLOADS)}, or a size such as 1MiB") from error
+
+
 def _packer(settings: Settings) -> PackerOptions:
     """That of a store with these settings."""
     return PackerOptions(settings.geometry.value(), settings.consumer)
@@ -234,10 +252,11 @@ def _print(figures: Mapping[str, Any], source: _Source, result: GcResult) -> Non
     bound = figures["bound_write_amplification"]
     target = figures["target_space_amplification"]
     of_bound = "no bound is known" if bound is None else f"bound: {bound:.3f}"
+    padding = "without" if result.space_amplification_with_padding is None else "with"
     rows = {
         "space amplification": f"{result.space_amplification:.3f}" + (f"  (target {target})" if target else ""),
         "write amplification": f"{result.write_amplification:.3f}  ({of_bound})",
-        "raw bytes per live byte": f"{figures['raw_bytes_per_live_byte']:.3f}  without headers and padding",
+        "raw bytes per live byte": f"{figures['raw_bytes_per_live_byte']:.3f}  {padding} headers and padding",
         "never packed": f"{result.never_packed:.1%} of what users wrote died in the landing store",
         "landing store": f"{result.landing_ratio:.2%} of the live bytes wait there",
         "live": f"{result.live_blocks:,.0f} blocks of "

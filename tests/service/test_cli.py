@@ -419,6 +419,12 @@ def test_simulate_gc_with_sizes_and_with_the_packer_of_the_store(cli: Cli, bench
             assert found["block_bytes"] == system.geometry.block_size
         assert found["space_amplification"] <= 1.2
         assert found["write_amplification"] > 1
+    assert plain["space_amplification_with_padding"] is None
+    assert 1.005 < packed["space_amplification_with_padding"] / packed["space_amplification"] < 1.5
+    per_byte = packed["raw_bytes_per_live_byte"] / packed["space_amplification_with_padding"]
+    assert per_byte == pytest.approx(plain["raw_bytes_per_live_byte"] / plain["space_amplification"], rel=1e-4)
+    alike = cli(*arguments[:-1], "5KiB", "--packer")
+    assert alike["sizes"] == 5120
     assert "--sizes W1" in cli("simulate", "gc", "--packer", exits=2)["message"]
     assert (
         "--sort-window does nothing with --packer"

@@ -19,7 +19,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.lifetimes import UNKNOWN, ToPack
 from nos_ec.core.packing.packer import size_max
 from nos_ec.settings.sections import ConsumerSettings
-from tests.rig.gc_bars import Bar, measure
+from tests.rig.gc_bars import Bar, measure, measure_packed
 
 SMALL: dict[str, Any] = {"blocks": 60, "block_bytes": 32}
 
@@ -54,6 +54,14 @@ def test_the_bars_of_b_on_a_small_store() -> None:
     results = list(measure([Bar("B", 1.2, 2.50)], [1], {"blocks": 250, "block_bytes": 64}))
     assert len(results) == 2
     assert all(found.is_met for found in results), results
+
+
+def test_a_bar_with_the_packer_of_a_store_and_its_padding() -> None:
+    """tests/soak/gc_bars.py runs all of them on larger stores. The bar for another order is left out."""
+    packed = [Bar("B", 1.4, 1.70), Bar("D", 1.2, 1.82, options={"sort_window_blocks": 16})]
+    (found,) = measure_packed(packed, [1], blocks=300, object_bytes=1 << 20)
+    assert found.is_met, found
+    assert found.space_amp == pytest.approx(1.05 * 1.4)
 
 
 @pytest.mark.parametrize("name", GC_WORKLOADS)
@@ -237,6 +245,8 @@ def test_the_books_of_the_blocks() -> None:
         lambda: GcOptions(min_age_days=-1),
         lambda: GcOptions(days=0),
         lambda: gc_workload("Z", 1),
+        lambda: sized(gc_workload("B", 1), 1 << 30, 1, 1 << 20),
+        lambda: sized(gc_workload("B", 1), 0, 1, 1 << 20),
         lambda: simulate_gc(gc_workload("B", 1), GcOptions(days=5, min_age_days=30, **SMALL)),
     ],
 )
@@ -265,6 +275,21 @@ def test_with_the_packer_of_a_store_figures_fit_together() -> None:
     assert result.landing_ratio > 0, "objects wait for their groups"
     delayed = of_a_store(2, "B", days=300, min_age_days=3)
     assert 0.1 < delayed.never_packed < 0.4
+
+
+def test_padding_counts_with_the_packer_of_a_store() -> None:
+    """Blocks of 32 stripes have room for 31 objects of a stripe: also those that the store begins with, and those that
+    GC fills."""
+    geometry = Geometry()
+    packer = PackerOptions(geometry, consumer(100, 1))
+    size: dict[str, Any] = {"blocks": 60, "block_bytes": geometry.block_size, "days": 200, "streams": 1}
+    alike = sized(gc_workload("A", 1), geometry.stripe_size, 1, size_max(geometry))
+    padded = simulate_gc(alike, GcOptions(SpaceTarget(1.3), packer=packer, **size))
+    assert padded.space_amplification_with_padding is not None
+    ratio = padded.space_amplification_with_padding / padded.space_amplification
+    assert ratio == pytest.approx(32 / 31, rel=0.01)
+    plain = sized(gc_workload("A", 1), geometry.stripe_size, 1, size_max(geometry))
+    assert simulate_gc(plain, GcOptions(SpaceTarget(1.3), **size)).space_amplification_with_padding is None
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -317,10 +342,13 @@ def test_the_books_of_the_packer_of_a_store() -> None:
         assert blocks.stored.live_bytes == sum(objects.size[number] for number in living)
         assert blocks.stored.stored_bytes == sum(blocks._filled[block] for block in blocks._members)
         assert all(blocks._block_of[number] == block for number, block in placed.items() if not dead[number])
-        assert all(blocks._filled[block] <= geometry.block_size for block in blocks._members)
+        padded = [blocks._filled[block] + blocks._padding[block] for block in blocks._members]
+        assert all(size <= geometry.block_size and size % geometry.stripe_size == 0 for size in padded)
+        assert blocks.padding_bytes == sum(padded) - blocks.stored.stored_bytes
         waiting = sum(not dead[n] and objects.size[n] > 0 for n in range(len(objects))) - len(living)
         assert waiting <= 5 * 50, "all others are in blocks"
     assert len(blocks) > 10
+    assert blocks.padding_bytes > 0
 
 
 @pytest.mark.parametrize(("streams", "buckets"), [(1, {"a", "b"}), (4, {"a"})])

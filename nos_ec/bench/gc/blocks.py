@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from nos_ec.bench.gc.simulation import GcOptions
 
 _NOWHERE = -1
+_SAMPLE = 10_000
+"""So many objects are packed to know what share of their stripes they take."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,8 @@ class Blocks:
         self._open_survivors = [_NOWHERE] * options.streams
         self._stored_bytes = 0
         self._live_bytes = 0
+        self._padding: dict[int, int] = {}
+        self._padding_bytes = 0
         self._packer = None if options.packer is None else StorePacker(options.packer, options.streams)
         self._groups: dict[tuple[bool, int, int], _OpenBlock] = {}
         """Of the packer: the open block of each kind, stream and lane."""
@@ -62,6 +66,13 @@ class Blocks:
     def stored(self) -> StoredBytes:
         """What all blocks hold now."""
         return StoredBytes(self._stored_bytes, self._live_bytes)
+
+    @property
+    def padding_bytes(self) -> int:
+        """Bytes of the stripes of all blocks that hold no object, dead or alive: headers, names and what is left empty.
+        Always 0 without the packer of a store. Blocks end with their last stripe, and objects that have a block of
+        their own are not padded."""
+        return self._padding_bytes
 
     def sealed(self, now: float) -> Iterator[SealedBlock]:
         """All sealed blocks, as a policy sees them."""
@@ -139,6 +150,7 @@ class Blocks:
         assert options is not None
         lane = self._lane_for(plan, options) if fresh else 0
         block = self._with_room(options.geometry, (fresh, plan.stream, lane), plan.stripe_count, now)
+        self._pad(block, plan.stripe_count * options.geometry.stripe_size - plan.data_length)
         for one in plan.placed:
             self._put(block, one.candidate.payload.ref, one.candidate.size)
 
@@ -147,6 +159,10 @@ class Blocks:
         handed_out = self._handed_out[plan.stream]
         self._handed_out[plan.stream] += plan.stripe_count
         return handed_out // options.geometry.stripes_per_block % options.consumer.lanes
+
+    def _pad(self, block: int, size: int) -> None:
+        self._padding[block] += size
+        self._padding_bytes += size
 
     def _put(self, block: int, number: int, size: int) -> None:
         """Add an object to a block, living or dead."""
@@ -177,6 +193,7 @@ class Blocks:
         it, where there are enough of them.
         """
         u_min = live_share_at(target)
+        utilisation = self._utilisation(numbers, now, lifetimes)
         by_stream: dict[int, list[int]] = {}
         for number in numbers:
             by_stream.setdefault(self._stream(number, now, lifetimes), []).append(number)
@@ -186,10 +203,29 @@ class Blocks:
             half_life = lifetimes.half_life_days(
                 self._objects.buckets[self._objects.bucket[middle]], now - self._objects.born[middle]
             )
-            self._fill_stream(living, now, half_life / log(2), u_min, rng)
+            self._fill_stream(living, now, half_life / log(2), u_min, utilisation, rng)
 
-    def _fill_stream(self, oldest_first: list[int], now: float, mean: float, u_min: float, rng: random.Random) -> None:
-        capacity, size = self._options.block_bytes, self._objects.size
+    def _utilisation(self, numbers: Sequence[int], now: float, lifetimes: Lifetimes) -> float:
+        """The share of their stripes that these objects take: 1.0 without the packer of a store. A sample is packed."""
+        options = self._options.packer
+        if self._packer is None or options is None:
+            return 1.0
+        size = self._objects.size
+        sample = [number for number in numbers[:_SAMPLE] if size[number] and not self._is_large(size[number])]
+        plans = self._packer.survivors((self._to_pack(number, now, lifetimes), size[number]) for number in sample)
+        stripes = sum(plan.stripe_count for plan in plans)
+        return options.geometry.share(sum(size[number] for number in sample), stripes) or 1.0
+
+    def _fill_stream(
+        self,
+        oldest_first: list[int],
+        now: float,
+        mean: float,
+        u_min: float,
+        utilisation: float,
+        rng: random.Random,
+    ) -> None:
+        capacity, size = round(self._options.block_bytes * utilisation), self._objects.size
         shared: list[int] = []
         for number in oldest_first:
             if self._is_large(size[number]):
@@ -208,12 +244,16 @@ class Blocks:
                 begun += 1
             taken = self._take(eligible, round(share * capacity), rng)
             if taken:
-                self._first_block(taken, capacity, now - age)
+                self._first_shared(taken, capacity, now - age, utilisation)
         left = eligible + shared[begun:]
         while left:
             some = self._head(left, capacity)
             del left[: len(some)]
-            self._first_block(some, 0, now)
+            self._first_shared(some, 0, now, utilisation)
+
+    def _first_shared(self, members: list[int], filled: int, sealed_at: float, utilisation: float) -> None:
+        block = self._first_block(members, filled, sealed_at)
+        self._pad(block, round(self._filled[block] / utilisation) - self._filled[block])
 
     def _take(self, numbers: list[int], room: int, rng: random.Random) -> list[int]:
         """Remove some of the numbers at random: until as many bytes are taken as there is room for, or none is left."""
@@ -231,8 +271,8 @@ class Blocks:
             count += 1
         return numbers[:count]
 
-    def _first_block(self, members: list[int], filled: int, sealed_at: float) -> None:
-        """filled: at least so many bytes are in it, dead ones included."""
+    def _first_block(self, members: list[int], filled: int, sealed_at: float) -> int:
+        """filled: at least so many bytes are in it, dead ones included. Returns its number."""
         block = self._new()
         self._members[block] += members
         live = 0
@@ -244,6 +284,7 @@ class Blocks:
         self._live_bytes += live
         self._stored_bytes += self._filled[block]
         self._sealed_at[block] = sealed_at
+        return block
 
     def _is_large(self, size: int) -> bool:
         return self._options.large_bytes is not None and size > self._options.large_bytes
@@ -294,10 +335,12 @@ class Blocks:
         self._live.append(0)
         self._filled.append(0)
         self._members[block] = []
+        self._padding[block] = 0
         return block
 
     def _delete(self, block: int) -> None:
         self._stored_bytes -= self._filled[block]
+        self._padding_bytes -= self._padding.pop(block)
         del self._members[block], self._sealed_at[block]
 
 

@@ -7,7 +7,8 @@ others, whose survivors are written again at once. Nothing fails, and GC takes n
 Space amplification: stored / live bytes, dead bytes in open blocks included; the mean over the measured days.
 Write amplification: bytes written to blocks, by consumer and GC, per byte that users wrote, in the measured days. What
 died before it was packed was never written, so that with a landing delay it can be less than 1.
-Headers, padding, names and coding are not part of either.
+Headers, padding, names and coding are not part of either. With the packer of a store, the space amplification with
+padding is shown beside it: the bytes of all stripes but coding, per live byte.
 """
 
 from __future__ import annotations
@@ -86,11 +87,13 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class GcResult:
-    """The figures of one run; see the module. cycles: those that chose victims; behind: how many of them did not reach
-    the target, by reason. never_packed: share of the user bytes that died in the landing store. landing_ratio: bytes in
-    the landing store per live byte in blocks; the mean, one copy of each, with what has died there since it landed."""
+    """The figures of one run; see the module. space_amplification_with_padding: None without the packer. cycles: those
+    that chose victims; behind: how many of them did not reach the target, by reason. never_packed: share of the user
+    bytes that died in the landing store. landing_ratio: bytes in the landing store per live byte in blocks; the mean,
+    one copy of each, with what has died there since it landed."""
 
     space_amplification: float
+    space_amplification_with_padding: float | None
     write_amplification: float
     never_packed: float
     landing_ratio: float
@@ -112,6 +115,7 @@ class _Sums:
     packed: int = 0
     copied: int = 0
     amplification: float = 0.0
+    padding: float = 0.0
     live: int = 0
     landed: int = 0
     looks: int = 0
@@ -122,6 +126,7 @@ class _Sums:
             self.packed - other.packed,
             self.copied - other.copied,
             self.amplification - other.amplification,
+            self.padding - other.padding,
             self.live - other.live,
             self.landed - other.landed,
             self.looks - other.looks,
@@ -133,6 +138,10 @@ class _Sums:
     @property
     def space_amplification(self) -> float:
         return self.amplification / self.looks if self.looks else 1.0
+
+    @property
+    def padding_ratio(self) -> float:
+        return self.padding / self.looks if self.looks else 0.0
 
     @property
     def write_amplification(self) -> float:
@@ -271,6 +280,7 @@ class _Run:
             self._cycle(now)
         if blocks.stored.live_bytes:
             self._sums.amplification += blocks.stored.space_amplification
+            self._sums.padding += blocks.padding_bytes / blocks.stored.live_bytes
             self._sums.live += blocks.stored.live_bytes
             self._sums.landed += self._landed_bytes
             self._sums.looks += 1
@@ -300,8 +310,10 @@ class _Run:
 
     def _result(self, at_measured: _Sums) -> GcResult:
         sums = self._sums.since(at_measured)
+        packer = self._options.packer
         return GcResult(
             space_amplification=sums.space_amplification,
+            space_amplification_with_padding=None if packer is None else sums.space_amplification + sums.padding_ratio,
             write_amplification=sums.write_amplification,
             never_packed=1 - sums.packed / sums.user if sums.user else 0.0,
             landing_ratio=sums.landed / sums.live if sums.live else 0.0,
