@@ -12,7 +12,9 @@ Objects are moved by these rules until both invariants hold:
    large ones whose rests fit, to save the small ones; then with the small objects that fill it best (size_classes.py).
 2. When nothing fits there, and leaving it so costs more than a split, the row goes on in the next chunk (splits.py).
 3. Otherwise another row is opened with the oldest object that the group has room for. While all objects that wait have
-   one size, it takes as many chunks as are cheapest (equal_sizes.py).
+   one size, it takes as many chunks as are cheapest (equal_sizes.py). While no small ones wait, and chunks without
+   splits would leave too much empty, it is planned: which number of objects should fill which number of chunks depends
+   on the size of the oldest (size_ranges.py). Such a row is filled with objects of about one size, instead of by 1.
 4. When the group has no room for another row, the objects that fit into any of its rows are added.
 5. When nothing fits at all, or an overdue object needs a new row and there is no room for one, the group is filled as
    far as possible and planned.
@@ -33,6 +35,7 @@ from nos_ec.core.packing.equal_sizes import EqualRows, cheapest_rows
 from nos_ec.core.packing.packer import PLAIN_RECORD_MAX, GroupLayout, Row, check_candidate, size_max
 from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, P, lingering
 from nos_ec.core.packing.size_classes import SizeClasses
+from nos_ec.core.packing.size_ranges import SizeRange, cheapest_ranges, row_of
 from nos_ec.core.packing.splits import SPLIT_BYTES, Splits
 
 GROUP_STRIPES = 4
@@ -74,6 +77,16 @@ GAP_FRACTION = 1 / 32
 
 FULL_FRACTION = 1 / 512
 """Share of a chunk that is not worth a search: a row with no more room than this counts as full."""
+
+RANGES_WAITING_MIN = 250
+"""Small objects that must wait so that rows are planned by ranges of their sizes: among fewer, none has the size that
+a row needs."""
+RANGES_GAP_MIN = 0.15
+"""Share of the price that chunks without splits must leave empty on average."""
+RANGES_LEAST = 1 / 16
+"""Share of a chunk that the smallest of them must have: smaller objects fill what others leave."""
+RANGES_WINDOWS = 0.25
+"""Windows of arrivals after which the ranges are computed again, in a millisecond or two."""
 
 
 class BestFitMergeList(Generic[P]):
@@ -119,6 +132,10 @@ class BestFitMergeList(Generic[P]):
         self._is_last_open = False
         """Whether the last of them is open."""
         self._window_bytes_max = WINDOW_GROUPS * geometry.group_size_max
+        self._ranges: list[SizeRange] = []
+        """By which rows are planned while objects of similar sizes wait; empty otherwise."""
+        self._ranges_until = 0
+        """They hold until so many objects have arrived."""
         self._gap_max = int(GAP_FRACTION * geometry.chunk_size)
         self._full_room = int(FULL_FRACTION * geometry.chunk_size)
         self.set_window(window)
@@ -352,9 +369,31 @@ class BestFitMergeList(Generic[P]):
             if opened is None and oldest.size > self._chunk:
                 opened = self._open_with(group, self._waiting.oldest_large_within(group.chunks_free - 2))
             if opened is not None:
+                if self._ranges or self._arrivals >= self._ranges_until:
+                    self._plan_row(group, opened)
                 return opened
         # Only the chunk behind the front is smaller than the others, so the oldest may not fit there.
         return self._open_with(group, self._waiting.largest_small_within(max(0, group.small_size_max())))
+
+    def _plan_row(self, group: GroupLayout[P], opened: Row[P]) -> None:
+        """Choose how many chunks and objects a row should have, if objects of similar sizes wait."""
+        if self._arrivals >= self._ranges_until:
+            self._ranges_until = self._arrivals + max(1, int(RANGES_WINDOWS * self._window))
+            self._ranges = self._find_ranges()
+        if self._ranges and not opened.large:
+            chunks = group.chunks_free + 1
+            span, objects = row_of(self._ranges, opened.small[0].size, chunks, self._chunk, self._splits.price)
+            if group.widen(opened, span - 1):
+                opened.planned = objects
+
+    def _find_ranges(self) -> list[SizeRange]:
+        waiting = self._waiting
+        if not (self._ranges or self._splits.gap_ratio > RANGES_GAP_MIN) or waiting.small_count < RANGES_WAITING_MIN:
+            return []
+        if waiting.largest_small_within(int(RANGES_LEAST * self._chunk)) is not None:
+            return []
+        ranges = cheapest_ranges(waiting.small_sizes(), self._chunk, self._splits.price)
+        return ranges if any(one.span > 1 for one in ranges) else []
 
     def _open_with(self, group: GroupLayout[P], seed: Candidate[P] | None) -> Row[P] | None:
         opened = None if seed is None else group.open(seed)
@@ -370,7 +409,7 @@ class BestFitMergeList(Generic[P]):
             return False
         if self._equal_rows is not None and waiting.is_one_size():
             return False
-        if not self._splits.pays(gap, first=into.span == 1) or not group.widen(into, 1):
+        if into.planned or not self._splits.pays(gap, first=into.span == 1) or not group.widen(into, 1):
             return False
         if waiting.has_pair(into.room) or any(self._place(group, into, one) for one in waiting.to_split()):
             return True
@@ -379,6 +418,10 @@ class BestFitMergeList(Generic[P]):
 
     def _fill(self, group: GroupLayout[P], into: Row[P], left_min: int) -> bool:
         """Fill a row as long as more than `left_min` objects wait. Returns whether anything was placed."""
+        if into.planned and into.planned > len(into.small):
+            if self._fill_evenly(group, into, left_min):
+                return True
+            into.planned = 0
         waiting, room, count = self._waiting, into.room, group.count
         if room <= self._full_room or (not waiting.large_count and waiting.largest_small_within(room) is None):
             return False
@@ -388,6 +431,16 @@ class BestFitMergeList(Generic[P]):
         room = self._fill_best(group, into, left_min)
         if room > self._gap_max and waiting.large_count and self._chain_large(group, into):
             self._fill_best(group, into, left_min)
+        return group.count > count
+
+    def _fill_evenly(self, group: GroupLayout[P], into: Row[P], left_min: int) -> bool:
+        """Fill a row that is planned with objects of about one size, and the last two so that nothing stays empty.
+        Returns whether anything was placed."""
+        count = group.count
+        while into.planned > len(into.small) and len(self._waiting) > left_min:
+            found = self._waiting.evenly(group.allowance(into).room, into.planned - len(into.small))
+            if found is None or not self._place(group, into, found):
+                break
         return group.count > count
 
     def _place_overdue(self, group: GroupLayout[P], into: Row[P]) -> None:

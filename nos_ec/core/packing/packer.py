@@ -96,13 +96,14 @@ class Allowance:
 
 class Row(Generic[P]):
     """`full + span` neighbouring chunks that hold large objects, then small ones, end to end. room: bytes of them that
-    no object takes. The front may need some of them."""
+    no object takes. The front may need some of them. planned: how many objects should fill it; 0 if any number may."""
 
-    __slots__ = ("full", "large", "room", "small", "span")
+    __slots__ = ("full", "large", "planned", "room", "small", "span")
 
     def __init__(self, candidate: Candidate[P], full: int, room: int) -> None:
         self.full = full
         self.span = 1
+        self.planned = 0
         self.room = room
         self.large = [candidate] if full else []
         self.small = [] if full else [candidate]

@@ -121,11 +121,33 @@ class SizeClasses(Generic[P]):
         found = [self._fifos[(self._filled & -self._filled).bit_length() - 1][0]] if self._filled else []
         return [*found, *(one for one in (self.oldest_small(), self.oldest_large()) if one is not None)]
 
+    def small_sizes(self) -> list[int]:
+        """Return the bytes of all small objects."""
+        return [candidate.size for candidate in self._small_arrivals if candidate.waiting]
+
+    def evenly(self, room: int, count: int) -> Candidate[P] | None:
+        """Return the small object that is nearest to a share of `room` bytes, of which `count` objects have one each;
+        None when it does not fit. The last but one is of a pair that leaves less than two grains, if there is such a
+        pair; the last one is the largest that fits."""
+        if count == 1 or room < count:
+            return self.largest_small_within(max(0, room))
+        filled = (self._pairs(room) if count == 2 else 0) or self._filled
+        share = min(room // count - 1, self._chunk - 1) >> self._bits
+        below = (filled & self._masks[share + 1]).bit_length() - 1
+        above = filled >> share
+        above = share + (above & -above).bit_length() - 1 if above else below
+        found = self._fifos[above if below < 0 or above - share < share - below else below]
+        return found[0] if found and found[0].size <= room else None
+
     def has_pair(self, room: int) -> bool:
         """Return whether two small objects together fill `room` bytes to less than two grains."""
+        return bool(self._pairs(room))
+
+    def _pairs(self, room: int) -> int:
+        """Return the bitmap of the classes of these objects."""
         units, shift = room >> self._bits, self._classes + 1
         mirror = self._mirror
-        return bool(self._filled & (mirror >> (shift - units) if units < shift else mirror << (units - shift)))
+        return self._filled & (mirror >> (shift - units) if units < shift else mirror << (units - shift))
 
     def largest_small_within(self, size_max: int) -> Candidate[P] | None:
         """A small object of the largest class all of whose objects have at most that many bytes."""

@@ -42,3 +42,8 @@ class Splits:
             self._gaps = min(self._gaps + 1, _MEMORY_GAPS)
             self._gap_mean += (gap - self._gap_mean) / self._gaps
         return gap > self._gap_min and self._gap_mean > MEAN_MIN * self.price
+
+    @property
+    def gap_ratio(self) -> float:
+        """What chunks without splits leave empty on average, as a share of the price; 0.0 if that is 0."""
+        return self._gap_mean / self.price if self.price else 0.0
