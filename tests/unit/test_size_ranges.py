@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 
 from nos_ec.bench.simulate import simulate
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.packing.plan import Candidate
+from nos_ec.core.packing.merge_list import merge_list
+from nos_ec.core.packing.packer import PLAIN_RECORD_MAX
+from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
 from nos_ec.core.packing.size_classes import SizeClasses
 from nos_ec.core.packing.size_ranges import SPAN_MAX, cheapest_ranges, row_of
 from nos_ec.core.packing.splits import SPLIT_BYTES
 from nos_ec.settings.sections import ConsumerSettings
+
+from .test_packer import check_plan
 
 CHUNK = 128 * 1024
 KIB = 1024
@@ -90,6 +94,31 @@ def test_ranges_cost_little_more_than_the_best_that_is_known(least_kib: int, mos
     )
     assert result.cost_bound <= result.cost <= cost_max
     assert result.max_wait_windows <= 2.5
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_objects_of_planned_rows_are_placed_once_in_valid_groups(seed: int) -> None:
+    """Whatever else arrives, deadlines pass, and names are: a row that is planned need not get its objects."""
+    rng = random.Random(seed)
+    geometry = rng.choice(
+        [Geometry(), Geometry(k=3, m=2, chunk_size=32 * KIB), Geometry(k=2, m=1, chunk_size=KIB * 16)]
+    )
+    chunk, price = geometry.chunk_size, rng.choice([geometry.chunk_size // 32, geometry.chunk_size // 8])
+    least = rng.uniform(0.1, 0.8)
+    most = min(1.02, least * rng.uniform(1.05, 2))
+    merge: MergeList[int] = merge_list("best", geometry, 400, rng.choice([600, 1 << 40]), rng, split_bytes=price)
+    plans: list[GroupPlan[int]] = []
+    for now_ms in range(2500):
+        size = rng.uniform(least, most) if rng.random() < 0.98 else rng.choice([0.01, 1.5, 3.2])
+        merge.add(Candidate(int(size * chunk), rng.choice([60, PLAIN_RECORD_MAX]), now_ms, now_ms))
+        while (plan := merge.plan(now_ms, flush=rng.random() < 0.001)) is not None:
+            plans.append(plan)
+    assert any(plan.split_objects for plan in plans)
+    while (plan := merge.plan(2500, flush=True)) is not None:
+        plans.append(plan)
+    for plan in plans:
+        check_plan(plan, geometry, splits=True)
+    assert sorted(one.candidate.payload for plan in plans for one in plan.placed) == list(range(2500))
 
 
 def test_what_fills_chunks_anyway_is_not_split() -> None:
