@@ -121,6 +121,25 @@ def test_objects_of_planned_rows_are_placed_once_in_valid_groups(seed: int) -> N
     assert sorted(one.candidate.payload for plan in plans for one in plan.placed) == list(range(2500))
 
 
+@pytest.mark.parametrize("k", [2, 8])
+def test_an_object_smaller_than_the_ranges_begins_no_planned_row(k: int) -> None:
+    """It comes after the ranges were computed, and is the oldest of all."""
+    geometry = Geometry(k=k, m=1)
+    merge: MergeList[None] = merge_list("best", geometry, 1000, 1 << 40, random.Random(1), split_bytes=SPLIT_BYTES)
+    split_objects = 0
+    for size in uniform(94, 104, 1500):
+        merge.add(Candidate(size, 0, None, 0))
+        while (plan := merge.plan(0)) is not None:
+            split_objects += plan.split_objects
+    assert split_objects
+    while merge.plan(0, flush=True) is not None:
+        pass
+    merge.add(Candidate(10, 0, None, 0))
+    plan = merge.plan(0, flush=True)
+    assert plan is not None
+    assert plan.stripe_count == len(plan.placed) == 1
+
+
 def test_what_fills_chunks_anyway_is_not_split() -> None:
     """Objects of which small ones fill the gaps, and those of which as many as a chunk holds differ enough."""
     for least_kib, most_kib in ((0, 45), (35, 50)):

@@ -380,7 +380,7 @@ class BestFitMergeList(Generic[P]):
         if self._arrivals >= self._ranges_until:
             self._ranges_until = self._arrivals + max(1, int(RANGES_WINDOWS * self._window))
             self._ranges = self._find_ranges()
-        if self._ranges and not opened.large:
+        if self._ranges and not opened.large and opened.small[0].size >= self._ranges[0].least:
             chunks = group.chunks_free + 1
             span, objects = row_of(self._ranges, opened.small[0].size, chunks, self._chunk, self._splits.price)
             if group.widen(opened, span - 1):

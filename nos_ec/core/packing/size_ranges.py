@@ -93,7 +93,7 @@ def cheapest_ranges(sizes: Sequence[int], chunk_size: int, price: int) -> list[S
 
 def row_of(ranges: Sequence[SizeRange], size: int, chunks: int, chunk_size: int, price: int) -> tuple[int, int]:
     """Return how many chunks and objects a row should have that begins with an object of `size` bytes, where the group
-    has `chunks` left.
+    has `chunks` left. size: no less than in the first range; then one chunk or more can be filled.
 
     That of its range, if the group then has none left, or enough for another row. Otherwise one that leaves as many,
     of objects that differ least from this one: a byte less or more counts as one that stays empty.
