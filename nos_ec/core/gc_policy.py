@@ -155,7 +155,7 @@ def padding_days(age_days: float, padding_bytes: int, live_bytes: int) -> float:
     """
     if not live_bytes:
         return inf
-    return max(age_days, AGE_DAYS_MIN) * padding_bytes / live_bytes
+    return max(age_days, 0.0) * padding_bytes / live_bytes
 
 
 def hole_share(block: SealedBlock) -> float:

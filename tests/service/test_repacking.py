@@ -94,6 +94,17 @@ def test_young_blocks_are_not_worth_it_yet(bench: Bench, padded: System) -> None
         assert block_id in victims(cheaper)
 
 
+def test_explain_and_the_plan_agree_on_blocks_that_were_just_written(bench: Bench, padded: System) -> None:
+    padded.clock = LaterClock(60_000)
+    block_id = sealed(padded)[0].block_id
+    for price_days in (0.0001, 0.01):
+        configure(bench, "gc", f"price_days_min = {price_days}")
+        with bench.open() as system:
+            system.clock = padded.clock
+            expected = BlockReason.REPACK if block_id in victims(system) else BlockReason.TOO_DEAR
+            assert explained(system, block_id).reason is expected
+
+
 def test_without_space_any_price_is_right(bench: Bench, padded: System, monkeypatch: pytest.MonkeyPatch) -> None:
     padded.clock = LaterClock(0)
     block_id = sealed(padded)[0].block_id

@@ -144,10 +144,10 @@ def test_a_block_without_live_objects_takes_no_stripe() -> None:
     assert (victim.needs, victim.padding_days(0)) == (0, inf)
 
 
-@given(st.floats(0, 1e4), st.integers(0, 1 << 30), st.integers(1, 1 << 30))
+@given(st.floats(1e-3, 1e4), st.integers(0, 1 << 30), st.integers(1, 1 << 30))
 def test_the_price_of_padding_grows_with_age_and_padding(age_days: float, padding_bytes: int, live_bytes: int) -> None:
     price = padding_days(age_days, padding_bytes, live_bytes)
     assert 0 <= price <= padding_days(age_days + 1, padding_bytes, live_bytes)
     assert price < padding_days(age_days, padding_bytes + 1, live_bytes)
-    assert padding_days(-age_days, padding_bytes, live_bytes) >= 0, "a clock that was set back"
+    assert padding_days(-age_days, padding_bytes, live_bytes) == 0, "a clock that was set back"
     assert padding_days(10.0, 70, 35) == 20.0
