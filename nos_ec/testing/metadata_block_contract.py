@@ -204,17 +204,12 @@ class BlockContract:
         bench.block(bench.lease())
         created_ms = bench.now_ms
 
-        def padded(
-            overhead_ratio_min: float, price_days: float, days: float, limit: int = 99, hole_ratio_max: float = 0.5
-        ) -> list[BlockId]:
+        def padded(overhead_ratio_min: float, price_days: float, days: float, limit: int = 99) -> list[BlockId]:
             now_ms = created_ms + round(days * day_ms)
-            found = bench.metadata.padded_blocks(
-                overhead_ratio_min, hole_ratio_max, price_days, now_ms, COOL_DOWN_MS_MAX, limit
-            )
+            found = bench.metadata.padded_blocks(overhead_ratio_min, price_days, now_ms, COOL_DOWN_MS_MAX, limit)
             return [block.block_id for block in found]
 
         assert padded(0.0, 0.0, 0) == [*blocks[:3], holes, *blocks[3:]]
-        assert padded(0.0, 0.0, 0, hole_ratio_max=0.49) == blocks
         assert padded(0.25, 0.0, 0) == blocks[:6], "an eighth is too little, and dead bytes do not count"
         assert padded(0.25, 0.0, 0, limit=2) == blocks[:2]
         assert padded(0.25, 3.0, 2.99) == blocks[:3], "half of one of which half is padding: 3 days"

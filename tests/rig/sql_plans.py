@@ -544,7 +544,7 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "living_between": lambda: metadata.living_between(100, 150),
         "empty_blocks": lambda: metadata.empty_blocks(10),
         "gc_candidates": lambda: metadata.gc_candidates(0.9, bench.now_ms, 1000, 10),
-        "padded_blocks": lambda: metadata.padded_blocks(0.1, 0.2, 2.0, bench.now_ms, 1000, 10),
+        "padded_blocks": lambda: metadata.padded_blocks(0.1, 2.0, bench.now_ms, 1000, 10),
         "blocks_with_holes": lambda: metadata.blocks_with_holes(None, bench.now_ms, 1000, 10),
         "blocks_with_holes, a later page": lambda: metadata.blocks_with_holes(target, bench.now_ms, 1000, 10),
         "cool_down_block": lambda: metadata.cool_down_block(block.block_id, bench.now_ms, failed=True),

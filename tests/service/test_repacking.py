@@ -13,6 +13,7 @@ from nos_ec.core.gc_policy import Behind
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.engine.explain.block_reasons import BlockReason
 from nos_ec.engine.gc import victims as victims_of_gc
+from nos_ec.engine.gc.victims import may_be_repacked
 from nos_gc.assemble import gc_collector, gc_service
 from tests.rig.at_rest import LaterClock
 
@@ -80,6 +81,31 @@ def test_old_blocks_are_repacked_once(bench: Bench, padded: System) -> None:
         assert gc_service(padded).run_once().objects_moved == 0
     bench.assert_readable(padded)
     bench.assert_balanced(padded)
+
+
+def test_full_blocks_are_repacked_however_much_of_them_is_dead(bench: Bench, padded: System) -> None:
+    """A run that was ended has moved their objects. That is within the target, so the policy does not take them."""
+    half_emptied, *_ = (block for block in sealed(padded) if block.stripes == 8)
+    for number, placed in enumerate(padded.metadata.placed_in(half_emptied.block_id)):
+        if number % 3:
+            bench.delete(padded, placed.key)
+    configure(bench, "gc", "space_amp = 2.0")
+    with bench.open() as system:
+        system.clock = padded.clock
+        assert explained(system, half_emptied.block_id).reason is BlockReason.REPACK
+        gc_service(system).run_once()
+        assert half_emptied.block_id not in {block.block_id for block in sealed(system)}
+        assert sum(map(size_of, sealed(system))) < 1.1 * sum(block.live_bytes for block in sealed(system))
+        bench.assert_readable(system)
+
+
+def test_short_blocks_of_which_much_is_dead_are_left_to_the_policy(bench: Bench, padded: System) -> None:
+    keys = put_equal(bench, padded, 20, "short")
+    (short,) = {row.extent.block_id for key in keys if (row := padded.metadata.get(key)).extent is not None}
+    assert padded.metadata.block(short).stripes < 4
+    for key in keys[::2]:
+        bench.delete(padded, key)
+    assert not may_be_repacked(padded.geometry, padded.metadata.block(short))
 
 
 def test_young_blocks_are_not_worth_it_yet(bench: Bench, padded: System) -> None:

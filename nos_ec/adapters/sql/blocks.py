@@ -93,7 +93,6 @@ PADDED = (
         _B.waste_ppm >= bindparam("ppm_min"),
         _B.overhead_bytes >= bindparam("overhead_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
         _padding_age >= bindparam("price_ms", type_=Float()) * _B.live_bytes,
-        _B.dead_bytes <= bindparam("hole_ratio_max", type_=Float()) * (_B.live_bytes + _B.dead_bytes),
         _may_be_rewritten,
     )
     .order_by(_B.waste_ppm.desc())
@@ -377,7 +376,6 @@ def candidates(
 def padded(
     connection: Connection,
     overhead_ratio_min: float,
-    hole_ratio_max: float,
     price_days: float,
     now_ms: int,
     cool_down_ms_max: int,
@@ -385,7 +383,7 @@ def padded(
 ) -> list[BlockRow]:
     """See `Metadata.padded_blocks`."""
     limits = {"ppm_min": int(overhead_ratio_min * _PPM), "overhead_min": overhead_ratio_min, "rows_max": limit}
-    limits |= {"hole_ratio_max": hole_ratio_max, "until_ms": float(now_ms), "price_ms": price_days * _DAY_MS}
+    limits |= {"until_ms": float(now_ms), "price_ms": price_days * _DAY_MS}
     times = {"now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
     found = [block_row(row) for row in connection.execute(PADDED, limits | times)]
     return sorted(found, key=lambda row: row.waste_ratio, reverse=True)

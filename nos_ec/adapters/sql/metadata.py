@@ -326,16 +326,13 @@ class _SqlBlocks(SqlPart):
     def padded_blocks(
         self,
         overhead_ratio_min: float,
-        hole_ratio_max: float,
         price_days: float,
         now_ms: int,
         cool_down_ms_max: int,
         limit: int,
     ) -> list[BlockRow]:
         """See the port."""
-        return self._read(
-            blocks.padded, overhead_ratio_min, hole_ratio_max, price_days, now_ms, cool_down_ms_max, limit
-        )
+        return self._read(blocks.padded, overhead_ratio_min, price_days, now_ms, cool_down_ms_max, limit)
 
     def space_use(self) -> SpaceUse:
         """See the port."""

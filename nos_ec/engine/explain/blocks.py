@@ -18,11 +18,10 @@ from nos_ec.engine.explain.block_reasons import BlockEvidence, BlockReason, cool
 from nos_ec.engine.gc.options import LEASE_NAME, CollectorOptions
 from nos_ec.engine.gc.space import ANY_WASTE, is_any_price_right, price_days
 from nos_ec.engine.gc.victims import (
-    REPACK_FREES_MIN,
-    REPACK_HOLES_MAX,
     ChosenBlock,
     judge,
     judge_by_row,
+    may_be_repacked,
     padded_blocks,
     repack,
 )
@@ -244,8 +243,8 @@ class BlockExplainer:
             merged = judge(self._metadata, self._blocks, options, row)
             if merged is not None:
                 return BlockReason.UNDECIDED, merged.needs
-        may_be_repacked = overhead_ratio >= REPACK_FREES_MIN and row.hole_ratio <= REPACK_HOLES_MAX
-        chosen = repack(self._metadata, self._blocks, options, row) if may_be_repacked else None
+        padded = may_be_repacked(self._blocks.geometry, row)
+        chosen = repack(self._metadata, self._blocks, options, row) if padded else None
         if chosen is None:
             is_dense = overhead_ratio >= options.waste_ratio_min or cools_down(facts, options, now_ms)
             return (BlockReason.DENSE if is_dense and by_holes is BlockReason.TOO_FULL else by_holes), None
@@ -258,7 +257,7 @@ class BlockExplainer:
     def _is_repacked_next(self, row: BlockRow, price_days: float, now_ms: int) -> BlockReason:
         if self._options.copy_bytes_max < inf:
             return BlockReason.UNDECIDED
-        padded = padded_blocks(self._metadata, self._options, price_days, now_ms)
+        padded = padded_blocks(self._metadata, self._blocks, self._options, price_days, now_ms)
         is_next = row.block_id in {one.block_id for one in padded}
         return BlockReason.REPACK if is_next else BlockReason.LATER_RUN
 

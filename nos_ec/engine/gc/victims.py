@@ -12,6 +12,7 @@ import structlog
 
 from nos_ec.core.errors import NotFound
 from nos_ec.core.gc_policy import Behind, SealedBlock, padding_days
+from nos_ec.core.geometry import Geometry
 from nos_ec.core.header import name_record_size
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind, BlockState
@@ -30,8 +31,9 @@ REPACK_FREES_MIN = 0.1
 """Share of the blocks that repacking them must free in headers and padding, each alone and all together. So GC comes to
 rest: runs that would free nothing do not repack."""
 REPACK_HOLES_MAX = 0.2
-"""Share of its object bytes that may be dead in a block that is repacked. Others will soon be rewritten for their dead
-bytes, and then their padding goes as well."""
+"""Share of its object bytes that may be dead in a block of less than half of the stripes of a full one. Such remains of
+earlier runs will soon be rewritten for their dead bytes, and then their padding goes as well. Other blocks may have any
+number of dead bytes: an earlier run that was ended has moved some of their objects away."""
 REPACK_OBJECTS_MAX = 500_000
 """The most objects that a run packs in memory to see which blocks are worth repacking, which takes seconds. Blocks of
 tiny objects have many, and headers that no packer can avoid."""
@@ -172,7 +174,7 @@ class _Taken:
             options.blocks_max,
             overhead_ratio_min=options.waste_ratio_min,
         )
-        padded = padded_blocks(self._metadata, options, price_days, self._now_ms)
+        padded = padded_blocks(self._metadata, self._blocks, options, price_days, self._now_ms)
         mergeable = {block.block_id for block in wasteful}
 
         def judged(block: BlockRow) -> ChosenBlock | None:
@@ -227,14 +229,25 @@ def judge(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, candi
     return ChosenBlock(candidate, needs) if needs <= candidate.stripes * (1 - options.waste_ratio_min) else None
 
 
-def padded_blocks(metadata: Blocks, options: CollectorOptions, price_days: float, now_ms: int) -> list[BlockRow]:
+def may_be_repacked(geometry: Geometry, block: BlockRow) -> bool:
+    """Return whether so much of a block is headers and padding that it may be repacked."""
+    if block.overhead_bytes < REPACK_FREES_MIN * block.size_bytes:
+        return False
+    return block.hole_ratio <= REPACK_HOLES_MAX or block.stripes >= geometry.stripes_per_block / 2
+
+
+def padded_blocks(
+    metadata: Blocks, blocks: BlockStore, options: CollectorOptions, price_days: float, now_ms: int
+) -> list[BlockRow]:
     """Return the blocks that a run packs in memory to see whether they are worth repacking at that price. Raises
     Transient."""
     found: list[BlockRow] = []
     objects = 0
     for block in metadata.padded_blocks(
-        REPACK_FREES_MIN, REPACK_HOLES_MAX, price_days, now_ms, options.cool_down_ms_max, options.blocks_max
+        REPACK_FREES_MIN, price_days, now_ms, options.cool_down_ms_max, options.blocks_max
     ):
+        if not may_be_repacked(blocks.geometry, block):
+            continue
         objects += block.live_objects
         if found and objects > REPACK_OBJECTS_MAX:
             break

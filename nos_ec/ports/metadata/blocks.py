@@ -231,16 +231,14 @@ class Blocks(Protocol):
     def padded_blocks(
         self,
         overhead_ratio_min: float,
-        hole_ratio_max: float,
         price_days: float,
         now_ms: int,
         cool_down_ms_max: int,
         limit: int,
     ) -> list[BlockRow]:
         """SEALED blocks that hold live objects, and of which headers and padding take at least that share and are worth
-        that price (`core.gc_policy.padding_days`), most wasteful first. hole_ratio_max: the share of their object bytes
-        that may be dead. Left out are the same blocks as in `gc_candidates`. The cost grows with the number of blocks
-        of that waste ratio."""
+        that price (`core.gc_policy.padding_days`), most wasteful first. Left out are the same blocks as in
+        `gc_candidates`. The cost grows with the number of blocks of that waste ratio."""
         ...
 
     def space_use(self) -> SpaceUse:
