@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import (
@@ -75,29 +76,19 @@ _is_cool = or_(
     _B.gc_not_before_ms > bindparam("far_ms"),
 )
 _may_be_rewritten = and_(_holds_survivors, _is_cool)
-CANDIDATES = (
+_WASTEFUL = (
     _BY_WASTE.where(
         _B.waste_ppm >= bindparam("ppm_min"),
-        _wasted_bytes >= bindparam("ratio_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
         _B.overhead_bytes >= bindparam("overhead_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
         _may_be_rewritten,
     )
     .order_by(_B.waste_ppm.desc())
     .limit(bindparam("rows_max"))
 )
-
+CANDIDATES = _WASTEFUL.where(_wasted_bytes >= bindparam("ratio_min", type_=Float()) * (_B.live_bytes + _wasted_bytes))
 # A product of floats: bytes times milliseconds of some years exceed 63 bits.
 _padding_age = (bindparam("until_ms", type_=Float()) - _B.created_ms) * _B.overhead_bytes
-PADDED = (
-    _BY_WASTE.where(
-        _B.waste_ppm >= bindparam("ppm_min"),
-        _B.overhead_bytes >= bindparam("overhead_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
-        _padding_age >= bindparam("price_ms", type_=Float()) * _B.live_bytes,
-        _may_be_rewritten,
-    )
-    .order_by(_B.waste_ppm.desc())
-    .limit(bindparam("rows_max"))
-)
+PADDED = _WASTEFUL.where(_padding_age >= bindparam("price_ms", type_=Float()) * _B.live_bytes)
 
 # By primary key, so that each page reads on where the last one ended, and nothing is sorted. The other states are
 # excluded one by one, because SQLite would look for one state in its index, and sort what it finds for each page.
@@ -368,9 +359,7 @@ def candidates(
     """See `Metadata.gc_candidates`."""
     limits = {"ppm_min": int(waste_ratio_min * _PPM), "ratio_min": waste_ratio_min, "rows_max": limit}
     limits["overhead_min"] = overhead_ratio_min
-    times = {"now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
-    found = [block_row(row) for row in connection.execute(CANDIDATES, limits | times)]
-    return sorted(found, key=lambda row: row.waste_ratio, reverse=True)
+    return _most_wasteful(connection, CANDIDATES, limits, now_ms, cool_down_ms_max)
 
 
 def padded(
@@ -384,8 +373,14 @@ def padded(
     """See `Metadata.padded_blocks`."""
     limits = {"ppm_min": int(overhead_ratio_min * _PPM), "overhead_min": overhead_ratio_min, "rows_max": limit}
     limits |= {"until_ms": float(now_ms), "price_ms": price_days * _DAY_MS}
+    return _most_wasteful(connection, PADDED, limits, now_ms, cool_down_ms_max)
+
+
+def _most_wasteful(
+    connection: Connection, query: Select[Any], limits: Mapping[str, float], now_ms: int, cool_down_ms_max: int
+) -> list[BlockRow]:
     times = {"now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
-    found = [block_row(row) for row in connection.execute(PADDED, limits | times)]
+    found = [block_row(row) for row in connection.execute(query, {**limits, **times})]
     return sorted(found, key=lambda row: row.waste_ratio, reverse=True)
 
 
