@@ -167,39 +167,37 @@ def _condemned(e: BlockEvidence) -> BlockVerdict:
 
 
 def _set_aside(e: BlockEvidence) -> BlockVerdict:
-    until_ms, failures = e.facts.until_ms, e.facts.row.gc_failures
-    assert until_ms is not None
+    failures = e.facts.row.gc_failures
     if failures == 0:
-        return _dense(e, until_ms)
+        return _dense(e)
     times = "once" if failures == 1 else f"{failures} times"
     return BlockVerdict(
         BlockReason.SET_ASIDE,
         f"GC failed {times} to collect it, because it did not answer or holds an object that cannot be read, and leaves"
         " it alone for a while.",
-        _looked_at_again(e, until_ms),
+        _looked_at_again(e),
         "The log of GC has the reason. After a repair, `NOS_EC_GC__COOL_DOWN_MS_MAX=0 nos-ec gc run --apply` tries at"
         " once.",
-        until_ms,
+        e.facts.gc_not_before_ms,
     )
 
 
-def _dense(e: BlockEvidence, until_ms: int | None) -> BlockVerdict:
+def _dense(e: BlockEvidence) -> BlockVerdict:
     """A block that was set aside without a failure."""
     return BlockVerdict(
         BlockReason.DENSE,
         f"{e.facts.row.waste_ratio:.1%} of it is waste, but its objects are packed densely: rewriting it would free"
         " little or nothing.",
-        _looked_at_again(e, until_ms),
+        _looked_at_again(e),
         None,
-        until_ms,
+        e.facts.gc_not_before_ms,
     )
 
 
-def _looked_at_again(e: BlockEvidence, until_ms: int | None) -> str:
-    assert until_ms is not None
-    return (
-        f"{_capital(when(until_ms, e.now_ms))}, GC looks at it again. If its last object goes before, it is collected."
-    )
+def _looked_at_again(e: BlockEvidence) -> str:
+    assert e.facts.gc_not_before_ms is not None
+    again = _capital(when(e.facts.gc_not_before_ms, e.now_ms))
+    return f"{again}, GC looks at it again. If its last object goes before, it is collected."
 
 
 def _sealed(e: BlockEvidence) -> BlockVerdict:
@@ -255,7 +253,7 @@ def _sealed(e: BlockEvidence) -> BlockVerdict:
                 "`nos-ec gc plan` shows the prices of the blocks that a run would collect.",
             )
         case BlockReason.DENSE if cools_down(e.facts, e.options, e.now_ms):
-            return _dense(e, e.facts.gc_not_before_ms)
+            return _dense(e)
         case BlockReason.DENSE:
             return BlockVerdict(
                 BlockReason.DENSE,

@@ -12,19 +12,12 @@ from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.gc_policy import GcPolicy
 from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.core.ratios import DIGITS, ratio
+from nos_ec.core.ratios import DIGITS
 from nos_ec.core.reclaim import Victim, pays
 from nos_ec.engine.explain.block_reasons import BlockEvidence, BlockReason, cools_down, judge_block
 from nos_ec.engine.gc.options import LEASE_NAME, CollectorOptions
 from nos_ec.engine.gc.space import ANY_WASTE, is_any_price_right, price_days
-from nos_ec.engine.gc.victims import (
-    ChosenBlock,
-    judge,
-    judge_by_row,
-    may_be_repacked,
-    padded_blocks,
-    repack,
-)
+from nos_ec.engine.gc.victims import ChosenBlock, judge, judge_by_row, may_be_repacked, padded_blocks, repack
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock, waits
@@ -234,23 +227,24 @@ class BlockExplainer:
     ) -> tuple[BlockReason | None, float | None]:
         """As `_judged`. Which of the blocks that are worth it a policy takes first depends on all of them."""
         options, row = self._options, facts.row
-        overhead_ratio = ratio(row.overhead_bytes, row.size_bytes) or 0.0
+        may_be_merged = row.overhead_bytes >= options.waste_ratio_min * row.size_bytes
+        is_cooling = cools_down(facts, options, now_ms)
         price_days_min = 0.0 if is_any_price_right(self._blocks, options) else options.price_days_min
         by_holes = self._judged_by_holes(policy, facts, now_ms, price_days_min)
         if by_holes is BlockReason.UNDECIDED:
             return by_holes, None
-        if overhead_ratio >= options.waste_ratio_min and not cools_down(facts, options, now_ms):
+        if may_be_merged and not is_cooling:
             merged = judge(self._metadata, self._blocks, options, row)
             if merged is not None:
                 return BlockReason.UNDECIDED, merged.needs
         padded = may_be_repacked(self._blocks.geometry, row)
         chosen = repack(self._metadata, self._blocks, options, row) if padded else None
         if chosen is None:
-            is_dense = overhead_ratio >= options.waste_ratio_min or cools_down(facts, options, now_ms)
-            return (BlockReason.DENSE if is_dense and by_holes is BlockReason.TOO_FULL else by_holes), None
+            is_dense = (may_be_merged or is_cooling) and by_holes is BlockReason.TOO_FULL
+            return (BlockReason.DENSE if is_dense else by_holes), None
         if chosen.padding_days(now_ms) < price_days_min:
             return BlockReason.TOO_DEAR, chosen.needs
-        if cools_down(facts, options, now_ms):
+        if is_cooling:
             return BlockReason.DENSE, None
         return self._is_repacked_next(row, price_days_min, now_ms), chosen.needs
 
@@ -262,7 +256,7 @@ class BlockExplainer:
         return BlockReason.REPACK if is_next else BlockReason.LATER_RUN
 
     def _judged_by_holes(self, policy: GcPolicy, facts: BlockFacts, now_ms: int, price_days_min: float) -> BlockReason:
-        """What the policy would do with a block for its dead bytes."""
+        """Return what the policy would do with a block because of its dead bytes."""
         if 1 - facts.row.hole_ratio >= self._options.density:
             return BlockReason.TOO_FULL
         if not policy.is_due(self._metadata.space_use().without_empty):
