@@ -85,15 +85,15 @@ WORKLOADS = tuple(_DRAWS)
 def sizes(drawn: str | int, count: int, rng: random.Random, size_max: int) -> Iterator[int]:
     """Return `count` object sizes in bytes. drawn: the name of a workload, or the size of every object.
 
-    Raises InvalidInput for an unknown workload, a negative count, or a `size_max` (bytes) that is too small for this
-    size, or for a workload with objects over 1 MiB."""
+    Raises InvalidInput for an unknown workload, a negative count, a size below 1, or a `size_max` (bytes) that is too
+    small for this size, or for a workload with objects over 1 MiB."""
     if isinstance(drawn, str) and drawn not in _DRAWS:
         raise InvalidInput(f"unknown workload {drawn!r}; choose one of: {', '.join(WORKLOADS)}")
     if count < 0:
         raise InvalidInput(f"object count is {count}; it cannot be negative")
     if isinstance(drawn, int):
-        if drawn > size_max:
-            raise InvalidInput(f"objects of {drawn} bytes are not packed; choose at most {size_max}")
+        if not 1 <= drawn <= size_max:
+            raise InvalidInput(f"objects of {drawn} bytes are not packed; choose at most {size_max}, and at least 1")
         return repeat(drawn, count)
     if drawn == "W1" and size_max <= _M:
         raise InvalidInput(f"workload W1 has objects over 1 MiB, but this geometry packs only up to {size_max} bytes")

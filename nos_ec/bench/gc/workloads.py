@@ -22,7 +22,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from itertools import accumulate, repeat
+from itertools import accumulate
 from math import ceil, exp, floor, log, sqrt
 from typing import NamedTuple, Protocol
 
@@ -361,10 +361,6 @@ SIZES_DRAWN = 50_000
 def sized(workload: Drawn, sizes_of: str | int, seed: int, size_max: int) -> Sized:
     """A workload whose objects have the sizes in bytes of a workload of `simulate packing`, or all the same size.
     Raises InvalidInput for an unknown name, or a `size_max` (bytes) that is too small for it."""
-    if isinstance(sizes_of, int):
-        if not 1 <= sizes_of <= size_max:
-            raise InvalidInput(f"objects of {sizes_of} bytes: this geometry packs only those of 1 to {size_max}")
-        return Sized(workload, repeat(sizes_of), sizes_of)
     mean = sum(sizes(sizes_of, SIZES_DRAWN, random.Random(seed), size_max)) / SIZES_DRAWN
     return Sized(workload, sizes(sizes_of, sys.maxsize, random.Random(seed), size_max), mean)
 
