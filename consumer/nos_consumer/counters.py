@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class ConsumerCounters:
-    """What this consumer has done since it started. split: objects that lie in one chunk more than the fewest
+    """Counts the work of this consumer since it started. split: objects that lie in one chunk more than the fewest
     possible. The empty bytes are those of the written stripes that hold no object (core/empty_bytes.py)."""
 
     messages: int = 0

@@ -22,8 +22,8 @@ Timer = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class BareWindow:
-    """What is read for one append, as (name of a RADOS object, offset and length in bytes) of each operation, and how
-    many stripes it writes."""
+    """One append and the reads before it. reads: the name of a RADOS object, offset and length in bytes of each.
+    stripe_count: the stripes that the append writes."""
 
     reads: Sequence[tuple[str, int, int]]
     stripe_count: int

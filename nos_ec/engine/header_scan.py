@@ -38,7 +38,7 @@ def scan_headers(blocks: BlockStore, block_id: BlockId, stripes: int) -> HeaderS
     Two vectored reads: the first page of every stripe, then the rest of the headers that are longer than a page.
     After a damaged header, the scan continues at the next stripe (docs/FORMAT.md). A header that cannot be read or
     decoded is a damaged stripe, not an error. stripes: that the block holds, or that were committed if those are more:
-    a group that goes on after them is unfinished. Raises NotFound when the block is gone, Transient.
+    a group that continues after them is unfinished. Raises NotFound when the block is gone, Transient.
     """
     stripe_size = blocks.geometry.stripe_size
     pages, bytes_read = _read_pages(blocks, block_id, [(stripe * stripe_size, PAGE) for stripe in range(stripes)])

@@ -321,8 +321,8 @@ def victims(ceph: CephCluster, count: int) -> list[int]:
 
 
 def test_split_objects_read_right_whichever_osd_is_down(ceph: CephCluster, stack_config: Path, tmp_path: Path) -> None:
-    """Each block has a shard on all but one of the OSDs, so each of its shards is missing in turn, and each chunk that
-    an object goes on in."""
+    """Each block has a shard on all but one of the OSDs. So each of its shards is missing in turn, and each chunk in
+    which an object continues."""
     settings = load_settings(stack_config, {"NOS_EC_PUT__MIN_AGE_MS": "0"})
     with scratch_store(settings, tmp_path, "splits") as scratch, open_system(scratch) as system:
         rng, store = random.Random(5), system.store()

@@ -14,6 +14,7 @@ from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.engine.explain.block_reasons import BlockReason
 from nos_ec.engine.gc import victims as victims_of_gc
 from nos_ec.engine.gc.victims import may_be_repacked
+from nos_ec.ports.metadata import BlockRow
 from nos_gc.assemble import gc_collector, gc_service
 from tests.rig.at_rest import LaterClock
 
@@ -56,8 +57,8 @@ def put_equal(bench: Bench, system: System, count: int, prefix: str = "equal") -
     return keys
 
 
-def size_of(block: object) -> int:
-    return int(block.size_bytes)  # type: ignore[attr-defined]
+def size_of(block: BlockRow) -> int:
+    return block.size_bytes
 
 
 def victims(system: System) -> set[BlockId]:

@@ -45,5 +45,6 @@ class Splits:
 
     @property
     def gap_ratio(self) -> float:
-        """What chunks without splits leave empty on average, as a share of the price; 0.0 if that is 0."""
+        """The mean number of bytes that chunks without splits leave empty, as a share of the price; 0.0 at a price of
+        0."""
         return self._gap_mean / self.price if self.price else 0.0
