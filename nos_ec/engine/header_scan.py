@@ -8,7 +8,9 @@ from nos_ec.core.errors import Corrupt
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.header import GroupHeader, NameRecord, decode_header, decode_names, peek_length
 from nos_ec.core.ids import BlockId
+from nos_ec.core.reclaim import LiveEntry
 from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.metadata import Placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +129,8 @@ def names_in(blocks: BlockStore, block_id: BlockId, stripes: int) -> list[str]:
         except Corrupt:
             continue
     return found
+
+
+def live_entries(placed: list[Placed]) -> list[LiveEntry]:
+    """The rows of a block in the form that `account_block` takes."""
+    return [LiveEntry(p.key.md5, p.version, p.extent.offset, p.extent.length) for p in placed]

@@ -18,17 +18,17 @@ from nos_ec.core.errors import Conflict, NotFound, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.lifecycle import BlockState
-from nos_ec.core.reclaim import BlockAccount, LiveEntry, account_block
+from nos_ec.core.reclaim import BlockAccount, account_block
 from nos_ec.core.slots import is_producer_lease
 from nos_ec.engine.audit_entries import late_block
-from nos_ec.engine.header_scan import scan_headers
+from nos_ec.engine.header_scan import live_entries, scan_headers
 from nos_ec.engine.leases import RETRY_WAIT_MS, HeldLeases
 from nos_ec.engine.log_recovery import LogRecovery
 from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
-from nos_ec.ports.metadata import BlockRow, Blocks, Lease, Leases, Placed
+from nos_ec.ports.metadata import BlockRow, Blocks, Lease, Leases
 
 _log = structlog.get_logger(__name__)
 
@@ -229,8 +229,3 @@ class Recovery:
                 stripes=stripes,
                 acknowledged=block.stripes,
             )
-
-
-def live_entries(placed: list[Placed]) -> list[LiveEntry]:
-    """The rows of a block in the form that `account_block` takes."""
-    return [LiveEntry(p.key.md5, p.version, p.extent.offset, p.extent.length) for p in placed]

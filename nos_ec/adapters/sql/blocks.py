@@ -27,8 +27,8 @@ from sqlalchemy import (
 )
 
 from nos_ec.adapters.sql import leases
+from nos_ec.adapters.sql.deleted_bytes import count_deleted
 from nos_ec.adapters.sql.json_rows import looked_up
-from nos_ec.adapters.sql.notes import count_deleted
 from nos_ec.adapters.sql.rows import BLOCK_COLUMNS, IDS, block_row, by_index, by_primary, id_rows, place_of
 from nos_ec.adapters.sql.schema import BLOCKS, ID_BYTES, OBJECTS, SEGMENTS
 from nos_ec.core.deadlines import WAIT_MS_MAX

@@ -9,8 +9,7 @@ from sqlalchemy import Connection, Engine
 
 from nos_ec.adapters.sql import store_info
 from nos_ec.adapters.sql.look_up import LookUps
-from nos_ec.adapters.sql.transactions import Transactions, Work
-from nos_ec.adapters.sql.versions import Overtaken
+from nos_ec.adapters.sql.transactions import Overtaken, Transactions, Work
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.ports.metadata import AccessOf

@@ -472,5 +472,6 @@ STORED_TOTALS = _table(
     Column("name", String(32), primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""A few rows, as JSON: `totals` (totals.py), `scrub` (scrubbing.py) and notes about GC (notes.py). It is a table of its
-own so that daemons that may write it have no right to change the facts of `store_info`."""
+"""A few rows, as JSON: `totals` (totals.py), `scrub` (scrubbing.py), notes (notes.py) and the bytes of deleted blocks
+(deleted_bytes.py). It is a table of its own so that daemons that may write it have no right to change the facts of
+`store_info`."""

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Connection, LargeBinary, cast, delete, func, insert, literal, select, update
 
 from nos_ec.adapters.sql import leases
-from nos_ec.adapters.sql.notes import deleted_bytes
+from nos_ec.adapters.sql.deleted_bytes import deleted_bytes
 from nos_ec.adapters.sql.rows import FIRST_MARK, LIVE, by_index
 from nos_ec.adapters.sql.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, STORED_TOTALS, WAITING, utf8
 from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState

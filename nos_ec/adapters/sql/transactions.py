@@ -37,6 +37,10 @@ T = TypeVar("T")
 Work = Callable[Concatenate[Connection, P], T]
 
 
+class Overtaken(Exception):
+    """Another transaction has changed the same key meanwhile: run this one again."""
+
+
 class Transactions:
     """Transactions of one engine. Safe to use from several threads."""
 

@@ -78,6 +78,7 @@ from nos_ec.adapters.sql.rows import (
     require_all,
 )
 from nos_ec.adapters.sql.schema import OBJECTS, VERSION_FLOORS, VERSIONS, utf8
+from nos_ec.adapters.sql.transactions import Overtaken
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError, NotFound, PreconditionFailed
 from nos_ec.core.folders import folder_of
@@ -144,10 +145,6 @@ HOLDS_VERSION = (
     .where(_V.bucket == bindparam("bucket", type_=_V.bucket.type))
     .limit(1)
 )
-
-
-class Overtaken(Exception):
-    """Another transaction has changed the same key meanwhile: run this one again."""
 
 
 # --- with PUTs ----------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from nos_ec.core.ids import BlockId
 from nos_ec.core.lifecycle import BlockState
 from nos_ec.core.reclaim import BlockAccount, account_block
 from nos_ec.engine.check.data import DataCheck
-from nos_ec.engine.header_scan import HeaderScan, scan_headers
-from nos_ec.engine.recovery import live_entries
+from nos_ec.engine.header_scan import HeaderScan, live_entries, scan_headers
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockRow, Metadata, Placed
 

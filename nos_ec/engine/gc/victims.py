@@ -19,9 +19,8 @@ from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.reclaim import Victim, account_block, pays, stripes_needed
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.gc.space import DAY_MS, Outlook, PolicyChoice, is_above, is_any_price_right
-from nos_ec.engine.header_scan import HeaderScan, scan_headers
+from nos_ec.engine.header_scan import HeaderScan, live_entries, scan_headers
 from nos_ec.engine.packable import survivor
-from nos_ec.engine.recovery import live_entries
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockRow, Blocks, Placed, WaitingBlocks
 
