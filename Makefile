@@ -111,7 +111,7 @@ requirements: ## compile requirements/*.txt from pyproject.toml with uv (UPGRADE
 
 reference: venv ## write docs/CONFIG.md, docs/METRICS.md and the Grafana dashboard from the code
 	$(BIN)/python -c 'import pathlib, nos_ec.settings.reference as s; pathlib.Path("docs/CONFIG.md").write_text(s.reference())'
-	$(BIN)/python -c 'import pathlib, nos_ec.monitoring.metrics as m; pathlib.Path("docs/METRICS.md").write_text(m.reference())'
+	$(BIN)/python -c 'import pathlib, nos_ec.monitoring.declarations.metrics as m; pathlib.Path("docs/METRICS.md").write_text(m.reference())'
 	$(BIN)/python -c 'import pathlib, nos_ec.monitoring.dashboard as d; pathlib.Path("deploy/grafana/nos-ec.json").write_text(d.dashboard())'
 
 man: venv ## write the man page dist/nos-ec.1 from the commands (SOURCE_DATE_EPOCH sets its date)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         Transient,
     )
     from nos_ec.core.ids import ObjectKey
-    from nos_ec.core.lifecycle import ObjectState
     from nos_ec.core.schemas import pack_request_schema
-    from nos_ec.engine.store import Store
+    from nos_ec.core.states import ObjectState
+    from nos_ec.engine.objects.store import Store
     from nos_ec.library.object_info import ObjectInfo
     from nos_ec.library.object_reader import ObjectReader
     from nos_ec.library.object_store import ObjectStore
@@ -65,9 +65,9 @@ _MODULES = (
     "nos_ec.core.errors",
     "nos_ec.core.ids",
     "nos_ec.core.schemas",
-    "nos_ec.core.lifecycle",
+    "nos_ec.core.states",
     "nos_ec.settings",
-    "nos_ec.engine.store",
+    "nos_ec.engine.objects.store",
     "nos_ec.composition.wiring",
     "nos_ec.library.object_info",
     "nos_ec.library.object_reader",

@@ -14,8 +14,8 @@ from nos_consumer.service import ConsumerOptions, ConsumerService
 from nos_consumer.unread import UnreadObjects
 from nos_ec.composition.packing import consumer_packing
 from nos_ec.composition.wiring import System
-from nos_ec.core.lifecycle import BlockKind
-from nos_ec.engine.lanes import Lanes
+from nos_ec.core.states import BlockKind
+from nos_ec.engine.packing.lanes import Lanes
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, lease_samples
 from nos_ec.ports.clock import unwatched

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from nos_consumer.unread import UnreadObjects
-from nos_ec.core.messages import NamedVersion, PackRequest
+from nos_ec.core.formats.messages import NamedVersion, PackRequest
 from nos_ec.core.packing.plan import GroupPlan, MergeList
 from nos_ec.engine.packable import Packable, as_told
 from nos_ec.ports.clock import Clock

@@ -11,8 +11,8 @@ import structlog
 
 from nos_consumer.counters import ConsumerCounters
 from nos_ec.core.errors import Conflict, Transient
+from nos_ec.core.formats.offsets import OffsetTracker
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.offsets import OffsetTracker
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.message_log import Message, MessageConsumer
 

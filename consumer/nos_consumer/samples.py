@@ -8,8 +8,8 @@ from nos_consumer.service import ConsumerService
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.streams import StreamedMergeList
 from nos_ec.engine.packable import Packable
-from nos_ec.monitoring import metrics as m
-from nos_ec.monitoring import space_metrics as of_space
+from nos_ec.monitoring.declarations import metrics as m
+from nos_ec.monitoring.declarations import space_metrics as of_space
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.sources import parking_samples
 

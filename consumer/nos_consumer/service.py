@@ -19,12 +19,12 @@ from nos_consumer.offsets import Offsets
 from nos_consumer.pause import Pause
 from nos_consumer.unread import UnreadObjects
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, NotFound, Transient
-from nos_ec.core.messages import NamedVersion, PackRequest, decode_pack_request
+from nos_ec.core.formats.messages import NamedVersion, PackRequest, decode_pack_request
 from nos_ec.core.packing.plan import MergeList
-from nos_ec.engine.lanes import Lanes
 from nos_ec.engine.limited_log import LimitedLog
 from nos_ec.engine.packable import Packable
-from nos_ec.engine.stripe_writer import Failure, WriteResult
+from nos_ec.engine.packing.lanes import Lanes
+from nos_ec.engine.packing.stripe_writer import Failure, WriteResult
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.message_log import Message, MessageConsumer
 from nos_ec.ports.metadata import Objects

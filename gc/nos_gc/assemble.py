@@ -12,13 +12,13 @@ from nos_ec.composition.lifecycle_walk import lifecycle_walk_of
 from nos_ec.composition.packing import collector_options, gc_packing
 from nos_ec.composition.processes import process_name
 from nos_ec.composition.wiring import System
-from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.states import BlockKind
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.control import GcControl
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.leases import HeldLease
-from nos_ec.engine.stripe_writer import StripeWriter
-from nos_ec.engine.upload_reaper import UploadReaper
+from nos_ec.engine.packing.stripe_writer import StripeWriter
+from nos_ec.engine.upkeep.upload_reaper import UploadReaper
 from nos_ec.monitoring.gc_samples import gc_counts, lifecycle_counts
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, lease_samples, parking_samples

@@ -10,8 +10,9 @@ from typing import Any
 import structlog
 
 from nos_ec.core.errors import LeaseLost, NosError, Transient
+from nos_ec.core.gc.target_costs import TargetCost
 from nos_ec.core.ids import BlockId
-from nos_ec.core.target_costs import TargetCost
+from nos_ec.engine.expiry.lifecycle_walk import LifecycleWalk
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.control import GcControl
 from nos_ec.engine.gc.manners import POLL_MS
@@ -19,13 +20,12 @@ from nos_ec.engine.gc.options import LEASE_NAME
 from nos_ec.engine.gc.progress import CollectionResult, GcCounters
 from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.victims import CollectionPlan
-from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.leases import HeldLease
-from nos_ec.engine.lifecycle_walk import LifecycleWalk
+from nos_ec.engine.objects.trash import Purged, TrashCan
+from nos_ec.engine.packing.stripe_writer import StripeWriter
 from nos_ec.engine.parking import Parking
-from nos_ec.engine.stripe_writer import StripeWriter
-from nos_ec.engine.trash import Purged, TrashCan
-from nos_ec.engine.upload_reaper import UploadReaper
+from nos_ec.engine.upkeep.housekeeping import Housekeeping
+from nos_ec.engine.upkeep.upload_reaper import UploadReaper
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import Lease
 

@@ -17,7 +17,7 @@ from nos_ec.api.host_check import LoopbackHosts
 from nos_ec.api.readings import PAGE_MAX, Readings
 from nos_ec.api.request_limit import REQUESTS_MAX, RequestLimit
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, ObjectKey
-from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.monitoring.exposition import CONTENT_TYPE
 from nos_ec.monitoring.health import Answer
 from nos_ec.monitoring.monitor import Monitor

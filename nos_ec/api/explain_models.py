@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from nos_ec.api.answer import EXAMPLE_BLOCK_ID, Answer, Bytes, Count, HexId, Ratio, UnixMs, example
-from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
+from nos_ec.core.states import BlockKind, BlockState, ObjectState, SegmentState
 from nos_ec.engine.explain.block_reasons import BlockReason
 from nos_ec.engine.explain.object_reasons import ObjectReason
 

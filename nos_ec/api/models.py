@@ -12,9 +12,9 @@ from nos_ec.api.answer import Answer as _Answer
 from nos_ec.api.answer import Bytes, Count, HexId, Ratio, UnixMs
 from nos_ec.api.answer import example as _example
 from nos_ec.api.cost_models import Cost
-from nos_ec.core.gc_policy import Behind
+from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.geometry import STRIPES_PER_BLOCK_MAX
-from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState, SegmentState
+from nos_ec.core.states import BlockKind, BlockState, ObjectState, SegmentState
 from nos_ec.monitoring.health import HIDDEN
 from nos_ec.ports.metadata import WaitReason
 

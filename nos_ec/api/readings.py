@@ -14,20 +14,20 @@ from nos_ec.api.cost_models import Cost
 from nos_ec.api.explain_models import BlockExplanationModel, ObjectExplanationModel
 from nos_ec.composition.explaining import block_explainer, object_explainer
 from nos_ec.composition.wiring import System
-from nos_ec.core.empty_bytes import empty_in
-from nos_ec.core.gc_policy import Behind
-from nos_ec.core.header import GroupHeader
+from nos_ec.core.formats.header import GroupHeader
+from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.histogram import Histogram
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
-from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.core.packing.empty_bytes import empty_in
 from nos_ec.core.ratios import DIGITS, rounded
-from nos_ec.engine.cost_data import cost_data
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.dump.stored import newest_dump_ms
+from nos_ec.engine.figures.cost_data import cost_data
+from nos_ec.engine.figures.log_figures import LogFigures
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.plan_data import plan_data
 from nos_ec.engine.header_scan import scan_headers
-from nos_ec.engine.large_places import own_extents, tail_of, with_tail
-from nos_ec.engine.log_figures import LogFigures
+from nos_ec.engine.objects.large_places import own_extents, tail_of, with_tail
 from nos_ec.library.object_info import attributes_of
 from nos_ec.monitoring.monitor import Cached
 from nos_ec.monitoring.sources import StoreFigures

@@ -30,17 +30,17 @@ from typing import Any
 
 from nos_consumer.assemble import drain
 from nos_ec.bench.figures import latency_ms
-from nos_ec.bench.landing import Objects
 from nos_ec.bench.meter import Instruments, spent_s
+from nos_ec.bench.objects import Objects
 from nos_ec.bench.offline import publish
 from nos_ec.bench.pipeline import Tick, warmed_up
+from nos_ec.bench.workloads import sizes
 from nos_ec.composition.packing import collector_options
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
-from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.packing.packer import size_max
-from nos_ec.core.workloads import sizes
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.gc.options import LEASE_NAME, CollectorOptions
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.ports.metadata import Placed

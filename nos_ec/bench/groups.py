@@ -7,15 +7,15 @@ import random
 
 from nos_ec.bench.bare import Timer
 from nos_ec.bench.figures import latency_ms
-from nos_ec.bench.landing import Objects
+from nos_ec.bench.objects import Objects
+from nos_ec.bench.workloads import sizes
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.best_fit import BestFitMergeList
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.packing.plan import GroupPlan, MergeList
-from nos_ec.core.workloads import sizes
+from nos_ec.core.states import BlockKind
 from nos_ec.engine.packable import Packable
 from nos_ec.ports.metadata import ObjectRow
 

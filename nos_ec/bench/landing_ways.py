@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from nos_ec.bench.bare import remove_all
 from nos_ec.bench.callers import call_all
-from nos_ec.bench.landing import Piece
 from nos_ec.bench.meter import Instruments
+from nos_ec.bench.objects import Piece
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import PAGE

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nos_ec.bench.bare import Timer
-from nos_ec.bench.cluster import BenchCluster, OsdCounters
 from nos_ec.bench.figures import Run
-from nos_ec.bench.processes import Processes
+from nos_ec.bench.servers.cluster import BenchCluster, OsdCounters
+from nos_ec.bench.servers.processes import Processes
 
 NO_COUNTERS = OsdCounters(0, 0, 0, {}, 0)
 

@@ -11,10 +11,10 @@ from nos_ec.bench.figures import Run
 from nos_ec.bench.meter import Instruments, Meter
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
-from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine.housekeeping import Housekeeping
-from nos_ec.engine.landing_log import LandingLog
-from nos_ec.engine.log_bypass import LogBypass
+from nos_ec.core.states import SegmentState
+from nos_ec.engine.landing.landing_log import LandingLog
+from nos_ec.engine.landing.log_bypass import LogBypass
+from nos_ec.engine.upkeep.housekeeping import Housekeeping
 from nos_producer.assemble import producer_service
 
 IDLE_TURNS_S_MAX = 60.0

@@ -16,26 +16,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nos_ec.adapters.rados.named_objects import object_name
+from nos_ec.adapters.rados.client.named_objects import object_name
 from nos_ec.bench.bare import BareGroup, BareWindow, Floor, put_all, remove_all
 from nos_ec.bench.figures import Run, ratio, summary
 from nos_ec.bench.groups import group_latencies
-from nos_ec.bench.landing import Objects, key_of
 from nos_ec.bench.landing_ways import Copy
 from nos_ec.bench.meter import Instruments, Meter
+from nos_ec.bench.objects import Objects, key_of
 from nos_ec.bench.offline import measured_pack, publish, reap
 from nos_ec.bench.upkeep import LifetimesUpkeep
+from nos_ec.bench.workloads import sizes
 from nos_ec.composition.packing import BACKLOG_WINDOWS, new_merge_list
 from nos_ec.composition.wiring import System
+from nos_ec.core.formats.header import name_record_size
+from nos_ec.core.formats.landing_format import RECORD_HEADER_SIZE
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.header import name_record_size
 from nos_ec.core.ids import SegmentId, in_log, record_offset, segment_of
-from nos_ec.core.landing_format import RECORD_HEADER_SIZE
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
 from nos_ec.core.runs import Range, runs_of
-from nos_ec.core.workloads import sizes
-from nos_ec.engine.log_reader import GAP_BYTES_MAX
+from nos_ec.engine.landing.log_reader import GAP_BYTES_MAX
 from nos_ec.settings.sections import ConsumerSettings
 
 CLEANUP_IN_FLIGHT = 32

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from nos_consumer.assemble import drain
-from nos_ec.adapters.sql.engine import make_engine
+from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.bench.figures import latency_ms
-from nos_ec.bench.landing import Objects
 from nos_ec.bench.meter import Instruments, spent_s
+from nos_ec.bench.objects import Objects
+from nos_ec.bench.workloads import sizes
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import PAGE
-from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.packer import size_max
-from nos_ec.core.workloads import sizes
+from nos_ec.core.states import ObjectState
 from nos_ec.ports.metadata import ObjectRow
 from nos_producer.assemble import producer_service
 

@@ -12,14 +12,14 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Engine, LargeBinary, and_, bindparam, func, insert, select, text
 
-from nos_ec.adapters.sql import waiting
-from nos_ec.adapters.sql.engine import make_engine
-from nos_ec.adapters.sql.rows import LIVE, OBJECT_COLUMNS, object_row
-from nos_ec.adapters.sql.schema import OBJECTS, WAITING
+from nos_ec.adapters.sql.driver.engine import make_engine
+from nos_ec.adapters.sql.objects import waiting
+from nos_ec.adapters.sql.tables.rows import LIVE, OBJECT_COLUMNS, object_row
+from nos_ec.adapters.sql.tables.schema import OBJECTS, WAITING
 from nos_ec.bench.bare import Timer
-from nos_ec.bench.landing import key_of
+from nos_ec.bench.objects import key_of
 from nos_ec.composition.wiring import System
-from nos_ec.core.lifecycle import ObjectEvent, advance_object
+from nos_ec.core.states import ObjectEvent, advance_object
 from nos_producer.assemble import producer_service
 
 SEED_ROWS = 10_000

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from nos_ec.composition.packing import new_merge_list
 from nos_ec.core.errors import InvalidInput
+from nos_ec.core.formats.header import NAME_RECORD_FIXED
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.header import NAME_RECORD_FIXED
 from nos_ec.core.packing.bounds import cost_min, utilisation_max
 from nos_ec.core.packing.merge_list import split_price
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList, P

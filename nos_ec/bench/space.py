@@ -21,14 +21,14 @@ from functools import partial
 from typing import Any
 
 from nos_ec.bench.bare import put_all
-from nos_ec.bench.landing import Objects
 from nos_ec.bench.meter import Instruments
+from nos_ec.bench.objects import Objects
 from nos_ec.bench.offline import measured_pack, publish, reap
 from nos_ec.bench.pipeline import Tick
 from nos_ec.bench.simulate import raw_bytes_per_user_byte, simulate
+from nos_ec.bench.workloads import sizes
 from nos_ec.composition.wiring import System
 from nos_ec.core.packing.packer import size_max
-from nos_ec.core.workloads import sizes
 
 DRAWN: Sequence[str | int] = (
     16 << 10,

@@ -11,10 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
-from nos_ec.adapters.rados.cluster import RadosOptions
-from nos_ec.bench.cluster import BenchCluster
+from nos_ec.adapters.rados.client.cluster import RadosOptions
 from nos_ec.bench.meter import Instruments
-from nos_ec.bench.processes import Processes, listeners
+from nos_ec.bench.servers.cluster import BenchCluster
+from nos_ec.bench.servers.processes import Processes, listeners
 from nos_ec.composition.scratch import scratch_store
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import ConfigError

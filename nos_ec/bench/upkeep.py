@@ -16,10 +16,9 @@ from typing import Any
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.bench.meter import Instruments, spent_s
 from nos_ec.composition.wiring import System
-from nos_ec.core.lifetimes import BUCKETS_MAX, STREAM_CUTS_DAYS, SurvivalTable
-from nos_ec.engine.known_expiry import KnownExpiry
-from nos_ec.engine.packable import Packable
-from nos_ec.engine.survival import (
+from nos_ec.core.packing.lifetimes import BUCKETS_MAX, STREAM_CUTS_DAYS, SurvivalTable
+from nos_ec.engine.expiry.known_expiry import KnownExpiry
+from nos_ec.engine.expiry.survival import (
     BUCKETS_COUNTED_MAX,
     COUNT_WAIT_MS,
     REFRESH_MS,
@@ -29,6 +28,7 @@ from nos_ec.engine.survival import (
     StreamSorting,
     Survey,
 )
+from nos_ec.engine.packable import Packable
 from nos_ec.ports.metadata import ObjectRow
 
 PAGE = 1000

@@ -3,8 +3,8 @@
 import gc
 import sys
 
-from nos_ec.cli.signals import end_quietly
-from nos_ec.cli.streams import protect_stderr
+from nos_ec.cli.terminal.signals import end_quietly
+from nos_ec.cli.terminal.streams import protect_stderr
 
 __all__ = ["main"]
 
@@ -15,7 +15,7 @@ def main() -> None:
     protect_stderr()
     gc.disable()  # what is loaded stays: to go over it again and again takes a tenth of that time
     from nos_ec.cli.app import commands, run
-    from nos_ec.cli.ending import end_with
+    from nos_ec.cli.terminal.ending import end_with
 
     commands(sys.argv[1:])
     gc.freeze()

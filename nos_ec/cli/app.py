@@ -15,32 +15,32 @@ from typing import Annotated
 import typer
 
 from nos_ec import __version__
-from nos_ec.cli.context import Context, log_for_people, logs_json
-from nos_ec.cli.errors import EXIT_BUG, EXIT_READER_GONE, report
-from nos_ec.cli.output import stdout
-from nos_ec.cli.streams import ReaderGone
+from nos_ec.cli.terminal.context import Context, log_for_people, logs_json
+from nos_ec.cli.terminal.errors import EXIT_BUG, EXIT_READER_GONE, report
+from nos_ec.cli.terminal.output import stdout
+from nos_ec.cli.terminal.streams import ReaderGone
 from nos_ec.core.errors import NosError
 
 MODULES = {
-    "objects": ("put", "get", "rm", "ls", "stat"),
-    "services": ("init", "producer", "consumer", "gc"),
-    "api": ("api",),
-    "s3": ("s3",),
-    "status": ("status",),
-    "check": ("check", "apply"),
-    "quarantine": ("quarantine",),
-    "trash": ("undelete", "trash"),
-    "scrub": ("scrub",),
-    "explain": ("explain",),
-    "audit": ("audit",),
-    "shards": ("shards",),
-    "metadata": ("metadata",),
-    "dead_letters": ("dead-letters",),
-    "export": ("export",),
-    "simulate": ("simulate",),
-    "config": ("config",),
-    "demo": ("demo",),
-    "bench": ("bench",),
+    "commands.objects": ("put", "get", "rm", "ls", "stat"),
+    "commands.services": ("init", "producer", "consumer", "gc"),
+    "commands.api": ("api",),
+    "commands.s3": ("s3",),
+    "operator.status": ("status",),
+    "operator.check": ("check", "apply"),
+    "operator.quarantine": ("quarantine",),
+    "commands.trash": ("undelete", "trash"),
+    "operator.scrub": ("scrub",),
+    "operator.explain": ("explain",),
+    "operator.audit": ("audit",),
+    "operator.shards": ("shards",),
+    "operator.metadata": ("metadata",),
+    "operator.dead_letters": ("dead-letters",),
+    "operator.export": ("export",),
+    "measure.simulate": ("simulate",),
+    "operator.config": ("config",),
+    "commands.demo": ("demo",),
+    "measure.bench": ("bench",),
 }
 """The commands that each module of nos_ec.cli registers, in the order of `nos-ec --help`."""
 _MODULE_OF = {command: module for module, names in MODULES.items() for command in names}

@@ -11,12 +11,12 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nos_ec.adapters.local.block_store import LocalBlockStore
-from nos_ec.adapters.local.durable import make_folder
+from nos_ec.adapters.local.blocks.block_store import LocalBlockStore
+from nos_ec.adapters.local.blocks.shard_rebuild import LocalShards
+from nos_ec.adapters.local.files.durable import make_folder
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.message_log import LocalMessageLog
 from nos_ec.adapters.local.placement import AnyPlace, NoGroups
-from nos_ec.adapters.local.shard_rebuild import LocalShards
 from nos_ec.adapters.local.store_mark import OWNER_FILE, claim_root, find_owner, require_root_of
 from nos_ec.composition.landing import open_devices
 from nos_ec.core.errors import ConfigError, Transient
@@ -33,8 +33,8 @@ from nos_ec.settings import Settings
 
 if TYPE_CHECKING:
     from nos_ec.adapters.kafka.cluster import KafkaTopic
-    from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
-    from nos_ec.adapters.rados.pool import Pool
+    from nos_ec.adapters.rados.client.cluster import RadosCluster, RadosOptions
+    from nos_ec.adapters.rados.client.pool import Pool
 
 
 _ANY_STORE = bytes(16)
@@ -108,7 +108,7 @@ def initialise_objects(settings: Settings, new_shards: Collection[int] = ()) -> 
     if new_shards:
         raise ConfigError("--new-shard works only with the embedded block store; on Ceph, replace the OSD instead")
     from nos_ec.adapters.rados.block_store import RadosBlockStore
-    from nos_ec.adapters.rados.cluster import RadosCluster
+    from nos_ec.adapters.rados.client.cluster import RadosCluster
     from nos_ec.adapters.rados.landing_store import RadosLandingStore
 
     ceph = settings.ceph
@@ -127,7 +127,7 @@ def mark_objects(settings: Settings, store_id: str) -> None:
     if settings.store.backend == "local":
         claim_root(settings.store.root, store_id)
         return
-    from nos_ec.adapters.rados.cluster import RadosCluster
+    from nos_ec.adapters.rados.client.cluster import RadosCluster
     from nos_ec.adapters.rados.store_mark import claim_for
 
     with RadosCluster(rados_options(settings)) as cluster:
@@ -140,7 +140,7 @@ def require_marks(settings: Settings, store_id: str) -> None:
     if settings.store.backend == "local":
         require_root_of(settings.store.root, store_id)
         return
-    from nos_ec.adapters.rados.cluster import RadosCluster
+    from nos_ec.adapters.rados.client.cluster import RadosCluster
 
     with settings_named(*OF_CONNECTION):
         cluster = RadosCluster(rados_options(settings))
@@ -159,7 +159,7 @@ def find_mark(settings: Settings) -> str:
                 settings=("store.root",),
             )
         return found
-    from nos_ec.adapters.rados.cluster import RadosCluster
+    from nos_ec.adapters.rados.client.cluster import RadosCluster
     from nos_ec.adapters.rados.store_mark import owner_of
 
     ceph = settings.ceph
@@ -202,10 +202,10 @@ def open_objects(
             NoGroups(),
         )
     from nos_ec.adapters.rados.block_store import RadosBlockStore
-    from nos_ec.adapters.rados.cluster import RadosCluster
-    from nos_ec.adapters.rados.group_states import GroupStates
+    from nos_ec.adapters.rados.client.cluster import RadosCluster
     from nos_ec.adapters.rados.landing_store import RadosLandingStore
-    from nos_ec.adapters.rados.placement import RadosPlacement
+    from nos_ec.adapters.rados.placement.group_states import GroupStates
+    from nos_ec.adapters.rados.placement.pool_placement import RadosPlacement
     from nos_ec.adapters.rados.segment_log import RadosSegmentLog
 
     ceph = settings.ceph
@@ -230,8 +230,8 @@ def open_objects(
 
 def remove_objects(settings: Settings) -> None:
     """Remove a scratch store's namespace, with everything in it, from both pools. Raises ConfigError, Transient."""
-    from nos_ec.adapters.rados.cluster import RadosCluster
-    from nos_ec.adapters.rados.removal import remove_namespace
+    from nos_ec.adapters.rados.client.cluster import RadosCluster
+    from nos_ec.adapters.rados.client.removal import remove_namespace
 
     ceph = settings.ceph
     with RadosCluster(rados_options(settings)) as cluster:
@@ -241,7 +241,7 @@ def remove_objects(settings: Settings) -> None:
 
 def admin_cluster(settings: Settings) -> RadosCluster:
     """A connection to a development cluster as client.admin. Raises ConfigError, Transient."""
-    from nos_ec.adapters.rados.cluster import RadosCluster
+    from nos_ec.adapters.rados.client.cluster import RadosCluster
 
     keyring_file = settings.ceph.admin_keyring_file
     return RadosCluster(replace(rados_options(settings), user="client.admin", keyring_file=keyring_file))
@@ -249,7 +249,7 @@ def admin_cluster(settings: Settings) -> RadosCluster:
 
 def rados_options(settings: Settings) -> RadosOptions:
     """How to reach the Ceph cluster. Raises ConfigError."""
-    from nos_ec.adapters.rados.cluster import RadosOptions
+    from nos_ec.adapters.rados.client.cluster import RadosOptions
 
     ceph = settings.ceph
     if ceph.conf_file is None:

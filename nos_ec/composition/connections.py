@@ -12,11 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.adapters.local.blocks.block_store import LocalBlockStore
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.store_mark import find_owner
 from nos_ec.adapters.local.trial import look_at_log, missing_shards, try_folder
-from nos_ec.adapters.sql.engine import is_missing, parse_url
+from nos_ec.adapters.sql.driver.engine import is_missing, parse_url
 from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.composition.backends import (
     OF_CONNECTION,
@@ -35,8 +35,8 @@ from nos_ec.ports.clock import Clock
 from nos_ec.settings import Settings
 
 if TYPE_CHECKING:
-    from nos_ec.adapters.rados.cluster import RadosCluster
-    from nos_ec.adapters.rados.pool import Pool
+    from nos_ec.adapters.rados.client.cluster import RadosCluster
+    from nos_ec.adapters.rados.client.pool import Pool
 
 DATABASE_LIMIT_MS = 15_000
 FOLDER_LIMIT_MS = 15_000
@@ -234,7 +234,7 @@ class Connections:
 
         def connect() -> str:
             with settings_named(*OF_CONNECTION):
-                from nos_ec.adapters.rados.cluster import RadosCluster
+                from nos_ec.adapters.rados.client.cluster import RadosCluster
 
                 cluster = self._stack.enter_context(RadosCluster(rados_options(self._settings)))
                 opened.append(cluster)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nos_ec.composition.packing import collector_options
 from nos_ec.composition.wiring import System
-from nos_ec.core.lifetimes import STREAM_CUTS_DAYS
+from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS
 from nos_ec.engine.explain.blocks import BlockExplainer
 from nos_ec.engine.explain.object_facts import ObjectOptions
 from nos_ec.engine.explain.objects import ObjectExplainer

@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from nos_ec.adapters.local.device_log import DeviceLog
+from nos_ec.adapters.local.devices.device_log import DeviceLog
 from nos_ec.core.errors import ConfigError, NoSpace
 from nos_ec.core.ids import LandingId
-from nos_ec.engine.copy_lander import CopyLander
-from nos_ec.engine.lander import Lander
-from nos_ec.engine.landing_log import LandingLog, LogOptions
-from nos_ec.engine.layered_landing import LayeredLanding
+from nos_ec.engine.landing.copy_lander import CopyLander
+from nos_ec.engine.landing.lander import Lander
+from nos_ec.engine.landing.landing_log import LandingLog, LogOptions
+from nos_ec.engine.landing.layered_landing import LayeredLanding
+from nos_ec.engine.landing.log_bypass import LogBypass
+from nos_ec.engine.landing.log_keeper import LogKeeper
 from nos_ec.engine.leases import HeldLeases
-from nos_ec.engine.log_bypass import LogBypass
-from nos_ec.engine.log_keeper import LogKeeper
 from nos_ec.ports.audit_trail import AuditTrail
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nos_ec.composition.wiring import System
-from nos_ec.engine.lifecycle_walk import LifecycleWalk
+from nos_ec.engine.expiry.lifecycle_walk import LifecycleWalk
 
 
 def lifecycle_walk_of(system: System) -> LifecycleWalk:

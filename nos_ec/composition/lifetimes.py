@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from contextlib import ExitStack
 
-from nos_ec.engine.survival import Deaths, Survey
+from nos_ec.engine.expiry.survival import Deaths, Survey
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Survival
 from nos_ec.settings import Settings

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from nos_ec.adapters.local.store_mark import find_owner
-from nos_ec.adapters.sql.migrate import find_store
+from nos_ec.adapters.sql.tables.migrate import find_store
 from nos_ec.composition.backends import OF_CONNECTION, for_each_pool, open_objects, rados_options, settings_named
 from nos_ec.composition.landing import check_devices
 from nos_ec.core.errors import ConfigError
@@ -14,7 +14,7 @@ from nos_ec.core.ids import BlockId
 from nos_ec.settings import Settings
 
 if TYPE_CHECKING:
-    from nos_ec.adapters.rados.pool import Pool
+    from nos_ec.adapters.rados.client.pool import Pool
 
 NEW_METADATA = (
     "the metadata is new and empty: restore the metadata from a backup, write its rows again with `nos-ec metadata"
@@ -58,7 +58,7 @@ def _check_owners(settings: Settings, store_id: str | None, *, is_new: bool) -> 
             compare_owner(str(root), find_owner(root), store_id, is_new=is_new)
         return
     from nos_ec.adapters.rados import store_mark
-    from nos_ec.adapters.rados.cluster import RadosCluster
+    from nos_ec.adapters.rados.client.cluster import RadosCluster
 
     def compare(pool: Pool) -> None:
         compare_owner(f"Ceph pool {pool.name}", store_mark.find_owner(pool), store_id, is_new=is_new)

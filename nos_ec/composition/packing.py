@@ -6,17 +6,17 @@ import random
 from math import inf
 from typing import Protocol
 
-from nos_ec.core.gc_policy import GcPolicy, Price, SpaceTarget
+from nos_ec.core.gc.gc_policy import GcPolicy, Price, SpaceTarget
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.lifetimes import STREAM_CUTS_DAYS
+from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS
 from nos_ec.core.packing.merge_list import DENSITY, merge_list, split_price
 from nos_ec.core.packing.plan import Linger, MergeList, P
 from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, StreamOptions
+from nos_ec.engine.expiry.known_expiry import KnownExpiry
+from nos_ec.engine.expiry.survival import ExpectedLifetimes, StreamSorting
 from nos_ec.engine.gc.options import CollectorOptions
-from nos_ec.engine.known_expiry import KnownExpiry
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.room import PUT_RESERVES
-from nos_ec.engine.survival import ExpectedLifetimes, StreamSorting
 from nos_ec.ports.metadata import Buckets, Survival
 from nos_ec.settings import Settings
 from nos_ec.settings.gc import GcSettings

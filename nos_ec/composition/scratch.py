@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from nos_ec.adapters.sql.databases import SCRATCH, create_database, drop_database, scratch_url
+from nos_ec.adapters.sql.driver.databases import SCRATCH, create_database, drop_database, scratch_url
 from nos_ec.composition.backends import remove_log, remove_objects
 from nos_ec.composition.wiring import initialise
 from nos_ec.settings import Settings, require_root

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nos_ec.composition.wiring import System
-from nos_ec.engine.store import Store
-from nos_ec.engine.uploads import MultipartUploads
+from nos_ec.engine.objects.store import Store
+from nos_ec.engine.objects.uploads import MultipartUploads
 
 
 def multipart_uploads(system: System, store: Store | None = None) -> MultipartUploads:

@@ -16,9 +16,9 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from nos_ec.adapters.file_system import misfits
-from nos_ec.adapters.sql.engine import NEW_OR_LOST
+from nos_ec.adapters.sql.driver.engine import NEW_OR_LOST
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.composition.audit import open_trail
 from nos_ec.composition.backends import (
@@ -37,44 +37,44 @@ from nos_ec.composition.processes import member_name, process_name, run_name
 from nos_ec.core.errors import Blocklisted, ConfigError, NosError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, timed_id
-from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.packer import size_max
-from nos_ec.engine.access_records import AccessRecords
+from nos_ec.core.states import BlockKind
 from nos_ec.engine.check.checker import Checked
-from nos_ec.engine.copy_forward import CopyForward, ForwardOptions
+from nos_ec.engine.dump.access_records import AccessRecords
 from nos_ec.engine.dump.stored import StoredDumps
+from nos_ec.engine.figures.header_survey import HeaderSurvey, read_headers_found
+from nos_ec.engine.figures.log_figures import LogFigures, log_figures
+from nos_ec.engine.figures.store_totals import StoreTotals
+from nos_ec.engine.figures.usage import usage_spans
 from nos_ec.engine.gc.run_note import read_run
-from nos_ec.engine.header_survey import HeaderSurvey, read_headers_found
-from nos_ec.engine.housekeeping import Housekeeping
-from nos_ec.engine.large import LargeObjects
-from nos_ec.engine.large_lease import LargeLease
-from nos_ec.engine.layered_landing import LayeredLanding
+from nos_ec.engine.landing.copy_forward import CopyForward, ForwardOptions
+from nos_ec.engine.landing.layered_landing import LayeredLanding
+from nos_ec.engine.landing.log_reader import LogReader
+from nos_ec.engine.landing.log_recovery import LogRecovery
+from nos_ec.engine.landing.trimmer import Trimmer
+from nos_ec.engine.landing.unknown_segments import UnknownSegments
 from nos_ec.engine.leases import HeldLease, HeldLeases
-from nos_ec.engine.location_cache import LocationCache
-from nos_ec.engine.log_figures import LogFigures, log_figures
-from nos_ec.engine.log_reader import LogReader
-from nos_ec.engine.log_recovery import LogRecovery
-from nos_ec.engine.put_batches import PutBatches
-from nos_ec.engine.put_queue import PutQueue
+from nos_ec.engine.objects.large import LargeObjects
+from nos_ec.engine.objects.large_lease import LargeLease
+from nos_ec.engine.objects.location_cache import LocationCache
+from nos_ec.engine.objects.put_batches import PutBatches
+from nos_ec.engine.objects.put_queue import PutQueue
+from nos_ec.engine.objects.store import PutOptions, Store
+from nos_ec.engine.objects.trash import TrashCan
+from nos_ec.engine.packing.source_reader import SourceReader
+from nos_ec.engine.packing.stripe_writer import StripeWriter, WriterOptions
 from nos_ec.engine.read_threads import ReadThreads
-from nos_ec.engine.reaper import Reaper
-from nos_ec.engine.recovery import Recovery
 from nos_ec.engine.room import PACKING_RESERVES, PUT_RESERVES, require_put_room
 from nos_ec.engine.scrub.planned import PlannedMending
 from nos_ec.engine.scrub.scrubber import Scrubber, ScrubOptions
-from nos_ec.engine.shard_rebuild import ShardRebuild
-from nos_ec.engine.source_reader import SourceReader
-from nos_ec.engine.store import PutOptions, Store
-from nos_ec.engine.store_totals import StoreTotals
-from nos_ec.engine.stripe_writer import StripeWriter, WriterOptions
-from nos_ec.engine.trash import TrashCan
-from nos_ec.engine.trimmer import Trimmer
-from nos_ec.engine.unknown_segments import UnknownSegments
-from nos_ec.engine.usage import usage_spans
-from nos_ec.engine.verifier import CALM_S, READS_MAX, WARY_S
+from nos_ec.engine.upkeep.housekeeping import Housekeeping
+from nos_ec.engine.upkeep.reaper import Reaper
+from nos_ec.engine.upkeep.recovery import Recovery
+from nos_ec.engine.upkeep.shard_rebuild import ShardRebuild
+from nos_ec.engine.upkeep.verifier import CALM_S, READS_MAX, WARY_S
+from nos_ec.monitoring.declarations.metrics import AUDIT_FAILURES
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.gc_samples import interval_samples, nothing_counted, pass_samples, rebuild_counts, scrub_counts
-from nos_ec.monitoring.metrics import AUDIT_FAILURES
 from nos_ec.monitoring.monitor import Cached, Monitor
 from nos_ec.monitoring.sources import (
     StoreFigures,

@@ -1,7 +1,7 @@
 """Functions that C code calls, and that lose what is raised in them.
 
 A signal that comes there must not raise KeyboardInterrupt: SQLite, for example, would report an error of the statement
-instead, and the interrupt would be lost. `cli/signals.py` raises it a moment later.
+instead, and the interrupt would be lost. `cli/terminal/signals.py` raises it a moment later.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ NAME_BYTES_MAX = 1024
 RESERVED_BUCKET = ".nos_ec"
 """Holds what the store keeps for itself, such as dumps of its metadata. Clients may read it and delete from it."""
 ACCESS_BUCKET = ".nos_ec.access"
-"""Hidden: holds a record of each bucket and access key that was changed (nos_ec.engine.access_records)."""
+"""Hidden: holds a record of each bucket and access key that was changed (nos_ec.engine.dump.access_records)."""
 
 BlockId = NewType("BlockId", bytes)
 """16 bytes, unique forever; blocks are never renamed and ids never reused."""

@@ -11,7 +11,7 @@ from nos_ec.composition.backends import admin_cluster
 from nos_ec.settings import Settings
 
 if TYPE_CHECKING:
-    from nos_ec.adapters.rados.cluster import RadosCluster
+    from nos_ec.adapters.rados.client.cluster import RadosCluster
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def shards_lost(settings: Settings, rng: random.Random) -> Iterator[list[int] | 
     elif settings.ceph.admin_keyring_file is None:
         yield None
     else:
-        from nos_ec.adapters.rados.cluster_waits import osds_up
+        from nos_ec.adapters.rados.client.cluster_waits import osds_up
 
         with admin_cluster(settings) as cluster:
             up = sorted(osds_up(cluster))
@@ -61,7 +61,7 @@ def _folders_renamed(settings: Settings, shards: list[int]) -> Iterator[None]:
 @contextmanager
 def osds_down(cluster: RadosCluster, osds: list[int]) -> Iterator[None]:
     """Inside the `with` block, the monitors count these OSDs as down, and do not let them come back up."""
-    from nos_ec.adapters.rados.cluster_waits import await_down, await_up
+    from nos_ec.adapters.rados.client.cluster_waits import await_down, await_up
 
     names = [f"osd.{osd}" for osd in osds]
     cluster.command("osd set-group", flags="noup", who=names)

@@ -24,21 +24,21 @@ from nos_consumer.counters import ConsumerCounters
 from nos_ec.composition.scratch import scratch_store
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import InvalidInput, NosError, NoSpace, Transient
+from nos_ec.core.formats.header import name_record_size
 from nos_ec.core.geometry import PAGE
-from nos_ec.core.header import name_record_size
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.bounds import utilisation_max
 from nos_ec.core.packing.merge_list import merge_list, split_price
 from nos_ec.core.packing.plan import Candidate, MergeList
 from nos_ec.core.ratios import ratio, rounded
+from nos_ec.core.states import ObjectState
 from nos_ec.demo.losses import shards_lost
 from nos_ec.demo.packing import pack_in_processes
 from nos_ec.demo.s3 import BUCKET, Access, create_key, require_client, s3_gateway, s3_settings
 from nos_ec.demo.space import allocated_bytes
 from nos_ec.engine.gc.progress import CollectionResult
-from nos_ec.engine.store import DELETE_BATCH_OBJECTS, Store
-from nos_ec.engine.tree import load_tree
+from nos_ec.engine.objects.store import DELETE_BATCH_OBJECTS, Store
+from nos_ec.library.tree import load_tree
 from nos_ec.ports.block_store import ReadCounters
 from nos_ec.ports.metadata import ObjectRow
 from nos_ec.settings import Settings, write_settings

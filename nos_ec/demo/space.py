@@ -23,7 +23,7 @@ def allocated_bytes(settings: Settings, system: System, timer: Callable[[], floa
         return _now(system)
     if settings.ceph.admin_keyring_file is None:
         return _at_rest(system, timer)
-    from nos_ec.adapters.rados.cluster_waits import await_figures
+    from nos_ec.adapters.rados.client.cluster_waits import await_figures
 
     with admin_cluster(settings) as cluster:
         await_figures(cluster)

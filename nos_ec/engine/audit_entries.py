@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from nos_ec.core.audit_trail import COPIES_MAX, SEGMENTS_MAX, AuditEntry, AuditKind, CopyEntry
+from nos_ec.core.formats.audit_trail import COPIES_MAX, SEGMENTS_MAX, AuditEntry, AuditKind, CopyEntry
 from nos_ec.core.ids import BlockId, LandingId, SegmentId
 from nos_ec.ports.metadata import BlockRow, LandedMove, LandingDeletion, ObjectRow, SegmentRow
 from nos_ec.ports.shard_store import RebuiltBlock

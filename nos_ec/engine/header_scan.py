@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nos_ec.core.errors import Corrupt
+from nos_ec.core.formats.header import GroupHeader, NameRecord, decode_header, decode_names, peek_length
+from nos_ec.core.gc.reclaim import LiveEntry
 from nos_ec.core.geometry import PAGE
-from nos_ec.core.header import GroupHeader, NameRecord, decode_header, decode_names, peek_length
 from nos_ec.core.ids import BlockId
-from nos_ec.core.reclaim import LiveEntry
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import Placed
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 import google_crc32c
 
 from nos_ec.core.errors import Corrupt
-from nos_ec.core.header import name_record_size
+from nos_ec.core.formats.header import name_record_size
+from nos_ec.core.formats.messages import PackRequest
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
-from nos_ec.core.messages import PackRequest
 from nos_ec.core.packing.packer import size_max_beside
 from nos_ec.core.packing.plan import Candidate
 from nos_ec.ports.metadata import Placed

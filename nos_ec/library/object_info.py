@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.parts import users_attributes
+from nos_ec.core.states import ObjectState
 from nos_ec.ports.metadata import ObjectRow
 
 

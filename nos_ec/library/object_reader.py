@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 
 from nos_ec.core.errors import Corrupt
-from nos_ec.engine.requests import Request, Requests
-from nos_ec.engine.store import Store
+from nos_ec.engine.figures.requests import Request, Requests
+from nos_ec.engine.objects.store import Store
 from nos_ec.library.object_info import ObjectInfo
 
 WINDOW_BYTES_MIN = 256 << 10

@@ -17,13 +17,13 @@ from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.conditions import ABSENT, MD5_BYTES, Condition
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
-from nos_ec.engine.requests import Request, Requests
+from nos_ec.engine.figures.requests import Request, Requests
 from nos_ec.library.object_info import ObjectInfo, info_of, key_of
 from nos_ec.library.object_reader import ObjectReader
 from nos_ec.library.put_source import Buffer, PutSource, Readable
-from nos_ec.monitoring import metrics
+from nos_ec.monitoring.declarations import metrics
+from nos_ec.monitoring.declarations.library_metrics import LIBRARY
 from nos_ec.monitoring.exposition import Exposition, Sample
-from nos_ec.monitoring.library_metrics import LIBRARY
 from nos_ec.monitoring.sources import batch_samples, read_samples, request_samples
 
 CLOSE_WAIT_S_MAX = 60.0

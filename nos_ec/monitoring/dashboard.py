@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nos_ec.monitoring import metrics as m
-from nos_ec.monitoring import space_metrics as of_space
-from nos_ec.monitoring.metric import PREFIX, Kind, Metric
-from nos_ec.monitoring.metric import STORE as STORE_SERVICES
-from nos_ec.monitoring.metrics import METRICS
+from nos_ec.monitoring.declarations import metrics as m
+from nos_ec.monitoring.declarations import space_metrics as of_space
+from nos_ec.monitoring.declarations.metric import PREFIX, Kind, Metric
+from nos_ec.monitoring.declarations.metric import STORE as STORE_SERVICES
+from nos_ec.monitoring.declarations.metrics import METRICS
 
 WIDTH, ROW_WIDTH, HEIGHT = 8, 24, 8
 """Of a panel, a row of panels, and a panel, in units of Grafana's grid."""

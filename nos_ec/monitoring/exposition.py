@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 from nos_ec.core.errors import NosError
 from nos_ec.core.histogram import Histogram
-from nos_ec.monitoring.metric import Kind, Metric
-from nos_ec.monitoring.metrics import SOURCE_FAILURES
+from nos_ec.monitoring.declarations.metric import Kind, Metric
+from nos_ec.monitoring.declarations.metrics import SOURCE_FAILURES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

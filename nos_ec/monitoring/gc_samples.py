@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nos_ec.engine.expiry.lifecycle_bucket import Expired
+from nos_ec.engine.expiry.lifecycle_walk import read_walk
 from nos_ec.engine.gc.progress import GcCounters
-from nos_ec.engine.lifecycle_bucket import Expired
-from nos_ec.engine.lifecycle_walk import read_walk
 from nos_ec.engine.scrub.scrubber import ScrubCounters
-from nos_ec.engine.shard_rebuild import RebuildCounters, read_shortage
-from nos_ec.monitoring import lifecycle_metrics as of_lifecycle
-from nos_ec.monitoring import metrics as m
-from nos_ec.monitoring import scrub_metrics as of_scrub
-from nos_ec.monitoring import shard_metrics as of_shards
-from nos_ec.monitoring import space_metrics as of_space
-from nos_ec.monitoring import trash_metrics as of_trash
+from nos_ec.engine.upkeep.shard_rebuild import RebuildCounters, read_shortage
+from nos_ec.monitoring.declarations import lifecycle_metrics as of_lifecycle
+from nos_ec.monitoring.declarations import metrics as m
+from nos_ec.monitoring.declarations import scrub_metrics as of_scrub
+from nos_ec.monitoring.declarations import shard_metrics as of_shards
+from nos_ec.monitoring.declarations import space_metrics as of_space
+from nos_ec.monitoring.declarations import trash_metrics as of_trash
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.ports.metadata import Metadata
 

@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from nos_ec import __version__
+from nos_ec.monitoring.declarations.metrics import INFO
 from nos_ec.monitoring.exposition import Exposition, Sample
 from nos_ec.monitoring.health import Health
-from nos_ec.monitoring.metrics import INFO
 from nos_ec.monitoring.single_flight import SingleFlight
 from nos_ec.ports.clock import Clock, waits
 

@@ -7,29 +7,29 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from nos_ec.core.gc_policy import Behind
+from nos_ec.core.gc.gc_policy import Behind
+from nos_ec.core.gc.raw_cost import RAW_PARTS
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import time_of
-from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.placement import GroupState
 from nos_ec.core.ratios import ratio
-from nos_ec.core.raw_cost import RAW_PARTS
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.dump.stored import newest_dump_ms
-from nos_ec.engine.header_survey import HeadersFound
-from nos_ec.engine.housekeeping import Housekeeping
-from nos_ec.engine.landing_log import LandingLog
+from nos_ec.engine.figures.header_survey import HeadersFound
+from nos_ec.engine.figures.log_figures import LogFigures
+from nos_ec.engine.figures.requests import Requests
+from nos_ec.engine.figures.usage import Usage
+from nos_ec.engine.landing.landing_log import LandingLog
+from nos_ec.engine.landing.log_bypass import LogBypass
 from nos_ec.engine.leases import HeldLease
-from nos_ec.engine.log_bypass import LogBypass
-from nos_ec.engine.log_figures import LogFigures
+from nos_ec.engine.objects.put_queue import PutQueue
 from nos_ec.engine.parking import Parking
-from nos_ec.engine.put_queue import PutQueue
-from nos_ec.engine.requests import Requests
-from nos_ec.engine.usage import Usage
-from nos_ec.monitoring import device_metrics as of_devices
-from nos_ec.monitoring import library_metrics as of_library
-from nos_ec.monitoring import metrics as m
-from nos_ec.monitoring import space_metrics as of_space
-from nos_ec.monitoring import trash_metrics as of_trash
+from nos_ec.engine.upkeep.housekeeping import Housekeeping
+from nos_ec.monitoring.declarations import device_metrics as of_devices
+from nos_ec.monitoring.declarations import library_metrics as of_library
+from nos_ec.monitoring.declarations import metrics as m
+from nos_ec.monitoring.declarations import space_metrics as of_space
+from nos_ec.monitoring.declarations import trash_metrics as of_trash
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.ports.block_store import ReadCounters
 from nos_ec.ports.metadata import Metadata, Totals
@@ -50,7 +50,7 @@ class StoreFigures:
     lag: int | None
     landing_log: LogFigures | None = None
     usage: Mapping[str, Usage | None] = field(default_factory=dict)
-    """By the name of the span (`engine/usage.py`)."""
+    """By the name of the span (`engine/figures/usage.py`)."""
     behind: str | None = None
     """Why the last run of GC did not do all that its policy asks for; None if it did."""
     headers: HeadersFound | None = None

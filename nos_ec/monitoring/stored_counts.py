@@ -14,8 +14,8 @@ from threading import Event, Lock
 import structlog
 
 from nos_ec.core.errors import NosError
+from nos_ec.monitoring.declarations.metric import Kind
 from nos_ec.monitoring.exposition import Sample, Source
-from nos_ec.monitoring.metric import Kind
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Notes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from nos_ec.core.audit_trail import AuditEntry
+from nos_ec.core.formats.audit_trail import AuditEntry
 
 
 class AuditTrail(Protocol):

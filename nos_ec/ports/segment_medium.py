@@ -1,8 +1,8 @@
 """The medium of the landing log: RADOS objects of the landing pool, or slots of raw devices and preallocated files.
 
 It stores segments: byte ranges that are written from the front, in batches, by one writer, and given back as a whole.
-What lies in a segment is the business of `nos_ec.engine.landing_log` and `nos_ec.core.landing_format`; a medium only
-adds what it needs to find a segment again. NotFound carries no landing id.
+What lies in a segment is the business of `nos_ec.engine.landing.landing_log` and `nos_ec.core.formats.landing_format`;
+a medium only adds what it needs to find a segment again. NotFound carries no landing id.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class SegmentMedium(Protocol):
         segment whose writer is gone. Raises NotFound when it is not there, Transient. Where the medium
         `ends_in_appends`, a segment that is not there may be one that its writer is about to begin: then this returns
         0, and has put a sealed, empty one in its place unless nobody but its own writer could begin it. If that has no
-        row any more, the caller releases it (nos_ec.engine.segment_seal).
+        row any more, the caller releases it (nos_ec.engine.landing.segment_seal).
         """
         ...
 

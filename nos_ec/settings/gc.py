@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from nos_ec.core.gc_policy import HOLE_RATIO_MIN, PRICE_DAYS, PRICE_FLOOR_DAYS, SPACE_AMP
-from nos_ec.core.lifetimes import STREAM_CUTS_DAYS, STREAMS
+from nos_ec.core.gc.gc_policy import HOLE_RATIO_MIN, PRICE_DAYS, PRICE_FLOOR_DAYS, SPACE_AMP
+from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS, STREAMS
 from nos_ec.settings.section import DAY, MINUTE, Section
 from nos_ec.settings.values import Count, Ratio, Size
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from nos_ec.core.errors import TooLarge, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.republish import Republishing
+from nos_ec.core.publishing.republish import Republishing
 from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ObjectRow

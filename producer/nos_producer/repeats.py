@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from nos_ec.core.errors import Transient
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.republish import Republishing, passed_ms
+from nos_ec.core.publishing.republish import Republishing, passed_ms
+from nos_ec.core.states import ObjectState
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.message_log import GroupProgress
 from nos_ec.ports.metadata import ObjectRow

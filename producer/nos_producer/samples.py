@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nos_ec.monitoring import metrics as m
+from nos_ec.monitoring.declarations import metrics as m
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.sources import parking_samples
 from nos_producer.service import ProducerService

@@ -17,10 +17,10 @@ from typing import Any
 import structlog
 
 from nos_ec.core.errors import NoSpace, Transient
+from nos_ec.core.formats.messages import encode_pack_request
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.messages import encode_pack_request
-from nos_ec.core.republish import Republishing
-from nos_ec.core.slots import SLOTS
+from nos_ec.core.publishing.republish import Republishing
+from nos_ec.core.publishing.slots import SLOTS
 from nos_ec.engine.parking import Parking
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.message_log import GroupProgress, MessagePublisher

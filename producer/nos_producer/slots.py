@@ -20,7 +20,7 @@ import structlog
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import NosError
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.slots import (
+from nos_ec.core.publishing.slots import (
     ALL_SLOTS,
     LEASE_PREFIX,
     SlotPlan,

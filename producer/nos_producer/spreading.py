@@ -20,10 +20,10 @@ from typing import NamedTuple
 import structlog
 
 from nos_ec.core.errors import Transient
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.messages import partition_for
-from nos_ec.core.republish import passed_everywhere_ms
-from nos_ec.core.spread import message_key, spread_partition
+from nos_ec.core.formats.messages import partition_for
+from nos_ec.core.publishing.republish import passed_everywhere_ms
+from nos_ec.core.publishing.spread import message_key, spread_partition
+from nos_ec.core.states import ObjectState
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata import ObjectRow
 

@@ -24,8 +24,8 @@ from nos_ec.adapters.local.audit_files import (
     rotated,
 )
 from nos_ec.adapters.system_clock import SystemClock
-from nos_ec.core.audit_trail import AuditEntry, AuditKind, CopyEntry, Recorded, audit_line, read_line
-from nos_ec.testing.clock import FakeClock, SetClock
+from nos_ec.core.formats.audit_trail import AuditEntry, AuditKind, CopyEntry, Recorded, audit_line, read_line
+from tests.rig.clock import FakeClock, SetClock
 
 HOUR_MS = 3_600_000
 LIMITS = TrailLimits(FILES * (64 << 10), 24 * HOUR_MS)

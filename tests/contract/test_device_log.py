@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from nos_ec.adapters.local import device_lives, device_set, devices, slot_table
-from nos_ec.adapters.local.device_file import DeviceFile
-from nos_ec.adapters.local.device_format import SLOTS_AT, decode_superblock
-from nos_ec.adapters.local.device_log import DeviceLog, DeviceWriter
+from nos_ec.adapters.local.devices import device_lives, device_set, devices, slot_table
+from nos_ec.adapters.local.devices.device_file import DeviceFile
+from nos_ec.adapters.local.devices.device_format import SLOTS_AT, decode_superblock
+from nos_ec.adapters.local.devices.device_log import DeviceLog, DeviceWriter
 from nos_ec.core.errors import ConfigError, Conflict, NoSpace, NotFound, Transient
+from nos_ec.core.formats.landing_format import NONCE_SIZE, lay_out_footer
 from nos_ec.core.ids import SegmentId
-from nos_ec.core.landing_format import NONCE_SIZE, lay_out_footer
 from nos_ec.ports.segment_medium import DeviceStates, SegmentMedium
-from nos_ec.testing.segment_medium_contract import SegmentMediumContract, new_segment
+from tests.contract.suites.segment_medium_contract import SegmentMediumContract, new_segment
 from tests.rig.device_log_work import STORE, batch
 
 OTHER_STORE = "ff" * 16

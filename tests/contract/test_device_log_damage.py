@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.adapters.local import device_lives
-from nos_ec.adapters.local.device_file import DeviceFile
-from nos_ec.adapters.local.device_format import HEADER_COPY_AT, SLOTS_AT, SUPERBLOCKS, decode_superblock
-from nos_ec.adapters.local.device_log import DeviceLog
+from nos_ec.adapters.local.devices import device_lives
+from nos_ec.adapters.local.devices.device_file import DeviceFile
+from nos_ec.adapters.local.devices.device_format import HEADER_COPY_AT, SLOTS_AT, SUPERBLOCKS, decode_superblock
+from nos_ec.adapters.local.devices.device_log import DeviceLog
 from nos_ec.core.errors import ConfigError, NoSpace, NotFound, Transient
+from nos_ec.core.formats.landing_format import RECORD_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import SegmentId
-from nos_ec.core.landing_format import RECORD_HEADER_SIZE, SEGMENT_HEADER_SIZE
-from nos_ec.engine.log_reader import LogReader
+from nos_ec.engine.landing.log_reader import LogReader
 from nos_ec.ports.segment_medium import UnreadableSlot
-from nos_ec.testing.segment_medium_contract import new_segment
+from tests.contract.suites.segment_medium_contract import new_segment
 from tests.rig.device_log_work import STORE, batch
 
 pytestmark = pytest.mark.invariant(1)

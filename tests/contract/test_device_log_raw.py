@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.adapters.local.device_file import DeviceFile
-from nos_ec.adapters.local.device_format import SLOTS_AT
-from nos_ec.adapters.local.device_log import DeviceLog
+from nos_ec.adapters.local.devices.device_file import DeviceFile
+from nos_ec.adapters.local.devices.device_format import SLOTS_AT
+from nos_ec.adapters.local.devices.device_log import DeviceLog
 from nos_ec.core.errors import ConfigError
 from nos_ec.ports.segment_medium import SegmentMedium
-from nos_ec.testing.segment_medium_contract import SegmentMediumContract, new_segment
+from tests.contract.suites.segment_medium_contract import SegmentMediumContract, new_segment
 from tests.rig.device_log_work import STORE, batch
 from tests.rig.loop_devices import grow, loop_device
 

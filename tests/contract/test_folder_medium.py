@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from nos_ec.ports.segment_medium import SegmentMedium
-from nos_ec.testing.folder_medium import FolderMedium
-from nos_ec.testing.memory_medium import JOINED
-from nos_ec.testing.segment_medium_contract import SegmentMediumContract
+from tests.contract.suites.segment_medium_contract import SegmentMediumContract
+from tests.rig.folder_medium import FolderMedium
+from tests.rig.memory_medium import JOINED
 
 
 class TestFolderMedium(SegmentMediumContract):

@@ -21,13 +21,13 @@ from random import Random
 import google_crc32c
 import pytest
 
-from nos_ec.adapters.local import block_locks
-from nos_ec.adapters.local.block_store import WINDOW_BYTES, LocalBlockStore
+from nos_ec.adapters.local.blocks import block_locks
+from nos_ec.adapters.local.blocks.block_store import WINDOW_BYTES, LocalBlockStore
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, NotFound, Transient
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.ids import BlockId
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.testing.block_store_contract import BlockStoreContract, new_block_id
+from tests.contract.suites.block_store_contract import BlockStoreContract, new_block_id
 from tests.rig.small_disk import small_disk
 
 SMALL = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=8, stripes_per_group_max=4)
@@ -528,7 +528,7 @@ import sys
 from pathlib import Path
 from random import Random
 from nos_ec.adapters.local import block_store
-from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.adapters.local.blocks.block_store import LocalBlockStore
 from nos_ec.core.geometry import Geometry
 geometry = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=8, stripes_per_group_max=4)
 block_store.WINDOW_BYTES = int(sys.argv[4])
@@ -585,7 +585,7 @@ APPENDER = """
 import os, sys
 from pathlib import Path
 from random import Random
-from nos_ec.adapters.local.block_store import LocalBlockStore
+from nos_ec.adapters.local.blocks.block_store import LocalBlockStore
 from nos_ec.core.errors import Conflict
 from nos_ec.core.geometry import Geometry
 geometry = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=1024, stripes_per_group_max=4)

@@ -15,7 +15,7 @@ from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.core.errors import ConfigError, Conflict, NoSpace, NotFound, Transient
 from nos_ec.core.ids import LandingId, new_segment_id, record_id
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.testing.landing_store_contract import LandingStoreContract, new_landing_id
+from tests.contract.suites.landing_store_contract import LandingStoreContract, new_landing_id
 from tests.rig.small_disk import small_disk
 
 

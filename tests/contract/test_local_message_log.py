@@ -21,7 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nos_ec.adapters.local import log_file, message_log
+from nos_ec.adapters.local import message_log
+from nos_ec.adapters.local.files import log_file
 from nos_ec.adapters.local.message_log import (
     LocalConsumer,
     LocalGroupProgress,
@@ -33,8 +34,8 @@ from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, Transient
 from nos_ec.ports.message_log import DeadLetter, GroupProgress, Message, MessageConsumer, MessagePublisher
-from nos_ec.testing.clock import FakeClock
-from nos_ec.testing.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take
+from tests.contract.suites.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take
+from tests.rig.clock import FakeClock
 
 PARTITIONS = 6
 SESSION_MS = 30_000

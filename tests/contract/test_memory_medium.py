@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from nos_ec.ports.segment_medium import SegmentMedium
-from nos_ec.testing.memory_medium import JOINED, MemoryMedium
-from nos_ec.testing.segment_medium_contract import SegmentMediumContract
+from tests.contract.suites.segment_medium_contract import SegmentMediumContract
+from tests.rig.memory_medium import JOINED, MemoryMedium
 
 
 class TestMemoryMedium(SegmentMediumContract):

@@ -19,21 +19,22 @@ from typing import Any, Protocol
 import pytest
 
 import nos_ec.adapters.local as adapters
-from nos_ec.adapters.local import block_locks, landing_store
+from nos_ec.adapters.local import landing_store
 from nos_ec.adapters.local.audit_files import FILES, AuditFiles, TrailLimits, TrailReader, rotated
-from nos_ec.adapters.local.block_store import LocalBlockStore
-from nos_ec.adapters.local.durable import make_folder
+from nos_ec.adapters.local.blocks import block_locks
+from nos_ec.adapters.local.blocks.block_store import LocalBlockStore
+from nos_ec.adapters.local.blocks.shard_rebuild import LocalShards
+from nos_ec.adapters.local.files.durable import make_folder
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.message_log import LocalConsumer, LocalMessageLog
-from nos_ec.adapters.local.shard_rebuild import LocalShards
 from nos_ec.adapters.local.store_mark import claim_root, require_root_of
-from nos_ec.core.audit_trail import AuditEntry, AuditKind
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NotFound
+from nos_ec.core.formats.audit_trail import AuditEntry, AuditKind
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.ports.message_log import Message
-from nos_ec.testing.clock import FakeClock
 from tests.rig import device_log_work, sqlite_files
+from tests.rig.clock import FakeClock
 from tests.rig.device_log_work import Step
 from tests.rig.power_cut import FATES, Operation, Recorder, Site, cuts, memory_folder, points
 
@@ -224,8 +225,8 @@ def _use(root: Path) -> None:
 
 
 def _marks(root: Path, block_id: BlockId) -> set[int | None]:
-    from nos_ec.adapters.local.shard_file import ShardLayout
-    from nos_ec.adapters.local.shard_folders import ShardFolders
+    from nos_ec.adapters.local.blocks.shard_file import ShardLayout
+    from nos_ec.adapters.local.blocks.shard_folders import ShardFolders
 
     with ExitStack() as stack:
         files, _ = ShardFolders(root, ShardLayout(SMALL)).open(stack, block_id, write=False)
@@ -503,7 +504,7 @@ def test_every_sync_in_the_code_is_left_out_once(folder: Path) -> None:
 
 
 def _syncs_in_code() -> Iterator[tuple[str, int]]:
-    for path in sorted(Path(adapters.__file__).parent.glob("*.py")):
+    for path in sorted(Path(adapters.__file__).parent.rglob("*.py")):
         if path.name in NOTHING_TO_KEEP:
             continue
         for node in ast.walk(ast.parse(path.read_text())):

@@ -13,14 +13,14 @@ from random import Random
 
 import pytest
 
-from nos_ec.adapters.local.block_store import LocalBlockStore
-from nos_ec.adapters.local.shard_file import Pages, ShardFile
-from nos_ec.adapters.local.shard_rebuild import LocalShards
+from nos_ec.adapters.local.blocks.block_store import LocalBlockStore
+from nos_ec.adapters.local.blocks.shard_file import Pages, ShardFile
+from nos_ec.adapters.local.blocks.shard_rebuild import LocalShards
 from nos_ec.core.errors import Conflict, Corrupt, NotFound, Transient
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.ids import BlockId
 from nos_ec.ports.shard_store import RebuiltBlock
-from nos_ec.testing.block_store_contract import new_block_id
+from tests.contract.suites.block_store_contract import new_block_id
 
 SMALL = Geometry(k=4, m=2, chunk_size=16 * 1024, stripes_per_block=4, stripes_per_group_max=4)
 SHARDS = range(6)
@@ -365,7 +365,7 @@ def test_shards_that_are_away_are_left_for_later(root: Path, blocks: LocalBlockS
 def test_a_shard_that_does_not_read_back_is_not_installed(
     root: Path, blocks: LocalBlockStore, shards: LocalShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nos_ec.adapters.local.shard_file import ShardFile
+    from nos_ec.adapters.local.blocks.shard_file import ShardFile
 
     block_id, _ = written(blocks, 4)
     replace_disk(root, 3)

@@ -13,14 +13,14 @@ from random import Random
 
 import pytest
 
-from nos_ec.adapters.local.block_store import LocalBlockStore
-from nos_ec.adapters.local.shard_file import Mark, ShardFile, ShardLayout
-from nos_ec.adapters.local.shard_rebuild import LocalShards
+from nos_ec.adapters.local.blocks.block_store import LocalBlockStore
+from nos_ec.adapters.local.blocks.shard_file import Mark, ShardFile, ShardLayout
+from nos_ec.adapters.local.blocks.shard_rebuild import LocalShards
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.ids import BlockId
 from nos_ec.ports.shard_store import Contradiction, DamagedShard, ScrubbedBlock, ShardPart
-from nos_ec.testing.block_store_contract import new_block_id
+from tests.contract.suites.block_store_contract import new_block_id
 
 from .test_shard_rebuild import DATA_AT, SHARDS, SMALL, damage, file_of, files_of, replace_disk, written
 

@@ -17,16 +17,16 @@ import pytest
 from sqlalchemy import URL, Connection, PoolProxiedConnection, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from nos_ec.adapters.sql import engine as engine_module
-from nos_ec.adapters.sql import transactions
-from nos_ec.adapters.sql.engine import make_engine
-from nos_ec.adapters.sql.failures import Failure, RefusedCheck, translate
+from nos_ec.adapters.sql.driver import engine as engine_module
+from nos_ec.adapters.sql.driver import transactions
+from nos_ec.adapters.sql.driver.engine import make_engine
+from nos_ec.adapters.sql.driver.failures import Failure, RefusedCheck, translate
+from nos_ec.adapters.sql.driver.transactions import ATTEMPTS_MAX, Transactions
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
-from nos_ec.adapters.sql.migrate import migrate
-from nos_ec.adapters.sql.transactions import ATTEMPTS_MAX, Transactions
+from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.core.errors import ConfigError, Conflict, NosError, NoSpace, Transient
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.testing.metadata_bench import MetadataBench
+from nos_ec.core.states import ObjectState
+from tests.rig.metadata_bench import MetadataBench
 
 MYSQL = make_url("mysql+pymysql://user:hush@db.example:3307/nos_ec")
 
@@ -287,7 +287,7 @@ def test_a_full_disk_is_no_space_and_changes_nothing(metadata: SqlMetadata) -> N
 _KILLED = """
 import sys
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.testing.metadata_bench import MetadataBench
+from tests.rig.metadata_bench import MetadataBench
 bench = MetadataBench(open_metadata(sys.argv[1]))
 row = bench.put("n")
 lease = bench.lease("w")
@@ -316,7 +316,7 @@ _WRITER = """
 import sys
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.core.errors import Transient
-from nos_ec.testing.metadata_bench import MetadataBench
+from tests.rig.metadata_bench import MetadataBench
 
 def again(call, *arguments):
     while True:

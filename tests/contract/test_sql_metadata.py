@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
-from nos_ec.adapters.sql.migrate import migrate
-from nos_ec.testing.metadata_bench import MetadataBench
-from nos_ec.testing.metadata_contract import MetadataContract
-from nos_ec.testing.metadata_races import MetadataRaces
+from nos_ec.adapters.sql.tables.migrate import migrate
+from tests.contract.suites.metadata_contract import MetadataContract
+from tests.contract.suites.metadata_races import MetadataRaces
+from tests.rig.metadata_bench import MetadataBench
 from tests.rig.sql_damage import SqlDamage
 from tests.rig.sql_figures import SqlFigures
 from tests.rig.sql_plans import SqlPlans, caught
@@ -35,7 +35,7 @@ def metadata(template: Path, tmp_path: Path) -> Iterator[SqlMetadata]:
 
 
 class TestSqliteRaces(MetadataRaces):
-    """See nos_ec/testing/metadata_races.py."""
+    """See tests/contract/suites/metadata_races.py."""
 
 
 class TestSqliteDamage(SqlDamage):
@@ -51,7 +51,7 @@ class TestSqliteFigures(SqlFigures):
 
 
 class TestSqliteMetadata(MetadataContract):
-    """See nos_ec/testing/metadata_contract.py."""
+    """See tests/contract/suites/metadata_contract.py."""
 
 
 def test_puts_where_an_insert_returns_no_ids(metadata: SqlMetadata) -> None:

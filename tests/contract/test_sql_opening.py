@@ -18,12 +18,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 
-from nos_ec.adapters.sql.engine import WRITES, make_engine, parse_url
+from nos_ec.adapters.sql.driver.engine import WRITES, make_engine, parse_url
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.adapters.sql.migrate import migrate
-from nos_ec.adapters.sql.schema import METADATA
+from nos_ec.adapters.sql.tables.migrate import migrate
+from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.core.errors import ConfigError, Corrupt, Transient
-from nos_ec.testing.metadata_bench import MetadataBench
+from tests.rig.metadata_bench import MetadataBench
 from tests.rig.sql_migrations import SqlMigrations
 
 

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.ports.metadata import Metadata
-from nos_ec.testing.metadata_machine import MetadataMachine
+from tests.contract.suites.metadata_machine import MetadataMachine
 
 pytestmark = [pytest.mark.invariant(number) for number in (2, 3, 6)]
 

@@ -22,7 +22,7 @@ import structlog
 from nos_ec.composition.wiring import open_system
 from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.engine.store import Store
+from nos_ec.engine.objects.store import Store
 from nos_ec.settings import load_settings
 
 ACKNOWLEDGED, REFUSED, FAILED = "acknowledged", "refused", "failed"

@@ -17,14 +17,14 @@ from random import Random
 
 import google_crc32c
 
-from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
+from nos_ec.adapters.rados.client.cluster import RadosCluster, RadosOptions
 from nos_ec.adapters.rados.segment_log import RadosSegmentLog
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.errors import NosError
 from nos_ec.core.ids import LandingId, ObjectKey
-from nos_ec.engine.lander import NewCopy
-from nos_ec.engine.landing_log import LandingLog, LogOptions
+from nos_ec.engine.landing.lander import NewCopy
+from nos_ec.engine.landing.landing_log import LandingLog, LogOptions
 from nos_ec.ports.metadata import Metadata, NewObject, ObjectRow
 from nos_ec.ports.segment_medium import SegmentMedium
 

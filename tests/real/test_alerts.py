@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.adapters.rados.cluster_waits import await_clean
+from nos_ec.adapters.rados.client.cluster_waits import await_clean
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.ids import ObjectKey

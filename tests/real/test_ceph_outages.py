@@ -19,7 +19,7 @@ from nos_ec.adapters.rados.block_store import RadosBlockStore
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.states import BlockKind
 from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster
 from tests.rig.waiting import until
 

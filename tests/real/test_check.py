@@ -13,12 +13,12 @@ from nos_ec.composition.scratch import scratch_store
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.ids import ObjectKey, in_log, new_segment_id
-from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.states import BlockKind
 from nos_ec.engine.check.blocks import ReadShare
 from nos_ec.engine.check.checker import Checked, Checker
 from nos_ec.settings import load_settings
-from nos_ec.testing.audit import all_blocks
 from tests.rig.at_rest import end_log, settle
+from tests.rig.audit import all_blocks
 
 pytestmark = pytest.mark.real
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from nos_ec.adapters.rados.cluster import RadosCluster
-from nos_ec.adapters.sql.migrate import schema_head
+from nos_ec.adapters.rados.client.cluster import RadosCluster
+from nos_ec.adapters.sql.tables.migrate import schema_head
 from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.errors import ConfigError

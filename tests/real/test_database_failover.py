@@ -16,11 +16,11 @@ from sqlalchemy import Engine, create_engine, insert, make_url, select
 from sqlalchemy.pool import NullPool
 
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
-from nos_ec.adapters.sql.schema import METADATA
+from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.testing.metadata_bench import MetadataBench, new_landing_id
 from tests.rig.dev_servers import DevServer, free_port
+from tests.rig.metadata_bench import MetadataBench, new_landing_id
 from tests.rig.sql_servers import empty_metadata
 from tests.rig.switched_proxy import SwitchedProxy
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
-from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
+from nos_ec.adapters.rados.client.cluster import RadosCluster, RadosOptions
 from nos_ec.cli.app import run
 from tests.rig.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster
 

@@ -13,9 +13,9 @@ from confluent_kafka import Producer
 
 from nos_consumer.assemble import consumer_service
 from nos_ec.composition.wiring import System, initialise, open_system
+from nos_ec.core.formats.messages import partition_for
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.messages import partition_for
+from nos_ec.core.states import ObjectState
 from nos_ec.settings import load_settings
 from nos_producer.assemble import producer_service
 from tests.rig.dev_servers import DevServer

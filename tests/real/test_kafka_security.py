@@ -15,7 +15,7 @@ from nos_ec.adapters.kafka.cluster import KafkaTopic
 from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, NosError, Transient
-from nos_ec.testing.message_log_contract import ends, settle, take
+from tests.contract.suites.message_log_contract import ends, settle, take
 from tests.rig.dev_servers import DevServer, free_port
 
 from .conftest import run

@@ -15,7 +15,7 @@ from nos_ec.adapters.kafka.cluster import KafkaTopic
 from nos_ec.adapters.kafka.message_log import RETENTION_MS, KafkaMessageLog
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import NosError
-from nos_ec.testing.message_log_contract import ends, settle, take
+from tests.contract.suites.message_log_contract import ends, settle, take
 from tests.rig.dev_servers import SCRIPTS, DevServer, free_port
 from tests.rig.documents import DOCS, blocks
 

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.dead_letter_reader import read_dead_letters
 from nos_ec.ports.message_log import MessageConsumer
-from nos_ec.testing.message_log_contract import ends, keys_of_partitions, take
+from tests.contract.suites.message_log_contract import ends, keys_of_partitions, take
 from tests.rig.dev_servers import DevServer
 
 from .test_kafka_message_log import PARTITIONS, KafkaHarness, until

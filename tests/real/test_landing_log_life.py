@@ -22,10 +22,10 @@ import pytest
 from nos_ec.composition.backends import remove_log, remove_objects
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import in_log, log_of, segment_of
-from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine.log_lease import LEASE_PREFIX
+from nos_ec.core.states import SegmentState
+from nos_ec.engine.landing.log_lease import LEASE_PREFIX
 from nos_ec.settings import without_settings
-from nos_ec.testing.audit import problems
+from tests.rig.audit import problems
 from tests.rig.ceph_cluster import POOL_LANDING, CephCluster
 from tests.rig.chaos_fleet import Actor, Fleet
 from tests.rig.daemons import until

@@ -13,21 +13,21 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from nos_ec.adapters.rados.cluster import RadosCluster
+from nos_ec.adapters.rados.client.cluster import RadosCluster
+from nos_ec.adapters.rados.client.pool import Pool, Step
+from nos_ec.adapters.rados.client.removal import remove_namespace
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
-from nos_ec.adapters.rados.pool import Pool, Step
-from nos_ec.adapters.rados.removal import remove_namespace
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.errors import Transient
+from nos_ec.core.formats.landing_format import decode_footer, scan
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, segment_of
-from nos_ec.core.landing_format import decode_footer, scan
-from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine.lander import NewCopy
-from nos_ec.engine.log_lease import LEASE_PREFIX
-from nos_ec.engine.log_reader import LogReader
-from nos_ec.engine.trimmer import Trimmer
+from nos_ec.core.states import SegmentState
+from nos_ec.engine.landing.lander import NewCopy
+from nos_ec.engine.landing.log_lease import LEASE_PREFIX
+from nos_ec.engine.landing.log_reader import LogReader
+from nos_ec.engine.landing.trimmer import Trimmer
 from nos_ec.ports.metadata import Metadata, NewObject
 from tests.rig.ceph_cluster import POOL_LANDING, CephCluster, OwnSegmentLog
 from tests.rig.dead_logs import recover_logs

@@ -8,11 +8,11 @@ import pytest
 from sqlalchemy import insert
 
 from nos_ec.adapters.sql.metadata import SqlMetadata
-from nos_ec.adapters.sql.schema import OBJECTS, WAITING
+from nos_ec.adapters.sql.tables.schema import OBJECTS, WAITING
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.slots import ALL_SLOTS, bucket_slot
-from nos_ec.testing.metadata_bench import MetadataBench, new_landing_id
+from nos_ec.core.publishing.slots import ALL_SLOTS, bucket_slot
+from nos_ec.core.states import ObjectState
+from tests.rig.metadata_bench import MetadataBench, new_landing_id
 from tests.rig.sql_servers import empty_metadata
 
 pytestmark = pytest.mark.real

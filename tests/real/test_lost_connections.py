@@ -17,13 +17,13 @@ from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
-from nos_ec.adapters.sql import engine as engine_module
-from nos_ec.adapters.sql import transactions
+from nos_ec.adapters.sql.driver import engine as engine_module
+from nos_ec.adapters.sql.driver import transactions
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
-from nos_ec.adapters.sql.schema import METADATA
+from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.testing.metadata_bench import MetadataBench
+from tests.rig.metadata_bench import MetadataBench
 from tests.rig.sql_servers import empty_metadata
 from tests.rig.switched_proxy import SwitchedProxy
 

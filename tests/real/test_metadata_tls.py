@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
-from nos_ec.adapters.sql.engine import make_engine
+from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.core.errors import ConfigError
 from tests.rig.dev_servers import DevServer

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from nos_ec.adapters.sql.metadata import SqlMetadata
-from nos_ec.testing.metadata_contract import MetadataContract
-from nos_ec.testing.metadata_races import MetadataRaces
+from tests.contract.suites.metadata_contract import MetadataContract
+from tests.contract.suites.metadata_races import MetadataRaces
 from tests.rig.sql_damage import SqlDamage
 from tests.rig.sql_figures import SqlFigures
 from tests.rig.sql_look_ups import SqlLookUps
@@ -29,11 +29,11 @@ def metadata(mysql_url: str) -> Iterator[SqlMetadata]:
 
 
 class TestMySQLMetadata(MetadataContract):
-    """See nos_ec/testing/metadata_contract.py."""
+    """See tests/contract/suites/metadata_contract.py."""
 
 
 class TestMySQLRaces(MetadataRaces):
-    """See nos_ec/testing/metadata_races.py."""
+    """See tests/contract/suites/metadata_races.py."""
 
 
 class TestMySQLLocks(SqlRaces):

@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.adapters.rados.cluster import RadosCluster
-from nos_ec.adapters.rados.cluster_view import ClusterView
-from nos_ec.adapters.rados.cluster_waits import await_clean
-from nos_ec.adapters.rados.group_states import GroupStates
-from nos_ec.adapters.rados.placement import RadosPlacement
+from nos_ec.adapters.rados.client.cluster import RadosCluster
+from nos_ec.adapters.rados.client.cluster_waits import await_clean
+from nos_ec.adapters.rados.placement.cluster_view import ClusterView
+from nos_ec.adapters.rados.placement.group_states import GroupStates
+from nos_ec.adapters.rados.placement.object_hash import object_hash, placement_group
+from nos_ec.adapters.rados.placement.pool_placement import RadosPlacement
 from nos_ec.composition.backends import remove_objects
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.ids import BlockId
-from nos_ec.core.object_hash import object_hash, placement_group
 from nos_ec.core.placement import ClusterMap, Condition, Fullness, Grade, GroupState, condition
 from nos_ec.settings import Settings, load_settings
-from nos_ec.testing.audit import problems
 from tests.rig import waiting
+from tests.rig.audit import problems
 from tests.rig.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster
 
 from .write_flow import Work, WriteFlow, prepare

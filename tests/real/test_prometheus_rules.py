@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.monitoring.metrics import METRICS
+from nos_ec.monitoring.declarations.metrics import METRICS
 from tests.rig.prometheus import RULES, TEST_FILES, dashboard_expressions, run_promtool
 
 SAMPLE = RULES.parent / "prometheus.yml"

@@ -10,7 +10,7 @@ from queue import Empty, Queue
 
 import pytest
 
-from nos_ec.adapters.rados.cluster import RadosCluster
+from nos_ec.adapters.rados.client.cluster import RadosCluster
 from tests.rig.ceph_cluster import CephCluster
 from tests.rig.dev_servers import DevServer
 

@@ -17,14 +17,14 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from nos_ec.adapters.rados import binding
-from nos_ec.adapters.rados import pool as steps
 from nos_ec.adapters.rados.block_store import RadosBlockStore
-from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
-from nos_ec.adapters.rados.cluster_waits import await_state
+from nos_ec.adapters.rados.client import binding
+from nos_ec.adapters.rados.client import pool as steps
+from nos_ec.adapters.rados.client.cluster import RadosCluster, RadosOptions
+from nos_ec.adapters.rados.client.cluster_waits import await_state
+from nos_ec.adapters.rados.client.pool import Pool
 from nos_ec.adapters.rados.known_ends import END
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
-from nos_ec.adapters.rados.pool import Pool
 from nos_ec.core.errors import Blocklisted, ConfigError, Conflict, Corrupt, NoSpace, Transient
 from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.ids import BlockId, LandingId

@@ -11,17 +11,17 @@ from functools import partial
 
 import pytest
 
-from nos_ec.adapters.rados import pool as steps
-from nos_ec.adapters.rados.cluster import RadosCluster
-from nos_ec.adapters.rados.cluster_waits import await_state
+from nos_ec.adapters.rados.client import pool as steps
+from nos_ec.adapters.rados.client.cluster import RadosCluster
+from nos_ec.adapters.rados.client.cluster_waits import await_state
+from nos_ec.adapters.rados.client.pool import Pool
+from nos_ec.adapters.rados.client.removal import remove_namespace
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
-from nos_ec.adapters.rados.pool import Pool
 from nos_ec.adapters.rados.pool_checks import check_write_limits
-from nos_ec.adapters.rados.removal import remove_namespace
 from nos_ec.adapters.rados.segment_log import ALIGN, LIMITS, STATE, RadosSegmentLog
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, NotFound, Transient
+from nos_ec.core.formats.landing_format import SegmentHeader, decode_segment_header, encode_segment_header
 from nos_ec.core.ids import LandingId, SegmentId
-from nos_ec.core.landing_format import SegmentHeader, decode_segment_header, encode_segment_header
 from nos_ec.ports.segment_medium import Buffer, Seal, SegmentWriter
 from tests.rig.ceph_cluster import POOL_LANDING, STORE_ID, CephCluster, OwnLandingStore, OwnSegmentLog
 

@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nos_ec.adapters.rados.block_store import RadosBlockStore
-from nos_ec.adapters.rados.cluster import RadosCluster
+from nos_ec.adapters.rados.client.cluster import RadosCluster
+from nos_ec.adapters.rados.client.removal import remove_namespace
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
-from nos_ec.adapters.rados.removal import remove_namespace
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
-from nos_ec.core.copy_label import CopyLabel, encode_label
+from nos_ec.core.formats.copy_label import CopyLabel, encode_label
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import LandingId
-from nos_ec.engine.landing_labels import labels_in_store
+from nos_ec.engine.landing.landing_labels import labels_in_store
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.segment_medium import SegmentMedium
-from nos_ec.testing.block_store_contract import BlockStoreContract
-from nos_ec.testing.landing_store_contract import LandingStoreContract
-from nos_ec.testing.segment_medium_contract import SegmentMediumContract
+from tests.contract.suites.block_store_contract import BlockStoreContract
+from tests.contract.suites.landing_store_contract import LandingStoreContract
+from tests.contract.suites.segment_medium_contract import SegmentMediumContract
 from tests.rig.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster, OwnBlockStore, OwnLandingStore, OwnSegmentLog
 
 pytestmark = pytest.mark.real
@@ -45,7 +45,7 @@ def namespace() -> str:
 
 
 class TestRadosBlockStore(BlockStoreContract):
-    """See nos_ec/testing/block_store_contract.py."""
+    """See tests/contract/suites/block_store_contract.py."""
 
     @pytest.fixture(autouse=True)
     def gap_of_an_older_ceph(self, request: pytest.FixtureRequest) -> None:
@@ -65,7 +65,7 @@ class TestRadosBlockStore(BlockStoreContract):
 
 
 class TestRadosLandingStore(LandingStoreContract):
-    """See nos_ec/testing/landing_store_contract.py."""
+    """See tests/contract/suites/landing_store_contract.py."""
 
     @pytest.fixture
     def open_landing(self, ceph: CephCluster, namespace: str) -> Iterator[Callable[[], LandingStore]]:
@@ -98,7 +98,7 @@ def test_a_label_is_an_xattr_of_the_copy(ceph: CephCluster, namespace: str) -> N
 
 
 class TestRadosSegmentLog(SegmentMediumContract):
-    """See nos_ec/testing/segment_medium_contract.py."""
+    """See tests/contract/suites/segment_medium_contract.py."""
 
     @pytest.fixture
     def open_medium(self, ceph: CephCluster, namespace: str) -> Iterator[Callable[[], SegmentMedium]]:

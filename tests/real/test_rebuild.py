@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.adapters.sql.databases import create_database, drop_database
+from nos_ec.adapters.sql.driver.databases import create_database, drop_database
 from nos_ec.composition.rebuilding import open_lost
 from nos_ec.composition.scratch import scratch_store
 from nos_ec.composition.wiring import open_system
-from nos_ec.core.dump_format import DumpHead
+from nos_ec.core.formats.dump_format import DumpHead
 from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
 from nos_ec.core.tails import is_tail
 from nos_ec.engine.check.blocks import ReadShare
@@ -25,8 +25,8 @@ from nos_ec.engine.dump.rebuilder import Rebuilder
 from nos_ec.engine.dump.stored import newest_dump
 from nos_ec.engine.dump.uncertain import uncertain
 from nos_ec.settings import Settings, load_settings
-from nos_ec.testing.audit import all_objects
 from tests.rig.at_rest import end_log, settle
+from tests.rig.audit import all_objects
 
 pytestmark = pytest.mark.real
 

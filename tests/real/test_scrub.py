@@ -13,14 +13,14 @@ from nos_ec.composition.scratch import scratch_store
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import BlockState, ObjectState
+from nos_ec.core.states import BlockState, ObjectState
 from nos_ec.engine.scrub.mending import Scrubbed
 from nos_ec.engine.scrub.scrubber import ScrubResult
 from nos_ec.ports.metadata import BlockRow
 from nos_ec.settings import load_settings
-from nos_ec.testing.audit import all_blocks
 from nos_producer.assemble import producer_service
 from tests.rig.at_rest import end_log, settle
+from tests.rig.audit import all_blocks
 
 pytestmark = pytest.mark.real
 

@@ -15,11 +15,11 @@ import pytest
 
 from nos_ec.composition.backends import remove_log
 from nos_ec.composition.wiring import System, initialise, open_system
+from nos_ec.core.formats.messages import decode_pack_request
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import BlockState
-from nos_ec.core.messages import decode_pack_request
+from nos_ec.core.states import BlockState
 from nos_ec.settings import load_settings
-from nos_ec.testing.audit import all_blocks, problems
+from tests.rig.audit import all_blocks, problems
 from tests.rig.daemons import DaemonProcess, until
 from tests.rig.dev_servers import DevServer
 

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from nos_consumer.assemble import consumer_service, drain
-from nos_ec.adapters.sql.buckets import TOMBSTONE_MS
-from nos_ec.adapters.sql.schema import METADATA
+from nos_ec.adapters.sql.buckets.bucket_rows import TOMBSTONE_MS
+from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.api.readings import Readings
 from nos_ec.composition.uploads import multipart_uploads
@@ -32,11 +32,11 @@ from nos_ec.core.conditions import ABSENT
 from nos_ec.core.errors import ConfigError, PreconditionFailed
 from nos_ec.core.expiry import ExpiryRule, encode_rules
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, log_of, new_segment_id, record_id
-from nos_ec.core.lifecycle import BlockKind
-from nos_ec.core.lifetimes import OTHERS, Counts
-from nos_ec.core.slots import member_lease
+from nos_ec.core.packing.lifetimes import OTHERS, Counts
+from nos_ec.core.publishing.slots import member_lease
+from nos_ec.core.states import BlockKind
 from nos_ec.core.versions import FLOOR_MS, Versioning
-from nos_ec.engine.log_lease import take_log_lease
+from nos_ec.engine.landing.log_lease import take_log_lease
 from nos_ec.ports.metadata import (
     AddMarker,
     CannedAcl,
@@ -52,9 +52,9 @@ from nos_ec.ports.metadata import (
 )
 from nos_ec.ports.metadata import Rights as BucketRights
 from nos_ec.settings import without_settings
-from nos_ec.testing.audit import problems
 from nos_gc.assemble import gc_collector, gc_service
 from nos_producer.assemble import producer_service
+from tests.rig.audit import problems
 from tests.rig.sql_roles import ROLES, RoleStore, TableRights
 
 pytestmark = pytest.mark.real

@@ -9,12 +9,12 @@ from contextlib import closing, contextmanager
 import pytest
 from sqlalchemy import URL, Connection, create_engine, make_url, text
 
-from nos_ec.adapters.sql.engine import make_engine
+from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.core.errors import ConfigError
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.testing.metadata_bench import MetadataBench
+from nos_ec.core.states import ObjectState
+from tests.rig.metadata_bench import MetadataBench
 
 pytestmark = pytest.mark.real
 

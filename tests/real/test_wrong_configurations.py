@@ -345,7 +345,7 @@ def test_the_schema_of_a_newer_release(store: Store) -> None:
 
 def test_a_missing_binding(store: Store) -> None:
     without = (
-        "import sys, nos_ec.adapters.rados.binding as b; b._FOLDERS = (); sys.modules['rados'] = None;"
+        "import sys, nos_ec.adapters.rados.client.binding as b; b._FOLDERS = (); sys.modules['rados'] = None;"
         " from nos_ec.cli import main; main()"
     )
     done = store.run_program([sys.executable, "-c", without], "consumer", {})

@@ -13,9 +13,9 @@ from itertools import pairwise
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.merge_list import BestFitMergeList
 from nos_ec.core.packing.plan import GroupPlan
+from nos_ec.core.states import BlockKind
 from nos_ec.engine.packable import Packable
 
 OBJECTS_PER_GROUP = 2

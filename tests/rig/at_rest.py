@@ -10,12 +10,12 @@ from nos_ec.composition.log_on_demand import LogOnDemand
 from nos_ec.composition.wiring import System
 from nos_ec.core.deadlines import EMPTY_COPY_MS
 from nos_ec.core.ids import LandingId
-from nos_ec.engine.landing_log import LandingLog
+from nos_ec.engine.landing.landing_log import LandingLog
+from nos_ec.engine.landing.log_bypass import LogBypass
 from nos_ec.engine.leases import HeldLeases
-from nos_ec.engine.log_bypass import LogBypass
-from nos_ec.testing.audit import problems
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
+from tests.rig.audit import problems
 
 HOUR_MS = 3_600_000
 """By then, every lease, reservation, wait, grace period and republishing wait of a test's configuration is over."""

@@ -16,13 +16,13 @@ from pathlib import Path
 import google_crc32c
 from sqlalchemy import func, insert, select
 
-from nos_ec.adapters.sql.engine import make_engine
-from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS, WAITING
+from nos_ec.adapters.sql.driver.engine import make_engine
+from nos_ec.adapters.sql.tables.schema import BLOCKS, OBJECTS, WAITING
+from nos_ec.core.formats.messages import encode_pack_request
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
-from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
-from nos_ec.core.messages import encode_pack_request
-from nos_ec.core.slots import bucket_slot
+from nos_ec.core.publishing.slots import bucket_slot
+from nos_ec.core.states import BlockKind, BlockState, ObjectState
 from nos_ec.ports.message_log import MessagePublisher
 
 BATCH_OBJECTS = 10_000

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nos_ec.adapters.rados.block_store import RadosBlockStore
-from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
-from nos_ec.adapters.rados.cluster_waits import await_down, await_figures, await_state, await_up, osds_up
+from nos_ec.adapters.rados.client.cluster import RadosCluster, RadosOptions
+from nos_ec.adapters.rados.client.cluster_waits import await_down, await_figures, await_state, await_up, osds_up
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
 from nos_ec.adapters.rados.pool_checks import check_blocks_pool
 from nos_ec.adapters.rados.segment_log import RadosSegmentLog

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from nos_ec.adapters.sql.databases import create_database
+from nos_ec.adapters.sql.driver.databases import create_database
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Transient

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from nos_ec.core.errors import LeaseLost, NosError, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.engine.store import Store
+from nos_ec.engine.objects.store import Store
 
 
 class Objects(Protocol):

@@ -10,7 +10,7 @@ from threading import Condition, Event, Thread
 
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import Transient
-from nos_ec.engine.store import Store
+from nos_ec.engine.objects.store import Store
 from nos_ec.settings import load_settings
 from tests.rig.at_rest import landing_log_of
 from tests.rig.chaos_fleet import Fleet

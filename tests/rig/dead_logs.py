@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nos_ec.adapters.system_clock import SystemClock
-from nos_ec.engine.log_lease import LEASE_PREFIX
-from nos_ec.engine.segment_seal import SegmentSeal
+from nos_ec.engine.landing.log_lease import LEASE_PREFIX
+from nos_ec.engine.landing.segment_seal import SegmentSeal
 from nos_ec.ports.metadata import Metadata
 from nos_ec.ports.segment_medium import SegmentMedium
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import google_crc32c
 
-from nos_ec.adapters.local.device_log import DeviceLog
+from nos_ec.adapters.local.devices.device_log import DeviceLog
+from nos_ec.core.formats.landing_format import NONCE_SIZE, LaidBatch, lay_out, lay_out_footer, new_record
 from nos_ec.core.ids import ObjectKey, SegmentId, new_segment_id
-from nos_ec.core.landing_format import NONCE_SIZE, LaidBatch, lay_out, lay_out_footer, new_record
 from nos_ec.ports.segment_medium import SegmentMedium
 
 KILL_POINTS = [

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from nos_ec.adapters.sql.engine import WRITES
-from nos_ec.core.slots import SLOTS
+from nos_ec.adapters.sql.driver.engine import WRITES
+from nos_ec.core.publishing.slots import SLOTS
 
 BUCKETS = 10
 FOLDERS = 256

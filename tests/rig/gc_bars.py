@@ -10,7 +10,7 @@ from typing import Any
 from nos_ec.bench.gc.packer import PackerOptions
 from nos_ec.bench.gc.simulation import GcOptions, GcResult, simulate_gc
 from nos_ec.bench.gc.workloads import gc_workload, sized
-from nos_ec.core.gc_policy import Rank, SpaceTarget, break_even_days, hole_share
+from nos_ec.core.gc.gc_policy import Rank, SpaceTarget, break_even_days, hole_share
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.packer import size_max
 from nos_ec.settings.sections import ConsumerSettings

@@ -16,7 +16,7 @@ from nos_ec.bench.gc.events import EventLog, EventWorkload
 from nos_ec.bench.gc.simulation import GcOptions, GcResult, simulate_gc
 from nos_ec.bench.gc.workloads import Life, Objects, gc_workload
 from nos_ec.composition.wiring import System
-from nos_ec.core.gc_policy import SpaceTarget
+from nos_ec.core.gc.gc_policy import SpaceTarget
 from nos_ec.core.ids import ObjectKey
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service

@@ -10,14 +10,14 @@ from sqlalchemy import delete, literal, update
 from sqlalchemy.exc import IntegrityError
 from structlog.testing import capture_logs
 
-from nos_ec.adapters.sql.failures import RefusedCheck
+from nos_ec.adapters.sql.driver.failures import RefusedCheck
 from nos_ec.adapters.sql.metadata import SqlMetadata
-from nos_ec.adapters.sql.schema import BLOCKS, OBJECTS, STORED_TOTALS, WAITING
-from nos_ec.adapters.sql.totals import STORED
+from nos_ec.adapters.sql.operator.totals import STORED
+from nos_ec.adapters.sql.tables.schema import BLOCKS, OBJECTS, STORED_TOTALS, WAITING
 from nos_ec.core.errors import Corrupt, NotFound, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.ports.metadata import StoredTotals
-from nos_ec.testing.metadata_bench import MetadataBench
+from tests.rig.metadata_bench import MetadataBench
 
 
 class SqlDamage:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, delete, text
 
-from nos_ec.adapters.sql.engine import WRITES
+from nos_ec.adapters.sql.driver.engine import WRITES
 from nos_ec.adapters.sql.metadata import SqlMetadata
-from nos_ec.adapters.sql.schema import COUNTERS, METADATA
-from nos_ec.engine import store_totals
-from nos_ec.engine.store_totals import StoreTotals
-from nos_ec.testing.clock import FakeClock
+from nos_ec.adapters.sql.tables.schema import COUNTERS, METADATA
+from nos_ec.engine.figures import store_totals
+from nos_ec.engine.figures.store_totals import StoreTotals
+from tests.rig.clock import FakeClock
 from tests.rig.full_store import BUCKETS, FOLDERS, Shape, fill
 from tests.rig.sql_plans import Statement, caught
 

@@ -1,6 +1,6 @@
 """Look-ups by key on a real server: the row is right, the index is used, and answers are never mixed up.
 
-Letters are the invariants of nos_ec.adapters.sql.look_up.
+Letters are the invariants of nos_ec.adapters.sql.tables.look_up.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import pytest
 from pymysql.constants import COMMAND  # type: ignore[import-untyped]
 from sqlalchemy import QueuePool
 
-from nos_ec.adapters.sql import look_up, objects
-from nos_ec.adapters.sql.look_up import LOOK_UPS_IDLE_MAX
+from nos_ec.adapters.sql.driver.mysql_connection import MySqlConnection
 from nos_ec.adapters.sql.metadata import SqlMetadata
-from nos_ec.adapters.sql.mysql_connection import MySqlConnection
+from nos_ec.adapters.sql.objects import object_rows
+from nos_ec.adapters.sql.tables import look_up
+from nos_ec.adapters.sql.tables.look_up import LOOK_UPS_IDLE_MAX
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.testing.metadata_bench import MetadataBench
+from nos_ec.core.states import ObjectState
+from tests.rig.metadata_bench import MetadataBench
 from tests.rig.sql_plans import scans
 
 
@@ -49,7 +50,9 @@ class SqlLookUps:
             key = ObjectKey("bucket", name)
             row = metadata.get(key)
             assert row.state is state
-            assert row == metadata._transactions.write(objects.find, key), "read in a transaction, by all its columns"
+            assert row == metadata._transactions.write(object_rows.find, key), (
+                "read in a transaction, by all its columns"
+            )
 
     def test_what_is_not_there_is_asked_for_twice(
         self, metadata: SqlMetadata, bench: MetadataBench, monkeypatch: pytest.MonkeyPatch

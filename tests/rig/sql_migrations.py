@@ -12,14 +12,14 @@ from alembic.migration import MigrationContext
 from sqlalchemy import BigInteger, Engine, SmallInteger, column, delete, event, insert, select, table, text, update
 from sqlalchemy.exc import IntegrityError
 
-from nos_ec.adapters.sql.engine import WRITES, make_engine
+from nos_ec.adapters.sql.driver.engine import WRITES, make_engine
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.adapters.sql.migrate import migrate
-from nos_ec.adapters.sql.migrations.versions import v0002_slots, v0005_waiting
-from nos_ec.adapters.sql.schema import BLOCKS, METADATA, OBJECTS, WAITING
+from nos_ec.adapters.sql.tables.migrate import migrate
+from nos_ec.adapters.sql.tables.migrations.versions import v0002_slots, v0005_waiting
+from nos_ec.adapters.sql.tables.schema import BLOCKS, METADATA, OBJECTS, WAITING
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import BLOCK_SIZE_MAX
-from nos_ec.core.slots import ALL_SLOTS, SLOTS, bucket_slot
+from nos_ec.core.publishing.slots import ALL_SLOTS, SLOTS, bucket_slot
 
 BATCHES = 3
 OBJECTS_COUNT = (BATCHES - 1) * v0002_slots.BATCH_ROWS + 1000

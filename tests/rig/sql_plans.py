@@ -16,15 +16,15 @@ import pytest
 from sqlalchemy import Connection, Engine, event, insert
 
 from nos_ec.adapters.sql.metadata import SqlMetadata
-from nos_ec.adapters.sql.rows import noncurrent_mark
-from nos_ec.adapters.sql.schema import OBJECTS as OBJECT_ROWS
-from nos_ec.adapters.sql.schema import VERSIONS as VERSION_ROWS
+from nos_ec.adapters.sql.tables.rows import noncurrent_mark
+from nos_ec.adapters.sql.tables.schema import OBJECTS as OBJECT_ROWS
+from nos_ec.adapters.sql.tables.schema import VERSIONS as VERSION_ROWS
 from nos_ec.core.expiry import NEWER_MAX
+from nos_ec.core.formats.messages import NamedVersion
 from nos_ec.core.ids import ObjectKey, record_ids_between
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.lifetimes import Counts
-from nos_ec.core.messages import NamedVersion
-from nos_ec.core.slots import ALL_SLOTS, bucket_slot
+from nos_ec.core.packing.lifetimes import Counts
+from nos_ec.core.publishing.slots import ALL_SLOTS, bucket_slot
+from nos_ec.core.states import ObjectState
 from nos_ec.core.versions import FLOOR_MS, VERSION_MAX, Versioning, as_version
 from nos_ec.ports.metadata import (
     ROOT_ACCOUNT,
@@ -38,9 +38,9 @@ from nos_ec.ports.metadata import (
     ObjectRow,
     TrashMark,
 )
-from nos_ec.testing.metadata_bench import MetadataBench, pack_request
-from nos_ec.testing.metadata_segment_contract import SegmentBench, copy_of
-from nos_ec.testing.metadata_tail_contract import tail_of
+from tests.contract.suites.metadata_segment_contract import SegmentBench, copy_of
+from tests.contract.suites.metadata_tail_contract import tail_of
+from tests.rig.metadata_bench import MetadataBench, pack_request
 
 HOT_TABLES = {"versions", "version_floors", "objects", "waiting", "segments", "blocks", "landing_deletions"}
 OBJECTS = 3000

@@ -20,16 +20,17 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select
 
-from nos_ec.adapters.sql import blocks, landing_segments, leases, objects, puts
+from nos_ec.adapters.sql.blocks import block_rows, landing_segments, leases
 from nos_ec.adapters.sql.metadata import SqlMetadata
-from nos_ec.adapters.sql.schema import WAITING
+from nos_ec.adapters.sql.objects import object_rows, puts
+from nos_ec.adapters.sql.tables.schema import WAITING
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import BlockState, SegmentState
-from nos_ec.core.slots import ALL_SLOTS
+from nos_ec.core.publishing.slots import ALL_SLOTS
+from nos_ec.core.states import BlockState, SegmentState
 from nos_ec.ports.metadata import LandedMove
-from nos_ec.testing.metadata_bench import MetadataBench, new_landing_id
-from nos_ec.testing.metadata_segment_contract import SegmentBench, copy_of
+from tests.contract.suites.metadata_segment_contract import SegmentBench, copy_of
+from tests.rig.metadata_bench import MetadataBench, new_landing_id
 
 WAITS_S = 0.3
 """Long enough for a statement to reach the locked row."""
@@ -60,7 +61,7 @@ class SqlRaces:
             "release_leases": partial(metadata.release_leases, [lease]),
         }
         with ThreadPoolExecutor(1) as pool, metadata._engine.connect() as connection:
-            blocks.lock(connection, first)
+            block_rows.lock(connection, first)
             fencing = pool.submit(ways[way])
             assert wait([fencing], WAITS_S).not_done, "it does not wait for the row"
             metadata.commit_group(bench.group(lease, second, [row]))
@@ -86,9 +87,9 @@ class SqlRaces:
             leases.require(connection, hers)
             puts.lock_entries(connection, [reserved, *bench.deletions()])
             for one in (held, landed):
-                objects.lock(connection, one.key)
+                object_rows.lock(connection, one.key)
             connection.execute(select(WAITING).where(WAITING.c.landing_id == landed.landing_id).with_for_update())
-            blocks.lock(connection, held.extent.block_id)
+            block_rows.lock(connection, held.extent.block_id)
             work = pool.submit(_work, metadata, bench)
             waits = bool(wait([work], WORKS_S).not_done)
         work.result()
@@ -108,7 +109,7 @@ class SqlRaces:
             "record_puts": partial(metadata.record_puts, new, bench.now_ms),
         }
         with ThreadPoolExecutor(2) as pool, metadata._engine.connect() as connection:
-            objects.lock(connection, first.key)
+            object_rows.lock(connection, first.key)
             many = pool.submit(ways[way])
             assert wait([many], WAITS_S).not_done, "it does not wait for the first"
             other = pool.submit(metadata.mark_published, [second], bench.now_ms)
@@ -127,7 +128,7 @@ class SqlRaces:
         block_id = bench.block(lease)
         metadata.commit_group(bench.group(lease, block_id, [packed]))
         with ThreadPoolExecutor(2) as pool, metadata._engine.connect() as connection:
-            objects.lock(connection, row.key)
+            object_rows.lock(connection, row.key)
             commit = pool.submit(metadata.commit_group, bench.group(lease, block_id, [row], at=1))
             assert wait([commit], WAITS_S).not_done, "it does not wait for the object"
             gone = pool.submit(metadata.delete, packed.key, bench.now_ms)

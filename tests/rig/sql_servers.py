@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from sqlalchemy import delete
 
-from nos_ec.adapters.sql.engine import make_engine
+from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
-from nos_ec.adapters.sql.migrate import migrate
-from nos_ec.adapters.sql.schema import COUNTERS, METADATA
+from nos_ec.adapters.sql.tables.migrate import migrate
+from nos_ec.adapters.sql.tables.schema import COUNTERS, METADATA
 
 
 @contextmanager

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from nos_ec.adapters.sql import large_puts, objects, retired, versions
 from nos_ec.adapters.sql.metadata import SqlMetadata
+from nos_ec.adapters.sql.objects import large_puts, object_rows, retired, versions
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import Transient
 from nos_ec.core.versions import Versioning, as_null_version, as_version
 from nos_ec.ports.metadata import AddMarker, DeleteVersion, ExpireMarker, Lease, NewLargeObject, VersionEntry
-from nos_ec.testing.metadata_bench import GEOMETRY, MetadataBench
-from nos_ec.testing.metadata_version_contract import ENABLED, KEY, SUSPENDED, mark, numbers, put, remove
+from tests.contract.suites.metadata_version_contract import ENABLED, KEY, SUSPENDED, mark, numbers, put, remove
+from tests.rig.metadata_bench import GEOMETRY, MetadataBench
 
 WAITS_S = 0.3
 """Long enough for a statement to reach the locked row."""
@@ -152,7 +152,7 @@ def _while_open(
     """Take the steps in one transaction, while the call waits for the rows that they are to change. Returns its
     result."""
     with ThreadPoolExecutor(1) as pool, metadata._engine.connect() as connection:
-        objects.lock(connection, KEY)
+        object_rows.lock(connection, KEY)
         retired.newest_versions(connection, [KEY])
         called = pool.submit(call)
         assert wait([called], WAITS_S).not_done, "it does not wait for the rows"

@@ -31,7 +31,7 @@ from nos_ec.ports.metadata import (
     VersionDeletion,
     VersionEntry,
 )
-from nos_ec.testing.metadata_bench import MetadataBench
+from tests.rig.metadata_bench import MetadataBench
 from tests.rig.version_histories import STEPS_MAX, Event
 from tests.rig.version_model import (
     ENABLED,

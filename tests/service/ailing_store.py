@@ -17,7 +17,7 @@ from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.ports.placement import Placement
 from nos_ec.settings import load_settings
-from nos_ec.testing.faulty import Faults, faulty
+from tests.rig.faulty import Faults, faulty
 
 
 class Wearing:

@@ -17,18 +17,18 @@ import pytest
 
 from nos_consumer.assemble import consumer_service, drain
 from nos_consumer.service import ConsumerService
-from nos_ec.adapters.local.device_format import HEADER_COPY_AT, SLOTS_AT
+from nos_ec.adapters.local.devices.device_format import HEADER_COPY_AT, SLOTS_AT
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import NotFound
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey, SegmentId
-from nos_ec.engine.store import Store
+from nos_ec.engine.objects.store import Store
 from nos_ec.ports.clock import Clock, unwatched
 from nos_ec.settings import Settings, without_settings
-from nos_ec.testing.audit import problems
-from nos_ec.testing.clock import FakeClock, SetClock
 from nos_producer.assemble import producer_service
 from tests.rig.at_rest import end_log, left_over, settle
+from tests.rig.audit import problems
+from tests.rig.clock import FakeClock, SetClock
 from tests.rig.preloaded import Preloaded
 
 from .s3_gateway import Gateway, serving

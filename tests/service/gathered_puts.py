@@ -14,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
-from nos_ec.adapters.local import device_log
+from nos_ec.adapters.local.devices import device_log
 from nos_ec.composition import landing
 from nos_ec.composition.wiring import open_system
 from nos_ec.core.ids import ObjectKey
-from nos_ec.engine import copy_lander, put_queue
+from nos_ec.engine.landing import copy_lander
+from nos_ec.engine.objects import put_queue
 from nos_ec.settings import load_settings
-from nos_ec.testing.faulty import Faults, faulty
+from tests.rig.faulty import Faults, faulty
 
 
 def data_of(name: str, size: int) -> bytes:

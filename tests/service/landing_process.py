@@ -21,14 +21,14 @@ from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.errors import NosError
 from nos_ec.core.ids import ObjectKey, new_segment_id
-from nos_ec.engine.lander import NewCopy
-from nos_ec.engine.landing_log import LandingLog, LogOptions
-from nos_ec.engine.segment_seal import SegmentSeal
+from nos_ec.engine.landing.lander import NewCopy
+from nos_ec.engine.landing.landing_log import LandingLog, LogOptions
+from nos_ec.engine.landing.segment_seal import SegmentSeal
 from nos_ec.ports.metadata import NewObject, ObjectRow
 from nos_ec.ports.segment_medium import MediumLimits
-from nos_ec.testing.folder_medium import FolderMedium
-from nos_ec.testing.memory_medium import JOINED, SMALL
 from tests.rig.dead_logs import recover_logs
+from tests.rig.folder_medium import FolderMedium
+from tests.rig.memory_medium import JOINED, SMALL
 
 OPTIONS = LogOptions(lanes=2, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=10_000)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.packer import GroupLayout, Row
 from nos_ec.core.packing.plan import GroupPlan
+from nos_ec.core.states import BlockKind
 from nos_ec.engine.packable import Packable
 from nos_ec.settings import load_settings
 from tests.rig.preloaded import Preloaded

@@ -17,9 +17,9 @@ from botocore.exceptions import ClientError
 from botocore.session import Session
 
 from nos_ec.composition.wiring import System
-from nos_ec.gateway.accounts import Accounts
-from nos_ec.gateway.sealed_secrets import MasterKeys
-from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
+from nos_ec.gateway.auth.accounts import Accounts
+from nos_ec.gateway.auth.sealed_secrets import MasterKeys
+from nos_ec.gateway.server.http_server import GatewayServer, listening_for_gateways, make_service
 from nos_ec.monitoring.health import Health
 from nos_ec.settings import S3Settings
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nos_ec.gateway.sealed_secrets import MasterKeys
+from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 
 from .conftest import CONFIG, Bench
 from .test_cli import Cli

@@ -36,7 +36,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from nos_ec.adapters.local.device_format import PROBE_AT
+from nos_ec.adapters.local.devices.device_format import PROBE_AT
 from nos_ec.api import models
 from nos_ec.api.access import Token, find_token
 from nos_ec.api.app import make_app

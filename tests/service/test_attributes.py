@@ -10,13 +10,13 @@ from nos_ec import open_store
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import Corrupt, InvalidInput
-from nos_ec.core.header import NameRecord
+from nos_ec.core.formats.header import NameRecord
 from nos_ec.core.ids import Extent, ObjectKey
-from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
+from nos_ec.core.states import ObjectState
 from nos_ec.core.tails import is_tail
 from nos_ec.engine.header_scan import read_names, scan_headers
-from nos_ec.engine.landing_labels import labels_in_segment, labels_in_store
+from nos_ec.engine.landing.landing_labels import labels_in_segment, labels_in_store
 from nos_ec.library.object_info import attributes_of
 from nos_gc.assemble import gc_service
 

@@ -11,8 +11,8 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId
-from nos_ec.core.lifecycle import BlockKind, SegmentState
-from nos_ec.testing.audit import problems
+from nos_ec.core.states import BlockKind, SegmentState
+from tests.rig.audit import problems
 
 from .conftest import Bench
 from .test_check import run

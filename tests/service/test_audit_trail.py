@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from nos_ec.adapters.local.audit_files import CURRENT, TrailReader
-from nos_ec.adapters.local.block_store import LocalBlockStore
-from nos_ec.adapters.local.device_log import DeviceLog
+from nos_ec.adapters.local.blocks.block_store import LocalBlockStore
+from nos_ec.adapters.local.devices.device_log import DeviceLog
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.composition.wiring import System
-from nos_ec.core.audit_trail import AuditKind, Recorded
+from nos_ec.core.formats.audit_trail import AuditKind, Recorded
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import BlockKind
-from nos_ec.testing.audit import all_blocks
+from nos_ec.core.states import BlockKind
 from tests.rig.at_rest import LaterClock
+from tests.rig.audit import all_blocks
 
 from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
 from .test_cli import Cli

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.bench.landing_only import LandingBench, LandingOptions
+from nos_ec.bench.landing.landing_only import LandingBench, LandingOptions
+from nos_ec.bench.landing.log_way import log_way
 from nos_ec.bench.landing_ways import OneByOne, bare_writer
-from nos_ec.bench.life import WHOLE_LIFE, LifeBench, LifeOptions
-from nos_ec.bench.life_ways import Alone, life_stores
-from nos_ec.bench.log_way import log_way
+from nos_ec.bench.life.life_bench import WHOLE_LIFE, LifeBench, LifeOptions
+from nos_ec.bench.life.life_ways import Alone, life_stores
 from nos_ec.bench.reads import ReadBench, ReadOptions
 from nos_ec.bench.stack import AdminKey, bench_stores
 from nos_ec.cli.app import run
-from nos_ec.cli.errors import EXIT_USAGE
+from nos_ec.cli.terminal.errors import EXIT_USAGE
 from nos_ec.core.errors import InvalidInput, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine.copy_lander import CopyLander
-from nos_ec.engine.landing_log import LandingLog
-from nos_ec.engine.log_bypass import LogBypass
-from nos_ec.engine.trimmer import TrimResult
+from nos_ec.core.states import SegmentState
+from nos_ec.engine.landing.copy_lander import CopyLander
+from nos_ec.engine.landing.landing_log import LandingLog
+from nos_ec.engine.landing.log_bypass import LogBypass
+from nos_ec.engine.landing.trimmer import TrimResult
 from nos_ec.settings import load_settings
 from tests.service.conftest import CONFIG
 
@@ -33,7 +33,7 @@ KEY = AdminKey("client.admin", None)
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("nos_ec.bench.life_ways.DEVICE_BYTES", 0)
+    monkeypatch.setattr("nos_ec.bench.life.life_ways.DEVICE_BYTES", 0)
     path = tmp_path / "nos-ec.toml"
     path.write_text(CONFIG.replace("16MiB", "32MiB"))
     return path
@@ -46,7 +46,7 @@ def options(drawn: str | int, objects: int = 40) -> LifeOptions:
 def test_the_command_measures_every_step_and_leaves_nothing(
     config: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nos_ec.bench.life.IDLE_S", 0.01)
+    monkeypatch.setattr("nos_ec.bench.life.life_bench.IDLE_S", 0.01)
     before = sorted(config.parent.rglob("*"))
     arguments = ["--size", "4096", "--objects", "100", "--rounds", "1", "--reads", "10", "--callers", "2", "--check"]
     assert run(["--config", str(config), "bench", "life", *arguments, "--json"]) == 0
@@ -71,7 +71,7 @@ def test_the_command_measures_every_step_and_leaves_nothing(
 
 
 def test_ways_take_turns_and_are_compared_round_by_round(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nos_ec.bench.life.IDLE_S", 0.01)
+    monkeypatch.setattr("nos_ec.bench.life.life_bench.IDLE_S", 0.01)
     settings = load_settings(config, {})
     with bench_stores({"store": settings, "other": settings}, KEY) as stores:
         assert stores.systems["store"].store_id != stores.systems["other"].store_id
@@ -91,7 +91,7 @@ def test_each_way_lands_where_it_should_and_a_life_leaves_no_segment(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On devices of the configured store nothing is written."""
-    monkeypatch.setattr("nos_ec.bench.life.IDLE_S", 0.01)
+    monkeypatch.setattr("nos_ec.bench.life.life_bench.IDLE_S", 0.01)
     settings = load_settings(config, {"NOS_EC_LANDING__DEVICES": str(config.parent / "absent" / "device")})
     with life_stores(settings, "both", KEY) as stores:
         found = LifeBench(stores, options(30_000, objects=100), lambda *_: None).run()
@@ -110,7 +110,7 @@ def test_each_way_lands_where_it_should_and_a_life_leaves_no_segment(
 
 
 def test_segments_that_stay_end_the_bench(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nos_ec.engine.trimmer.Trimmer.run_once", lambda *_: TrimResult())
+    monkeypatch.setattr("nos_ec.engine.landing.trimmer.Trimmer.run_once", lambda *_: TrimResult())
     with (
         life_stores(load_settings(config, {}), "log", KEY) as stores,
         pytest.raises(Transient, match="segments of the landing log were not given back"),
@@ -120,7 +120,7 @@ def test_segments_that_stay_end_the_bench(config: Path, monkeypatch: pytest.Monk
 
 def test_an_object_that_reads_back_wrong_ends_the_bench(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with bench_stores({"store": load_settings(config, {})}, KEY) as stores:
-        monkeypatch.setattr("nos_ec.engine.store.Store.get", lambda _self, _key: b"something else")
+        monkeypatch.setattr("nos_ec.engine.objects.store.Store.get", lambda _self, _key: b"something else")
         with pytest.raises(Transient, match="reads back wrong"):
             LifeBench(stores, options(1000), lambda *_: None).run()
 
@@ -150,7 +150,7 @@ def test_a_workload_and_a_size_exclude_each_other(bench: str, config: Path, capf
 def test_people_get_a_table_of_the_steps(
     config: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nos_ec.bench.life.IDLE_S", 0.01)
+    monkeypatch.setattr("nos_ec.bench.life.life_bench.IDLE_S", 0.01)
     arguments = ["--workload", "W6", "--objects", "100", "--rounds", "1", "--reads", "10", "--callers", "2"]
     assert run(["--config", str(config), "bench", "life", *arguments]) == 0
     said = capfd.readouterr().out

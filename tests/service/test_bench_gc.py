@@ -14,7 +14,7 @@ from tests.service.conftest import CONFIG
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("nos_ec.bench.life_ways.DEVICE_BYTES", 0)
+    monkeypatch.setattr("nos_ec.bench.life.life_ways.DEVICE_BYTES", 0)
     path = tmp_path / "nos-ec.toml"
     path.write_text(CONFIG.replace("16MiB", "128MiB").replace("chunk_size = 16384", "chunk_size = 131072"))
     return path

@@ -11,7 +11,7 @@ import pytest
 from nos_ec.bench.space import SpaceBench, SpaceOptions
 from nos_ec.bench.stack import AdminKey, bench_stores
 from nos_ec.cli.app import run
-from nos_ec.cli.errors import EXIT_BAR_MISSED, EXIT_USAGE
+from nos_ec.cli.terminal.errors import EXIT_BAR_MISSED, EXIT_USAGE
 from nos_ec.core.geometry import PAGE
 from nos_ec.settings import load_settings
 from tests.service.conftest import STORE_CONFIG

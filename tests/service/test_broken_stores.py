@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.composition.rebuilding import open_lost
 from nos_ec.composition.wiring import initialise, open_system
 from nos_ec.core.errors import ConfigError, Corrupt
 from nos_ec.settings import Settings, load_settings
-from nos_ec.testing.audit import all_blocks
+from tests.rig.audit import all_blocks
 
 from .conftest import Bench
 

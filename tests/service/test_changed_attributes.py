@@ -12,14 +12,14 @@ from nos_ec import NotFound, ObjectStore, open_store
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.ids import ObjectKey, new_segment_id, record_id
-from nos_ec.core.lifecycle import ObjectState
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
+from nos_ec.core.states import ObjectState
 from nos_ec.engine.dump.lost import Lost
 from nos_ec.engine.dump.placer import Placer
 from nos_ec.engine.dump.told import ToldRecord
-from nos_ec.testing.audit import all_objects
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import end_log
+from tests.rig.audit import all_objects
 
 from .conftest import STRIPE, Bench
 from .test_attributes import extents, put, told_by_blocks, told_by_rows

@@ -23,19 +23,19 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.errors import Transient
 from nos_ec.core.findings import REPAIRS, Finding, FindingKind
+from nos_ec.core.formats.operator_plan import Action, Step
 from nos_ec.core.ids import BlockId, ObjectKey, in_log, new_segment_id
-from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.core.plan import Action, Step
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.check import copies
 from nos_ec.engine.check.blocks import ReadShare
 from nos_ec.engine.check.checker import Checked, Checker, Unfinished
 from nos_ec.engine.check.repairs import Repairer, planned
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.metadata import BlockRow, WaitingRow
-from nos_ec.testing.audit import all_blocks
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 from tests.rig.at_rest import LaterClock, come_to_rest, end_log
+from tests.rig.audit import all_blocks
 from tests.rig.sql_plans import caught
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench, damage_slots

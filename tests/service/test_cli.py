@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from nos_ec.cli import status
 from nos_ec.cli.app import run
-from nos_ec.cli.status import status_data
+from nos_ec.cli.operator import status
+from nos_ec.cli.operator.status import status_data
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.states import ObjectState
 from nos_ec.demo.losses import _shards_to_lose
 from nos_ec.demo.s3 import Access, s3_gateway
-from nos_ec.engine import store_totals
-from nos_ec.engine.store import Store
+from nos_ec.engine.figures import store_totals
+from nos_ec.engine.objects.store import Store
 from nos_ec.ports.metadata import Totals
 from nos_ec.settings import without_settings
 from tests.rig.at_rest import end_log

@@ -21,12 +21,12 @@ import pytest
 from nos_consumer.assemble import consumer_service
 from nos_ec.api.access import Token
 from nos_ec.cli.app import run
-from nos_ec.cli.output import printable, size_text, time_text
-from nos_ec.cli.status import _percent
+from nos_ec.cli.operator.status import _percent
+from nos_ec.cli.terminal.output import printable, size_text, time_text
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import BlockId, ObjectKey
-from nos_ec.gateway.accounts import Accounts
-from nos_ec.gateway.sealed_secrets import MasterKeys
+from nos_ec.gateway.auth.accounts import Accounts
+from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.settings import without_settings
 from nos_ec.settings.masking import MASK
 
@@ -151,7 +151,7 @@ def test_a_listing_is_continued_as_pasted(
         monkeypatch.setenv("NOS_EC_CONFIG", "nos-ec.toml")
     if how == "system":
         monkeypatch.chdir("/")
-        monkeypatch.setattr("nos_ec.cli.context.DEFAULT_CONFIGS", (Path("nos-ec.toml"), bench.config))
+        monkeypatch.setattr("nos_ec.cli.terminal.context.DEFAULT_CONFIGS", (Path("nos-ec.toml"), bench.config))
     program = f"{shlex.quote(sys.executable)} -m nos_ec"
     environment = without_settings({name: value for name, value in os.environ.items() if name != "NOS_EC_CONFIG"})
     command = [*given, "ls", "--limit", "1", "--", "-b"]

@@ -24,7 +24,7 @@ COMMAND = "from nos_ec.cli import main; print('started', flush=True); main()"
 
 SLOW_GET = """
 import time
-from nos_ec.engine.store import Store
+from nos_ec.engine.objects.store import Store
 
 opened = Store.open
 
@@ -109,7 +109,7 @@ def test_a_second_signal_ends_at_once() -> None:
     """Although cleaning up takes long."""
     program = """
 import time
-from nos_ec.cli.ending import end_with
+from nos_ec.cli.terminal.ending import end_with
 
 def run():
     try:
@@ -135,7 +135,7 @@ def test_an_interrupt_that_a_callback_drops_comes_again() -> None:
     """Python drops exceptions that are raised in finalizers, and an interrupt with them."""
     program = """
 import os, signal, time
-from nos_ec.cli.ending import end_with
+from nos_ec.cli.terminal.ending import end_with
 
 class Kept:
     def __del__(self):

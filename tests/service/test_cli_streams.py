@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from nos_ec.composition.wiring import System
-from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.states import ObjectState
 from nos_ec.settings import without_settings
 from tests.rig.dev_servers import free_port
 from tests.rig.waiting import until
@@ -142,7 +142,7 @@ def test_files_never_get_the_number_of_a_closed_stream(bench: Bench, system: Sys
     """A library in C would write its messages into the file that got it."""
     program, number = bench.folder / "program.py", bench.folder / "number"
     program.write_text(
-        "import os, sys; from nos_ec.cli.streams import protect_stderr; protect_stderr();"
+        "import os, sys; from nos_ec.cli.terminal.streams import protect_stderr; protect_stderr();"
         "open(sys.argv[1], 'w').write(str(os.open('/dev/null', os.O_RDONLY)))"
     )
     _shell(bench, f'"{sys.executable}" "{program}" "{number}" {closed}')

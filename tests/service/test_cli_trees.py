@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from nos_ec.cli.app import run
-from nos_ec.cli.local_files import TargetFolder
-from nos_ec.cli.tally import NAMED_MAX
+from nos_ec.cli.files.local_files import TargetFolder
+from nos_ec.cli.terminal.tally import NAMED_MAX
 from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.engine.store import Store
+from nos_ec.engine.objects.store import Store
 from tests.rig.at_rest import come_to_rest
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
@@ -166,7 +166,7 @@ def test_a_file_that_changes_or_vanishes(
     cli: Cli, tree: Path, system: System, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """While it is read; the others are stored."""
-    from nos_ec.engine import tree as loading
+    from nos_ec.library import tree as loading
 
     read = loading._SourceFile.read
 

@@ -6,15 +6,15 @@ from contextlib import closing
 
 import pytest
 
-from nos_ec.cli.gc_control import gc_status_data
+from nos_ec.cli.commands.gc_control import gc_status_data
 from nos_ec.composition.wiring import System
 from nos_ec.core.deadlines import LEASE_MS_MAX, WAIT_MS_MAX
-from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.states import BlockKind
 from nos_ec.engine.gc.options import LEASE_NAME
-from nos_ec.testing.clock import SetClock
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 from tests.rig.at_rest import end_log
+from tests.rig.clock import SetClock
 
 from .conftest import Bench
 

@@ -12,7 +12,7 @@ import pytest
 from nos_ec import InvalidInput, NotFound, ObjectInfo, ObjectStore, PreconditionFailed, Transient, open_store
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import BlockState, ObjectState
+from nos_ec.core.states import BlockState, ObjectState
 
 from .conftest import STRIPE, Bench
 from .refused_put import meanwhile

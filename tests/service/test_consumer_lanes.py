@@ -15,10 +15,10 @@ from nos_ec.composition.packing import StreamedPacking
 from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId
-from nos_ec.engine.lanes import Plan
+from nos_ec.engine.packing.lanes import Plan
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.message_log import Message, MessageConsumer
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 
 from .conftest import CONFIG, WAIT_S_MAX, Bench, set_clock
 

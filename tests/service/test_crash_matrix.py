@@ -18,12 +18,12 @@ import pytest
 
 from nos_consumer.assemble import consumer_service
 from nos_ec.core.deadlines import QUARANTINE_MS
+from nos_ec.core.gc.reclaim import BlockAccount
 from nos_ec.core.ids import ObjectKey, new_segment_id
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.reclaim import BlockAccount
-from nos_ec.testing.audit import all_blocks
+from nos_ec.core.states import ObjectState
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock, end_log
+from tests.rig.audit import all_blocks
 from tests.rig.device_log_work import KILL_POINTS as DEVICE_LOG_POINTS
 
 from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench, damage_slots

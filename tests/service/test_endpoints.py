@@ -22,15 +22,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nos_ec import __version__
-from nos_ec.adapters.sql.engine import make_engine
+from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.composition.wiring import System
-from nos_ec.engine.store_totals import CHEAP_ROWS_MAX
+from nos_ec.engine.figures.store_totals import CHEAP_ROWS_MAX
+from nos_ec.monitoring.declarations.metric import Kind
+from nos_ec.monitoring.declarations.metrics import METRICS, STORE_PLACEMENT_GROUPS
 from nos_ec.monitoring.endpoint import Endpoint
-from nos_ec.monitoring.metric import Kind
-from nos_ec.monitoring.metrics import METRICS, STORE_PLACEMENT_GROUPS
 from nos_ec.settings import without_settings
-from nos_ec.testing.audit import counted_totals
 from tests.rig.at_rest import LaterClock, end_log
+from tests.rig.audit import counted_totals
 from tests.rig.dev_servers import free_port
 from tests.rig.full_store import Shape, fill
 from tests.rig.notify_socket import NotifySocket

@@ -11,13 +11,13 @@ import pytest
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.expiry import ExpiryRule, encode_rules
-from nos_ec.core.gc_events import Names, PutEvent
+from nos_ec.core.gc.gc_events import Names, PutEvent
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifetimes import AGE_RANGES, Counts
+from nos_ec.core.packing.lifetimes import AGE_RANGES, Counts
 from nos_ec.core.versions import Versioning
-from nos_ec.engine import event_export
-from nos_ec.engine.event_export import ExportOptions, exported_events
-from nos_ec.engine.known_expiry import KnownExpiry
+from nos_ec.engine.expiry.known_expiry import KnownExpiry
+from nos_ec.engine.figures import event_export
+from nos_ec.engine.figures.event_export import ExportOptions, exported_events
 from nos_ec.ports.metadata import CannedAcl, DocumentKind
 
 from .conftest import CONFIG, Bench

@@ -13,29 +13,29 @@ from sqlalchemy import delete
 
 from nos_consumer.assemble import consumer_service
 from nos_ec.adapters.sql.metadata import SqlMetadata
-from nos_ec.adapters.sql.schema import WAITING
+from nos_ec.adapters.sql.tables.schema import WAITING
 from nos_ec.composition.explaining import object_explainer
 from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NotFound, Transient
+from nos_ec.core.formats.messages import partition_for
 from nos_ec.core.ids import LandingId, ObjectKey, in_log
-from nos_ec.core.lifecycle import ObjectState, SegmentState
-from nos_ec.core.lifetimes import AGE_RANGES, Counts
-from nos_ec.core.messages import partition_for
+from nos_ec.core.packing.lifetimes import AGE_RANGES, Counts
 from nos_ec.core.parts import part_key, parts_bucket
-from nos_ec.core.republish import Republishing
-from nos_ec.core.slots import bucket_slot
+from nos_ec.core.publishing.republish import Republishing
+from nos_ec.core.publishing.slots import bucket_slot
+from nos_ec.core.states import ObjectState, SegmentState
 from nos_ec.engine.explain.object_facts import ItsParts
 from nos_ec.engine.explain.object_reasons import ObjectReason as Why
 from nos_ec.engine.explain.objects import ObjectExplanation
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.message_log import GroupProgress
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.testing.clock import FakeClock
-from nos_ec.testing.faulty import Faults, faulty
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 from tests.rig.at_rest import end_log
+from tests.rig.clock import FakeClock
+from tests.rig.faulty import Faults, faulty
 from tests.rig.sql_plans import caught
 
 from .conftest import STRIPE, Bench

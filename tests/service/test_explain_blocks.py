@@ -13,7 +13,7 @@ from nos_ec.composition.explaining import block_explainer, object_explainer
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BlockId, ObjectKey
-from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.explain import blocks as explain_blocks
 from nos_ec.engine.explain.block_reasons import BlockReason as Why
 from nos_ec.engine.explain.blocks import BlockExplanation

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.adapters.local.device_format import HEADER_COPY_AT, SLOTS_AT, SUPERBLOCKS
+from nos_ec.adapters.local.devices.device_format import HEADER_COPY_AT, SLOTS_AT, SUPERBLOCKS
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Corrupt, NosError, Transient
+from nos_ec.core.formats.landing_format import RECORD_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from nos_ec.core.geometry import PAGE
-from nos_ec.core.landing_format import RECORD_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from tests.rig.at_rest import end_log
 
 from .conftest import CHUNK, STRIPE, Bench

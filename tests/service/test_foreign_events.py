@@ -11,9 +11,9 @@ from nos_consumer.backlog import CLOCK_MARGIN_MS
 from nos_consumer.counters import ConsumerCounters
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.core.formats.messages import encode_pack_request
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.messages import encode_pack_request
+from nos_ec.core.states import ObjectState
 from tests.rig.at_rest import LaterClock
 
 from .conftest import STRIPE, Bench

@@ -18,8 +18,8 @@ import pytest
 from sqlalchemy import make_url
 
 from nos_consumer.assemble import consumer_service
-from nos_ec.adapters.local.log_file import translated_errors
-from nos_ec.adapters.sql.failures import translate
+from nos_ec.adapters.local.files.log_file import translated_errors
+from nos_ec.adapters.sql.driver.failures import translate
 from nos_ec.api.readings import Readings
 from nos_ec.cli.app import run
 from nos_ec.composition.wiring import System, initialise

@@ -12,10 +12,10 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, NosError, NoSpace, Transient
 from nos_ec.core.ids import LandingId, ObjectKey
-from nos_ec.engine import copy_lander
+from nos_ec.engine.landing import copy_lander
 from nos_ec.ports.landing_store import LandingPut, LandingStore
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.testing.faulty import Faults, faulty
+from tests.rig.faulty import Faults, faulty
 
 from .conftest import CHUNK, WAIT_S_MAX, Bench
 

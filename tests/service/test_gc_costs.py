@@ -10,19 +10,25 @@ import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
-from nos_ec.cli.status import status_data
+from nos_ec.cli.operator.status import status_data
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NotFound, Transient
+from nos_ec.core.gc.target_costs import TargetCost
 from nos_ec.core.ids import BlockId
-from nos_ec.core.target_costs import TargetCost
-from nos_ec.engine import header_survey
+from nos_ec.engine.figures import header_survey
+from nos_ec.engine.figures.header_survey import (
+    BLOCKS_MAX,
+    HEADERS_NOTE,
+    SURVEY_WAIT_MS,
+    HeaderSurvey,
+    read_headers_found,
+)
+from nos_ec.engine.figures.usage import DAY_MS
 from nos_ec.engine.gc.space import PAGE_BLOCKS
 from nos_ec.engine.header_scan import HeaderScan, scan_headers
-from nos_ec.engine.header_survey import BLOCKS_MAX, HEADERS_NOTE, SURVEY_WAIT_MS, HeaderSurvey, read_headers_found
-from nos_ec.engine.usage import DAY_MS
-from nos_ec.testing.audit import all_blocks
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
+from tests.rig.audit import all_blocks
 
 from .conftest import STRIPE, Bench
 from .test_gc_policies import fresh, holey

@@ -11,8 +11,8 @@ import pytest
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId
-from nos_ec.core.lifecycle import BlockKind
-from nos_ec.engine.header_survey import HeaderSurvey
+from nos_ec.core.states import BlockKind
+from nos_ec.engine.figures.header_survey import HeaderSurvey
 from nos_ec.ports.block_store import BlockStore
 from nos_gc.assemble import gc_service
 

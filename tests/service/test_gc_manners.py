@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from nos_ec.composition.wiring import System
-from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.states import BlockKind
 from nos_ec.engine.gc import manners
 from nos_ec.engine.gc.back_off import BackOff
 from nos_ec.engine.gc.control import GcControl
@@ -20,7 +20,7 @@ from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.run_note import read_run
 from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
-from nos_ec.engine.stripe_writer import WriteResult
+from nos_ec.engine.packing.stripe_writer import WriteResult
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_gc.assemble import gc_service

@@ -11,16 +11,16 @@ from structlog.testing import capture_logs
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import SegmentId
-from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.engine.copy_forward import BACK_OFF, CopyForward, ForwardResult
-from nos_ec.engine.housekeeping import RECOVERY_WAIT_MS, TRIM_WAIT_MS, Housekeeping
+from nos_ec.core.states import BlockKind, BlockState
+from nos_ec.engine.landing.copy_forward import BACK_OFF, CopyForward, ForwardResult
+from nos_ec.engine.landing.trimmer import Trimmer, TrimResult
 from nos_ec.engine.limited_log import LINES_MAX
 from nos_ec.engine.parking import Parking
-from nos_ec.engine.reaper import Reaper, ReapResult
-from nos_ec.engine.recovery import Recovery, RecoveryResult
-from nos_ec.engine.trimmer import Trimmer, TrimResult
+from nos_ec.engine.upkeep.housekeeping import RECOVERY_WAIT_MS, TRIM_WAIT_MS, Housekeeping
+from nos_ec.engine.upkeep.reaper import Reaper, ReapResult
+from nos_ec.engine.upkeep.recovery import Recovery, RecoveryResult
 from nos_ec.ports.clock import Beat, unwatched
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 
 from .conftest import Bench
 

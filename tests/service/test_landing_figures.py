@@ -12,9 +12,9 @@ import pytest
 from nos_ec.api.readings import Readings
 from nos_ec.cli.app import run
 from nos_ec.composition.wiring import System, initialise
-from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine.landing_log import LandingLog
-from nos_ec.engine.log_bypass import LogBypass
+from nos_ec.core.states import SegmentState
+from nos_ec.engine.landing.landing_log import LandingLog
+from nos_ec.engine.landing.log_bypass import LogBypass
 from nos_ec.monitoring.sources import batch_samples, housekeeping_samples, store_samples
 from nos_gc.assemble import gc_collector
 from tests.rig.at_rest import end_log

@@ -15,11 +15,11 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError, Corrupt, NotFound
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import ObjectKey, in_log, new_segment_id
-from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine.log_segment import RETRY_WAIT_MS
-from nos_ec.engine.unknown_segments import UnknownSegments
-from nos_ec.testing.audit import all_objects
+from nos_ec.core.states import SegmentState
+from nos_ec.engine.landing.log_segment import RETRY_WAIT_MS
+from nos_ec.engine.landing.unknown_segments import UnknownSegments
 from tests.rig.at_rest import LaterClock, come_to_rest, end_log
+from tests.rig.audit import all_objects
 from tests.rig.device_log_work import batch
 
 from .conftest import CHUNK, CONFIG, STORE_CONFIG, TTL_OVER_MS, Bench
@@ -170,7 +170,7 @@ def test_a_hundred_short_processes_do_not_use_up_the_log(bench: Bench) -> None:
 
 def test_puts_pass_by_a_log_that_is_full(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until there is room, and for as long as the log waits before it tries again."""
-    monkeypatch.setattr("nos_ec.engine.segment_maker.RETRY_WAIT_MS_MAX", RETRY_WAIT_MS)
+    monkeypatch.setattr("nos_ec.engine.landing.segment_maker.RETRY_WAIT_MS_MAX", RETRY_WAIT_MS)
     with bench.open() as system:
         bench.put_some(system, 1100)
         records, copies = landed_in(system)

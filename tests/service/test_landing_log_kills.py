@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.errors import Conflict
+from nos_ec.core.formats.landing_format import scan
 from nos_ec.core.ids import LandingId, ObjectKey, segment_of
-from nos_ec.core.landing_format import scan
-from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine.log_lease import LEASE_PREFIX
-from nos_ec.engine.log_reader import LogReader
-from nos_ec.engine.log_recovery import LogRecovery
-from nos_ec.engine.trimmer import Trimmer
+from nos_ec.core.states import SegmentState
+from nos_ec.engine.landing.log_lease import LEASE_PREFIX
+from nos_ec.engine.landing.log_reader import LogReader
+from nos_ec.engine.landing.log_recovery import LogRecovery
+from nos_ec.engine.landing.trimmer import Trimmer
 from nos_ec.ports.clock import unwatched
 from nos_ec.ports.metadata import Metadata
-from nos_ec.testing.folder_medium import FolderMedium
-from nos_ec.testing.memory_medium import JOINED
 from tests.rig.dead_logs import recover_logs
+from tests.rig.folder_medium import FolderMedium
+from tests.rig.memory_medium import JOINED
 from tests.rig.preloaded import Preloaded
 
 from .conftest import WAIT_S_MAX

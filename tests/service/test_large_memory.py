@@ -16,8 +16,8 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.engine import large_block
-from nos_ec.engine.large_block import WINDOW_BYTES, windows
+from nos_ec.engine.objects import large_block
+from nos_ec.engine.objects.large_block import WINDOW_BYTES, windows
 from nos_ec.library.object_store import ObjectStore
 from nos_ec.library.opening import open_store
 from nos_ec.ports.metadata import Segment

@@ -9,11 +9,11 @@ import pytest
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import LeaseLost, NosError, Transient
-from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.leases import RETRY_WAIT_MS
-from nos_ec.engine.recovery import RENEW_WAIT_MS, Recovery, RecoveryResult
+from nos_ec.engine.upkeep.recovery import RENEW_WAIT_MS, Recovery, RecoveryResult
 from nos_ec.ports.metadata import Metadata
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 
 pytestmark = pytest.mark.invariant(8)
 

@@ -34,7 +34,7 @@ from nos_ec import (
     open_store,
 )
 from nos_ec.library.object_reader import WINDOW_BYTES_MAX, WINDOW_BYTES_MIN
-from nos_ec.monitoring.library_metrics import LIBRARY
+from nos_ec.monitoring.declarations.library_metrics import LIBRARY
 from tests.rig.at_rest import LaterClock
 
 from .conftest import CHUNK, STRIPE, TTL_OVER_MS, WAIT_S_MAX, Bench
@@ -174,8 +174,10 @@ def test_log_messages_go_to_logging_and_not_to_stdout(bench: Bench, caplog: Any,
     import structlog
 
     with open_store(bench.config), caplog.at_level(logging.WARNING):
-        structlog.get_logger("nos_ec.engine.store").warning("something odd", error="why")
-    assert [(record.name, record.levelname) for record in caplog.records] == [("nos_ec.engine.store", "WARNING")]
+        structlog.get_logger("nos_ec.engine.objects.store").warning("something odd", error="why")
+    assert [(record.name, record.levelname) for record in caplog.records] == [
+        ("nos_ec.engine.objects.store", "WARNING")
+    ]
     assert "event='something odd' error='why'" in caplog.text
     assert capfd.readouterr() == ("", "")
 

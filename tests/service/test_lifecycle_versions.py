@@ -15,15 +15,15 @@ from urllib.parse import urlencode
 import pytest
 
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
-from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import Conflict, NosError, Transient
 from nos_ec.core.expiry import DAY_MS, TAGS_ATTRIBUTE, BucketRules, ExpiryRule, encode_rules
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.versions import Versioning, as_null_version, as_version
-from nos_ec.engine import lifecycle_bucket, lifecycle_walk
-from nos_ec.engine.lifecycle_bucket import START, BucketWalk, Expired, Place
-from nos_ec.engine.lifecycle_walk import RETRY_MS_MAX, LifecycleWalk
+from nos_ec.engine.expiry import lifecycle_bucket, lifecycle_walk
+from nos_ec.engine.expiry.lifecycle_bucket import START, BucketWalk, Expired, Place
+from nos_ec.engine.expiry.lifecycle_walk import RETRY_MS_MAX, LifecycleWalk
 from nos_ec.ports.metadata import (
     AddMarker,
     CannedAcl,
@@ -34,8 +34,8 @@ from nos_ec.ports.metadata import (
     VersionDeletion,
     VersionEntry,
 )
-from nos_ec.testing.metadata_bench import MetadataBench
 from tests.rig.at_rest import LaterClock
+from tests.rig.metadata_bench import MetadataBench
 
 from .conftest import TTL_OVER_MS, Bench
 from .test_check import check

@@ -18,9 +18,9 @@ from nos_ec.core.errors import Conflict, Transient
 from nos_ec.core.expiry import DAY_MS, TAGS_ATTRIBUTE, ExpiryRule, encode_rules
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.versions import FLOOR_MS, Versioning
-from nos_ec.engine import lifecycle_bucket, lifecycle_walk
-from nos_ec.engine.lifecycle_bucket import Expired
-from nos_ec.engine.lifecycle_walk import (
+from nos_ec.engine.expiry import lifecycle_bucket, lifecycle_walk
+from nos_ec.engine.expiry.lifecycle_bucket import Expired
+from nos_ec.engine.expiry.lifecycle_walk import (
     FAILED_MAX,
     LIFECYCLE_NOTE,
     RETRY_MS_FIRST,

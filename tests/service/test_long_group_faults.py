@@ -15,22 +15,22 @@ from time import perf_counter
 
 import pytest
 
-from nos_ec.adapters.local.shard_file import ShardLayout
+from nos_ec.adapters.local.blocks.shard_file import ShardLayout
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound, Transient
 from nos_ec.core.ids import BlockId, LandingId
-from nos_ec.core.lifecycle import BlockState, ObjectState
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.packing.plan import GroupPlan
-from nos_ec.engine import stripe_writer
+from nos_ec.core.states import BlockState, ObjectState
 from nos_ec.engine.packable import Packable
+from nos_ec.engine.packing import stripe_writer
+from nos_ec.engine.packing.stripe_writer import COMMIT_TRIES
 from nos_ec.engine.read_threads import ReadThreads
-from nos_ec.engine.stripe_writer import COMMIT_TRIES
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.settings import without_settings
-from nos_ec.testing.audit import all_blocks, all_objects
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
+from tests.rig.audit import all_blocks, all_objects
 from tests.rig.preloaded import Preloaded
 
 from .conftest import TTL_OVER_MS, WAIT_S_MAX, Bench

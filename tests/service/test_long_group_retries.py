@@ -11,13 +11,13 @@ import pytest
 from nos_consumer.assemble import drain
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
-from nos_ec.core.header import decode_header, peek_length
+from nos_ec.core.formats.header import decode_header, peek_length
 from nos_ec.core.ids import BlockId, ObjectKey
-from nos_ec.core.lifecycle import BlockState, ObjectState
+from nos_ec.core.states import BlockState, ObjectState
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.testing.audit import all_blocks, all_objects
 from nos_gc.assemble import gc_service
+from tests.rig.audit import all_blocks, all_objects
 from tests.rig.preloaded import Preloaded
 
 from .conftest import STRIPE, Bench

@@ -15,20 +15,20 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Corrupt, LeaseLost, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import BlockId, LandingId
-from nos_ec.core.lifecycle import BlockState, ObjectState
 from nos_ec.core.packing.plan import GroupPlan
-from nos_ec.engine.group_bytes import GroupPlace, assemble, window_bytes
+from nos_ec.core.states import BlockState, ObjectState
 from nos_ec.engine.header_scan import read_names, scan_headers
-from nos_ec.engine.long_group import item_at
 from nos_ec.engine.packable import Packable
+from nos_ec.engine.packing.group_bytes import GroupPlace, assemble, window_bytes
+from nos_ec.engine.packing.long_group import item_at
+from nos_ec.engine.packing.stripe_writer import APPEND_TRIES, LONG_GROUP_MS_MAX
 from nos_ec.engine.read_threads import ReadThreads
-from nos_ec.engine.stripe_writer import APPEND_TRIES, LONG_GROUP_MS_MAX
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.testing.audit import all_blocks, all_objects
-from nos_ec.testing.clock import FakeClock
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
+from tests.rig.audit import all_blocks, all_objects
+from tests.rig.clock import FakeClock
 from tests.rig.preloaded import Preloaded
 
 from .conftest import TTL_OVER_MS, Bench

@@ -12,16 +12,16 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import BlockId, ObjectKey
-from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.states import ObjectState
 from nos_ec.engine.limited_log import LINES_MAX
 from nos_ec.engine.parking import NAMED_MAX, ParkingFigures
 from nos_ec.engine.read_threads import ReadThreads
-from nos_ec.engine.reaper import BACK_OFF, Reaper, ReapResult
+from nos_ec.engine.upkeep.reaper import BACK_OFF, Reaper, ReapResult
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.testing.audit import all_blocks
-from nos_ec.testing.clock import FakeClock
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock, come_to_rest
+from tests.rig.audit import all_blocks
+from tests.rig.clock import FakeClock
 
 from .conftest import CHUNK, Bench
 

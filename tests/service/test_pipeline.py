@@ -19,28 +19,28 @@ from nos_consumer.service import ConsumerService
 from nos_ec.adapters.local.message_log import LocalMessageLog
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound, Transient
-from nos_ec.core.header import decode_names
+from nos_ec.core.formats.header import decode_names
+from nos_ec.core.formats.messages import PackRequest, encode_pack_request
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
-from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
-from nos_ec.core.messages import PackRequest, encode_pack_request
 from nos_ec.core.packing.packer import size_max
+from nos_ec.core.states import BlockKind, BlockState, ObjectState
 from nos_ec.core.tails import tail_key
 from nos_ec.engine.gc.options import LEASE_NAME
 from nos_ec.engine.header_scan import scan_headers
-from nos_ec.engine.housekeeping import Housekeeping
 from nos_ec.engine.read_threads import ReadThreads
-from nos_ec.engine.reaper import Reaper
-from nos_ec.engine.recovery import Recovery
+from nos_ec.engine.upkeep.housekeeping import Housekeeping
+from nos_ec.engine.upkeep.reaper import Reaper
+from nos_ec.engine.upkeep.recovery import Recovery
 from nos_ec.monitoring.health import Heart
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, unwatched
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.testing.audit import all_blocks, problems
-from nos_ec.testing.clock import FakeClock
-from nos_ec.testing.faulty import Faults, faulty
-from nos_ec.testing.metadata_bench import pack_request
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import HOUR_MS, LaterClock, end_log
+from tests.rig.audit import all_blocks, problems
+from tests.rig.clock import FakeClock
+from tests.rig.faulty import Faults, faulty
+from tests.rig.metadata_bench import pack_request
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 

@@ -13,16 +13,17 @@ from random import Random
 import pytest
 
 from nos_consumer.assemble import drain
-from nos_ec.adapters.local import block_locks, landing_store
+from nos_ec.adapters.local import landing_store
+from nos_ec.adapters.local.blocks import block_locks
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.settings import Settings, load_settings
-from nos_ec.testing.audit import problems
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 from tests.rig import sqlite_files
 from tests.rig.at_rest import LaterClock, settle
+from tests.rig.audit import problems
 from tests.rig.power_cut import MIXED, NOTHING, ZEROS, Operation, Recorder, cuts, memory_folder, points
 
 from .conftest import CHUNK, STORE_CONFIG, TTL_OVER_MS

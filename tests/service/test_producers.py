@@ -16,17 +16,17 @@ from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.composition.wiring import System
 from nos_ec.core.deadlines import LEASE_MS_MAX, WAIT_MS_MAX
 from nos_ec.core.errors import Transient
+from nos_ec.core.formats.messages import decode_pack_request, partition_for_key
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.messages import decode_pack_request, partition_for_key
-from nos_ec.core.slots import LEASE_PREFIX, SLOTS, bucket_slot, is_member_lease, slot_lease
-from nos_ec.engine.recovery import Recovery
+from nos_ec.core.publishing.slots import LEASE_PREFIX, SLOTS, bucket_slot, is_member_lease, slot_lease
+from nos_ec.engine.upkeep.recovery import Recovery
 from nos_ec.ports.metadata import Metadata, ObjectRow
-from nos_ec.testing.clock import FakeClock, SetClock
 from nos_producer.assemble import producer_service
 from nos_producer.service import ProducerOptions, ProducerService
 from nos_producer.slots import ROUNDS_PER_TTL, HeldSlots
 from nos_producer.spreading import SpreadOptions
 from tests.rig.at_rest import end_log
+from tests.rig.clock import FakeClock, SetClock
 from tests.rig.waiting import until
 
 from .conftest import WAIT_S_MAX, Bench

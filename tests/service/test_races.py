@@ -14,15 +14,15 @@ import pytest
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError, Conflict, LeaseLost, NotFound, Transient
+from nos_ec.core.gc.reclaim import BlockAccount
 from nos_ec.core.ids import BlockId, ObjectKey
-from nos_ec.core.lifecycle import BlockKind
-from nos_ec.core.reclaim import BlockAccount
+from nos_ec.core.states import BlockKind
 from nos_ec.engine.check.quarantine import release
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import GroupCommit, Lease, Metadata
-from nos_ec.testing.audit import all_blocks
 from nos_gc.assemble import gc_service
+from tests.rig.audit import all_blocks
 
 from .conftest import CHUNK, SHORT_OVER_MS, STRIPE, WAIT_S_MAX, Bench
 

@@ -17,9 +17,9 @@ from nos_consumer.assemble import consumer_service
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.testing.audit import all_blocks
-from nos_ec.testing.clock import FakeClock
 from tests.rig.at_rest import come_to_rest, end_log
+from tests.rig.audit import all_blocks
+from tests.rig.clock import FakeClock
 
 from .conftest import CHUNK, Bench, set_clock
 

@@ -17,16 +17,15 @@ import pytest
 from google_crc32c import value
 
 from nos_ec.composition.wiring import System
-from nos_ec.core.copy_label import CopyLabel, encode_label
 from nos_ec.core.deadlines import QUARANTINE_MS
-from nos_ec.core.dump_format import DumpHead, DumpPage, decode_page, dump_frames
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.findings import FindingKind
+from nos_ec.core.formats.copy_label import CopyLabel, encode_label
+from nos_ec.core.formats.dump_format import DumpHead, DumpPage, decode_page, dump_frames
 from nos_ec.core.ids import ACCESS_BUCKET, RESERVED_BUCKET, ObjectKey
 from nos_ec.core.versions import Versioning
-from nos_ec.engine import access_records
 from nos_ec.engine.check.quarantine import HeldKind, held
-from nos_ec.engine.dump import bucket_rows, rebuilder, rows
+from nos_ec.engine.dump import access_records, bucket_rows, rebuilder, rows
 from nos_ec.engine.dump.dumper import dump_pages
 from nos_ec.engine.dump.uncertain import KINDS
 from nos_ec.ports.metadata import (
@@ -39,9 +38,9 @@ from nos_ec.ports.metadata import (
     Rights,
     VersionEntry,
 )
-from nos_ec.testing.audit import all_objects
-from nos_ec.testing.clock import SetClock
 from tests.rig.at_rest import end_log
+from tests.rig.audit import all_objects
+from tests.rig.clock import SetClock
 
 from .conftest import CHUNK, STRIPE, Bench
 from .test_attributes import given_to, put, put_all, told_by_rows

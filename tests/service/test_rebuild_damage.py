@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from nos_ec.adapters.local.block_store import LocalBlockStore
-from nos_ec.adapters.local.device_format import SLOTS_AT, decode_superblock
+from nos_ec.adapters.local.blocks.block_store import LocalBlockStore
+from nos_ec.adapters.local.devices.device_format import SLOTS_AT, decode_superblock
 from nos_ec.composition.wiring import initialise
 from nos_ec.core.errors import Corrupt
+from nos_ec.core.formats.header import GroupHeader
+from nos_ec.core.formats.landing_format import RECORD_HEADER_SIZE
 from nos_ec.core.geometry import PAGE
-from nos_ec.core.header import GroupHeader
 from nos_ec.core.ids import BlockId, SegmentId
-from nos_ec.core.landing_format import RECORD_HEADER_SIZE
-from nos_ec.core.lifecycle import BlockState
+from nos_ec.core.states import BlockState
 from nos_ec.engine import header_scan
 from nos_ec.engine.check.quarantine import held
 from nos_ec.engine.dump import told
 from nos_ec.engine.dump.stored import newest_dump
 from nos_ec.ports.metadata import QUARANTINE
-from nos_ec.testing.audit import all_blocks, all_objects
 from tests.rig.at_rest import end_log
+from tests.rig.audit import all_blocks, all_objects
 
 from .conftest import STORE_CONFIG, Bench
 from .test_check import check

@@ -10,8 +10,8 @@ import pytest
 from nos_ec.core.ids import ACCESS_BUCKET, ObjectKey
 from nos_ec.engine.dump.rebuilder import TRASHED_MS_MIN
 from nos_ec.ports.metadata import CannedAcl, ObjectRow, Rights
-from nos_ec.testing.audit import all_blocks, all_objects
 from tests.rig.at_rest import end_log
+from tests.rig.audit import all_blocks, all_objects
 
 from .conftest import CHUNK, STRIPE, Bench
 from .test_check import check

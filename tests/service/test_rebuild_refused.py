@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nos_ec.adapters.local.device_log import DeviceLog
+from nos_ec.adapters.local.devices.device_log import DeviceLog
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
@@ -21,14 +21,14 @@ from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.conditions import ABSENT, PRESENT, Condition
 from nos_ec.core.deadlines import EMPTY_COPY_MS
 from nos_ec.core.errors import Corrupt, NosError, NoSuchUpload, NotFound, PreconditionFailed, Transient
+from nos_ec.core.formats.landing_format import TYPE_PUT, is_void, scan
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.landing_format import TYPE_PUT, is_void, scan
 from nos_ec.core.versions import Versioning
 from nos_ec.engine.dump.rebuilder import TRASHED_MS_MIN
-from nos_ec.engine.uploads import MultipartUploads
+from nos_ec.engine.objects.uploads import MultipartUploads
 from nos_ec.ports.metadata import AddMarker, UploadRow
-from nos_ec.testing.clock import SetClock
 from tests.rig.at_rest import LaterClock, end_log
+from tests.rig.clock import SetClock
 
 from .conftest import CHUNK, STRIPE, TTL_OVER_MS, WAIT_S_MAX, Bench
 from .refused_put import KEY, meanwhile, put_first

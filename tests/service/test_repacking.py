@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nos_ec.composition.wiring import System, initialise
-from nos_ec.core.gc_policy import Behind
+from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.engine.explain.block_reasons import BlockReason
 from nos_ec.engine.gc import victims as victims_of_gc

@@ -16,18 +16,18 @@ from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.findings import Finding, FindingKind
+from nos_ec.core.formats.operator_plan import Step, read_steps
 from nos_ec.core.ids import BlockId, LandingId
-from nos_ec.core.lifecycle import BlockState
-from nos_ec.core.plan import Step, read_steps
+from nos_ec.core.states import BlockState
 from nos_ec.engine.check.quarantine import held
 from nos_ec.engine.check.repairs import Repairer, planned
 from nos_ec.engine.gc.options import LEASE_NAME
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.metadata import BlockRow
-from nos_ec.testing.audit import all_blocks, all_objects
-from nos_ec.testing.clock import SetClock
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock, end_log
+from tests.rig.audit import all_blocks, all_objects
+from tests.rig.clock import SetClock
 
 from .conftest import STRIPE, TTL_OVER_MS, Bench
 from .test_check import FIRST_PACKED, FIRST_WAITING, FRESH, check, fill, leak_block, leak_copy, rewrite, run

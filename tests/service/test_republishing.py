@@ -9,8 +9,8 @@ import pytest
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import TooLarge, Transient
+from nos_ec.core.formats.messages import decode_pack_request, partition_for
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.messages import decode_pack_request, partition_for
 from nos_producer.service import ProducerOptions, ProducerService
 from nos_producer.slots import HeldSlots
 

@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from nos_ec.core.errors import Transient
-from nos_ec.gateway.acls import grants_of, stored
+from nos_ec.gateway.auth.acls import grants_of, stored
 from nos_ec.ports.metadata import CannedAcl, Rights
 from nos_ec.s3.answers import ALL_USERS, AUTHENTICATED_USERS, Grant, Owner
 

@@ -16,9 +16,9 @@ from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.core.errors import Conflict, NosError, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.versions import Versioning
-from nos_ec.engine.store import READ_TRIES, Store
-from nos_ec.gateway.attribute_changes import AttributeChanges
-from nos_ec.testing.clock import FakeClock
+from nos_ec.engine.objects.store import READ_TRIES, Store
+from nos_ec.gateway.operations.attribute_changes import AttributeChanges
+from tests.rig.clock import FakeClock
 
 from .conftest import CHUNK, STRIPE, Bench
 from .s3_gateway import Gateway, refused

@@ -15,11 +15,11 @@ import pytest
 from botocore.exceptions import ClientError
 
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.engine.store import Store
-from nos_ec.gateway.http_protocol import GatewayProtocol
-from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
-from nos_ec.gateway.workers import Workers
+from nos_ec.core.states import ObjectState
+from nos_ec.engine.objects.store import Store
+from nos_ec.gateway.server.http_protocol import GatewayProtocol
+from nos_ec.gateway.server.http_server import GatewayServer, listening_for_gateways, make_service
+from nos_ec.gateway.server.workers import Workers
 from nos_ec.ports.metadata import KeyState, Rights
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from nos_ec.composition.wiring import System
-from nos_ec.gateway import http_protocol
-from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
+from nos_ec.gateway.server import http_protocol
+from nos_ec.gateway.server.http_server import GatewayServer, listening_for_gateways, make_service
 from tests.rig.programs import need_program
 
 from .conftest import WAIT_S_MAX

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nos_ec.core.expiry import DAY_MS, ExpiryRule, encode_rules
-from nos_ec.engine.lifecycle_bucket import Expired
-from nos_ec.engine.lifecycle_walk import LifecycleWalk
+from nos_ec.engine.expiry.lifecycle_bucket import Expired
+from nos_ec.engine.expiry.lifecycle_walk import LifecycleWalk
 from nos_ec.ports.metadata import DocumentKind
 from tests.rig.at_rest import LaterClock
 

@@ -20,12 +20,12 @@ from nos_ec.core.deadlines import PARTS_GRACE_MS
 from nos_ec.core.errors import InvalidInput, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import UploadId, parts_bucket
-from nos_ec.engine.store import Store
-from nos_ec.engine.uploads import COMPLETE_TRIES, MultipartUploads, StoredPart
+from nos_ec.engine.objects.store import Store
+from nos_ec.engine.objects.uploads import COMPLETE_TRIES, MultipartUploads, StoredPart
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.testing.clock import FakeClock
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
+from tests.rig.clock import FakeClock
 from tests.rig.waiting import until
 
 from .conftest import STRIPE, Bench

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from nos_ec.composition.wiring import System
-from nos_ec.gateway.access import Access
+from nos_ec.gateway.auth.access import Access
 from nos_ec.ports.metadata import CannedAcl, DocumentKind, Rights
 from nos_ec.s3.policy import Verdict
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 
 from .s3_gateway import MASTERS, Gateway, refused
 

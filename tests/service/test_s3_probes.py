@@ -17,8 +17,8 @@ import structlog
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
-from nos_ec.gateway import probes
-from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
+from nos_ec.gateway.server import probes
+from nos_ec.gateway.server.http_server import GatewayServer, listening_for_gateways, make_service
 from nos_ec.monitoring.health import Health
 from tests.rig.dev_servers import free_port
 from tests.rig.programs import need_program

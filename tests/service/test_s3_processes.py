@@ -22,8 +22,8 @@ import pytest
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import ObjectKey
-from nos_ec.gateway.accounts import Accounts
-from nos_ec.gateway.sealed_secrets import MasterKeys
+from nos_ec.gateway.auth.accounts import Accounts
+from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.settings import without_settings
 from tests.rig import waiting
 from tests.rig.dev_servers import free_port

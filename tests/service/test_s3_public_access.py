@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from nos_ec.gateway.access import Access
-from nos_ec.gateway.acls import is_owners_alone, is_public, without_groups
+from nos_ec.gateway.auth.access import Access
+from nos_ec.gateway.auth.acls import is_owners_alone, is_public, without_groups
 from nos_ec.ports.metadata import DocumentKind, Rights
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.public_access import (
@@ -22,7 +22,7 @@ from nos_ec.s3.public_access import (
     ownership_controls,
     public_access_block,
 )
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 
 from .s3_gateway import MASTERS, Gateway, refused
 from .test_s3_acls import may

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import ClientError
 
-from nos_ec.engine.store import Store
-from nos_ec.gateway.app import SMALL_BODY_BYTES
+from nos_ec.engine.objects.store import Store
+from nos_ec.gateway.server.app import SMALL_BODY_BYTES
 from nos_ec.ports.metadata import ObjectRow
 
 from .conftest import CHUNK, STRIPE, Bench

@@ -21,13 +21,13 @@ import structlog
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.engine.store import Store
-from nos_ec.gateway import http_protocol
-from nos_ec.gateway.app import SMALL_BODY_BYTES
-from nos_ec.gateway.record import CLIENT_CLOSED, UNKNOWN
-from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
-from nos_ec.gateway.tally import Tally
+from nos_ec.core.states import ObjectState
+from nos_ec.engine.objects.store import Store
+from nos_ec.gateway.server import http_protocol
+from nos_ec.gateway.server.app import SMALL_BODY_BYTES
+from nos_ec.gateway.server.http_server import GatewayServer, listening_for_gateways, make_service
+from nos_ec.gateway.server.record import CLIENT_CLOSED, UNKNOWN
+from nos_ec.gateway.server.tally import Tally
 from tests.rig.waiting import until
 
 from .conftest import CHUNK, WAIT_S_MAX, Bench

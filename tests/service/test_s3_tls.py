@@ -22,10 +22,10 @@ from cryptography.x509.oid import NameOID
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError
-from nos_ec.gateway.accounts import Accounts
-from nos_ec.gateway.certificate import Certificate, find_certificate
-from nos_ec.gateway.connection_counts import ConnectionCounts
-from nos_ec.gateway.server import GatewayServer, listening_for_gateways, make_service
+from nos_ec.gateway.auth.accounts import Accounts
+from nos_ec.gateway.server.certificate import Certificate, find_certificate
+from nos_ec.gateway.server.connection_counts import ConnectionCounts
+from nos_ec.gateway.server.http_server import GatewayServer, listening_for_gateways, make_service
 from nos_ec.settings import S3Settings
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench

@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import ObjectKey
-from nos_ec.testing.audit import problems
+from tests.rig.audit import problems
 
 from .s3_gateway import Gateway, refused
 

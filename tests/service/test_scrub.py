@@ -17,17 +17,17 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, LeaseLost
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.geometry import PAGE
-from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.scrub.mending import Scrubbed
 from nos_ec.engine.scrub.scrubber import LEASE_NAME, LOOK_MS, Scrubber, ScrubOptions, ScrubResult
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import BlockRow, ScrubState
-from nos_ec.testing.audit import all_blocks
-from nos_ec.testing.clock import FakeClock
 from nos_gc.assemble import gc_service, scrub_thread
 from tests.rig.at_rest import LaterClock, end_log
+from tests.rig.audit import all_blocks
+from tests.rig.clock import FakeClock
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 from .test_check import a_block, fill, rewrite

@@ -15,15 +15,15 @@ from threading import Event
 import pytest
 
 from nos_consumer.assemble import drain
-from nos_ec.adapters.local.shard_file import ShardLayout
+from nos_ec.adapters.local.blocks.shard_file import ShardLayout
 from nos_ec.cli.app import run
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, LeaseLost, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
-from nos_ec.engine.shard_rebuild import RebuildResult, ShardRebuild
-from nos_ec.testing.clock import FakeClock
+from nos_ec.engine.upkeep.shard_rebuild import RebuildResult, ShardRebuild
 from nos_gc.assemble import gc_service, rebuild_thread
 from nos_producer.assemble import producer_service
+from tests.rig.clock import FakeClock
 
 from .conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 

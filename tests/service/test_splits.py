@@ -19,14 +19,14 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.packing.splits import SPLIT_BYTES
 from nos_ec.engine.explain.blocks import BlockExplainer
-from nos_ec.engine.large_places import own_extents
-from nos_ec.monitoring import space_metrics as of_space
+from nos_ec.engine.objects.large_places import own_extents
+from nos_ec.monitoring.declarations import space_metrics as of_space
+from nos_ec.monitoring.declarations.metric import Metric
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.gc_samples import gc_counts
-from nos_ec.monitoring.metric import Metric
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.testing.faulty import Faults, faulty
 from nos_gc.assemble import gc_service
+from tests.rig.faulty import Faults, faulty
 
 from .conftest import STORE_CONFIG, Bench
 from .test_cli import Cli

@@ -8,8 +8,8 @@ import pytest
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import TooLarge, Transient
+from nos_ec.core.formats.messages import partition_for, partition_for_key
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.messages import partition_for, partition_for_key
 from nos_producer.spreading import HOLD_MS, REVIEW_WAIT_MS, SpreadOptions
 
 from .test_producers import PARTITIONS, REPUBLISH_MS, Team

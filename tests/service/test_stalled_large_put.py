@@ -11,12 +11,12 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import LeaseLost, NotFound
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifecycle import BlockState
+from nos_ec.core.states import BlockState
 from nos_ec.library.object_store import ObjectStore
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.testing.clock import SetClock
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import left_over
+from tests.rig.clock import SetClock
 
 from .conftest import STRIPE, Bench
 

@@ -10,14 +10,14 @@ from nos_ec.composition import packing
 from nos_ec.composition.wiring import System
 from nos_ec.core.expiry import DAY_MS, ExpiryRule, encode_rules
 from nos_ec.core.ids import BlockId, ObjectKey
-from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.core.lifetimes import AGE_RANGES, OTHERS, Counts, is_sampled
 from nos_ec.core.packing import streams
+from nos_ec.core.packing.lifetimes import AGE_RANGES, OTHERS, Counts, is_sampled
 from nos_ec.core.packing.streams import StreamOptions
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.ports.metadata import CannedAcl, DocumentKind
-from nos_ec.testing.audit import all_blocks
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
+from tests.rig.audit import all_blocks
 
 from .conftest import Bench
 

@@ -7,17 +7,17 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, LeaseLost, NoSpace, Transient
 from nos_ec.core.ids import BlockId
-from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
 from nos_ec.core.packing.merge_list import BestFitMergeList
 from nos_ec.core.packing.plan import GroupPlan
+from nos_ec.core.states import BlockKind, BlockState, ObjectState
 from nos_ec.engine.packable import Packable
-from nos_ec.engine.source_reader import SourceReader
-from nos_ec.engine.stripe_writer import APPEND_TRIES, STREAM_IDLE_MS, StripeWriter, WriterOptions
+from nos_ec.engine.packing.source_reader import SourceReader
+from nos_ec.engine.packing.stripe_writer import APPEND_TRIES, STREAM_IDLE_MS, StripeWriter, WriterOptions
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Lease
-from nos_ec.testing.audit import all_blocks
-from nos_ec.testing.clock import FakeClock
-from nos_ec.testing.faulty import Faults, faulty
+from tests.rig.audit import all_blocks
+from tests.rig.clock import FakeClock
+from tests.rig.faulty import Faults, faulty
 
 from .conftest import CHUNK, Bench
 

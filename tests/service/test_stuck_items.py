@@ -10,11 +10,11 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId
-from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.engine import recovery
-from nos_ec.engine.recovery import Recovery
+from nos_ec.core.states import BlockKind, BlockState
+from nos_ec.engine.upkeep import recovery
+from nos_ec.engine.upkeep.recovery import Recovery
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 
 from .conftest import Bench
 

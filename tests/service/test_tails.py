@@ -14,14 +14,14 @@ from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, LeaseLost, NoSpace, NotFound
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
-from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.states import ObjectState
 from nos_ec.core.tails import TAILS_BUCKET, is_tail, tail_key, tail_length
-from nos_ec.engine.put_queue import PutQueue
+from nos_ec.engine.objects.put_queue import PutQueue
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.testing.audit import all_blocks, all_objects
-from nos_ec.testing.clock import SetClock
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import come_to_rest, end_log
+from tests.rig.audit import all_blocks, all_objects
+from tests.rig.clock import SetClock
 
 from .conftest import CHUNK, CONFIG, STORE_CONFIG, STRIPE, Bench
 from .test_check import check

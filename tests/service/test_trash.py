@@ -16,7 +16,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.conditions import ABSENT, Condition
 from nos_ec.core.errors import Conflict, NotFound, Transient
 from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
-from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.states import ObjectState
 from nos_ec.engine.dump.rebuilder import TRASHED_MS_MIN
 from nos_ec.ports.metadata import ObjectRow
 from nos_ec.settings.section import DAY
@@ -117,7 +117,7 @@ def test_a_row_that_cannot_be_removed_does_not_keep_the_others(
         return purge(listed, at_ms)
 
     monkeypatch.setattr(system.metadata, "purge_trash", refuse)
-    monkeypatch.setattr("nos_ec.engine.trash.PAGE_ROWS", 6)
+    monkeypatch.setattr("nos_ec.engine.objects.trash.PAGE_ROWS", 6)
     gc_service(system).run_once()
     assert [row.key for page in system.trash().pages() for row in page] == [keys[7]]
     monkeypatch.setattr(system.metadata, "purge_trash", _fail)

@@ -9,18 +9,18 @@ from collections.abc import Sequence
 import google_crc32c
 import pytest
 
-from nos_ec.adapters.local.shard_file import ShardLayout
+from nos_ec.adapters.local.blocks.shard_file import ShardLayout
 from nos_ec.api.readings import Readings
 from nos_ec.composition.wiring import System
+from nos_ec.core.formats.header import Entry, GroupHeader, NameRecord, encode_header, encode_names, header_length
 from nos_ec.core.geometry import PAGE
-from nos_ec.core.header import Entry, GroupHeader, NameRecord, encode_header, encode_names, header_length
 from nos_ec.core.ids import BlockId, ObjectKey
-from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.metadata import QUARANTINE
-from nos_ec.testing.audit import all_blocks, all_objects
 from nos_gc.assemble import gc_collector
 from tests.rig.at_rest import LaterClock
+from tests.rig.audit import all_blocks, all_objects
 
 from .conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench
 from .test_check import check

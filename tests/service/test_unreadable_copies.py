@@ -17,13 +17,13 @@ from nos_consumer.pause import BACK_OFF
 from nos_consumer.service import ConsumerService
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
+from nos_ec.core.formats.messages import encode_pack_request
 from nos_ec.core.ids import LandingId, ObjectKey
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.messages import encode_pack_request
+from nos_ec.core.states import ObjectState
 from nos_ec.engine.parking import NAMED_MAX
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.testing.clock import FakeClock
 from tests.rig.at_rest import come_to_rest
+from tests.rig.clock import FakeClock
 
 from .conftest import Bench, set_clock
 

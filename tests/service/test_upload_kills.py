@@ -26,9 +26,9 @@ from nos_ec.core.findings import FindingKind
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import UploadId, parts_bucket
 from nos_ec.engine.dump.upload_rows import KEPT_MS
-from nos_ec.engine.uploads import StoredPart
-from nos_ec.gateway.accounts import Accounts
-from nos_ec.gateway.sealed_secrets import MasterKeys
+from nos_ec.engine.objects.uploads import StoredPart
+from nos_ec.gateway.auth.accounts import Accounts
+from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.ports.metadata import CannedAcl, UploadRow, UploadState
 from nos_ec.settings import without_settings
 from nos_gc.assemble import gc_service

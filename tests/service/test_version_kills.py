@@ -9,7 +9,7 @@ import pytest
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import Extent, ObjectKey
-from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.states import ObjectState
 from nos_ec.core.versions import Versioning
 from nos_ec.ports.metadata import AddMarker, CannedAcl, DeleteVersion, DocumentKind, VersionEntry
 from tests.rig.at_rest import end_log

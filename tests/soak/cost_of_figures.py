@@ -23,13 +23,13 @@ from typing import Any
 
 from sqlalchemy import text
 
-from nos_ec.adapters.sql.databases import create_database
-from nos_ec.adapters.sql.engine import make_engine
+from nos_ec.adapters.sql.driver.databases import create_database
+from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
-from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.geometry import Geometry
-from nos_ec.engine.store_totals import StoreTotals
+from nos_ec.engine.figures.store_totals import StoreTotals
 from nos_ec.monitoring.sources import StoreFigures, store_samples
 from tests.rig.dev_servers import DevServer
 from tests.rig.full_store import Shape, fill

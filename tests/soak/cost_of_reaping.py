@@ -23,14 +23,14 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from nos_consumer.assemble import consumer_service
-from nos_ec.bench.cluster import BenchCluster
-from nos_ec.bench.landing import Objects
-from nos_ec.bench.processes import Processes, listeners
+from nos_ec.bench.objects import Objects
+from nos_ec.bench.servers.cluster import BenchCluster
+from nos_ec.bench.servers.processes import Processes, listeners
 from nos_ec.bench.stack import AdminKey, admin_options
+from nos_ec.bench.workloads import sizes
 from nos_ec.composition.scratch import scratch_store
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.packing.packer import size_max
-from nos_ec.core.workloads import sizes
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.settings import Settings, load_settings
 from nos_producer.assemble import producer_service

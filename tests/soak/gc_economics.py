@@ -25,7 +25,7 @@ from time import perf_counter
 
 import structlog
 
-from nos_ec.adapters.rados.cluster import RadosCluster
+from nos_ec.adapters.rados.client.cluster import RadosCluster
 from nos_ec.composition.backends import rados_options
 from nos_ec.composition.scratch import scratch_store
 from nos_ec.composition.wiring import System, open_system

@@ -35,31 +35,31 @@ from typing import Any, cast
 import google_crc32c
 
 from nos_consumer.assemble import consumer_service
-from nos_ec.adapters.local.device_log import DeviceLog
+from nos_ec.adapters.local.devices.device_log import DeviceLog
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.bench.callers import call_all
 from nos_ec.bench.figures import percentile
-from nos_ec.bench.life_ways import Alone
-from nos_ec.bench.log_way import CountedMedium
+from nos_ec.bench.landing.log_way import CountedMedium
+from nos_ec.bench.life.life_ways import Alone
 from nos_ec.bench.offline import publish
+from nos_ec.bench.workloads import sizes
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import NosError
+from nos_ec.core.formats.landing_format import RECORD_HEADER_SIZE, decode_footer, footer_size, scan
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, record_offset, segment_of
-from nos_ec.core.landing_format import RECORD_HEADER_SIZE, decode_footer, footer_size, scan
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.workloads import sizes
-from nos_ec.engine.landing_log import LandingLog, LogOptions
-from nos_ec.engine.location_cache import LocationCache
-from nos_ec.engine.log_reader import LogReader
-from nos_ec.engine.put_batches import NewPut, PutBatches
-from nos_ec.engine.put_queue import PutQueue
+from nos_ec.core.states import ObjectState
+from nos_ec.engine.landing.landing_log import LandingLog, LogOptions
+from nos_ec.engine.landing.log_reader import LogReader
+from nos_ec.engine.objects.location_cache import LocationCache
+from nos_ec.engine.objects.put_batches import NewPut, PutBatches
+from nos_ec.engine.objects.put_queue import PutQueue
 from nos_ec.ports.metadata import NewObject, ObjectRow, Objects
 from nos_ec.ports.segment_medium import SegmentMedium
 from nos_ec.settings import load_settings
-from nos_ec.testing.memory_segments import MemorySegments
 from tests.rig.loop_devices import loop_device
+from tests.rig.memory_segments import MemorySegments
 
 KIB, MIB = 1 << 10, 1 << 20
 STORE = "00112233445566778899aabbccddeeff"

@@ -25,8 +25,8 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
-from nos_ec.adapters.sql.databases import create_database
-from nos_ec.bench.processes import Processes
+from nos_ec.adapters.sql.driver.databases import create_database
+from nos_ec.bench.servers.processes import Processes
 from nos_ec.composition.backends import remove_log
 from nos_ec.composition.wiring import initialise
 from nos_ec.settings import load_settings

@@ -26,13 +26,13 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TypeVar
 
-from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
+from nos_ec.adapters.rados.client.cluster import RadosCluster, RadosOptions
+from nos_ec.adapters.rados.client.removal import remove_namespace
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
-from nos_ec.adapters.rados.removal import remove_namespace
 from nos_ec.adapters.rados.segment_log import RadosSegmentLog
+from nos_ec.bench.workloads import sizes
+from nos_ec.core.formats.landing_format import footer_size
 from nos_ec.core.ids import LandingId, SegmentId, new_segment_id
-from nos_ec.core.landing_format import footer_size
-from nos_ec.core.workloads import sizes
 
 T = TypeVar("T")
 

@@ -9,14 +9,14 @@ import google_crc32c
 
 from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId
-from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine.lander import LandedBatch, NewCopy
-from nos_ec.engine.landing_log import LandingLog, LogOptions
-from nos_ec.engine.log_reader import LogReader
-from nos_ec.testing.clock import SetClock
-from nos_ec.testing.faulty import Faults, faulty
-from nos_ec.testing.memory_medium import MemoryMedium
-from nos_ec.testing.memory_segments import MemorySegments
+from nos_ec.core.states import SegmentState
+from nos_ec.engine.landing.lander import LandedBatch, NewCopy
+from nos_ec.engine.landing.landing_log import LandingLog, LogOptions
+from nos_ec.engine.landing.log_reader import LogReader
+from tests.rig.clock import SetClock
+from tests.rig.faulty import Faults, faulty
+from tests.rig.memory_medium import MemoryMedium
+from tests.rig.memory_segments import MemorySegments
 
 OPTIONS = LogOptions(lanes=2, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=10_000)
 

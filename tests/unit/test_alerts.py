@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from nos_ec.monitoring.metric import Kind
-from nos_ec.monitoring.metrics import METRICS
+from nos_ec.monitoring.declarations.metric import Kind
+from nos_ec.monitoring.declarations.metrics import METRICS
 from tests.rig.prometheus import DEPLOY, LABELS_OF_TARGETS, RULES, TEST_FILES, compressed
 
 OPERATIONS = (DEPLOY.parent / "docs" / "OPERATIONS.md").read_text()

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from nos_ec.adapters.local.audit_files import LINE_BYTES_MAX
-from nos_ec.core.audit_trail import COPIES_MAX, SEGMENTS_MAX, AuditEntry, AuditKind, audit_line
+from nos_ec.core.formats.audit_trail import COPIES_MAX, SEGMENTS_MAX, AuditEntry, AuditKind, audit_line
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId
-from nos_ec.core.lifecycle import ObjectState, SegmentState
+from nos_ec.core.states import ObjectState, SegmentState
 from nos_ec.engine.audit_entries import abandoned_copies, copies_moved, segments_released
 from nos_ec.ports.metadata import LandedMove, ObjectRow, SegmentRow
 

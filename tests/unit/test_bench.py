@@ -15,22 +15,22 @@ import pytest
 from nos_ec.bench.bars import PIPELINE, landing_bars, life_bars, missed, space_bars
 from nos_ec.bench.callers import call_all
 from nos_ec.bench.figures import Run, percentile, ratio, summary
-from nos_ec.bench.landing import Piece
-from nos_ec.bench.landing_only import LandingOptions, LandingRound, cell_figures, round_bytes_max
+from nos_ec.bench.landing.landing_only import LandingOptions, LandingRound, cell_figures, round_bytes_max
 from nos_ec.bench.landing_ways import BareFile
-from nos_ec.bench.life import Life, life_figures
+from nos_ec.bench.life.life_bench import Life, life_figures
+from nos_ec.bench.objects import Piece
 from nos_ec.bench.pipeline import planned, warmed_up
-from nos_ec.bench.processes import Processes, listeners
+from nos_ec.bench.servers.processes import Processes, listeners
 from nos_ec.bench.space import drawn_sizes, space_figures
 from nos_ec.bench.stack import ADMIN_KEYRING, AdminKey, admin_options
-from nos_ec.cli.bench import pipeline
+from nos_ec.cli.measure.bench import pipeline
 from nos_ec.core.errors import ConfigError, InvalidInput, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import ObjectKey
-from nos_ec.engine.streams import read_up_to
+from nos_ec.engine.objects.streams import read_up_to
 from nos_ec.settings import Settings
 from nos_ec.settings.sections import CephSettings, ConsumerSettings
-from nos_ec.testing.landing_store_contract import new_landing_id
+from tests.contract.suites.landing_store_contract import new_landing_id
 
 
 def run(objects: int = 10, seconds: float = 1.0, allocated_bytes: int = 1400, kafka_s: float | None = 0.5) -> Run:

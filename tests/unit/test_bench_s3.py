@@ -16,9 +16,9 @@ from botocore.credentials import Credentials as BotoCredentials
 
 from nos_ec.bench.bars import missed, s3_bars
 from nos_ec.bench.figures import Run
-from nos_ec.bench.s3 import Turn, s3_figures
-from nos_ec.bench.s3_client import Credentials, Received, S3Client, read_answer, signed_headers
-from nos_ec.bench.s3_servers import _in_one_pool
+from nos_ec.bench.s3.s3_bench import Turn, s3_figures
+from nos_ec.bench.s3.s3_client import Credentials, Received, S3Client, read_answer, signed_headers
+from nos_ec.bench.s3.s3_servers import _in_one_pool
 from nos_ec.core.errors import Transient
 
 KEY = Credentials("AKIA", "secret")

@@ -12,18 +12,18 @@ from typing import cast
 
 import pytest
 
-from nos_ec.cli.streams import Source as CommandSource
+from nos_ec.cli.terminal.streams import Source as CommandSource
 from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import ObjectKey
-from nos_ec.engine import tree
-from nos_ec.engine.large_block import LargeBlock
-from nos_ec.engine.streams import ByteStream, ReadAhead, read_up_to
-from nos_ec.gateway.body import CheckedBody, Source
-from nos_ec.gateway.bucket_operations import document
-from nos_ec.gateway.call import Call
-from nos_ec.gateway.form_body import FormBody
-from nos_ec.gateway.stored_body import Body, CopiedBody, store_body
+from nos_ec.engine.objects.large_block import LargeBlock
+from nos_ec.engine.objects.streams import ByteStream, ReadAhead, read_up_to
+from nos_ec.gateway.message.body import CheckedBody, Source
+from nos_ec.gateway.message.call import Call
+from nos_ec.gateway.message.form_body import FormBody
+from nos_ec.gateway.message.stored_body import Body, CopiedBody, store_body
+from nos_ec.gateway.operations.bucket_operations import document
+from nos_ec.library import tree
 from nos_ec.library.put_source import Pieces, PutSource
 from nos_ec.ports.metadata import ObjectRow
 from nos_ec.s3.errors import S3Error

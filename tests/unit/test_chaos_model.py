@@ -12,7 +12,7 @@ import pytest
 
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import ObjectKey
-from nos_ec.engine.store import Store
+from nos_ec.engine.objects.store import Store
 from tests.rig import dev_servers
 from tests.rig.chaos import CONFIG
 from tests.rig.chaos_clients import History, judge, value_of

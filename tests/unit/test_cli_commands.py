@@ -27,10 +27,10 @@ def test_a_module_registers_the_commands_that_are_listed_for_it(module: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        (["put", "a/b", "file"], MODULES["objects"]),
-        (["--config", "gc", "trash", "list"], MODULES["trash"]),
-        (["--config=ls", "gc", "run"], MODULES["services"]),
-        (["--config", "a", "--config=b", "bench"], MODULES["bench"]),
+        (["put", "a/b", "file"], MODULES["commands.objects"]),
+        (["--config", "gc", "trash", "list"], MODULES["commands.trash"]),
+        (["--config=ls", "gc", "run"], MODULES["commands.services"]),
+        (["--config", "a", "--config=b", "bench"], MODULES["measure.bench"]),
         ([], ALL),
         (["--help"], ALL),
         (["--help", "put"], ALL),
@@ -51,5 +51,10 @@ def test_a_command_does_not_load_the_modules_of_others() -> None:
     program = "import sys; from nos_ec.cli.app import commands; commands(['put']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "nos_ec.cli.objects" in loaded
-    assert not loaded & {"nos_ec.cli.bench", "nos_ec.cli.simulate", "nos_ec.cli.demo", "nos_ec.bench.pipeline"}
+    assert "nos_ec.cli.commands.objects" in loaded
+    assert not loaded & {
+        "nos_ec.cli.measure.bench",
+        "nos_ec.cli.measure.simulate",
+        "nos_ec.cli.commands.demo",
+        "nos_ec.bench.pipeline",
+    }

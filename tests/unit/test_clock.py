@@ -9,7 +9,7 @@ import pytest
 
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.ports.clock import Clock
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 
 
 @pytest.mark.parametrize("clock", [SystemClock(), FakeClock()])

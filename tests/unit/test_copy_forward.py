@@ -15,7 +15,7 @@ import google_crc32c
 import pytest
 
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.core.errors import Corrupt, NosError, NoSpace
 from nos_ec.core.ids import (
     LandingId,
@@ -27,8 +27,8 @@ from nos_ec.core.ids import (
     record_offset,
     segment_of,
 )
-from nos_ec.engine import copy_forward
-from nos_ec.engine.copy_forward import (
+from nos_ec.engine.landing import copy_forward
+from nos_ec.engine.landing.copy_forward import (
     BACK_OFF,
     DUE_MS,
     LOOK_MS,
@@ -37,12 +37,12 @@ from nos_ec.engine.copy_forward import (
     ForwardResult,
     record_bytes,
 )
-from nos_ec.engine.lander import LandedBatch, NewCopy
-from nos_ec.engine.trimmer import Trimmer
+from nos_ec.engine.landing.lander import LandedBatch, NewCopy
+from nos_ec.engine.landing.trimmer import Trimmer
 from nos_ec.ports.metadata import Lease, Metadata, NewObject, ObjectRow
-from nos_ec.testing.clock import FakeClock
-from nos_ec.testing.memory_medium import SMALL, MemoryMedium
-from nos_ec.testing.metadata_bench import MetadataBench
+from tests.rig.clock import FakeClock
+from tests.rig.memory_medium import SMALL, MemoryMedium
+from tests.rig.metadata_bench import MetadataBench
 
 pytestmark = pytest.mark.invariant(1)
 

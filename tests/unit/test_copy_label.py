@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from nos_ec.adapters.local.landing_footer import footer_of, split
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX, encode_attributes
-from nos_ec.core.copy_label import CopyLabel, decode_label, encode_label
 from nos_ec.core.errors import Corrupt
+from nos_ec.core.formats.copy_label import CopyLabel, decode_label, encode_label
 from nos_ec.core.ids import LandingId
 from nos_ec.ports.landing_store import LABEL_SIZE_MAX
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from nos_ec.monitoring.dashboard import ROW_WIDTH, dashboard
-from nos_ec.monitoring.metric import Kind
-from nos_ec.monitoring.metrics import METRICS
+from nos_ec.monitoring.declarations.metric import Kind
+from nos_ec.monitoring.declarations.metrics import METRICS
 from tests.rig.prometheus import DASHBOARD, LABELS_OF_TARGETS, dashboard_expressions
 
 SHOWN: dict[str, Any] = json.loads(DASHBOARD.read_text())

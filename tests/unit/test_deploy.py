@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from nos_ec.adapters.sql.schema import METADATA
+from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.bench.collecting import GC_NICE
 from nos_ec.cli.app import run
 from nos_ec.settings import Settings, check_settings, load_settings

@@ -6,10 +6,10 @@ import ctypes
 
 import pytest
 
-from nos_ec.adapters.local import device_file
-from nos_ec.adapters.local.device_file import page_buffer
+from nos_ec.adapters.local.devices import device_file
+from nos_ec.adapters.local.devices.device_file import page_buffer
+from nos_ec.core.formats.landing_format import NAMES_SIZE_MAX, RECORD_HEADER_SIZE
 from nos_ec.core.geometry import PAGE, Geometry
-from nos_ec.core.landing_format import NAMES_SIZE_MAX, RECORD_HEADER_SIZE
 from nos_ec.core.packing.packer import size_max
 
 

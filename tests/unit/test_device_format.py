@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nos_ec.adapters.local.device_format import HEADER_COPY_AT, encode_slot_header, owner_of_slot
+from nos_ec.adapters.local.devices.device_format import HEADER_COPY_AT, encode_slot_header, owner_of_slot
 from nos_ec.core.errors import Corrupt
+from nos_ec.core.formats.landing_format import SEGMENT_HEADER_SIZE, SegmentHeader
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import new_segment_id
-from nos_ec.core.landing_format import SEGMENT_HEADER_SIZE, SegmentHeader
 
 STORE = bytes(range(16))
 SEGMENT = new_segment_id(1_000_000, 3)

@@ -10,11 +10,11 @@ import google_crc32c
 import msgspec
 import pytest
 
-from nos_ec.core import dump_format
-from nos_ec.core.dump_format import DumpEnd, DumpHead, DumpPage, dump_frames, read_dump, verify_dump
 from nos_ec.core.errors import Corrupt
+from nos_ec.core.formats import dump_format
+from nos_ec.core.formats.dump_format import DumpEnd, DumpHead, DumpPage, dump_frames, read_dump, verify_dump
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
-from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectState
+from nos_ec.core.states import BlockKind, BlockState, ObjectState
 from nos_ec.engine.dump import dumper, rows
 from nos_ec.ports.metadata import BlockRow, ObjectRow, Rebuilt, Segment
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nos_ec.core.empty_bytes import EmptyBytes, empty_bytes
 from nos_ec.core.geometry import CHUNK_SIZE_MAX, PAGE, Geometry
+from nos_ec.core.packing.empty_bytes import EmptyBytes, empty_bytes
 from nos_ec.core.packing.merge_list import POLICIES, merge_list
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
 from nos_ec.core.packing.splits import SPLIT_BYTES

@@ -9,7 +9,7 @@ import pytest
 
 _PROGRAM = """
 import atexit, sys, threading, time
-from nos_ec.cli.ending import end_with
+from nos_ec.cli.terminal.ending import end_with
 
 class Kept:
     def __del__(self):

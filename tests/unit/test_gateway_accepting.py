@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from nos_ec.gateway.accepting import SharingServer
-from nos_ec.gateway.connection_counts import ConnectionCounts
-from nos_ec.gateway.http_protocol import GatewayProtocol
+from nos_ec.gateway.server.accepting import SharingServer
+from nos_ec.gateway.server.connection_counts import ConnectionCounts
+from nos_ec.gateway.server.http_protocol import GatewayProtocol
 from nos_ec.monitoring.web_server import WebServer, listening
 from tests.rig import waiting
 

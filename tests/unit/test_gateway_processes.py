@@ -13,17 +13,23 @@ import pytest
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.histogram import Histogram
-from nos_ec.gateway.connection_counts import ConnectionCounts
-from nos_ec.gateway.record import Record
-from nos_ec.gateway.reports import Report, Sums, report_of
-from nos_ec.gateway.samples import gateway_samples
-from nos_ec.gateway.supervisor import BACK_OFF_MS_MAX, START_MS_MAX, Supervisor
-from nos_ec.gateway.tally import Tally
+from nos_ec.gateway.server.connection_counts import ConnectionCounts
+from nos_ec.gateway.server.record import Record
+from nos_ec.gateway.server.reports import Report, Sums, report_of
+from nos_ec.gateway.server.samples import gateway_samples
+from nos_ec.gateway.server.supervisor import BACK_OFF_MS_MAX, START_MS_MAX, Supervisor
+from nos_ec.gateway.server.tally import Tally
+from nos_ec.monitoring.declarations.metrics import INFO, SHARD_READS, SOURCE_FAILURES
+from nos_ec.monitoring.declarations.s3_metrics import (
+    S3_ERRORS,
+    S3_RECEIVED_BYTES,
+    S3_RESTARTS,
+    S3_SECONDS,
+    S3_UNDER_WAY,
+)
 from nos_ec.monitoring.exposition import Sample
-from nos_ec.monitoring.metrics import INFO, SHARD_READS, SOURCE_FAILURES
-from nos_ec.monitoring.s3_metrics import S3_ERRORS, S3_RECEIVED_BYTES, S3_RESTARTS, S3_SECONDS, S3_UNDER_WAY
-from nos_ec.testing.clock import FakeClock
 from tests.rig import waiting
+from tests.rig.clock import FakeClock
 
 WAIT_S = 60
 until = partial(waiting.until, wait_s=WAIT_S)

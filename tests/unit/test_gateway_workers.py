@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from nos_ec.gateway.workers import ASIDE_BYTES_EACH, ASIDE_BYTES_MAX, Workers
+from nos_ec.gateway.server.workers import ASIDE_BYTES_EACH, ASIDE_BYTES_MAX, Workers
 
 WAIT_S_MAX = 30.0
 

@@ -17,7 +17,7 @@ from nos_ec.bench.gc.events import EventWorkload, ExpectedWorkload, event_worklo
 from nos_ec.bench.gc.simulation import GcOptions, simulate_gc
 from nos_ec.bench.gc.workloads import Objects, gc_workload
 from nos_ec.core.errors import InvalidInput
-from nos_ec.core.gc_events import (
+from nos_ec.core.gc.gc_events import (
     LINE_BYTES_MAX,
     DeleteEvent,
     Event,
@@ -28,9 +28,9 @@ from nos_ec.core.gc_events import (
     event_line,
     parse_event,
 )
-from nos_ec.core.gc_policy import SpaceTarget
+from nos_ec.core.gc.gc_policy import SpaceTarget
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifetimes import AGE_RANGES, Counts, SurvivalTable
+from nos_ec.core.packing.lifetimes import AGE_RANGES, Counts, SurvivalTable
 
 DAY_MS = 86_400_000
 NOON_MS = 1_780_000_000_000

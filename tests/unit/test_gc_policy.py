@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nos_ec.core.errors import InvalidInput
-from nos_ec.core.gc_policy import (
+from nos_ec.core.gc.gc_policy import (
     AGE_DAYS_MIN,
     Behind,
     GcPlan,

@@ -14,9 +14,9 @@ from nos_ec.bench.gc.packer import PackerOptions, StorePacker
 from nos_ec.bench.gc.simulation import PERIODS, GcOptions, GcResult, simulate_gc
 from nos_ec.bench.gc.workloads import GC_WORKLOADS, Law, Life, Objects, gc_workload, sized
 from nos_ec.core.errors import InvalidInput
-from nos_ec.core.gc_policy import Price, SpaceTarget, Threshold
+from nos_ec.core.gc.gc_policy import Price, SpaceTarget, Threshold
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.lifetimes import UNKNOWN, ToPack
+from nos_ec.core.packing.lifetimes import UNKNOWN, ToPack
 from nos_ec.core.packing.packer import size_max
 from nos_ec.settings.sections import ConsumerSettings
 from tests.rig.gc_bars import Bar, measure, measure_packed

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from nos_ec.adapters.rados import group_states
-from nos_ec.adapters.rados.cluster import RadosCluster
-from nos_ec.adapters.rados.group_states import GroupStates
+from nos_ec.adapters.rados.client.cluster import RadosCluster
+from nos_ec.adapters.rados.placement import group_states
+from nos_ec.adapters.rados.placement.group_states import GroupStates
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.placement import NO_OSD, Group, GroupState, group_state
 from nos_ec.monitoring.sources import group_samples

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nos_ec.core.errors import Corrupt
-from nos_ec.core.geometry import PAGE
-from nos_ec.core.header import (
+from nos_ec.core.formats.header import (
     ENTRY_SIZE,
     PREAMBLE_SIZE,
     Entry,
@@ -25,6 +24,7 @@ from nos_ec.core.header import (
     header_length,
     peek_length,
 )
+from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import BlockId
 
 pytestmark = pytest.mark.invariant(7)

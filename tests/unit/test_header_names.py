@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX, decode_attributes
 from nos_ec.core.errors import Corrupt
-from nos_ec.core.header import (
+from nos_ec.core.formats.header import (
     ATTRIBUTES_FIXED,
     NAME_RECORD_FIXED,
     NameRecord,

@@ -16,8 +16,7 @@ from random import Random
 import google_crc32c
 import pytest
 
-from nos_ec.core.ids import LandingId, ObjectKey, SegmentId
-from nos_ec.core.landing_format import (
+from nos_ec.core.formats.landing_format import (
     FOOTER_ENTRY_SIZE,
     RECORD_HEADER_SIZE,
     NewRecord,
@@ -25,13 +24,14 @@ from nos_ec.core.landing_format import (
     footer_size,
     new_record,
 )
-from nos_ec.engine.lander import NewCopy
-from nos_ec.engine.landing_log import LandingLog, LogOptions
-from nos_ec.engine.log_reader import LogReader
+from nos_ec.core.ids import LandingId, ObjectKey, SegmentId
+from nos_ec.engine.landing.lander import NewCopy
+from nos_ec.engine.landing.landing_log import LandingLog, LogOptions
+from nos_ec.engine.landing.log_reader import LogReader
 from nos_ec.ports.segment_medium import Buffer, Seal
-from nos_ec.testing.clock import SetClock
-from nos_ec.testing.memory_medium import SMALL, MemoryMedium
-from nos_ec.testing.memory_segments import MemorySegments
+from tests.rig.clock import SetClock
+from tests.rig.memory_medium import SMALL, MemoryMedium
+from tests.rig.memory_segments import MemorySegments
 
 ROOT = Path(__file__).parents[2]
 KIB = 1 << 10

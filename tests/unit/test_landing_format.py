@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nos_ec.core.errors import Corrupt
-from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, new_segment_id, record_id, record_offset, segment_of
-from nos_ec.core.landing_format import (
+from nos_ec.core.formats.landing_format import (
     DATA_SIZE_MAX,
     FOOTER_ENTRY_SIZE,
     NAMES_SIZE_MAX,
@@ -41,6 +40,7 @@ from nos_ec.core.landing_format import (
     scan,
     segment_found,
 )
+from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, new_segment_id, record_id, record_offset, segment_of
 
 pytestmark = pytest.mark.invariant(1, 7)
 

@@ -8,7 +8,7 @@ import pytest
 
 from nos_ec.composition.landing import APPENDS, lanes_of
 from nos_ec.settings import Settings
-from nos_ec.testing.memory_medium import SMALL, MemoryMedium
+from tests.rig.memory_medium import SMALL, MemoryMedium
 
 
 @pytest.mark.parametrize(("lanes", "writes_max", "wanted"), [(0, 1, 2), (0, 2, 1), (0, 4, 1), (1, 1, 1), (3, 2, 3)])

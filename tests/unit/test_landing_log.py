@@ -16,20 +16,20 @@ from structlog.testing import capture_logs
 
 from nos_ec.bench.pipeline import bare_reads
 from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost, NosError, NoSpace, NotFound, Transient
+from nos_ec.core.formats.landing_format import TYPE_PUT, decode_footer, decode_names, is_void, scan
 from nos_ec.core.ids import LandingId, SegmentId, log_of, record_offset, segment_of
-from nos_ec.core.landing_format import TYPE_PUT, decode_footer, decode_names, is_void, scan
-from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine.landed_in_log import LandedInLog
-from nos_ec.engine.log_reader import LogReader
-from nos_ec.engine.log_recovery import BACK_OFF, LogRecovery
-from nos_ec.engine.log_segment import RETRY_WAIT_MS, LogSegment
-from nos_ec.engine.segment_maker import LEFT_MAX
-from nos_ec.engine.segment_seal import SegmentSeal
+from nos_ec.core.states import SegmentState
+from nos_ec.engine.landing.landed_in_log import LandedInLog
+from nos_ec.engine.landing.log_reader import LogReader
+from nos_ec.engine.landing.log_recovery import BACK_OFF, LogRecovery
+from nos_ec.engine.landing.log_segment import RETRY_WAIT_MS, LogSegment
+from nos_ec.engine.landing.segment_maker import LEFT_MAX
+from nos_ec.engine.landing.segment_seal import SegmentSeal
 from nos_ec.ports.metadata import Lease
 from nos_ec.ports.segment_medium import MediumLimits
-from nos_ec.testing.clock import SetClock
-from nos_ec.testing.faulty import faulty
-from nos_ec.testing.memory_medium import JOINED, SMALL, MemoryMedium, MemoryWriter
+from tests.rig.clock import SetClock
+from tests.rig.faulty import faulty
+from tests.rig.memory_medium import JOINED, SMALL, MemoryMedium, MemoryWriter
 
 from .landing_rig import OPTIONS, Rig, copies, lose_lease, new_copy
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from nos_ec.core.errors import Conflict, NoSpace, Transient
+from nos_ec.core.formats.landing_format import decode_footer
 from nos_ec.core.ids import LandingId, SegmentId, record_offset, segment_of
-from nos_ec.core.landing_format import decode_footer
-from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine.lander import LandedBatch
-from nos_ec.engine.log_segment import RETRY_WAIT_MS
-from nos_ec.testing.memory_medium import JOINED, MemoryMedium
+from nos_ec.core.states import SegmentState
+from nos_ec.engine.landing.lander import LandedBatch
+from nos_ec.engine.landing.log_segment import RETRY_WAIT_MS
+from tests.rig.memory_medium import JOINED, MemoryMedium
 
 from .landing_rig import OPTIONS, Rig, copies, lose_lease
 

@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from nos_ec.core.errors import NosError, NoSpace, Transient
+from nos_ec.core.formats.landing_format import decode_footer, scan
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, segment_of
-from nos_ec.core.landing_format import decode_footer, scan
-from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine.lander import LandedBatch, NewCopy
-from nos_ec.engine.landing_log import LandingLog, LogOptions
-from nos_ec.engine.log_lease import LEASE_PREFIX
-from nos_ec.engine.log_reader import LogReader
-from nos_ec.engine.segment_seal import SegmentSeal
-from nos_ec.testing.clock import SetClock
-from nos_ec.testing.faulty import Faults, faulty
-from nos_ec.testing.memory_medium import JOINED, SMALL, MemoryMedium
-from nos_ec.testing.memory_segments import MemorySegments
+from nos_ec.core.states import SegmentState
+from nos_ec.engine.landing.lander import LandedBatch, NewCopy
+from nos_ec.engine.landing.landing_log import LandingLog, LogOptions
+from nos_ec.engine.landing.log_lease import LEASE_PREFIX
+from nos_ec.engine.landing.log_reader import LogReader
+from nos_ec.engine.landing.segment_seal import SegmentSeal
+from tests.rig.clock import SetClock
+from tests.rig.faulty import Faults, faulty
+from tests.rig.memory_medium import JOINED, SMALL, MemoryMedium
+from tests.rig.memory_segments import MemorySegments
 
 OPTIONS = LogOptions(lanes=2, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=1_000)
 CALLS = ["create", "seal", "open_segment", "seal_segments", "list_leases", "acquire_lease", "renew_lease"]

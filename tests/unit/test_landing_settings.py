@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.adapters.local import device_format
+from nos_ec.adapters.local.devices import device_format
 from nos_ec.composition.landing import bypass_bytes
 from nos_ec.core.errors import ConfigError
 from nos_ec.ports.segment_medium import MediumLimits

@@ -13,8 +13,8 @@ import pytest
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import Geometry
-from nos_ec.engine.lanes import LATE_S, Lanes, Plan
-from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
+from nos_ec.engine.packing.lanes import LATE_S, Lanes, Plan
+from nos_ec.engine.packing.stripe_writer import StripeWriter, WriteResult
 
 WAIT_S = 10
 

@@ -12,10 +12,10 @@ from typing import cast
 import pytest
 
 from nos_ec.core.errors import LeaseLost, Transient
-from nos_ec.engine.large_lease import LargeLease
 from nos_ec.engine.leases import HeldLeases
+from nos_ec.engine.objects.large_lease import LargeLease
 from nos_ec.ports.metadata import Lease, Leases
-from nos_ec.testing.clock import SetClock
+from tests.rig.clock import SetClock
 
 TTL_MS = 30_000
 

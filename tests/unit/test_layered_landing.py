@@ -14,18 +14,18 @@ import pytest
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.core.errors import Corrupt, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import Extent, LandingId, ObjectKey, in_log, segment_of
-from nos_ec.engine.lander import NewCopy
-from nos_ec.engine.landing_log import LandingLog, LogOptions
-from nos_ec.engine.layered_landing import LayeredLanding
-from nos_ec.engine.log_bypass import LogBypass
+from nos_ec.engine.landing.lander import NewCopy
+from nos_ec.engine.landing.landing_log import LandingLog, LogOptions
+from nos_ec.engine.landing.layered_landing import LayeredLanding
+from nos_ec.engine.landing.log_bypass import LogBypass
 from nos_ec.engine.packable import Packable
+from nos_ec.engine.packing.source_reader import SourceReader
 from nos_ec.engine.read_threads import ReadThreads
-from nos_ec.engine.source_reader import SourceReader
 from nos_ec.ports.landing_store import LandingPut
-from nos_ec.testing.clock import SetClock
-from nos_ec.testing.faulty import Faults, faulty
-from nos_ec.testing.memory_medium import MemoryMedium
-from nos_ec.testing.memory_segments import MemorySegments
+from tests.rig.clock import SetClock
+from tests.rig.faulty import Faults, faulty
+from tests.rig.memory_medium import MemoryMedium
+from tests.rig.memory_segments import MemorySegments
 
 pytestmark = pytest.mark.invariant(1)
 

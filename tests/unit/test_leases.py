@@ -10,7 +10,7 @@ import pytest
 from nos_ec.core.errors import LeaseLost, Transient
 from nos_ec.engine.leases import HeldLease
 from nos_ec.ports.metadata import Lease, Leases
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 
 
 class FailingRenewals:

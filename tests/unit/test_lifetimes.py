@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nos_ec.core.errors import InvalidInput
-from nos_ec.core.lifetimes import (
+from nos_ec.core.packing.lifetimes import (
     AGE_EDGES_DAYS,
     AGE_RANGES,
     SAMPLE_ONE_IN,

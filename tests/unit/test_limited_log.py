@@ -5,7 +5,7 @@ from __future__ import annotations
 from structlog.testing import capture_logs
 
 from nos_ec.engine.limited_log import LINES_MAX, WINDOW_MS, LimitedLog
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 
 
 def test_ten_thousand_events_make_a_few_lines_and_a_count() -> None:

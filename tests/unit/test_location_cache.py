@@ -8,10 +8,10 @@ import pytest
 
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import LandingId, ObjectKey
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.engine.location_cache import LocationCache
+from nos_ec.core.states import ObjectState
+from nos_ec.engine.objects.location_cache import LocationCache
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 
 AGE_MS = 1_000
 

@@ -12,16 +12,16 @@ import pytest
 
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, segment_of
-from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine.lander import NewCopy
-from nos_ec.engine.landing_log import CLOSE_MS, LandingLog, LogOptions
-from nos_ec.engine.log_keeper import LogKeeper
+from nos_ec.core.states import SegmentState
+from nos_ec.engine.landing.lander import NewCopy
+from nos_ec.engine.landing.landing_log import CLOSE_MS, LandingLog, LogOptions
+from nos_ec.engine.landing.log_keeper import LogKeeper
 from nos_ec.ports.segment_medium import SegmentWriter
-from nos_ec.testing.clock import SetClock
-from nos_ec.testing.faulty import Faults, faulty
-from nos_ec.testing.memory_medium import MemoryMedium
-from nos_ec.testing.memory_segments import MemorySegments
 from tests.rig import waiting
+from tests.rig.clock import SetClock
+from tests.rig.faulty import Faults, faulty
+from tests.rig.memory_medium import MemoryMedium
+from tests.rig.memory_segments import MemorySegments
 
 pytestmark = pytest.mark.invariant(1, 8)
 

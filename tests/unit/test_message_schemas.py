@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nos_ec.core.errors import Corrupt, InvalidInput
+from nos_ec.core.formats.messages import decode_pack_request
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX
-from nos_ec.core.messages import decode_pack_request
 from nos_ec.core.schemas import PACK_REQUEST_VERSIONS, pack_request_schema
 
 DOCS = Path(__file__).parents[2] / "docs"

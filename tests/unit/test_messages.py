@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nos_ec.core.errors import Corrupt, InvalidInput
-from nos_ec.core.ids import LandingId, ObjectKey
-from nos_ec.core.messages import (
+from nos_ec.core.formats.messages import (
     NamedVersion,
     PackRequest,
     decode_pack_request,
@@ -20,6 +19,7 @@ from nos_ec.core.messages import (
     partition_for,
     partition_for_key,
 )
+from nos_ec.core.ids import LandingId, ObjectKey
 
 GOLDEN = (
     b'{"v":1,"object_id":7,"bucket":"photos","name":"caf\xc3\xa9/a.jpg","version":1700000000000000,"size":512,'

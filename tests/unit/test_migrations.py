@@ -7,7 +7,7 @@ import sys
 
 from alembic.script import ScriptDirectory
 
-from nos_ec.adapters.sql.migrate import _config, _revisions, schema_head
+from nos_ec.adapters.sql.tables.migrate import _config, _revisions, schema_head
 
 
 def test_names_of_migrations_contain_their_versions() -> None:

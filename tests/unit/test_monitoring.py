@@ -24,19 +24,19 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.histogram import Histogram
 from nos_ec.core.ids import LandingId, timed_id
 from nos_ec.core.packing.plan import GroupPlan
-from nos_ec.engine.lanes import WRITE_SECONDS_BOUNDS, Lanes
-from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
-from nos_ec.monitoring import metrics
+from nos_ec.engine.packing.lanes import WRITE_SECONDS_BOUNDS, Lanes
+from nos_ec.engine.packing.stripe_writer import StripeWriter, WriteResult
+from nos_ec.monitoring.declarations import metrics
+from nos_ec.monitoring.declarations.metric import Kind
+from nos_ec.monitoring.declarations.metrics import METRICS
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.monitoring.exposition import Exposition, Sample
 from nos_ec.monitoring.health import Answer, Health
-from nos_ec.monitoring.metric import Kind
-from nos_ec.monitoring.metrics import METRICS
 from nos_ec.monitoring.monitor import COST_SHARE, Cached, Monitor
 from nos_ec.monitoring.sources import waiting_samples
 from nos_ec.monitoring.systemd import Notifier, Pulse
 from nos_ec.ports.metadata import Metadata
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 from tests.rig.notify_socket import NotifySocket
 
 DOCS = Path(__file__).parents[2] / "docs"

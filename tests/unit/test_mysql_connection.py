@@ -19,10 +19,10 @@ from pymysql.connections import Connection as PyMySqlConnection  # type: ignore[
 from pymysql.constants import COMMAND, CR  # type: ignore[import-untyped]
 from pymysql.err import OperationalError  # type: ignore[import-untyped]
 
-from nos_ec.adapters.sql import engine
-from nos_ec.adapters.sql.engine import MYSQL_GREETING_S
+from nos_ec.adapters.sql.driver import engine
+from nos_ec.adapters.sql.driver.engine import MYSQL_GREETING_S
+from nos_ec.adapters.sql.driver.mysql_connection import MySqlConnection
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.adapters.sql.mysql_connection import MySqlConnection
 from nos_ec.core.errors import Transient
 
 END = b"\xfe\0\0\2\0"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nos_ec.core.offsets import OffsetTracker
+from nos_ec.core.formats.offsets import OffsetTracker
 
 pytestmark = pytest.mark.invariant(5)
 

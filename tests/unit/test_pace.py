@@ -7,7 +7,7 @@ from threading import Event
 import pytest
 
 from nos_ec.engine.pace import CREDIT_MS, Pace
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 
 START_MS = 1_700_000_000_000
 

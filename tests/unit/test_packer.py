@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nos_ec.core.errors import InvalidInput
+from nos_ec.core.formats.header import header_length, names_size_max
 from nos_ec.core.geometry import CHUNK_SIZE_MAX, PAGE, Geometry
-from nos_ec.core.header import header_length, names_size_max
 from nos_ec.core.packing.merge_list import POLICIES, merge_list
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM, NAME_RECORD_MAX, PLAIN_RECORD_MAX, size_max
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList, P

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from nos_ec.core.formats.header import header_length
 from nos_ec.core.geometry import PAGE, Geometry
-from nos_ec.core.header import header_length
 from nos_ec.core.packing.merge_list import BestFitMergeList
 from nos_ec.core.packing.packer import NAME_RECORD_MAX, GroupLayout, Row
 from nos_ec.core.packing.plan import Candidate, GroupPlan

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
+from nos_ec.bench.workloads import sizes
+from nos_ec.core.formats.header import names_size_max
 from nos_ec.core.geometry import PAGE, Geometry
-from nos_ec.core.header import names_size_max
 from nos_ec.core.packing.best_fit import OVERDUE_WINDOWS, WINDOW_GROUPS
 from nos_ec.core.packing.merge_list import POLICIES, BestFitMergeList, merge_list
 from nos_ec.core.packing.packer import NAME_RECORD_MAX
 from nos_ec.core.packing.plan import Candidate, Linger, MergeList
-from nos_ec.core.workloads import sizes
 
 from .test_packer import check_plan
 

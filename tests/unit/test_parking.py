@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from nos_ec.core.errors import Transient
 from nos_ec.engine.parking import NAMED_MAX, BackOff, Parking, ParkingFigures
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 
 BACK_OFF = BackOff(first_ms=1000, max_ms=60_000)
 GONE = Transient("no answer")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nos_ec.adapters.rados.placement.object_hash import object_hash, placement_group, stable_mod
 from nos_ec.core.ids import BlockId
-from nos_ec.core.object_hash import object_hash, placement_group, stable_mod
 from nos_ec.core.placement import (
     NO_OSD,
     ClusterMap,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nos_ec.core.errors import InvalidInput
-from nos_ec.core.plan import Action, Cost, PlanHead, Step, plan_lines, read_head, read_steps
+from nos_ec.core.formats.operator_plan import Action, Cost, PlanHead, Step, plan_lines, read_head, read_steps
 
 HEAD = PlanHead("store", 1_700_000_000_000, "nos-ec check")
 STEPS = [

@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 from nos_ec.core.conditions import ABSENT, Condition
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, PreconditionFailed, Transient
 from nos_ec.core.ids import LandingId, ObjectKey
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.engine import put_queue
-from nos_ec.engine.lander import NewCopy
-from nos_ec.engine.location_cache import LocationCache
-from nos_ec.engine.put_batches import NewPut, PutBatches
-from nos_ec.engine.put_queue import PutQueue
+from nos_ec.core.states import ObjectState
+from nos_ec.engine.landing.lander import NewCopy
+from nos_ec.engine.objects import put_queue
+from nos_ec.engine.objects.location_cache import LocationCache
+from nos_ec.engine.objects.put_batches import NewPut, PutBatches
+from nos_ec.engine.objects.put_queue import PutQueue
 from nos_ec.ports.metadata import NewObject, ObjectRow, Objects
-from nos_ec.testing.clock import FakeClock
 from tests.rig import waiting
+from tests.rig.clock import FakeClock
 
 WAIT_S_MAX = 10.0
 until = partial(waiting.until, wait_s=WAIT_S_MAX)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nos_ec.core.errors import InvalidInput
-from nos_ec.engine.streams import read_up_to
+from nos_ec.engine.objects.streams import read_up_to
 from nos_ec.library.put_source import PutSource
 
 PIECES = st.lists(st.binary(max_size=20), max_size=8)

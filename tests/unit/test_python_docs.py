@@ -34,5 +34,5 @@ def test_the_examples_are_typed(program: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(ROOT / ".mypy_cache"), "--config-file="]
     done = subprocess.run([*command, str(source)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    for name in ("object_store.ObjectStore", "lifecycle.ObjectState", "object_reader.ObjectReader"):
+    for name in ("object_store.ObjectStore", "states.ObjectState", "object_reader.ObjectReader"):
         assert f"{name}" in done.stdout

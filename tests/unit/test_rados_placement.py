@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nos_ec.adapters.rados import cluster_map
-from nos_ec.adapters.rados import placement as placement_module
-from nos_ec.adapters.rados.cluster import LogWatch, LogWatcher, RadosCluster
-from nos_ec.adapters.rados.cluster_view import TELLING, ClusterView
-from nos_ec.adapters.rados.placement import REMEMBERED_BLOCKS, RadosPlacement
+from nos_ec.adapters.rados.client.cluster import LogWatch, LogWatcher, RadosCluster
+from nos_ec.adapters.rados.placement import cluster_map
+from nos_ec.adapters.rados.placement import pool_placement as placement_module
+from nos_ec.adapters.rados.placement.cluster_view import TELLING, ClusterView
+from nos_ec.adapters.rados.placement.object_hash import placement_group
+from nos_ec.adapters.rados.placement.pool_placement import REMEMBERED_BLOCKS, RadosPlacement
 from nos_ec.core.errors import ConfigError, NosError, Transient
 from nos_ec.core.ids import BlockId
-from nos_ec.core.object_hash import placement_group
 from nos_ec.core.placement import NO_OSD, ClusterMap, Fullness
 from tests.rig import waiting
 

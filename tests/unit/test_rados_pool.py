@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from nos_ec.adapters.rados import binding
-from nos_ec.adapters.rados.binding import Completion, Ioctx, ListedObject, Rados
-from nos_ec.adapters.rados.pool import (
+from nos_ec.adapters.rados.client import binding
+from nos_ec.adapters.rados.client.binding import Completion, Ioctx, ListedObject, Rados
+from nos_ec.adapters.rados.client.pool import (
     READ_BYTES_IN_FLIGHT_MAX,
     READS_IN_FLIGHT_MAX,
     WRITE_BYTES_IN_FLIGHT_MAX,

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from nos_ec.adapters.rados.pool import Pool
+from nos_ec.adapters.rados.client.pool import Pool
 from nos_ec.adapters.rados.trial import try_access
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nos_ec.adapters.rados import binding
-from nos_ec.adapters.rados.cluster import RadosCluster, RadosOptions
-from nos_ec.adapters.rados.failures import port_error, rados_error
+from nos_ec.adapters.rados.client import binding
+from nos_ec.adapters.rados.client.cluster import RadosCluster, RadosOptions
+from nos_ec.adapters.rados.client.failures import port_error, rados_error
 from nos_ec.adapters.rados.known_ends import BLOCKS_MAX, BlockEnd, KnownEnd, KnownEnds
 from nos_ec.adapters.rados.read_cost import ReadCost, ReadCounter
 from nos_ec.adapters.rados.segment_log import LIMITS, SealState

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nos_ec.core.formats.header import Entry, GroupHeader
+from nos_ec.core.gc.reclaim import LiveEntry, Victim, account_block, pays, stripes_needed
 from nos_ec.core.geometry import CHUNK_SIZE_MAX, Geometry
-from nos_ec.core.header import Entry, GroupHeader
 from nos_ec.core.ids import BlockId
 from nos_ec.core.packing.splits import SPLIT_BYTES
-from nos_ec.core.reclaim import LiveEntry, Victim, account_block, pays, stripes_needed
 
 pytestmark = pytest.mark.invariant(6)
 

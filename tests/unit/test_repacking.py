@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nos_ec.bench.workloads import sizes
 from nos_ec.composition.packing import collector_options
-from nos_ec.core.gc_policy import padding_days
+from nos_ec.core.gc.gc_policy import padding_days
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
-from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.packing.plan import GroupPlan, MergeList
-from nos_ec.core.workloads import sizes
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.gc.victims import ChosenBlock, repack
 from nos_ec.engine.packable import Packable, survivor
 from nos_ec.ports.block_store import BlockStore

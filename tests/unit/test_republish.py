@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nos_ec.core.republish import CLOCK_MARGIN_MS, Republishing, passed_ms
+from nos_ec.core.publishing.republish import CLOCK_MARGIN_MS, Republishing, passed_ms
 
 TIMES_MS = st.integers(1_600_000_000_000, 4_000_000_000_000)
 REPUBLISH_MS = st.integers(1000, 30 * 86_400_000)

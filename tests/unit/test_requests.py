@@ -10,7 +10,7 @@ import pytest
 
 from nos_ec.core import errors
 from nos_ec.core.errors import Blocklisted, InvalidInput, NosError, NotFound, Transient
-from nos_ec.engine.requests import ERROR_KINDS, NOTES_MAX, Request, Requests, error_kind
+from nos_ec.engine.figures.requests import ERROR_KINDS, NOTES_MAX, Request, Requests, error_kind
 from nos_ec.monitoring.sources import request_samples
 
 

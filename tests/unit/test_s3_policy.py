@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nos_ec.gateway.policies import REQUIRED
+from nos_ec.gateway.operations.policies import REQUIRED
 from nos_ec.s3.actions import (
     ACTIONS_ON_BUCKETS,
     ACTIONS_ON_OBJECTS,

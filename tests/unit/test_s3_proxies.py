@@ -7,7 +7,7 @@ from ipaddress import ip_network
 import pytest
 
 from nos_ec.core.errors import ConfigError
-from nos_ec.gateway.proxies import HOPS_MAX, TrustedProxies
+from nos_ec.gateway.server.proxies import HOPS_MAX, TrustedProxies
 from nos_ec.s3.errors import S3Error
 from nos_ec.settings import S3Settings
 

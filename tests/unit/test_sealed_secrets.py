@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from nos_ec.core.errors import ConfigError, Corrupt
-from nos_ec.gateway.master_keys import find_master_keys
-from nos_ec.gateway.sealed_secrets import NONCE_BYTES, MasterKeys
+from nos_ec.gateway.auth.master_keys import find_master_keys
+from nos_ec.gateway.auth.sealed_secrets import NONCE_BYTES, MasterKeys
 from nos_ec.ports.metadata.buckets import SECRET_BYTES_MAX
 from nos_ec.settings import S3Settings
 

@@ -8,8 +8,8 @@ import google_crc32c
 import pytest
 
 from nos_ec.core.ids import LandingId, ObjectKey, new_segment_id, record_id, timed_id
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.engine.second_copy import SecondCopies
+from nos_ec.core.states import ObjectState
+from nos_ec.engine.objects.second_copy import SecondCopies
 from nos_ec.ports.metadata import ObjectRow
 
 NOW_MS = 1_700_000_000_000

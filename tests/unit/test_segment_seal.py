@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from nos_ec.core.audit_trail import AuditEntry
 from nos_ec.core.errors import Conflict, Transient
+from nos_ec.core.formats.audit_trail import AuditEntry
 from nos_ec.core.ids import SegmentId, new_segment_id
-from nos_ec.engine.segment_seal import SegmentSeal
+from nos_ec.engine.landing.segment_seal import SegmentSeal
 from nos_ec.ports.audit_trail import NoTrail
 from nos_ec.ports.metadata import Lease
-from nos_ec.testing.faulty import Faults, faulty
-from nos_ec.testing.memory_medium import JOINED, MemoryMedium
-from nos_ec.testing.memory_segments import MemorySegments
+from tests.rig.faulty import Faults, faulty
+from tests.rig.memory_medium import JOINED, MemoryMedium
+from tests.rig.memory_segments import MemorySegments
 
 pytestmark = pytest.mark.invariant(8)
 

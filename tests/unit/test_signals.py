@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nos_ec.adapters.sql.engine import _unhex
-from nos_ec.cli.signals import interrupting
+from nos_ec.adapters.sql.driver.engine import _unhex
+from nos_ec.cli.terminal.signals import interrupting
 from nos_ec.core.callbacks import CALLED_BACK, called_back
 
 
@@ -100,7 +100,7 @@ def test_a_daemon_that_waits_stops_whenever_the_signal_comes() -> None:
     failure would make it hang."""
     program = """
         import threading
-        from nos_ec.cli.context import stop_on_signals
+        from nos_ec.cli.terminal.context import stop_on_signals
         from tests.unit.test_signals import send_soon
 
         for _ in range(100):

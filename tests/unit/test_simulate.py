@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from nos_ec.bench.simulate import SimulationResult, read_sizes, simulate
+from nos_ec.bench.workloads import WORKLOADS, sizes
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.packing.splits import SPLIT_BYTES
-from nos_ec.core.workloads import WORKLOADS, sizes
 from nos_ec.settings.sections import ConsumerSettings
 
 GEOMETRY = Geometry()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nos_ec.core.messages import partition_for
-from nos_ec.core.slots import (
+from nos_ec.core.formats.messages import partition_for
+from nos_ec.core.publishing.slots import (
     ALL_SLOTS,
     SLOTS,
     SlotPlan,

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nos_ec.bench.simulate import simulate
+from nos_ec.bench.workloads import sizes
+from nos_ec.core.formats.messages import partition_for, partition_for_key
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.messages import partition_for, partition_for_key
 from nos_ec.core.packing.packer import size_max
-from nos_ec.core.spread import message_key, spread_partition
-from nos_ec.core.workloads import sizes
+from nos_ec.core.publishing.spread import message_key, spread_partition
 from nos_ec.settings.sections import ConsumerSettings
 
 NAMES = {

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from nos_ec.core.errors import Transient
-from nos_ec.engine.store_totals import (
+from nos_ec.engine.figures.store_totals import (
     CHEAP_ROWS_MAX,
     CLAIM_MS_MIN,
     COST_SHARE,
@@ -18,7 +18,7 @@ from nos_ec.engine.store_totals import (
     StoreTotals,
 )
 from nos_ec.ports.metadata import Metadata, StoredTotals, Totals
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 
 WAIT_MS = 15_000
 NOTHING = Totals({}, *[0] * 19)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nos_ec.monitoring import metrics as m
+from nos_ec.monitoring.declarations import metrics as m
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.stored_counts import COUNTS_NOTE, StoredCounts
 

@@ -12,16 +12,15 @@ from typing import cast
 import pytest
 
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.expiry import TAGS_ATTRIBUTE, ExpiryRule, encode_rules
 from nos_ec.core.ids import LandingId, ObjectKey
-from nos_ec.core.lifetimes import BUCKETS_MAX, OTHERS, STREAM_CUTS_DAYS, UNKNOWN, Counts, is_sampled
-from nos_ec.engine import known_expiry, survival
-from nos_ec.engine.known_expiry import KnownExpiry
-from nos_ec.engine.packable import Packable
-from nos_ec.engine.survival import (
+from nos_ec.core.packing.lifetimes import BUCKETS_MAX, OTHERS, STREAM_CUTS_DAYS, UNKNOWN, Counts, is_sampled
+from nos_ec.engine.expiry import known_expiry, survival
+from nos_ec.engine.expiry.known_expiry import KnownExpiry
+from nos_ec.engine.expiry.survival import (
     COUNT_WAIT_MS,
     DAY_MS,
     REFRESH_MS,
@@ -33,10 +32,11 @@ from nos_ec.engine.survival import (
     Survey,
     lifetimes_of,
 )
+from nos_ec.engine.packable import Packable
 from nos_ec.ports.metadata import DocumentKind, LivingObject, Metadata, SurvivalRow
 from nos_ec.ports.metadata.survival import SURVIVAL_ROWS_MAX
-from nos_ec.testing.clock import FakeClock
-from nos_ec.testing.metadata_bench import MetadataBench
+from tests.rig.clock import FakeClock
+from tests.rig.metadata_bench import MetadataBench
 
 CUTS = STREAM_CUTS_DAYS[3]
 

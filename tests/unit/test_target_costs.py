@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from nos_ec.core.gc_policy import SealedBlock, SpaceTarget, StoredBytes
+from nos_ec.core.gc.gc_policy import SealedBlock, SpaceTarget, StoredBytes
+from nos_ec.core.gc.raw_cost import StoredParts, raw_cost
+from nos_ec.core.gc.target_costs import target_costs
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId
-from nos_ec.core.raw_cost import StoredParts, raw_cost
-from nos_ec.core.target_costs import target_costs
 
 SIZE = 1 << 25
 

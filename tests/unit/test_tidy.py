@@ -19,9 +19,6 @@ PACKAGES = ("nos_ec", "producer", "consumer", "gc")
 FOLDERS = (*PACKAGES, "tests", "docs", "deploy", "requirements", ".ci")
 BINARY_SUFFIXES = {".bin", ".pyc", ".png", ".gz"}
 
-SOURCE_LINES_MAX = 600
-TEST_LINES_MAX = 1000
-
 WORLD = re.compile(
     r"time\.(time|time_ns|sleep|monotonic|monotonic_ns)|datetime\.(datetime|date)\.(now|utcnow|today)"
     r"|os\.(urandom|environ|getenv)|uuid\.uuid\d|secrets\.\w+|random\.(?!Random$)\w+"
@@ -30,7 +27,6 @@ WORLD = re.compile(
 
 MAY_ASK_THE_WORLD = {
     "nos_ec/adapters/": "adapters are where the world begins",
-    "nos_ec/testing/": "fakes and suites for tests",
     "nos_ec/composition/wiring.py": "makes the ids and names that everybody else is given",
     "nos_ec/cli/": "the process itself: its environment, its waiting",
     "nos_ec/demo/": "a command",
@@ -114,8 +110,8 @@ def offences(path: Path) -> Iterator[str]:
 DELETION = re.compile(r"\b_?(blocks|landing|store)\.delete(_many)?\(|\b_?medium\.release\(")
 DELETES_UNRECORDED = {
     "nos_ec/engine/dump/stored.py": "deletes an object, as users do; GC records its blocks",
-    "nos_ec/engine/layered_landing.py": "is a landing store itself: its callers record",
-    "nos_ec/engine/segment_maker.py": "gives back a segment to which nothing was ever written",
+    "nos_ec/engine/landing/layered_landing.py": "is a landing store itself: its callers record",
+    "nos_ec/engine/landing/segment_maker.py": "gives back a segment to which nothing was ever written",
 }
 
 
@@ -149,8 +145,9 @@ def states_named(node: ast.AST) -> Iterator[int]:
 
 
 def test_states_are_written_only_as_the_lifecycle_advances_them() -> None:
-    paths = [path for path in modules(*PACKAGES) if not name_of(path).startswith("nos_ec/testing/")]
-    assert [f"{name_of(path)}:{n}" for path in paths for n in states_written(ast.parse(path.read_text()))] == []
+    assert [
+        f"{name_of(path)}:{n}" for path in modules(*PACKAGES) for n in states_written(ast.parse(path.read_text()))
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -215,7 +212,7 @@ def test_every_package_has_its_layer() -> None:
     layers = {name.strip() for layer in settings["contracts"][0]["layers"] for name in layer.split("|")}
     architecture = (ROOT / "docs/ARCHITECTURE.md").read_text()
     packages = {path.name for path in (ROOT / "nos_ec").iterdir() if (path / "__init__.py").exists()}
-    assert {f"nos_ec.{name}" for name in packages} == {name for name in layers if "." in name} | {"nos_ec.testing"}
+    assert {f"nos_ec.{name}" for name in packages} == {name for name in layers if "." in name}
     assert [name for name in packages if f"\nnos_ec/{name}/ " not in architecture] == []
 
 
@@ -224,7 +221,7 @@ def test_every_invariant_has_a_test() -> None:
     numbered = {int(n) for n in re.findall(r"^(\d+)\. \*\*", (ROOT / "docs/INVARIANTS.md").read_text(), re.MULTILINE)}
     marked = {
         int(number)
-        for path in modules("tests", "nos_ec/testing")
+        for path in modules("tests")
         for numbers in re.findall(r"mark\.invariant\(([\d, ]+)\)", path.read_text())
         for number in numbers.split(",")
     }
@@ -236,14 +233,11 @@ def test_modules_are_named_for_what_they_hold() -> None:
     assert [name_of(path) for path in modules(*PACKAGES, "tests") if path.stem in MEANINGLESS_NAMES] == []
 
 
-def test_modules_stay_readable() -> None:
-    too_long = []
-    for path in modules(*PACKAGES, "tests"):
-        is_test = name_of(path).startswith(("tests/", "nos_ec/testing/"))
-        lines, lines_max = len(path.read_text().splitlines()), TEST_LINES_MAX if is_test else SOURCE_LINES_MAX
-        if lines > lines_max:
-            too_long.append(f"{name_of(path)}: {lines} lines, at most {lines_max}")
-    assert too_long == []
+def test_packages_stay_readable() -> None:
+    """A package has at most 20 modules, and says in its `__init__` what lives there."""
+    packages = {path.parent for path in modules("nos_ec") if path.name == "__init__.py"}
+    assert [name_of(package) for package in packages if len(list(package.glob("*.py"))) > 21] == []
+    assert {path.parent for path in modules("nos_ec")} == packages
 
 
 def test_everything_public_says_what_it_is() -> None:

@@ -17,25 +17,25 @@ import pytest
 from structlog.testing import capture_logs
 
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.adapters.sql.migrate import migrate
+from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.core.errors import Conflict, NotFound, Transient
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, new_segment_id, record_id
-from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine import log_recovery, trimmer, unknown_segments
-from nos_ec.engine import reaper as reaper_module
-from nos_ec.engine.log_recovery import LOOK_MS, LogRecovery
+from nos_ec.core.states import SegmentState
+from nos_ec.engine.landing import log_recovery, trimmer, unknown_segments
+from nos_ec.engine.landing.log_recovery import LOOK_MS, LogRecovery
+from nos_ec.engine.landing.trimmer import BACK_OFF, Trimmer, TrimResult
+from nos_ec.engine.landing.unknown_segments import UnknownSegments
 from nos_ec.engine.read_threads import ReadThreads
-from nos_ec.engine.reaper import Reaper, ReapResult
-from nos_ec.engine.trimmer import BACK_OFF, Trimmer, TrimResult
-from nos_ec.engine.unknown_segments import UnknownSegments
+from nos_ec.engine.upkeep import reaper as reaper_module
+from nos_ec.engine.upkeep.reaper import Reaper, ReapResult
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, unwatched
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import Lease, Metadata, NewObject, ObjectRow
 from nos_ec.ports.segment_medium import Buffer, MediumLimits
-from nos_ec.testing.clock import FakeClock
-from nos_ec.testing.memory_medium import JOINED, SMALL, MemoryMedium
-from nos_ec.testing.metadata_bench import TTL_MS, MetadataBench
+from tests.rig.clock import FakeClock
+from tests.rig.memory_medium import JOINED, SMALL, MemoryMedium
+from tests.rig.metadata_bench import TTL_MS, MetadataBench
 
 pytestmark = pytest.mark.invariant(2)
 

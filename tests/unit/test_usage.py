@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nos_ec.engine.usage import (
+from nos_ec.engine.figures.usage import (
     DAY_MS,
     HOUR_MS,
     KEPT_MS,

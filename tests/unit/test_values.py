@@ -13,7 +13,8 @@ from nos_ec.composition.backends import settings_named
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, InvalidInput, NoSpace, NotFound
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import NAME_BYTES_MAX, BlockId, LandingId, ObjectKey
-from nos_ec.core.lifecycle import (
+from nos_ec.core.ratios import ratio, rounded
+from nos_ec.core.states import (
     BlockEvent,
     BlockState,
     ObjectEvent,
@@ -22,7 +23,6 @@ from nos_ec.core.lifecycle import (
     advance_object,
     object_sources,
 )
-from nos_ec.core.ratios import ratio, rounded
 
 
 def test_an_error_carries_what_it_concerns() -> None:

@@ -14,14 +14,14 @@ import pytest
 
 from nos_ec.core.errors import Corrupt, NotFound, Transient
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.engine import verifier
+from nos_ec.core.states import ObjectState
 from nos_ec.engine.read_threads import ReadThreads
-from nos_ec.engine.verifier import AWAY_MS, READ_BYTES_MAX, READS_MAX, Outcome, PackedObject, Verifier
+from nos_ec.engine.upkeep import verifier
+from nos_ec.engine.upkeep.verifier import AWAY_MS, READ_BYTES_MAX, READS_MAX, Outcome, PackedObject, Verifier
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import unwatched
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.testing.clock import FakeClock
+from tests.rig.clock import FakeClock
 
 LENGTH = 1000
 CALM_S = 0.2

@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from nos_ec.adapters.system_clock import SystemClock
-from nos_ec.cli import watching
-from nos_ec.cli.errors import exit_code
-from nos_ec.cli.watching import end_when_shut_out, keeping_totals, settle
+from nos_ec.cli.terminal import watching
+from nos_ec.cli.terminal.errors import exit_code
+from nos_ec.cli.terminal.watching import end_when_shut_out, keeping_totals, settle
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Blocklisted, NosError, Transient
 

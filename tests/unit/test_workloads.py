@@ -7,10 +7,10 @@ from statistics import mean
 
 import pytest
 
+from nos_ec.bench.workloads import WORKLOADS, sizes
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.packer import size_max
-from nos_ec.core.workloads import WORKLOADS, sizes
 
 KIB = 1024
 LIMIT = size_max(Geometry())

@@ -33,8 +33,8 @@ from typing import BinaryIO
 import structlog
 
 from nos_ec.adapters.file_system import open_new
-from nos_ec.adapters.local.durable import make_folder, sync_folder, write_at
-from nos_ec.core.audit_trail import AuditEntry, Recorded, audit_line, is_whole, read_line
+from nos_ec.adapters.local.files.durable import make_folder, sync_folder, write_at
+from nos_ec.core.formats.audit_trail import AuditEntry, Recorded, audit_line, is_whole, read_line
 from nos_ec.core.killpoints import kill_point
 from nos_ec.ports.clock import Clock
 

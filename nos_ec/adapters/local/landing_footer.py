@@ -16,7 +16,7 @@ import struct
 
 import google_crc32c
 
-from nos_ec.adapters.local.durable import read_at
+from nos_ec.adapters.local.files.durable import read_at
 from nos_ec.core.ids import LandingId
 from nos_ec.ports.landing_store import LABEL_SIZE_MAX
 

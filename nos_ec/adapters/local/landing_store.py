@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nos_ec.adapters.file_system import open_new
-from nos_ec.adapters.local.durable import (
+from nos_ec.adapters.local.files.durable import (
     as_port_error,
     locked,
     make_folder,
@@ -35,8 +35,8 @@ from nos_ec.adapters.local.durable import (
     translated,
     write_at,
 )
+from nos_ec.adapters.local.files.probe import probe_folder
 from nos_ec.adapters.local.landing_footer import footer_of, split
-from nos_ec.adapters.local.probe import probe_folder
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NosError, NotFound, Transient
 from nos_ec.core.ids import LandingId, in_log
 from nos_ec.core.killpoints import kill_point

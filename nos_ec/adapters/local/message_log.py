@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
 
-from nos_ec.adapters.local.log_file import (
+from nos_ec.adapters.local.files.log_file import (
     create_log_file,
     open_log_file,
     partition_count,
@@ -27,7 +27,7 @@ from nos_ec.adapters.local.log_file import (
 )
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import ConfigError, Conflict, Transient
-from nos_ec.core.messages import partition_for_key
+from nos_ec.core.formats.messages import partition_for_key
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.message_log import DeadLetter, Message
 

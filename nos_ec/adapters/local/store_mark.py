@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nos_ec.adapters.local.durable import as_port_error, locked, replace_file, translated
+from nos_ec.adapters.local.files.durable import as_port_error, locked, replace_file, translated
 from nos_ec.core.errors import ConfigError
 
 OWNER_FILE = "store-id"

@@ -6,10 +6,10 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from nos_ec.adapters.local.durable import as_port_error
-from nos_ec.adapters.local.log_file import APPLICATION_ID, FORMAT_VERSION, partition_count, translated_errors
-from nos_ec.adapters.local.probe import probe_folder
-from nos_ec.adapters.local.shard_folders import folder_name
+from nos_ec.adapters.local.blocks.shard_folders import folder_name
+from nos_ec.adapters.local.files.durable import as_port_error
+from nos_ec.adapters.local.files.log_file import APPLICATION_ID, FORMAT_VERSION, partition_count, translated_errors
+from nos_ec.adapters.local.files.probe import probe_folder
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import Geometry
 

@@ -21,13 +21,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from nos_ec.adapters.rados import pool as steps
-from nos_ec.adapters.rados.cluster import RadosCluster
-from nos_ec.adapters.rados.failures import NO_SPACE
+from nos_ec.adapters.rados.client import pool as steps
+from nos_ec.adapters.rados.client.cluster import RadosCluster
+from nos_ec.adapters.rados.client.failures import NO_SPACE
+from nos_ec.adapters.rados.client.named_objects import NamedObjects
+from nos_ec.adapters.rados.client.pool import Buffer
 from nos_ec.adapters.rados.free_space import FreeSpace, pool_room
 from nos_ec.adapters.rados.known_ends import END, BlockEnd, KnownEnd, KnownEnds
-from nos_ec.adapters.rados.named_objects import NamedObjects
-from nos_ec.adapters.rados.pool import Buffer
 from nos_ec.adapters.rados.pool_checks import check_blocks_pool
 from nos_ec.adapters.rados.read_cost import ReadCounter
 from nos_ec.adapters.rados.store_mark import make_mark, read_mark
@@ -188,8 +188,8 @@ class RadosBlockStore:
 
     def read_many(self, block_id: BlockId, extents: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read several ranges. Those that lie close together are one operation, and as many are in flight at a time as
-        nos_ec.adapters.rados.pool allows. The OSDs verify what they read against BlueStore's checksums, and decode what
-        is damaged."""
+        nos_ec.adapters.rados.client.pool allows. The OSDs verify what they read against BlueStore's checksums, and
+        decode what is damaged."""
         if not extents:
             return []
         runs = runs_of(extents, GAP_MAX, RUN_BYTES_MAX)

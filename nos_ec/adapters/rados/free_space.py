@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from nos_ec.adapters.rados.cluster import RadosCluster
+from nos_ec.adapters.rados.client.cluster import RadosCluster
 from nos_ec.core.errors import NosError, Transient
 
 _log = structlog.get_logger(__name__)

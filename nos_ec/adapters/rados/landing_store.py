@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from nos_ec.adapters.rados import pool as steps
-from nos_ec.adapters.rados.cluster import RadosCluster
-from nos_ec.adapters.rados.failures import NO_SPACE
+from nos_ec.adapters.rados.client import pool as steps
+from nos_ec.adapters.rados.client.cluster import RadosCluster
+from nos_ec.adapters.rados.client.failures import NO_SPACE
+from nos_ec.adapters.rados.client.pool import Buffer
 from nos_ec.adapters.rados.landing_pool import LandingPool, mark_landing_pool
-from nos_ec.adapters.rados.pool import Buffer
 from nos_ec.core.errors import Conflict, Corrupt, NosError, NotFound, Transient
 from nos_ec.core.ids import LandingId
 from nos_ec.ports.clock import Beat, unwatched

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from nos_ec.adapters.rados.cluster import RadosCluster
-from nos_ec.adapters.rados.pool import Pool
+from nos_ec.adapters.rados.client.cluster import RadosCluster
+from nos_ec.adapters.rados.client.pool import Pool
 from nos_ec.adapters.rados.read_cost import ReadCost
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.geometry import PAGE, Geometry

@@ -16,7 +16,8 @@ Invariants kept here:
      however late one of them arrives.
   b  A seal of an object that is absent creates it, sealed and empty, so that (a) holds for the first append as well. A
      further append never creates an object, as one that is absent has no version. So of a writer that wakes up after
-     its segment was released, only a first append is done: see nos_ec.engine.landing_log (8), which then removes it.
+     its segment was released, only a first append is done: see nos_ec.engine.landing.landing_log (8), which then
+     removes it.
   c  "sealed" is never undone.
 """
 
@@ -30,14 +31,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Self
 
-from nos_ec.adapters.rados import pool as steps
-from nos_ec.adapters.rados.cluster import RadosCluster
+from nos_ec.adapters.rados.client import pool as steps
+from nos_ec.adapters.rados.client.cluster import RadosCluster
+from nos_ec.adapters.rados.client.pool import Step
 from nos_ec.adapters.rados.landing_pool import LandingPool
-from nos_ec.adapters.rados.pool import Step
 from nos_ec.adapters.rados.pool_checks import check_write_limits
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, NotFound, Transient
+from nos_ec.core.formats.landing_format import SegmentHeader, encode_segment_header
 from nos_ec.core.ids import SegmentId
-from nos_ec.core.landing_format import SegmentHeader, encode_segment_header
 from nos_ec.ports.clock import Beat, unwatched
 from nos_ec.ports.segment_medium import Buffer, DeviceStates, MediumLimits, Seal, UnreadableSlot
 
@@ -305,8 +306,8 @@ class RadosSegmentLog(LandingPool):
     # --- reading --------------------------------------------------------------------------------------
 
     def read(self, segment: SegmentId, ranges: Sequence[tuple[int, int]], copy: int = 0) -> list[bytes]:  # noqa: ARG002
-        """Read ranges, one operation each, as many at a time as nos_ec.adapters.rados.pool allows. Which copy is read
-        is up to the OSDs, which verify it against BlueStore's checksums and repair it from another copy."""
+        """Read ranges, one operation each, as many at a time as nos_ec.adapters.rados.client.pool allows. Which copy is
+        read is up to the OSDs, which verify it against BlueStore's checksums and repair it from another copy."""
         with self._objects.translated(segment):
             return self._pool.read_many(self._objects.name_of(segment), ranges)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import errno
 
-from nos_ec.adapters.rados import pool as steps
-from nos_ec.adapters.rados.failures import port_error
-from nos_ec.adapters.rados.pool import Pool
+from nos_ec.adapters.rados.client import pool as steps
+from nos_ec.adapters.rados.client.failures import port_error
+from nos_ec.adapters.rados.client.pool import Pool
 from nos_ec.core.errors import ConfigError
 
 OWNER_OBJECT = "nos_ec.owner"

@@ -6,10 +6,10 @@ from __future__ import annotations
 import errno
 import os
 
-from nos_ec.adapters.rados import pool as steps
-from nos_ec.adapters.rados.cluster import RadosCluster
-from nos_ec.adapters.rados.failures import port_error
-from nos_ec.adapters.rados.pool import Pool
+from nos_ec.adapters.rados.client import pool as steps
+from nos_ec.adapters.rados.client.cluster import RadosCluster
+from nos_ec.adapters.rados.client.failures import port_error
+from nos_ec.adapters.rados.client.pool import Pool
 from nos_ec.core.errors import ConfigError, Corrupt, NosError
 
 _PROBE = "nos_ec.probe"

@@ -14,25 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from nos_ec.adapters.sql import (
-    blocks,
-    commits,
-    entries,
-    landing,
-    landing_segments,
-    large_puts,
-    leases,
-    objects,
-    puts,
-    store_info,
-    survival,
-    totals,
-    trash,
-    versions,
-)
-from nos_ec.adapters.sql.look_up import FAILURES
-from nos_ec.adapters.sql.migrate import open_checked
-from nos_ec.adapters.sql.part import SqlPart
+from nos_ec.adapters.sql.blocks import block_rows, landing_segments, leases
+from nos_ec.adapters.sql.objects import commits, entries, landing, large_puts, object_rows, puts, trash, versions
+from nos_ec.adapters.sql.operator import survival, totals
+from nos_ec.adapters.sql.tables import store_info
+from nos_ec.adapters.sql.tables.base import SqlPart
+from nos_ec.adapters.sql.tables.look_up import FAILURES
+from nos_ec.adapters.sql.tables.migrate import open_checked
 from nos_ec.adapters.sql.upkeep import (
     SqlAccessKeys,
     SqlBuckets,
@@ -47,12 +35,12 @@ from nos_ec.adapters.sql.upkeep import (
 )
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError, NotFound
-from nos_ec.core.gc_policy import SealedBlock
+from nos_ec.core.formats.messages import NamedVersion, PackRequest
+from nos_ec.core.gc.gc_policy import SealedBlock
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
-from nos_ec.core.lifecycle import BlockKind, SegmentState
-from nos_ec.core.lifetimes import Counts
-from nos_ec.core.messages import NamedVersion, PackRequest
+from nos_ec.core.packing.lifetimes import Counts
+from nos_ec.core.states import BlockKind, SegmentState
 from nos_ec.ports.metadata import (
     BlockRow,
     EntryPage,
@@ -107,7 +95,7 @@ class _SqlObjects(SqlPart):
 
     def next_version(self, key: ObjectKey, now_ms: int, *, of_all: bool = False, conditional: bool = False) -> int:
         """See the port."""
-        number = versions.number_for if of_all else objects.version_for
+        number = versions.number_for if of_all else object_rows.version_for
         return self._read(number, key, now_ms, conditional=conditional)
 
     def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool | NosError:
@@ -116,7 +104,7 @@ class _SqlObjects(SqlPart):
 
     def set_attributes(self, row: ObjectRow, attributes: bytes) -> bool:
         """See the port."""
-        return self._write(objects.set_attributes, row, attributes)
+        return self._write(object_rows.set_attributes, row, attributes)
 
     def get(self, key: ObjectKey) -> ObjectRow:
         """See the port."""
@@ -127,21 +115,21 @@ class _SqlObjects(SqlPart):
 
     def segments(self, object_id: int, version: int) -> list[Segment]:
         """See the port."""
-        return self._read(objects.segments, object_id, version)
+        return self._read(object_rows.segments, object_id, version)
 
     def delete(
         self, key: ObjectKey, now_ms: int, until_ms: int | None = None, condition: Condition | None = None
     ) -> ObjectRow:
         """See the port."""
-        return self._write(objects.remove, key, now_ms, until_ms, condition)
+        return self._write(object_rows.remove, key, now_ms, until_ms, condition)
 
     def delete_many(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
         """See the port."""
-        return self._write(objects.remove_listed, keys, now_ms, until_ms) if keys else []
+        return self._write(object_rows.remove_listed, keys, now_ms, until_ms) if keys else []
 
     def delete_unchanged(self, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
         """See the port."""
-        return self._write(objects.remove_unchanged, rows, now_ms, until_ms) if rows else []
+        return self._write(object_rows.remove_unchanged, rows, now_ms, until_ms) if rows else []
 
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
         """See the port."""
@@ -149,7 +137,7 @@ class _SqlObjects(SqlPart):
 
     def list_names(self, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
         """See the port."""
-        return self._read(objects.list_names, bucket, prefix, after, limit)
+        return self._read(object_rows.list_names, bucket, prefix, after, limit)
 
     def list_entries(
         self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
@@ -169,27 +157,27 @@ class _SqlObjects(SqlPart):
 
     def list_buckets(self, after: str, limit: int) -> list[str]:
         """See the port."""
-        return self._read(objects.list_buckets, after, limit)
+        return self._read(object_rows.list_buckets, after, limit)
 
     def due_objects(self, now_ms: int, limit: int, slots: Collection[int]) -> list[ObjectRow]:
         """See the port."""
-        return self._read(objects.due, now_ms, limit, slots)
+        return self._read(object_rows.due, now_ms, limit, slots)
 
     def oldest_landing_id(self) -> LandingId | None:
         """See the port."""
-        return self._read(objects.oldest_landing_id)
+        return self._read(object_rows.oldest_landing_id)
 
     def mark_published(self, rows: Sequence[ObjectRow], due_ms: int) -> int:
         """See the port."""
-        return self._write(objects.mark_published, rows, due_ms)
+        return self._write(object_rows.mark_published, rows, due_ms)
 
     def complete(self, named: Sequence[NamedVersion], due_ms: int) -> dict[NamedVersion, tuple[PackRequest, bytes]]:
         """See the port."""
-        return self._read(objects.complete, named, due_ms) if named else {}
+        return self._read(object_rows.complete, named, due_ms) if named else {}
 
     def still_landed(self, requests: Sequence[PackRequest]) -> dict[PackRequest, bytes]:
         """See the port."""
-        return self._read(objects.still_landed, requests)
+        return self._read(object_rows.still_landed, requests)
 
     def _find(self, key: ObjectKey) -> ObjectRow | None:
         if self._look_ups is not None:
@@ -197,7 +185,7 @@ class _SqlObjects(SqlPart):
                 return self._look_ups.find(key)
             except FAILURES:
                 pass  # the ordinary read overcomes the failure, or reports it
-        return self._read(objects.find, key)
+        return self._read(object_rows.find, key)
 
 
 class _SqlTrash(SqlPart):
@@ -266,19 +254,19 @@ class _SqlBlocks(SqlPart):
 
     def block(self, block_id: BlockId) -> BlockRow:
         """See the port."""
-        return self._read(blocks.get, block_id)
+        return self._read(block_rows.get, block_id)
 
     def list_blocks(self, after: BlockId | None, limit: int) -> list[BlockRow]:
         """See the port."""
-        return self._read(blocks.page, after, limit)
+        return self._read(block_rows.page, after, limit)
 
     def placed_in(self, block_id: BlockId) -> list[Placed]:
         """See the port."""
-        return self._read(blocks.placed_in, block_id)
+        return self._read(block_rows.placed_in, block_id)
 
     def allocate_block(self, lease: Lease, block_id: BlockId, kind: BlockKind, now_ms: int) -> None:
         """See the port."""
-        self._write(blocks.allocate, lease, block_id, kind, now_ms)
+        self._write(block_rows.allocate, lease, block_id, kind, now_ms)
 
     def commit_group(self, commit: GroupCommit) -> frozenset[int]:
         """See the port."""
@@ -286,30 +274,30 @@ class _SqlBlocks(SqlPart):
 
     def seal_block(self, lease: Lease, block_id: BlockId, now_ms: int) -> None:
         """See the port."""
-        self._write(blocks.seal, lease, block_id, now_ms)
+        self._write(block_rows.seal, lease, block_id, now_ms)
 
     def fence_block(self, lease: Lease, block_id: BlockId) -> None:
         """See the port."""
-        self._write(blocks.fence, lease, block_id)
+        self._write(block_rows.fence, lease, block_id)
 
     def forget_unwritten(self, lease: Lease, block_id: BlockId) -> bool:
         """See the port."""
-        return self._write(blocks.forget_unwritten, lease, block_id)
+        return self._write(block_rows.forget_unwritten, lease, block_id)
 
     def fenced_blocks(self, limit: int) -> list[BlockRow]:
         """See the port."""
-        return self._read(blocks.fenced, limit)
+        return self._read(block_rows.fenced, limit)
 
     def seal_reconciled(
         self, block_id: BlockId, stripes: int, live_bytes: int, dead_bytes: int, live_objects: int, now_ms: int
     ) -> bool:
         """See the port."""
         found = (stripes, live_bytes, dead_bytes, live_objects)
-        return self._write(blocks.seal_reconciled, self._bound(), block_id, *found, now_ms)
+        return self._write(block_rows.seal_reconciled, self._bound(), block_id, *found, now_ms)
 
     def empty_blocks(self, limit: int) -> list[BlockRow]:
         """See the port."""
-        return self._read(blocks.empty, limit)
+        return self._read(block_rows.empty, limit)
 
     def gc_candidates(
         self,
@@ -321,7 +309,7 @@ class _SqlBlocks(SqlPart):
         overhead_ratio_min: float = 0.0,
     ) -> list[BlockRow]:
         """See the port."""
-        return self._read(blocks.candidates, waste_ratio_min, now_ms, cool_down_ms_max, limit, overhead_ratio_min)
+        return self._read(block_rows.candidates, waste_ratio_min, now_ms, cool_down_ms_max, limit, overhead_ratio_min)
 
     def padded_blocks(
         self,
@@ -332,41 +320,41 @@ class _SqlBlocks(SqlPart):
         limit: int,
     ) -> list[BlockRow]:
         """See the port."""
-        return self._read(blocks.padded, overhead_ratio_min, price_days, now_ms, cool_down_ms_max, limit)
+        return self._read(block_rows.padded, overhead_ratio_min, price_days, now_ms, cool_down_ms_max, limit)
 
     def space_use(self) -> SpaceUse:
         """See the port."""
-        return self._read(blocks.space_use)
+        return self._read(block_rows.space_use)
 
     def blocks_with_holes(
         self, after: BlockId | None, now_ms: int, cool_down_ms_max: int, limit: int
     ) -> list[SealedBlock]:
         """See the port."""
-        return self._read(blocks.with_holes, after, now_ms, cool_down_ms_max, limit)
+        return self._read(block_rows.with_holes, after, now_ms, cool_down_ms_max, limit)
 
     def waiting_blocks(self, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> list[WaitingBlocks]:
         """See the port."""
-        return self._read(blocks.waiting, waste_ratio_min, now_ms, cool_down_ms_max)
+        return self._read(block_rows.waiting, waste_ratio_min, now_ms, cool_down_ms_max)
 
     def cool_down_block(self, block_id: BlockId, not_before_ms: int, *, failed: bool) -> None:
         """See the port."""
-        self._write(blocks.cool_down, block_id, not_before_ms, failed=failed)
+        self._write(block_rows.cool_down, block_id, not_before_ms, failed=failed)
 
     def condemn_block(self, block_id: BlockId, delete_after_ms: int) -> bool:
         """See the port."""
-        return self._write(blocks.condemn, block_id, delete_after_ms)
+        return self._write(block_rows.condemn, block_id, delete_after_ms)
 
     def condemned_blocks(self, now_ms: int, limit: int) -> list[BlockRow]:
         """See the port."""
-        return self._read(blocks.condemned, now_ms, limit)
+        return self._read(block_rows.condemned, now_ms, limit)
 
     def blocks_in_grace(self, limit: int) -> list[BlockRow]:
         """See the port."""
-        return self._read(blocks.in_grace, limit)
+        return self._read(block_rows.in_grace, limit)
 
     def forget_block(self, block_id: BlockId) -> None:
         """See the port."""
-        self._write(blocks.forget, block_id)
+        self._write(block_rows.forget, block_id)
 
 
 class _SqlLandingQueue(SqlPart):
@@ -456,7 +444,7 @@ class _SqlLandingSegments(SqlPart):
 
     def make_due(self, rows: Sequence[ObjectRow], now_ms: int) -> int:
         """See the port."""
-        return self._write(objects.make_due, rows, now_ms) if rows else 0
+        return self._write(object_rows.make_due, rows, now_ms) if rows else 0
 
     def move_landed(self, moves: Sequence[LandedMove]) -> frozenset[LandingId]:
         """See the port."""

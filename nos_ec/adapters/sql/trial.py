@@ -14,12 +14,12 @@ from typing import Any
 from sqlalchemy import Column, Connection, Engine, Executable, Table, delete, false, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from nos_ec.adapters.sql.engine import make_engine
-from nos_ec.adapters.sql.failures import place, read_only, translate
-from nos_ec.adapters.sql.migrate import check_schema, revision
-from nos_ec.adapters.sql.primary import ReadOnlyServer, require_primary
-from nos_ec.adapters.sql.schema import METADATA
-from nos_ec.adapters.sql.store_info import find_store_id, has_geometry
+from nos_ec.adapters.sql.driver.engine import make_engine
+from nos_ec.adapters.sql.driver.failures import place, read_only, translate
+from nos_ec.adapters.sql.driver.primary import ReadOnlyServer, require_primary
+from nos_ec.adapters.sql.tables.migrate import check_schema, revision
+from nos_ec.adapters.sql.tables.schema import METADATA
+from nos_ec.adapters.sql.tables.store_info import find_store_id, has_geometry
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import Geometry
 from nos_ec.ports.clock import Clock

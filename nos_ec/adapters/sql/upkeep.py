@@ -6,26 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from nos_ec.adapters.sql import (
-    access_keys,
-    buckets,
-    explanations,
-    floors,
-    inspection,
-    notes,
-    rebuilding,
-    repairs,
-    scrubbing,
-    uploads,
-    versions,
-)
-from nos_ec.adapters.sql.entries import end_of
-from nos_ec.adapters.sql.part import SqlPart
+from nos_ec.adapters.sql.buckets import access_keys, bucket_rows
+from nos_ec.adapters.sql.objects import floors, uploads, versions
+from nos_ec.adapters.sql.objects.entries import end_of
+from nos_ec.adapters.sql.operator import explanations, inspection, notes, rebuilding, repairs, scrubbing
+from nos_ec.adapters.sql.tables.base import SqlPart
 from nos_ec.core.errors import NosError
+from nos_ec.core.gc.reclaim import BlockAccount
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.parts import UploadId
-from nos_ec.core.reclaim import BlockAccount
 from nos_ec.ports.metadata import (
     AccessKey,
     AccessOf,
@@ -62,72 +52,72 @@ class SqlBuckets(SqlPart):
 
     def create_bucket(self, name: str, owner: str, acl: CannedAcl, now_ms: int) -> bool:
         """See the port."""
-        done = self._write(buckets.create, name, owner, acl, now_ms)
+        done = self._write(bucket_rows.create, name, owner, acl, now_ms)
         self._access_changed(AccessOf.BUCKET, name)
         return done
 
     def bucket(self, name: str) -> BucketRow | None:
         """See the port."""
-        return self._read(buckets.find, name)
+        return self._read(bucket_rows.find, name)
 
     def delete_bucket(self, name: str, now_ms: int) -> bool:
         """See the port."""
-        done = self._write(buckets.remove, name, now_ms)
+        done = self._write(bucket_rows.remove, name, now_ms)
         self._access_changed(AccessOf.BUCKET, name)
         return done
 
     def buckets_of(self, owner: str, after: str, limit: int) -> list[BucketRow]:
         """See the port."""
-        return self._read(buckets.owned, owner, after, limit)
+        return self._read(bucket_rows.owned, owner, after, limit)
 
     def set_bucket_owner(self, name: str, owner: str, now_ms: int) -> bool:
         """See the port."""
-        done = self._write(buckets.set_owner, name, owner, now_ms)
+        done = self._write(bucket_rows.set_owner, name, owner, now_ms)
         self._access_changed(AccessOf.BUCKET, name)
         return done
 
     def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None = None) -> bool:
         """See the port."""
-        done = self._write(buckets.set_acl, name, acl, now_ms, grants)
+        done = self._write(bucket_rows.set_acl, name, acl, now_ms, grants)
         self._access_changed(AccessOf.BUCKET, name)
         return done
 
     def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
         """See the port."""
-        return self._read(buckets.document, name, kind)
+        return self._read(bucket_rows.document, name, kind)
 
     def bucket_documents(self, name: str, kinds: Collection[DocumentKind]) -> dict[DocumentKind, bytes]:
         """See the port."""
-        return self._read(buckets.documents, name, kinds)
+        return self._read(bucket_rows.documents, name, kinds)
 
     def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
         """See the port."""
-        done = self._write(buckets.set_document, name, kind, body, now_ms)
+        done = self._write(bucket_rows.set_document, name, kind, body, now_ms)
         self._access_changed(AccessOf.BUCKET, name)
         return done
 
     def documents_of(self, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
         """See the port."""
-        return self._read(buckets.documents_of, kind, after, limit)
+        return self._read(bucket_rows.documents_of, kind, after, limit)
 
     def grant(self, name: str, account: str, rights: Rights, now_ms: int) -> bool:
         """See the port."""
-        done = self._write(buckets.grant, name, account, rights, now_ms)
+        done = self._write(bucket_rows.grant, name, account, rights, now_ms)
         self._access_changed(AccessOf.BUCKET, name)
         return done
 
     def grants(self, name: str) -> dict[str, Rights]:
         """See the port."""
-        return self._read(buckets.grants, name)
+        return self._read(bucket_rows.grants, name)
 
     def bucket_records(self, after: str, limit: int) -> list[BucketRecord]:
         """See the port."""
-        return self._read(buckets.records, after, limit)
+        return self._read(bucket_rows.records, after, limit)
 
     def restore_buckets(self, records: Sequence[BucketRecord]) -> None:
         """See the port."""
         if records:
-            self._write(buckets.restore, records)
+            self._write(bucket_rows.restore, records)
 
 
 class SqlAccessKeys(SqlPart):

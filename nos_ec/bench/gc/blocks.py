@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from nos_ec.bench.gc.bound import amplification_at, live_share_at
 from nos_ec.bench.gc.packer import PackerOptions, StorePacker
 from nos_ec.bench.gc.workloads import Objects
-from nos_ec.core.gc_policy import GcPlan, SealedBlock, StoredBytes
+from nos_ec.core.gc.gc_policy import GcPlan, SealedBlock, StoredBytes
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId
-from nos_ec.core.lifetimes import STREAM_CUTS_DAYS, Lifetimes, ToPack, packing_order, stream_of
+from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS, Lifetimes, ToPack, packing_order, stream_of
 from nos_ec.core.packing.plan import GroupPlan
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Workloads of events (core/gc_events.py): those of a trace, which are run again, and those that a store expects.
+"""Workloads of events (core/gc/gc_events.py): those of a trace, which are run again, and those that a store expects.
 
 A trace has no survival table. Its objects are stored and die when its lines say; what no line deletes lives on, or
 until it expires. The store begins empty.
@@ -27,8 +27,8 @@ from typing import BinaryIO, cast
 
 from nos_ec.bench.gc.workloads import Law, Life, Objects
 from nos_ec.core.errors import InvalidInput
-from nos_ec.core.gc_events import LINE_BYTES_MAX, DeleteEvent, ExportBegun, KnownSurvival, PutEvent, parse_event
-from nos_ec.core.lifetimes import SurvivalTable
+from nos_ec.core.gc.gc_events import LINE_BYTES_MAX, DeleteEvent, ExportBegun, KnownSurvival, PutEvent, parse_event
+from nos_ec.core.packing.lifetimes import SurvivalTable
 from nos_ec.ports.metadata.survival import SURVIVAL_ROWS_MAX
 
 EVENTS_MAX = 10_000_000

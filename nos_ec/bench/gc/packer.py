@@ -2,8 +2,8 @@
 
 Objects wait in merge lists, which know streams and order, and are laid out in groups of whole stripes. So neighbours in
 that order lie apart, because the merge list chooses by size among a window of objects. Each lane fills a block with
-groups that follow each other (nos_ec/engine/lanes.py). Those of a consumer are told apart, because their blocks stay
-open; those of GC count as one. Consumers always have a backlog, and no stream is folded.
+groups that follow each other (nos_ec/engine/packing/lanes.py). Those of a consumer are told apart, because their blocks
+stay open; those of GC count as one. Consumers always have a backlog, and no stream is folded.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from nos_ec.bench.simulate import KEY_BYTES, groups_ready
 from nos_ec.composition.packing import GC_GATHERED_MAX, NO_DEADLINE_MS, new_merge_list
+from nos_ec.core.formats.header import NAME_RECORD_FIXED
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.header import NAME_RECORD_FIXED
-from nos_ec.core.lifetimes import ToPack
+from nos_ec.core.packing.lifetimes import ToPack
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
 from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, StreamOptions
 from nos_ec.settings.sections import ConsumerSettings

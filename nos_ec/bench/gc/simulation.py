@@ -24,8 +24,8 @@ from nos_ec.bench.gc.packer import PackerOptions
 from nos_ec.bench.gc.watch import Watch
 from nos_ec.bench.gc.workloads import Objects, Workload
 from nos_ec.core.errors import InvalidInput
-from nos_ec.core.gc_policy import Behind, GcPolicy, SpaceTarget, Threshold
-from nos_ec.core.lifetimes import STREAM_CUTS_DAYS, STREAMS
+from nos_ec.core.gc.gc_policy import Behind, GcPolicy, SpaceTarget, Threshold
+from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS, STREAMS
 
 PERIODS = 10
 BLOCKS_MIN = 10

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 
 from nos_ec.bench.gc.workloads import Objects
-from nos_ec.core.lifetimes import SurvivalTable, is_sampled
+from nos_ec.core.packing.lifetimes import SurvivalTable, is_sampled
 
 SURVEY_DAYS = 20.0
 """How often watched objects are counted, and the expected lifetimes are computed again."""

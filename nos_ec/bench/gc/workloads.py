@@ -26,9 +26,9 @@ from itertools import accumulate
 from math import ceil, exp, floor, log, sqrt
 from typing import NamedTuple, Protocol
 
+from nos_ec.bench.workloads import sizes
 from nos_ec.core.errors import InvalidInput
-from nos_ec.core.lifetimes import SurvivalTable
-from nos_ec.core.workloads import sizes
+from nos_ec.core.packing.lifetimes import SurvivalTable
 
 
 class Objects:

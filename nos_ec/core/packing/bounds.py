@@ -57,8 +57,8 @@ from collections.abc import Sequence
 from itertools import accumulate, combinations_with_replacement
 from math import inf
 
+from nos_ec.core.formats.header import ENTRY_SIZE, PREAMBLE_SIZE
 from nos_ec.core.geometry import PAGE, Geometry
-from nos_ec.core.header import ENTRY_SIZE, PREAMBLE_SIZE
 from nos_ec.core.packing.equal_sizes import cheapest_rows
 
 L2_STEPS = 1024

@@ -31,8 +31,7 @@ from operator import attrgetter
 from typing import Generic
 
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
-from nos_ec.core.geometry import CHUNK_SIZE_MIN, PAGE, Geometry
-from nos_ec.core.header import (
+from nos_ec.core.formats.header import (
     ATTRIBUTES_FIXED,
     ENTRY_SIZE,
     NAME_RECORD_FIXED,
@@ -40,6 +39,7 @@ from nos_ec.core.header import (
     header_length,
     names_size_max,
 )
+from nos_ec.core.geometry import CHUNK_SIZE_MIN, PAGE, Geometry
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX
 from nos_ec.core.packing.plan import Candidate, GroupPlan, P, PlacedObject
 

@@ -1,9 +1,9 @@
 """Objects of several streams, packed apart and in order, behind the interface of one merge list.
 
-Objects that are expected to die at about the same time share a stream (core/lifetimes.py), and a group holds objects of
-one stream. Before they are packed, objects gather until there are `gathered_max` of them, or the first has waited for
-half of the deadline. Then they go to the merge lists of their streams in the order stream, bucket, prefix, age, a few
-at a time, so that what is deleted together lies together. The merge lists share SHARED_WINDOWS windows.
+Objects that are expected to die at about the same time share a stream (core/packing/lifetimes.py), and a group holds
+objects of one stream. Before they are packed, objects gather until there are `gathered_max` of them, or the first has
+waited for half of the deadline. Then they go to the merge lists of their streams in the order stream, bucket, prefix,
+age, a few at a time, so that what is deleted together lies together. The merge lists share SHARED_WINDOWS windows.
 
 Each stream closes groups at deadlines of its own, and half a stripe is lost at each. So a stream that collects less
 than `stream_bytes_min` in a period is folded into its longer-lived neighbour; the longest-lived one into the next
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic
 
-from nos_ec.core.lifetimes import ToPack, packing_order
+from nos_ec.core.packing.lifetimes import ToPack, packing_order
 from nos_ec.core.packing.packer import PLAIN_RECORD_MAX, check_candidate
 from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, MergeList, P, lingering
 

@@ -8,9 +8,9 @@ from zlib import crc32
 
 from nos_ec.core.errors import NotFound
 from nos_ec.core.findings import Finding, FindingKind
+from nos_ec.core.gc.reclaim import BlockAccount, account_block
 from nos_ec.core.ids import BlockId
-from nos_ec.core.lifecycle import BlockState
-from nos_ec.core.reclaim import BlockAccount, account_block
+from nos_ec.core.states import BlockState
 from nos_ec.engine.check.data import DataCheck
 from nos_ec.engine.header_scan import HeaderScan, live_entries, scan_headers
 from nos_ec.ports.block_store import BlockStore

@@ -14,7 +14,7 @@ from pathlib import Path
 from nos_ec.core.errors import Corrupt, NotFound, Transient
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId
-from nos_ec.core.lifecycle import BlockState
+from nos_ec.core.states import BlockState
 from nos_ec.engine.check.blocks import NAMED_MAX, BlockCheck, ReadShare, block_name
 from nos_ec.engine.check.copies import CopyCheck
 from nos_ec.engine.check.log import LogCheck

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
-from nos_ec.core.copy_label import CopyLabel
 from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
 from nos_ec.core.findings import Finding, FindingKind
+from nos_ec.core.formats.copy_label import CopyLabel
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
-from nos_ec.core.lifecycle import SegmentState
+from nos_ec.core.states import SegmentState
 from nos_ec.engine.check.blocks import TRIES, ReadShare
 from nos_ec.engine.check.second_look import SecondLook
-from nos_ec.engine.landing_labels import labels_of
+from nos_ec.engine.landing.landing_labels import labels_of
+from nos_ec.engine.landing.segment_pages import segment_pages
 from nos_ec.engine.packable import crc_checked
-from nos_ec.engine.segment_pages import segment_pages
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import Metadata, ObjectRow, Objects, QueueEntry, SegmentRow, WaitingRow
 from nos_ec.ports.segment_medium import SegmentMedium

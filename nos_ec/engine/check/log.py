@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from nos_ec.core.errors import NotFound
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import SegmentId, log_of, record_offset
-from nos_ec.core.lifecycle import SegmentState
-from nos_ec.engine import log_lease
+from nos_ec.core.states import SegmentState
 from nos_ec.engine.check.blocks import NAMED_MAX
 from nos_ec.engine.check.second_look import SecondLook
-from nos_ec.engine.landing_labels import labels_in_segment
-from nos_ec.engine.segment_pages import segment_pages
-from nos_ec.engine.unreadable_slots import labels_in, may_be_freed, row_of, unreadable_slots
+from nos_ec.engine.landing import log_lease
+from nos_ec.engine.landing.landing_labels import labels_in_segment
+from nos_ec.engine.landing.segment_pages import segment_pages
+from nos_ec.engine.landing.unreadable_slots import labels_in, may_be_freed, row_of, unreadable_slots
 from nos_ec.ports.metadata import Metadata, SegmentRow
 from nos_ec.ports.segment_medium import SegmentMedium, UnreadableSlot
 

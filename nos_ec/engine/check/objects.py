@@ -9,7 +9,7 @@ from functools import partial
 from nos_ec.core.crc32c import joined
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId, ObjectKey
-from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.states import ObjectState
 from nos_ec.core.tails import block_of_tail, is_tail, tail_place
 from nos_ec.engine.check import uploads, versions
 from nos_ec.engine.check.blocks import TRIES

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nos_ec.core.ids import BlockId, LandingId
-from nos_ec.core.lifecycle import BlockState
+from nos_ec.core.states import BlockState
 from nos_ec.ports.metadata import QUARANTINE, Metadata
 
 PAGE_ROWS = 1000

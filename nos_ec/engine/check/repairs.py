@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
-from nos_ec.core.audit_trail import AuditEntry, AuditKind, CopyEntry
 from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.findings import BEYOND_MENDING, Finding, FindingKind
+from nos_ec.core.formats.audit_trail import AuditEntry, AuditKind, CopyEntry
+from nos_ec.core.formats.operator_plan import Action, Cost, Step
+from nos_ec.core.gc.reclaim import account_block
 from nos_ec.core.ids import BlockId, LandingId, SegmentId
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.core.plan import Action, Cost, Step
-from nos_ec.core.reclaim import account_block
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.check.blocks import BlockCheck, ReadShare, booked, counted
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.check.copies import has_copy
 from nos_ec.engine.header_scan import scan_headers
-from nos_ec.engine.landing_labels import labels_of
-from nos_ec.engine.trash import TrashCan
-from nos_ec.engine.unreadable_slots import may_be_freed, restore
+from nos_ec.engine.landing.landing_labels import labels_of
+from nos_ec.engine.landing.unreadable_slots import may_be_freed, restore
+from nos_ec.engine.objects.trash import TrashCan
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import waits
 from nos_ec.ports.segment_medium import UnreadableSlot

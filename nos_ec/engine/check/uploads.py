@@ -17,8 +17,8 @@ from nos_ec.core.parts import (
     parts_prefix,
     upload_of_part,
 )
-from nos_ec.engine.composed import manifest_in
-from nos_ec.engine.noncurrent import noncurrent_of
+from nos_ec.engine.expiry.noncurrent import noncurrent_of
+from nos_ec.engine.objects.composed import manifest_in
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import Metadata, ObjectRow, TrashMark, UploadRow, UploadState

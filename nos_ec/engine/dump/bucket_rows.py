@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from nos_ec.core.dump_format import DumpPage, decode_page
 from nos_ec.core.errors import Conflict, Corrupt, NotFound
+from nos_ec.core.formats.dump_format import DumpPage, decode_page
 from nos_ec.core.ids import ACCESS_BUCKET
 from nos_ec.engine.dump.lost import DumpSource, Lost
 from nos_ec.engine.dump.rows import OBJECTS, objects_of, word
@@ -115,7 +115,7 @@ class AccessMetadata(Buckets, AccessKeys, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AccessRecord:
-    """The record of a bucket or access key (nos_ec.engine.access_records). page: its state; without rows if it was
+    """The record of a bucket or access key (nos_ec.engine.dump.access_records). page: its state; without rows if it was
     removed; None if the record cannot be read."""
 
     of: AccessOf

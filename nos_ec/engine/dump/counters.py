@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from nos_ec.core.gc.reclaim import BlockAccount
 from nos_ec.core.ids import BlockId
-from nos_ec.core.lifecycle import BlockEvent, BlockKind, BlockState, advance_block
-from nos_ec.core.reclaim import BlockAccount
+from nos_ec.core.states import BlockEvent, BlockKind, BlockState, advance_block
 from nos_ec.engine.dump.lost import PAGE_ROWS
 from nos_ec.ports.metadata import BlockRow, Metadata, Placed
 

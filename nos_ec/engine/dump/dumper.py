@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from nos_ec.core.dump_format import DumpPage
+from nos_ec.core.formats.dump_format import DumpPage
 from nos_ec.core.ids import BlockId, LandingId
-from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.states import ObjectState
 from nos_ec.engine.dump import bucket_rows, rows, upload_rows, version_rows
-from nos_ec.engine.segment_pages import segment_pages
+from nos_ec.engine.landing.segment_pages import segment_pages
 from nos_ec.ports.metadata import Metadata, ObjectRow, QueueEntry, Rebuilt, Segment
 
 PAGE_ROWS = 2000

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-from nos_ec.core.dump_format import DumpHead, DumpPage, Read, read_dump
 from nos_ec.core.errors import Corrupt, NotFound, Transient
+from nos_ec.core.formats.dump_format import DumpHead, DumpPage, Read, read_dump
 from nos_ec.core.ids import LandingId, in_log, segment_of
-from nos_ec.engine.log_reader import LogReader
+from nos_ec.engine.landing.log_reader import LogReader
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock

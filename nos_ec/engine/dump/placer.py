@@ -15,8 +15,8 @@ from nos_ec.core.crc32c import joined
 from nos_ec.core.deadlines import EMPTY_COPY_MS
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
-from nos_ec.core.lifecycle import ObjectEvent, ObjectState, advance_object
 from nos_ec.core.parts import upload_of_part
+from nos_ec.core.states import ObjectEvent, ObjectState, advance_object
 from nos_ec.core.versions import is_of_versions, numbered
 from nos_ec.engine.dump.lost import PUT_MS_MAX, Lost
 from nos_ec.engine.dump.told import ToldEntry, ToldRecord, size_told, tail_told, whole_parts

@@ -23,11 +23,11 @@ import google_crc32c
 import msgspec
 
 from nos_ec.core.deadlines import EMPTY_COPY_MS, QUARANTINE_MS
-from nos_ec.core.dump_format import DumpPage
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, InvalidInput, NotFound
+from nos_ec.core.formats.dump_format import DumpPage
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of, time_of
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.lifecycle import (
+from nos_ec.core.states import (
     BlockEvent,
     BlockKind,
     BlockState,
@@ -46,8 +46,8 @@ from nos_ec.engine.dump.lost import PAGE_ROWS, PUT_MS_MAX, DumpSource, Lost, bat
 from nos_ec.engine.dump.placer import Placer, PlacerFigures
 from nos_ec.engine.dump.told import ToldBlock, ToldEntry, told_by_block, told_by_copies, told_by_segment
 from nos_ec.engine.dump.unfinished import maybe_committed
-from nos_ec.engine.landing_labels import labels_of
-from nos_ec.engine.segment_pages import segment_pages
+from nos_ec.engine.landing.landing_labels import labels_of
+from nos_ec.engine.landing.segment_pages import segment_pages
 from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
 from nos_ec.ports.metadata.rebuilding import UNSETTLED_MS
 

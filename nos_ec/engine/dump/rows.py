@@ -10,10 +10,10 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TypeVar
 
-from nos_ec.core.dump_format import DumpPage
 from nos_ec.core.errors import Corrupt, InvalidInput
+from nos_ec.core.formats.dump_format import DumpPage
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, SegmentId
-from nos_ec.core.lifecycle import BlockKind, BlockState, ObjectEvent, ObjectState, SegmentState, advance_object
+from nos_ec.core.states import BlockKind, BlockState, ObjectEvent, ObjectState, SegmentState, advance_object
 from nos_ec.ports.metadata import BlockRow, ObjectRow, QueueEntry, Rebuilt, Segment, SegmentRow
 
 OBJECTS = "objects"

@@ -17,19 +17,19 @@ from dataclasses import dataclass
 
 import structlog
 
-from nos_ec.core.dump_format import DumpHead, DumpPage, Read, dump_frames, verify_dump
 from nos_ec.core.errors import Corrupt, NotFound
+from nos_ec.core.formats.dump_format import DumpHead, DumpPage, Read, dump_frames, verify_dump
+from nos_ec.core.formats.header import decode_header, decode_names
 from nos_ec.core.geometry import PAGE
-from nos_ec.core.header import decode_header, decode_names
 from nos_ec.core.ids import RESERVED_BUCKET, BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.states import ObjectState
 from nos_ec.engine.dump.ahead import looked_ahead
 from nos_ec.engine.dump.lost import DumpSource
 from nos_ec.engine.dump.told import ToldEntry, whole_parts
-from nos_ec.engine.large import LargeObjects
+from nos_ec.engine.objects.large import LargeObjects
+from nos_ec.engine.objects.store import Store
 from nos_ec.engine.packable import crc_checked
-from nos_ec.engine.store import Store
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import Metadata
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from nos_ec.core.ids import BlockId, ObjectKey
-from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.states import ObjectState
 from nos_ec.core.tails import block_of_tail, is_tail, tail_place
 from nos_ec.engine.dump.told import ToldEntry, tail_told, whole_parts
 from nos_ec.ports.metadata import Metadata, ObjectRow

@@ -10,13 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
-from nos_ec.core.header import GroupHeader, NameRecord
+from nos_ec.core.formats.header import GroupHeader, NameRecord
+from nos_ec.core.formats.landing_format import FoundRecord, decode_footer, is_void
+from nos_ec.core.formats.landing_format import decode_names as decode_record_names
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, SegmentId
-from nos_ec.core.landing_format import FoundRecord, decode_footer, is_void
-from nos_ec.core.landing_format import decode_names as decode_record_names
 from nos_ec.core.tails import tail_place
 from nos_ec.engine.header_scan import read_names, scan_headers
-from nos_ec.engine.landing_labels import labels_of, puts_in_segment
+from nos_ec.engine.landing.landing_labels import labels_of, puts_in_segment
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore

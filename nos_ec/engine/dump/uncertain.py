@@ -17,8 +17,8 @@ from nos_ec.engine.dump.bucket_rows import records_since
 from nos_ec.engine.dump.lost import PAGE_ROWS, DumpSource, Lost, batches
 from nos_ec.engine.dump.placer import is_in_doubt
 from nos_ec.engine.dump.rebuilder import NEW_IDS
-from nos_ec.engine.segment_pages import segment_pages
-from nos_ec.engine.unreadable_slots import unreadable_slots
+from nos_ec.engine.landing.segment_pages import segment_pages
+from nos_ec.engine.landing.unreadable_slots import unreadable_slots
 from nos_ec.ports.metadata import QUARANTINE, ROOT_ACCOUNT, AccessOf, Metadata, ObjectRow, Rebuilt
 
 KINDS = ("gone", "since", "replaced", "doubt", "trash", "copy", "held", "block", "segment", "access")

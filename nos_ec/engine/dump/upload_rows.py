@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 
-from nos_ec.core.dump_format import DumpPage
 from nos_ec.core.errors import Corrupt, NotFound
+from nos_ec.core.formats.dump_format import DumpPage
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import (
     PARTS_BUCKET,
@@ -24,9 +24,9 @@ from nos_ec.core.parts import (
     parts_prefix,
     upload_of_part,
 )
-from nos_ec.engine.composed import manifest_in
 from nos_ec.engine.dump.lost import Lost, batches
 from nos_ec.engine.dump.rows import word
+from nos_ec.engine.objects.composed import manifest_in
 from nos_ec.ports.metadata import Metadata, ObjectRow, UploadRow, Uploads, UploadState
 
 UPLOADS = "uploads"

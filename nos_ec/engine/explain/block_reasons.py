@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nos_ec.core.deadlines import WAIT_MS_MAX
-from nos_ec.core.lifecycle import BlockKind
+from nos_ec.core.states import BlockKind
 from nos_ec.engine.explain.times import moment, span, when
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.ports.clock import waits

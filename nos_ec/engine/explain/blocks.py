@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from math import inf
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
-from nos_ec.core.empty_bytes import EmptyBytes, empty_in
 from nos_ec.core.errors import NosError, NotFound
-from nos_ec.core.gc_policy import GcPolicy
+from nos_ec.core.gc.gc_policy import GcPolicy
+from nos_ec.core.gc.reclaim import Victim, pays
 from nos_ec.core.ids import BlockId
-from nos_ec.core.lifecycle import BlockKind, BlockState
+from nos_ec.core.packing.empty_bytes import EmptyBytes, empty_in
 from nos_ec.core.ratios import DIGITS
-from nos_ec.core.reclaim import Victim, pays
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.explain.block_reasons import BlockEvidence, BlockReason, cools_down, judge_block
 from nos_ec.engine.gc.options import LEASE_NAME, CollectorOptions
 from nos_ec.engine.gc.space import ANY_WASTE, is_any_price_right, price_days
@@ -31,7 +31,7 @@ EXAMINED_MAX = 20
 class BlockLayout:
     """What the headers of a block say about its stripes. objects: that were written, dead ones included. split_objects:
     those that lie in one chunk more than the fewest possible. front_bytes, gap_bytes and end_bytes: the bytes of its
-    groups that hold no object (core/empty_bytes.py). unread_stripes: those without a readable header or of an
+    groups that hold no object (core/packing/empty_bytes.py). unread_stripes: those without a readable header or of an
     unfinished group, which are not counted."""
 
     groups: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nos_ec.core.lifecycle import BlockKind, BlockState, SegmentState
+from nos_ec.core.states import BlockKind, BlockState, SegmentState
 
 
 @dataclass(frozen=True, slots=True)

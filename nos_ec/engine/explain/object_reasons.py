@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from nos_ec.core.lifecycle import ObjectState, SegmentState
+from nos_ec.core.states import ObjectState, SegmentState
 from nos_ec.engine.explain.object_facts import Copy, ObjectOptions, Publishing
 from nos_ec.engine.explain.times import moment, span, when
 from nos_ec.ports.metadata import ObjectRow

@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import Corrupt, NosError, NoSpace, NotFound, Transient
+from nos_ec.core.formats.messages import partition_for
 from nos_ec.core.ids import LandingId, ObjectKey, in_log, segment_of
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.lifetimes import stream_of
-from nos_ec.core.messages import partition_for
+from nos_ec.core.packing.lifetimes import stream_of
 from nos_ec.core.parts import parts_bucket, parts_prefix
-from nos_ec.core.republish import Republishing, passed_ms
-from nos_ec.core.slots import LEASE_PREFIX, bucket_slot, is_member_lease, member_of, slot_lease
+from nos_ec.core.publishing.republish import Republishing, passed_ms
+from nos_ec.core.publishing.slots import LEASE_PREFIX, bucket_slot, is_member_lease, member_of, slot_lease
+from nos_ec.core.states import ObjectState
+from nos_ec.engine.expiry.survival import DAY_MS, lifetimes_of
 from nos_ec.engine.explain.object_facts import Copy, Holder, ItsBlock, ItsParts, ObjectOptions, PlaceInBlock, Publishing
 from nos_ec.engine.explain.object_reasons import ObjectEvidence, ObjectReason, judge_object
-from nos_ec.engine.large_places import own_extents, tail_of, with_tail
+from nos_ec.engine.objects.large_places import own_extents, tail_of, with_tail
+from nos_ec.engine.objects.second_copy import copy_ranges
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.room import require_room
-from nos_ec.engine.second_copy import copy_ranges
-from nos_ec.engine.survival import DAY_MS, lifetimes_of
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.landing_store import LandingStore

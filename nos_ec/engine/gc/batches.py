@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nos_ec.core.errors import FREE_SPACE, NoSpace
-from nos_ec.core.reclaim import stripes_rewritten
+from nos_ec.core.gc.reclaim import stripes_rewritten
 from nos_ec.engine.gc.condemned import CondemnedBlocks
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.victims import ChosenBlock

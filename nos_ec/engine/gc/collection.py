@@ -15,7 +15,7 @@ from contextlib import closing
 import structlog
 
 from nos_ec.core.errors import Corrupt, NosError, NoSpace, Transient
-from nos_ec.core.gc_policy import Behind
+from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.gc.batches import Batch, BatchPlanner
@@ -30,8 +30,8 @@ from nos_ec.engine.gc.space import Outlook, is_above, is_space_short
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
 from nos_ec.engine.gc.victims import ChosenBlock, choose
 from nos_ec.engine.packable import Packable
+from nos_ec.engine.packing.stripe_writer import StripeWriter
 from nos_ec.engine.room import require_room
-from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.ports.metadata import BlockRow
 
 _log = structlog.get_logger(__name__)

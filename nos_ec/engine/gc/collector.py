@@ -10,11 +10,11 @@ from threading import Event
 import structlog
 
 from nos_ec.core.errors import NotFound, Transient
-from nos_ec.core.gc_policy import SpaceTarget
+from nos_ec.core.gc.gc_policy import SpaceTarget
+from nos_ec.core.gc.target_costs import TargetCost
 from nos_ec.core.ids import BlockId
-from nos_ec.core.lifecycle import BlockKind
 from nos_ec.core.packing.plan import MergeList
-from nos_ec.core.target_costs import TargetCost
+from nos_ec.core.states import BlockKind
 from nos_ec.engine.gc.collection import Collection
 from nos_ec.engine.gc.manners import Manners
 from nos_ec.engine.gc.options import CollectorOptions
@@ -24,8 +24,8 @@ from nos_ec.engine.gc.run_stop import RunStop
 from nos_ec.engine.gc.space import ANY_WASTE, PolicyChoice, price_days
 from nos_ec.engine.gc.victims import BlockDecision, ChosenBlock, CollectionPlan, choose, decide, is_sealed
 from nos_ec.engine.packable import Packable
+from nos_ec.engine.packing.stripe_writer import StripeWriter
 from nos_ec.engine.parking import Parking
-from nos_ec.engine.stripe_writer import StripeWriter
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock

@@ -26,7 +26,7 @@ from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.set_aside import SetAside
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
 from nos_ec.engine.packable import Packable, survivor
-from nos_ec.engine.stripe_writer import Failure, WriteResult
+from nos_ec.engine.packing.stripe_writer import Failure, WriteResult
 from nos_ec.ports.metadata import BlockRow
 
 SETTLE_WAIT_MS = 50

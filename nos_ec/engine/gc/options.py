@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nos_ec.core.gc_policy import GcPolicy, Price
+from nos_ec.core.gc.gc_policy import GcPolicy, Price
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.parking import BackOff

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from nos_ec.core.gc_policy import StoredBytes
+from nos_ec.core.gc.gc_policy import StoredBytes
 from nos_ec.core.ids import BlockId
 from nos_ec.core.ratios import ratio, rounded
 from nos_ec.engine.gc.victims import BlockDecision, ChosenBlock, CollectionPlan

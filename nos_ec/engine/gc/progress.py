@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 
 from nos_ec.core.errors import NosError
-from nos_ec.core.gc_policy import Behind, StoredBytes
+from nos_ec.core.gc.gc_policy import Behind, StoredBytes
 from nos_ec.core.ids import BlockId
 from nos_ec.core.ratios import ratio, rounded
 from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.victims import BlockDecision
-from nos_ec.engine.stripe_writer import Failure, WriteResult
+from nos_ec.engine.packing.stripe_writer import Failure, WriteResult
 
 NAMED_MAX = 20
 """The most unreadable objects, and the most parked blocks, that a result names. All others are only counted."""
@@ -22,7 +22,7 @@ class CollectionResult:
     """Totals of one run; bytes are in data space.
 
     `unreadable` and `parked` name the first few of `unreadable_objects` and `blocks_parked`, each with the reason.
-    The empty bytes are those of the stripes written that hold no object (core/empty_bytes.py).
+    The empty bytes are those of the stripes written that hold no object (core/packing/empty_bytes.py).
     """
 
     blocks_examined: int = 0

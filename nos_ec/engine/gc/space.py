@@ -13,9 +13,9 @@ from math import inf
 import structlog
 
 from nos_ec.core.errors import Transient
-from nos_ec.core.gc_policy import Behind, GcPlan, GcPolicy, SealedBlock, StoredBytes, break_even_days, hole_share
+from nos_ec.core.gc.gc_policy import Behind, GcPlan, GcPolicy, SealedBlock, StoredBytes, break_even_days, hole_share
+from nos_ec.core.gc.target_costs import TargetCost, target_costs
 from nos_ec.core.ids import BlockId
-from nos_ec.core.target_costs import TargetCost, target_costs
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockFacts, Blocks, WaitReason

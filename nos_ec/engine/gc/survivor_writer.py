@@ -11,9 +11,9 @@ from math import ceil
 from nos_ec.core.errors import NosError, NoSpace
 from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.gc.run_context import RunContext
-from nos_ec.engine.lanes import Lanes
 from nos_ec.engine.packable import Packable
-from nos_ec.engine.stripe_writer import StripeWriter, WriteResult
+from nos_ec.engine.packing.lanes import Lanes
+from nos_ec.engine.packing.stripe_writer import StripeWriter, WriteResult
 
 WRITE_TRIES = 3
 """A run gives up after this many tries in a row, with as many groups as there are lanes. The writer tries each group on

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import structlog
 
 from nos_ec.core.errors import NotFound
-from nos_ec.core.gc_policy import Behind, SealedBlock, padding_days
+from nos_ec.core.formats.header import name_record_size
+from nos_ec.core.gc.gc_policy import Behind, SealedBlock, padding_days
+from nos_ec.core.gc.reclaim import Victim, account_block, pays, stripes_needed
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.header import name_record_size
 from nos_ec.core.ids import BlockId
-from nos_ec.core.lifecycle import BlockKind, BlockState
-from nos_ec.core.reclaim import Victim, account_block, pays, stripes_needed
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.gc.space import DAY_MS, Outlook, PolicyChoice, is_above, is_any_price_right
 from nos_ec.engine.header_scan import HeaderScan, live_entries, scan_headers

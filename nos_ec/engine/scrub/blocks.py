@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from nos_ec.core.errors import Corrupt, NotFound, Transient
 from nos_ec.core.findings import Finding, FindingKind
-from nos_ec.core.header import GroupHeader
-from nos_ec.core.lifecycle import BlockState
+from nos_ec.core.formats.header import GroupHeader
+from nos_ec.core.states import BlockState
 from nos_ec.engine.check.blocks import BlockCheck, BlockFindings, ReadShare, block_name
 from nos_ec.engine.check.data import DataCheck
 from nos_ec.engine.header_scan import read_names, scan_headers

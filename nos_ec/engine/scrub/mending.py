@@ -1,8 +1,8 @@
 """Mends what a scrub found: shards from the other shards of their block, objects from their landing copies.
 
-A shard is written under another name and gets its own when it was read back (adapters/local/shard_rebuild.py). An
-object goes back to its landing copy as when the reaper finds it damaged (engine/reaper.py), in one transaction and only
-while its row is the same; it is then packed again. So a scrub that is killed can be repeated.
+A shard is written under another name and gets its own when it was read back (adapters/local/blocks/shard_rebuild.py).
+An object goes back to its landing copy as when the reaper finds it damaged (engine/upkeep/reaper.py), in one
+transaction and only while its row is the same; it is then packed again. So a scrub that is killed can be repeated.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from threading import Event
 from nos_ec.core.errors import Conflict, Corrupt, LeaseLost, NosError, NotFound, Transient
 from nos_ec.core.findings import BEYOND_MENDING, Finding, FindingKind
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.states import ObjectState
 from nos_ec.engine.audit_entries import object_reverted, shards_written
+from nos_ec.engine.objects.second_copy import SecondCopies
 from nos_ec.engine.packable import crc_checked
 from nos_ec.engine.scrub.blocks import Look, Pace, shard_name
-from nos_ec.engine.second_copy import SecondCopies
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.landing_store import LandingStore

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from nos_ec.core.gc_policy import SealedBlock, StoredBytes
+from nos_ec.core.gc.gc_policy import SealedBlock, StoredBytes
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
-from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.ratios import hole_ratio, ratio
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.ports.metadata.leases import Lease
 
 

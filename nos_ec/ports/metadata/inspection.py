@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nos_ec.core.ids import BlockId, LandingId
-from nos_ec.core.lifecycle import ObjectState
+from nos_ec.core.states import ObjectState
 from nos_ec.ports.metadata.objects import ObjectRow, Segment
 
 

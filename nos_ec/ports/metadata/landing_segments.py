@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nos_ec.core.ids import LandingId, SegmentId
-from nos_ec.core.lifecycle import SegmentState
+from nos_ec.core.states import SegmentState
 from nos_ec.ports.metadata.leases import Lease
 from nos_ec.ports.metadata.objects import ObjectRow
 

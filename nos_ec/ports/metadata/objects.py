@@ -8,10 +8,10 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError
+from nos_ec.core.formats.messages import NamedVersion, PackRequest
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
-from nos_ec.core.lifecycle import ObjectState
-from nos_ec.core.messages import NamedVersion, PackRequest
 from nos_ec.core.parts import Composition, composition_of
+from nos_ec.core.states import ObjectState
 from nos_ec.core.versions import Versioning, has_version_id, is_of_versions
 from nos_ec.ports.metadata.leases import Lease
 from nos_ec.ports.metadata.uploads import UploadStep

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from nos_ec.core.gc.reclaim import BlockAccount
 from nos_ec.core.ids import BlockId, LandingId
-from nos_ec.core.reclaim import BlockAccount
 from nos_ec.ports.metadata.blocks import BlockRow
 from nos_ec.ports.metadata.objects import ObjectRow
 

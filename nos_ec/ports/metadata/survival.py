@@ -1,4 +1,4 @@
-"""How long objects live: the survival table of core/lifetimes.py, and what it is counted from."""
+"""How long objects live: the survival table of core/packing/lifetimes.py, and what it is counted from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.lifetimes import Counts
+from nos_ec.core.packing.lifetimes import Counts
 from nos_ec.ports.metadata.objects import ObjectRow
 
 SURVIVAL_ROWS_MAX = 20_000

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from nos_ec.core.gc.raw_cost import RawCost, StoredParts, raw_cost
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.lifecycle import BlockKind, BlockState
 from nos_ec.core.ratios import hole_ratio, ratio
-from nos_ec.core.raw_cost import RawCost, StoredParts, raw_cost
+from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.ports.metadata.blocks import Blocks
 from nos_ec.ports.metadata.buckets import AccessChanges, AccessKeys, Buckets
 from nos_ec.ports.metadata.explanations import Explanations

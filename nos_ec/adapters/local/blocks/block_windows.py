@@ -1,0 +1,82 @@
+"""Reads all shards of one sealed block side by side, a few pages of each at a time.
+
+9  what is held in memory are WINDOW_PAGES of each shard, and what is computed from them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from nos_ec.adapters.local.blocks.erasure import StripeCoder
+from nos_ec.adapters.local.blocks.shard_file import Pages, ShardFile, ShardLayout
+from nos_ec.core.geometry import PAGE
+from nos_ec.core.ids import BlockId
+
+WINDOW_PAGES = 32
+"""Pages of each shard that are held in memory at a time, at most."""
+
+Pace = Callable[[int], object]
+
+
+class BlockWindows:
+    """The windows of a block, and the decoding of one. Counts the bytes that were read."""
+
+    def __init__(
+        self,
+        layout: ShardLayout,
+        coder: StripeCoder,
+        block_id: BlockId,
+        files: Mapping[int, ShardFile],
+        stripes: int,
+        pace: Pace,
+    ) -> None:
+        self.block_id = block_id
+        self.stripes = stripes
+        self.read_bytes = 0
+        self.refused = False
+        """Whether a disk did not return what it was asked for. It may do so later."""
+        self._layout = layout
+        self._coder = coder
+        self._files = files
+        self._pace = pace
+
+    def windows(self) -> Iterator[tuple[int, int]]:
+        """The pages of a shard: the number of the first one and the count. A window lies in one stripe."""
+        chunk = self._layout.chunk_pages
+        for start in range(0, self.stripes * chunk, chunk):
+            for first in range(start, start + chunk, WINDOW_PAGES):
+                yield first, min(WINDOW_PAGES, start + chunk - first)
+
+    def read(self, file: ShardFile, first: int, count: int) -> Pages:
+        """Pages of a shard. All are bad when its disk does not return them."""
+        try:
+            pages = file.read_pages(first, count)
+        except OSError:
+            self.refused = True
+            return Pages(first, bytes(count * PAGE), frozenset(range(first, first + count)), 0)
+        self.read_bytes += pages.read_bytes
+        return pages
+
+    def decoded(self, pages: Mapping[int, Pages], first: int, count: int) -> list[bytes] | None:
+        """The pages of the k data shards, from k shards that have all of them good; None if there are not as many."""
+        parts: dict[int, bytes] = {}
+        for shard, one in pages.items():
+            part = one.part(first, count)
+            if part is not None:
+                parts[shard] = part
+            if len(parts) == self._layout.geometry.k:
+                return self._coder.decode(count * PAGE, parts)
+        return None
+
+    def readable(self, pages: Mapping[int, Pages], first: int, count: int) -> bool:
+        """Whether `decoded` returns these pages."""
+        wanted = range(first, first + count)
+        return sum(one.bad.isdisjoint(wanted) for one in pages.values()) >= self._layout.geometry.k
+
+
+def intact_head(file: ShardFile) -> bool:
+    """Whether the head of a shard file can be read and is right."""
+    try:
+        return file.intact_head()
+    except OSError:
+        return False

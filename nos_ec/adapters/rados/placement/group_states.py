@@ -1,0 +1,107 @@
+"""How many placement groups of the store's pools lack an OSD, by the monitors' `pg dump pgs_brief`.
+
+The OSDs decode and recover without telling their clients, so this is how a lost OSD shows. A separate thread asks, at
+most once per STALE_AFTER_S and only while somebody wants to know: a process whose metrics are not scraped sends
+nothing. Nobody waits for a monitor that hangs.
+
+While Ceph moves groups between OSDs, each is inactive for a moment, when it peers. Operations hardly notice, but in a
+cluster that rebalances there is often one such group. So a group that was active counts as it did before until it is
+inactive in two answers in a row.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+import structlog
+
+from nos_ec.adapters.rados.client.cluster import RadosCluster
+from nos_ec.adapters.rados.placement.cluster_map import with_groups
+from nos_ec.core.errors import NosError, Transient
+from nos_ec.core.placement import ClusterMap, GroupState, group_state
+
+_log = structlog.get_logger(__name__)
+
+STALE_AFTER_S = 5.0
+"""The manager's figures change this often (mgr_stats_period). Asking more often brings nothing new."""
+FRESH_WAIT_S = 1.0
+"""A caller that finds the figures stale waits this long for new ones, which usually takes milliseconds."""
+KNOWN_FOR_S = 60.0
+"""Figures that could not be renewed for this long are no longer given: by then they may be wrong."""
+
+States = Mapping[str, Mapping[GroupState, int]]
+
+
+class GroupStates:
+    """A `PlacementGroups` on Ceph pools (see nos_ec.ports.placement_groups for the contract).
+
+    pools: {what a pool holds: its name}. Close it before the cluster that it asks.
+    """
+
+    def __init__(self, cluster: RadosCluster, pools: Mapping[str, str]) -> None:
+        self._cluster = cluster
+        self._pools = pools
+        self._changed = threading.Condition()
+        self._states: States | None = None
+        self._of_groups: dict[str, dict[int, GroupState]] = {}
+        """The state of each group in the last answer, by what its pool holds. Only the thread that asks uses it."""
+        self._answered_s = self._ask_from_s = 0.0
+        self._asking: threading.Thread | None = None
+        self._failure: NosError | None = None
+        self._closed = False
+
+    def states(self) -> States:
+        """See the port."""
+        with self._changed:
+            self._ask_if_stale()
+            self._changed.wait_for(lambda: self._asking is None, FRESH_WAIT_S)
+            if self._states is None or time.monotonic() > self._answered_s + KNOWN_FOR_S:
+                raise self._failure or Transient("the Ceph monitors do not say how the placement groups are: try again")
+            return self._states
+
+    def close(self) -> None:
+        """Stop asking. Idempotent. Waits for a request in flight, at most its own time limit."""
+        with self._changed:
+            self._closed = True
+            asking = self._asking
+        if asking is not None:
+            asking.join()
+
+    def _ask_if_stale(self) -> None:
+        if self._closed:
+            raise ValueError("the states of placement groups are closed")
+        if self._asking is None and time.monotonic() >= self._ask_from_s:
+            self._asking = threading.Thread(target=self._ask, name="group-states", daemon=True)
+            self._asking.start()
+
+    def _ask(self) -> None:
+        states, failure = None, None
+        try:
+            brief = self._cluster.command("pg dump", dumpcontents=["pgs_brief"])
+            states = {what: self._count(brief, what) for what in self._pools}
+        except NosError as error:
+            failure = error
+        except Exception as error:
+            # A bug must not leave the callers waiting for a thread that is gone.
+            _log.exception("cannot count placement groups")
+            failure = Transient(f"Ceph's placement groups cannot be counted ({error!r})")
+        now_s = time.monotonic()
+        with self._changed:
+            self._failure = failure
+            if states is not None:
+                self._states, self._answered_s = states, now_s
+            self._ask_from_s = now_s + STALE_AFTER_S
+            self._asking = None
+            self._changed.notify_all()
+
+    def _count(self, brief: object, what: str) -> dict[GroupState, int]:
+        groups = with_groups(ClusterMap(1, 1), brief, self._cluster.pool_id(self._pools[what])).groups
+        before = self._of_groups.get(what, {})
+        now = self._of_groups[what] = {number: group_state(group) for number, group in groups.items()}
+        found = Counter(
+            before.get(number, state) if state is GroupState.INACTIVE else state for number, state in now.items()
+        )
+        return {state: found[state] for state in GroupState}

@@ -1,0 +1,463 @@
+"""Blocks: their life from allocation until they are forgotten, and the queries of GC, recovery and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Float,
+    Select,
+    and_,
+    bindparam,
+    case,
+    cast,
+    delete,
+    exists,
+    func,
+    insert,
+    null,
+    or_,
+    select,
+    union_all,
+    update,
+)
+
+from nos_ec.adapters.sql.blocks import leases
+from nos_ec.adapters.sql.blocks.deleted_bytes import count_deleted
+from nos_ec.adapters.sql.tables.json_rows import looked_up
+from nos_ec.adapters.sql.tables.rows import BLOCK_COLUMNS, IDS, block_row, by_index, by_primary, id_rows, place_of
+from nos_ec.adapters.sql.tables.schema import BLOCKS, ID_BYTES, OBJECTS, SEGMENTS
+from nos_ec.core.deadlines import WAIT_MS_MAX
+from nos_ec.core.errors import Conflict, LeaseLost, NotFound
+from nos_ec.core.gc.gc_policy import SealedBlock
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import BlockId, Extent, ObjectKey
+from nos_ec.core.states import BlockEvent, BlockKind, BlockState, advance_block
+from nos_ec.ports.metadata import (
+    QUARANTINE,
+    BlockRow,
+    Lease,
+    NewLargeObject,
+    Placed,
+    SpaceUse,
+    WaitingBlocks,
+    WaitReason,
+)
+
+_B, _O, _S = BLOCKS.c, OBJECTS.c, SEGMENTS.c
+_PPM = 1_000_000
+_DAY_MS = 86_400_000
+_BEFORE_ALL = BlockId(bytes(ID_BYTES))
+"""No block has this id."""
+
+BY_ID = select(*BLOCK_COLUMNS).where(_B.block_id == bindparam("block_id"))
+LOCK_IDS = looked_up(
+    select(*BLOCK_COLUMNS).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]).with_for_update(of=BLOCKS), BLOCKS
+)
+
+# In the order of the index on (state, waste_ppm, ...), so that no planner prefers to sort the whole table.
+FENCED = select(*BLOCK_COLUMNS).where(_B.state == BlockState.FENCED).order_by(_B.waste_ppm).limit(bindparam("rows_max"))
+# `waste_ppm` is rounded; it finds the rows by index. The exact condition is checked on the rows.
+_BY_WASTE = by_index(select(*BLOCK_COLUMNS), BLOCKS, "blocks_by_waste").where(_B.state == BlockState.SEALED)
+EMPTY = (
+    _BY_WASTE.where(_B.waste_ppm >= _PPM, _B.live_objects == 0)
+    .order_by(_B.waste_ppm.desc())
+    .limit(bindparam("rows_max"))
+)
+_wasted_bytes = _B.dead_bytes + _B.overhead_bytes
+_holds_survivors = and_(_B.live_objects > 0, _B.kind != BlockKind.LARGE)
+_is_cool = or_(
+    _B.gc_not_before_ms.is_(None),
+    _B.gc_not_before_ms <= bindparam("now_ms"),
+    _B.gc_not_before_ms > bindparam("far_ms"),
+)
+_may_be_rewritten = and_(_holds_survivors, _is_cool)
+_WASTEFUL = (
+    _BY_WASTE.where(
+        _B.waste_ppm >= bindparam("ppm_min"),
+        _B.overhead_bytes >= bindparam("overhead_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
+        _may_be_rewritten,
+    )
+    .order_by(_B.waste_ppm.desc())
+    .limit(bindparam("rows_max"))
+)
+CANDIDATES = _WASTEFUL.where(_wasted_bytes >= bindparam("ratio_min", type_=Float()) * (_B.live_bytes + _wasted_bytes))
+# A product of floats: bytes times milliseconds of some years exceed 63 bits.
+_padding_age = (bindparam("until_ms", type_=Float()) - _B.created_ms) * _B.overhead_bytes
+PADDED = _WASTEFUL.where(_padding_age >= bindparam("price_ms", type_=Float()) * _B.live_bytes)
+
+# By primary key, so that each page reads on where the last one ended, and nothing is sorted. The other states are
+# excluded one by one, because SQLite would look for one state in its index, and sort what it finds for each page.
+_is_sealed = _B.state.not_in([state for state in BlockState if state is not BlockState.SEALED])
+WITH_HOLES = (
+    by_index(
+        select(_B.block_id, _B.live_bytes, _B.dead_bytes, func.coalesce(_B.sealed_ms, _B.created_ms)), BLOCKS, "PRIMARY"
+    )
+    .where(_B.block_id > bindparam("after"), _is_sealed, _B.dead_bytes > 0, _holds_survivors)
+    .where(or_(_is_cool, _B.gc_failures == 0))
+    .order_by(_B.block_id)
+    .limit(bindparam("rows_max"))
+)
+_is_empty = and_(_B.state == BlockState.SEALED, _B.live_objects == 0)
+SPACE_USE = select(
+    *(
+        cast(func.coalesce(func.sum(of), 0), BigInteger)
+        for of in (_B.live_bytes + _B.dead_bytes, _B.live_bytes, case((_is_empty, _B.dead_bytes), else_=0))
+    )
+).where(_B.state != BlockState.CONDEMNED)
+
+
+wait_reason = case(
+    (_B.state == BlockState.OPEN, WaitReason.OPEN.value),
+    (_B.state == BlockState.FENCED, WaitReason.FENCED.value),
+    (_B.state == BlockState.CONDEMNED, WaitReason.CONDEMNED.value),
+    (or_(_B.live_objects == 0, _B.kind == BlockKind.LARGE), None),
+    (
+        _wasted_bytes < bindparam("ratio_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
+        WaitReason.TOO_FULL.value,
+    ),
+    (
+        and_(~_is_cool, or_(_B.gc_failures > 0, bindparam("ratio_min", type_=Float()) > 0)),
+        WaitReason.SET_ASIDE.value,
+    ),
+    else_=None,
+)
+wait_until_ms = case(
+    (_B.state == BlockState.CONDEMNED, _B.delete_after_ms),
+    (wait_reason == WaitReason.SET_ASIDE.value, _B.gc_not_before_ms),
+    else_=None,
+)
+_freed_bytes = case((_B.state == BlockState.CONDEMNED, _B.live_bytes + _wasted_bytes), else_=_B.dead_bytes)
+_EACH = (
+    select(wait_reason.label("reason"), _freed_bytes.label("dead_bytes"), wait_until_ms.label("until_ms"))
+    .where(or_(_B.dead_bytes > 0, _B.state == BlockState.CONDEMNED))
+    .subquery()
+)
+WAITING = (
+    select(
+        _EACH.c.reason,
+        func.count().label("blocks"),
+        cast(func.sum(_EACH.c.dead_bytes), BigInteger).label("dead_bytes"),
+        func.min(_EACH.c.until_ms).label("until_ms"),
+    )
+    .where(_EACH.c.reason.is_not(None))
+    .group_by(_EACH.c.reason)
+)
+
+
+def _condemned(until: ColumnElement[bool]) -> Select[Any]:
+    return (
+        by_index(select(*BLOCK_COLUMNS), BLOCKS, "blocks_by_grace")
+        .where(_B.state == BlockState.CONDEMNED, until)
+        .order_by(_B.delete_after_ms)
+        .limit(bindparam("rows_max"))
+    )
+
+
+CONDEMNED = _condemned(_B.delete_after_ms <= bindparam("now_ms"))
+# Nothing but its time keeps a block in quarantine, so a clock that was set back must not end it.
+FAR_CONDEMNED = _condemned(and_(_B.delete_after_ms > bindparam("far_ms"), _B.writer != QUARANTINE))
+# Those in quarantine are read past. Few have an earlier end than the others: GC deletes what is due first.
+IN_GRACE = _condemned(_B.writer != QUARANTINE)
+PLACED = union_all(
+    select(
+        *(_O.object_id, _O.bucket, _O.name, _O.version, _O.block_offset, _O.size.label("length"), _O.crc32c),
+        *(_O.attributes, _O.trashed),
+    ).where(_O.block_id == bindparam("block_id")),
+    select(_S.object_id, _O.bucket, _O.name, _S.version, _S.block_offset, _S.length, _S.crc32c, null(), _O.trashed)
+    .join_from(SEGMENTS, OBJECTS, and_(_O.object_id == _S.object_id, _O.version == _S.version))
+    .where(_S.block_id == bindparam("block_id")),
+)
+
+_EMPTY = dict.fromkeys(("stripes", "live_bytes", "dead_bytes", "overhead_bytes", "live_objects"), 0)
+
+
+def lock(connection: Connection, block_id: BlockId) -> BlockRow | None:
+    """Return the block's row, locked until the transaction ends."""
+    row = connection.execute(BY_ID.with_for_update(), {"block_id": block_id}).first()
+    return None if row is None else block_row(row)
+
+
+def get(connection: Connection, block_id: BlockId) -> BlockRow:
+    """See `Metadata.block`."""
+    row = connection.execute(BY_ID, {"block_id": block_id}).first()
+    if row is None:
+        raise NotFound(f"block {block_id.hex()} has no row", block_id=block_id)
+    return block_row(row)
+
+
+def allocate(connection: Connection, lease: Lease, block_id: BlockId, kind: BlockKind, now_ms: int) -> None:
+    """See `Metadata.allocate_block`."""
+    leases.require(connection, lease)
+    found = lock(connection, block_id)
+    if found is not None:
+        same = (found.writer, found.epoch, found.kind, found.state, found.stripes)
+        if same == (lease.name, lease.epoch, kind, BlockState.OPEN, 0):
+            return
+        raise Conflict(f"block {block_id.hex()} already exists; an id is never used again", block_id=block_id)
+    state = advance_block(None, BlockEvent.ALLOCATE)
+    made: dict[str, Any] = {"block_id": block_id, "kind": kind, "state": state, "created_ms": now_ms}
+    connection.execute(insert(BLOCKS), made | _EMPTY | {"writer": lease.name, "epoch": lease.epoch})
+
+
+def seal(connection: Connection, lease: Lease, block_id: BlockId, now_ms: int) -> None:
+    """See `Metadata.seal_block`."""
+    leases.require(connection, lease)
+    found = lock(connection, block_id)
+    if found is None:
+        raise NotFound(f"block {block_id.hex()} has no row", block_id=block_id)
+    if not _is_of(found, lease) or found.state is BlockState.FENCED:
+        raise LeaseLost(
+            f"block {block_id.hex()} was taken from writer {lease.name!r}, which must not write to it",
+            block_id=block_id,
+        )
+    if found.state is BlockState.OPEN:
+        sealed = {"state": advance_block(found.state, BlockEvent.SEAL), "sealed_ms": now_ms}
+        connection.execute(update(BLOCKS).where(_B.block_id == block_id).values(sealed))
+
+
+def fence(connection: Connection, lease: Lease, block_id: BlockId) -> None:
+    """See `Metadata.fence_block`."""
+    mine = and_(_B.block_id == block_id, _B.writer == lease.name, _B.epoch == lease.epoch, _B.state == BlockState.OPEN)
+    fenced = {"state": advance_block(BlockState.OPEN, BlockEvent.FENCE)}
+    connection.execute(by_primary(update(BLOCKS)).where(mine).values(fenced))
+
+
+def forget_unwritten(connection: Connection, lease: Lease, block_id: BlockId) -> bool:
+    """See `Metadata.forget_unwritten`."""
+    found = lock(connection, block_id)
+    if found is None or not _is_of(found, lease) or found.state is not BlockState.OPEN or found.stripes:
+        return False
+    connection.execute(delete(BLOCKS).where(_B.block_id == block_id))
+    return True
+
+
+def seal_large(
+    connection: Connection,
+    geometry: Geometry,
+    new: NewLargeObject,
+    lease: Lease,
+    now_ms: int,
+    *,
+    live: bool,
+    condemned: bool,
+) -> BlockState:
+    """Seal the blocks of a large object, with its bytes counted as live or dead, or condemn them at once: nothing has
+    ever referred to them, so they need no grace period. Returns the state that they had before: OPEN, or the one that
+    an earlier call left.
+
+    Raises LeaseLost when one of the blocks was taken from the writer, NotFound when one was never allocated.
+    """
+    found = _lock_listed(connection, [segment.extent.block_id for segment in new.segments])
+    if any(not _is_of(row, lease) or row.state is BlockState.FENCED for row in found.values()):
+        raise LeaseLost(
+            f"a block of {new.key} was taken from writer {lease.name!r}; write the object again", key=new.key
+        )
+    for row in found.values():
+        if row.state is not BlockState.OPEN:
+            return row.state
+    sealed = advance_block(BlockState.OPEN, BlockEvent.SEAL)
+    for segment, stripes in zip(new.segments, new.block_stripes, strict=True):
+        data = segment.extent.length
+        counters = {
+            "state": advance_block(sealed, BlockEvent.CONDEMN) if condemned else sealed,
+            "delete_after_ms": now_ms if condemned else None,
+            "sealed_ms": now_ms,
+            "stripes": stripes,
+            "live_bytes": data if live else 0,
+            "dead_bytes": 0 if live else data,
+            "overhead_bytes": stripes * geometry.stripe_size - data,
+            "live_objects": int(live),
+        }
+        connection.execute(update(BLOCKS).where(_B.block_id == segment.extent.block_id).values(counters))
+    return BlockState.OPEN
+
+
+def _lock_listed(connection: Connection, block_ids: list[BlockId]) -> dict[BlockId, BlockRow]:
+    found = {row.block_id: row for row in map(block_row, connection.execute(LOCK_IDS, id_rows(block_ids)))}
+    missing = [block_id.hex() for block_id in block_ids if block_id not in found]
+    if missing:
+        raise NotFound(f"blocks {', '.join(missing)} have no row; allocate a block before writing it")
+    return found
+
+
+def fenced(connection: Connection, limit: int) -> list[BlockRow]:
+    """See `Metadata.fenced_blocks`."""
+    return [block_row(row) for row in connection.execute(FENCED, {"rows_max": limit})]
+
+
+def seal_reconciled(
+    connection: Connection,
+    geometry: Geometry,
+    block_id: BlockId,
+    stripes: int,
+    live_bytes: int,
+    dead_bytes: int,
+    live_objects: int,
+    now_ms: int,
+) -> bool:
+    """See `Metadata.seal_reconciled`."""
+    overhead_bytes = stripes * geometry.stripe_size - live_bytes - dead_bytes
+    if min(stripes, live_bytes, dead_bytes, live_objects, overhead_bytes) < 0:
+        raise ValueError(f"block {block_id.hex()}: {live_bytes} + {dead_bytes} bytes do not fit into {stripes} stripes")
+    as_found = and_(_B.block_id == block_id, _B.state == BlockState.FENCED, _B.live_bytes == live_bytes)
+    counters = {
+        "state": advance_block(BlockState.FENCED, BlockEvent.SEAL),
+        "sealed_ms": now_ms,
+        "stripes": stripes,
+        "dead_bytes": dead_bytes,
+        "overhead_bytes": overhead_bytes,
+        "live_objects": live_objects,
+    }
+    return connection.execute(by_primary(update(BLOCKS)).where(as_found).values(counters)).rowcount == 1
+
+
+def page(connection: Connection, after: BlockId | None, limit: int) -> list[BlockRow]:
+    """See `Metadata.list_blocks`."""
+    found = select(*BLOCK_COLUMNS).order_by(_B.block_id).limit(limit)
+    if after is not None:
+        found = found.where(_B.block_id > after)
+    return [block_row(row) for row in connection.execute(found)]
+
+
+def placed_in(connection: Connection, block_id: BlockId) -> list[Placed]:
+    """See `Metadata.placed_in`. One statement, so that it sees a single point in time."""
+    placed = [
+        Placed(
+            object_id,
+            ObjectKey(bucket, name),
+            version,
+            Extent(block_id, offset, length),
+            crc32c,
+            attributes,
+            place_of(trashed)[0] or None if trashed else None,
+        )
+        for object_id, bucket, name, version, offset, length, crc32c, attributes, trashed in connection.execute(
+            PLACED, {"block_id": block_id}
+        )
+    ]
+    return sorted(placed, key=lambda one: (one.extent.offset, one.object_id))
+
+
+def empty(connection: Connection, limit: int) -> list[BlockRow]:
+    """See `Metadata.empty_blocks`."""
+    return [block_row(row) for row in connection.execute(EMPTY, {"rows_max": limit})]
+
+
+def candidates(
+    connection: Connection,
+    waste_ratio_min: float,
+    now_ms: int,
+    cool_down_ms_max: int,
+    limit: int,
+    overhead_ratio_min: float,
+) -> list[BlockRow]:
+    """See `Metadata.gc_candidates`."""
+    limits = {"ppm_min": int(waste_ratio_min * _PPM), "ratio_min": waste_ratio_min, "rows_max": limit}
+    limits["overhead_min"] = overhead_ratio_min
+    return _most_wasteful(connection, CANDIDATES, limits, now_ms, cool_down_ms_max)
+
+
+def padded(
+    connection: Connection,
+    overhead_ratio_min: float,
+    price_days: float,
+    now_ms: int,
+    cool_down_ms_max: int,
+    limit: int,
+) -> list[BlockRow]:
+    """See `Metadata.padded_blocks`."""
+    limits = {"ppm_min": int(overhead_ratio_min * _PPM), "overhead_min": overhead_ratio_min, "rows_max": limit}
+    limits |= {"until_ms": float(now_ms), "price_ms": price_days * _DAY_MS}
+    return _most_wasteful(connection, PADDED, limits, now_ms, cool_down_ms_max)
+
+
+def _most_wasteful(
+    connection: Connection, query: Select[Any], limits: Mapping[str, float], now_ms: int, cool_down_ms_max: int
+) -> list[BlockRow]:
+    times = {"now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
+    found = [block_row(row) for row in connection.execute(query, {**limits, **times})]
+    return sorted(found, key=lambda row: row.waste_ratio, reverse=True)
+
+
+def space_use(connection: Connection) -> SpaceUse:
+    """See `Metadata.space_use`."""
+    row = connection.execute(SPACE_USE).one()
+    return SpaceUse(row[0], row[1], row[2])
+
+
+def with_holes(
+    connection: Connection, after: BlockId | None, now_ms: int, cool_down_ms_max: int, limit: int
+) -> list[SealedBlock]:
+    """See `Metadata.blocks_with_holes`."""
+    page = {"after": after or _BEFORE_ALL, "now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max, "rows_max": limit}
+    return [
+        SealedBlock(block_id, live_bytes, dead_bytes, (now_ms - since_ms) / _DAY_MS)
+        for block_id, live_bytes, dead_bytes, since_ms in connection.execute(WITH_HOLES, page)
+    ]
+
+
+def waiting(connection: Connection, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> list[WaitingBlocks]:
+    """See `Metadata.waiting_blocks`."""
+    limits = {"ratio_min": waste_ratio_min, "now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
+    found = {row.reason: row for row in connection.execute(WAITING, limits)}
+    return [
+        WaitingBlocks(reason, row.blocks, row.dead_bytes, row.until_ms)
+        for reason in WaitReason
+        if (row := found.get(reason.value)) is not None
+    ]
+
+
+def cool_down(connection: Connection, block_id: BlockId, not_before_ms: int, *, failed: bool) -> None:
+    """See `Metadata.cool_down_block`."""
+    sealed = and_(_B.block_id == block_id, _B.state == BlockState.SEALED)
+    later = {"gc_not_before_ms": not_before_ms, "gc_failures": _B.gc_failures + 1 if failed else 0}
+    connection.execute(by_primary(update(BLOCKS)).where(sealed).values(later))
+
+
+def condemn(connection: Connection, block_id: BlockId, delete_after_ms: int) -> bool:
+    """See `Metadata.condemn_block`. Once the row is locked and SEALED, no commit can point into the block any more."""
+    found = lock(connection, block_id)
+    if found is None or found.state is not BlockState.SEALED:
+        return False
+    used = select(exists().where(_O.block_id == block_id), exists().where(_S.block_id == block_id))
+    if any(connection.execute(used).one()):
+        return False
+    doomed = {"state": advance_block(found.state, BlockEvent.CONDEMN), "delete_after_ms": delete_after_ms}
+    connection.execute(update(BLOCKS).where(_B.block_id == block_id).values(doomed))
+    return True
+
+
+def condemned(connection: Connection, now_ms: int, limit: int) -> list[BlockRow]:
+    """See `Metadata.condemned_blocks`."""
+    rows = connection.execute(CONDEMNED, {"now_ms": now_ms, "rows_max": limit}).all()
+    if len(rows) < limit:
+        far = {"far_ms": now_ms + WAIT_MS_MAX, "rows_max": limit - len(rows)}
+        rows = [*rows, *connection.execute(FAR_CONDEMNED, far)]
+    return [block_row(row) for row in rows]
+
+
+def in_grace(connection: Connection, limit: int) -> list[BlockRow]:
+    """See `Metadata.blocks_in_grace`."""
+    return [block_row(row) for row in connection.execute(IN_GRACE, {"rows_max": limit})]
+
+
+def forget(connection: Connection, block_id: BlockId) -> None:
+    """See `Metadata.forget_block`. Raises Conflict for a block that was not condemned: its data may be in use."""
+    found = lock(connection, block_id)
+    if found is None:
+        return
+    if found.state is not BlockState.CONDEMNED:
+        raise Conflict(
+            f"block {block_id.hex()} is {found.state.value}; only a condemned block may be forgotten", block_id=block_id
+        )
+    count_deleted(connection, found.kind, found.live_bytes + found.dead_bytes)
+    connection.execute(delete(BLOCKS).where(_B.block_id == block_id))
+
+
+def _is_of(row: BlockRow, lease: Lease) -> bool:
+    return row.writer == lease.name and row.epoch == lease.epoch

@@ -1,0 +1,264 @@
+"""Segments of the landing log: which may be recorded in, and which nothing refers to any more.
+
+Objects in the landing store, each with its row of `waiting`, and entries of the deletion queue refer to records by
+their landing ids. L3: a segment is DOOMED only when nothing refers to a record of it, and nothing can later.
+
+  - The first reference to a record is made by `record_puts` or `move_landed`. Each holds the segment's row locked in
+    share mode until it ends, and has seen there that the segment is OPEN. `seal` waits for such transactions, because
+    it changes that row, and no segment is ever OPEN again. Therefore, once a segment is SEALED, all references to its
+    records are committed, and no new ones are made.
+  - All other transactions only pass a reference on. Commits, deletes and overwrites take it out of a row, which they
+    have locked, and make it an entry. A revert takes an entry, which it has locked, and makes it a row's. Either is one
+    transaction. So in every state of the database in between, a record that is needed is referred to exactly once.
+  - `doom` looks for a row of `waiting` and for an entry in *one* statement without locks. With READ COMMITTED such a
+    statement sees one state of the database (sql_races.py checks that of the servers). In it, a reference that is being
+    passed on is where it was before. Two statements, even with locks, would not do: a reference could pass from the row
+    to the queue and back between them, since READ COMMITTED locks no gaps.
+
+SQLite has one writer at a time, so nothing happens in between there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Select,
+    and_,
+    bindparam,
+    exists,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    update,
+)
+
+from nos_ec.adapters.sql.blocks import leases
+from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed
+from nos_ec.adapters.sql.tables.rows import OBJECT_COLUMNS, by_index, delete_listed, object_row
+from nos_ec.adapters.sql.tables.schema import LANDING_DELETIONS, LANDING_SEGMENTS, OBJECTS, WAITING
+from nos_ec.core.errors import Conflict
+from nos_ec.core.ids import SEGMENT_ID_BYTES, LandingId, SegmentId, ids_in_segment, in_log, log_of, segment_of
+from nos_ec.core.states import SegmentEvent, SegmentState, advance_segment
+from nos_ec.ports.metadata import Lease, ObjectRow, SegmentRow
+
+_G, _O, _D, _W = LANDING_SEGMENTS.c, OBJECTS.c, LANDING_DELETIONS.c, WAITING.c
+_ID, _LANDING_ID = _G.segment_id.type, _D.landing_id.type
+_IDS = JsonRows("segment_ids", id=SEGMENT_ID_BYTES)
+_ENDS = JsonRows("ends", segment_id=SEGMENT_ID_BYTES, end_bytes=0, records=0)
+_OPEN = advance_segment(None, SegmentEvent.OPEN)
+_SEALED = advance_segment(_OPEN, SegmentEvent.SEAL)
+_DOOMED = advance_segment(_SEALED, SegmentEvent.DOOM)
+_COLUMNS = (_G.segment_id, _G.state, _G.epoch, _G.opened_ms, _G.sealed_ms, _G.end_bytes, _G.records)
+_CLOCKS_MS = 60_000
+"""By how much the clock of a process that seals a segment may be behind that of one that records PUTs in it."""
+_QUESTIONS_MAX = 50
+"""Segments that one statement asks about."""
+
+BY_ID = select(*_COLUMNS).where(_G.segment_id == bindparam("segment", type_=_ID))
+SEAL = (
+    UpdateListed(LANDING_SEGMENTS)
+    .where(
+        _G.segment_id == _ENDS["segment_id"],
+        or_(_G.state == _OPEN, and_(_G.state == _SEALED, _G.sealed_ms.is_(None))),
+    )
+    .values(
+        state=_SEALED,
+        sealed_ms=bindparam("now_ms", type_=BigInteger),
+        end_bytes=_ENDS["end_bytes"],
+        records=_ENDS["records"],
+    )
+)
+OPEN_OF_LOG = (
+    by_index(select(*_COLUMNS), LANDING_SEGMENTS, "landing_segments_by_log")
+    .where(
+        _G.state == _OPEN,
+        _G.log == bindparam("of_log", type_=Integer),
+        _G.epoch <= bindparam("epoch_max", type_=BigInteger),
+    )
+    .order_by(_G.segment_id)
+)
+_LIVE = (
+    by_index(select(_W.landing_id, _W.object_id), WAITING, "PRIMARY")
+    .where(
+        _W.landing_id > bindparam("after", type_=_LANDING_ID),
+        _W.landing_id <= bindparam("last", type_=_LANDING_ID),
+    )
+    .order_by(_W.landing_id)
+    .limit(bindparam("rows_max"))
+    .subquery("live")
+)
+LIVE_IN = (
+    select(*OBJECT_COLUMNS)
+    .join_from(_LIVE, OBJECTS, and_(_O.object_id == _LIVE.c.object_id, _O.landing_id == _LIVE.c.landing_id))
+    .order_by(_LIVE.c.landing_id)
+)
+RECORDED_IN = (
+    select(_G.segment_id)
+    .where(
+        _G.segment_id.between(bindparam("first", type_=_ID), bindparam("last", type_=_ID)),
+        or_(_G.sealed_ms.is_(None), _G.sealed_ms >= bindparam("from_ms", type_=BigInteger)),
+    )
+    .order_by(_G.segment_id)
+)
+LOCK_STATE = select(_G.state).where(_G.segment_id == bindparam("segment", type_=_ID)).with_for_update(read=True)
+STATES = select(_G.segment_id, _G.state).join_from(_IDS.table, LANDING_SEGMENTS, _G.segment_id == _IDS["id"])
+
+
+def open_segment(connection: Connection, segment: SegmentId, lease: Lease, now_ms: int) -> None:
+    """See `Metadata.open_segment`."""
+    leases.require(connection, lease)
+    found = connection.execute(BY_ID, {"segment": segment}).first()
+    if found is None:
+        row = {"segment_id": segment, "log": log_of(segment), "epoch": lease.epoch, "state": _OPEN}
+        row |= {"opened_ms": now_ms, "end_bytes": 0, "records": 0}
+        connection.execute(insert(LANDING_SEGMENTS), row)
+    elif found.epoch != lease.epoch:
+        raise Conflict(
+            f"landing segment {segment.hex()} was opened under epoch {found.epoch}, not {lease.epoch}; take another id"
+        )
+
+
+def seal(connection: Connection, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int | None) -> None:
+    """See `Metadata.seal_segments`."""
+    connection.execute(SEAL, {**_ENDS.dump(sorted(ends)), "now_ms": now_ms})
+
+
+def of_log(connection: Connection, log: int, epoch_max: int) -> list[SegmentRow]:
+    """See `Metadata.segments_of_log`."""
+    return [_segment_row(row) for row in connection.execute(OPEN_OF_LOG, {"of_log": log, "epoch_max": epoch_max})]
+
+
+def find(connection: Connection, segment: SegmentId) -> SegmentRow | None:
+    """See `Metadata.landing_segment`."""
+    row = connection.execute(BY_ID, {"segment": segment}).first()
+    return None if row is None else _segment_row(row)
+
+
+def page(connection: Connection, after: SegmentId | None, limit: int) -> list[SegmentRow]:
+    """See `Metadata.list_segments`."""
+    found = select(*_COLUMNS).order_by(_G.segment_id).limit(limit)
+    if after is not None:
+        found = found.where(_G.segment_id > after)
+    return [_segment_row(row) for row in connection.execute(found)]
+
+
+def lock_open(connection: Connection, landing_ids: Iterable[LandingId]) -> frozenset[SegmentId]:
+    """The segments of these records that are OPEN. They stay OPEN until this transaction ends: sealing waits for it.
+
+    The lock is shared, so that PUTs do not wait for each other. One statement a segment, which finds it by its key. A
+    batch lies in one segment, seldom in two.
+    """
+    of_these = sorted({segment_of(landing_id) for landing_id in landing_ids if in_log(landing_id)})
+    states = {segment: connection.execute(LOCK_STATE, {"segment": segment}).scalar() for segment in of_these}
+    return frozenset(segment for segment, state in states.items() if state is _OPEN)
+
+
+def held(connection: Connection, landing_ids: Iterable[LandingId]) -> frozenset[LandingId]:
+    """Those of these records that lie in OPEN segments. No lock: a segment that is not OPEN never is again."""
+    of_log = [landing_id for landing_id in landing_ids if in_log(landing_id)]
+    if not of_log:
+        return frozenset()
+    states = connection.execute(STATES, _id_rows(map(segment_of, of_log)))
+    open_ones = {segment for segment, state in states if state is _OPEN}
+    return frozenset(landing_id for landing_id in of_log if segment_of(landing_id) in open_ones)
+
+
+def recorded_in(connection: Connection, first: LandingId, last: LandingId, at_ms: int) -> list[SegmentId]:
+    """The segments with ids between those of the two records in which a PUT may have been recorded at that time."""
+    bounds = {"first": segment_of(first), "last": segment_of(last), "from_ms": at_ms - _CLOCKS_MS}
+    return [SegmentId(segment) for segment in connection.execute(RECORDED_IN, bounds).scalars()]
+
+
+def releasable(connection: Connection, segments: Collection[SegmentId]) -> frozenset[SegmentId]:
+    """See `Metadata.releasable_segments`."""
+    states = {SegmentId(row[0]): row[1] for row in connection.execute(STATES, _id_rows(segments))}
+    doomed = {segment for segment, state in states.items() if state is _DOOMED}
+    sealed = sorted(segment for segment, state in states.items() if state is _SEALED)
+    referred = {
+        segment
+        for first in range(0, len(sealed), _QUESTIONS_MAX)
+        for segment in _referred(connection, sealed[first : first + _QUESTIONS_MAX])
+    }
+    return frozenset(doomed.union(sealed) - referred)
+
+
+def doom(connection: Connection, segment: SegmentId) -> bool:
+    """See `Metadata.doom_segment`."""
+    row = connection.execute(BY_ID.with_for_update(), {"segment": segment}).first()
+    if row is None or row.state is _OPEN:
+        return False
+    if row.state is _SEALED:
+        if _referred(connection, [segment]):
+            return False
+        dooming = update(LANDING_SEGMENTS).where(_G.segment_id == segment)
+        connection.execute(dooming.values(state=advance_segment(row.state, SegmentEvent.DOOM)))
+    return True
+
+
+def forget(connection: Connection, segments: Collection[SegmentId]) -> None:
+    """See `Metadata.forget_segments`."""
+    gone = delete_listed(connection, LANDING_SEGMENTS, _G.segment_id, _IDS, "id").where(_G.state == _DOOMED)
+    connection.execute(gone, _id_rows(segments))
+
+
+def live_in(connection: Connection, segment: SegmentId, after: LandingId | None, limit: int) -> list[ObjectRow]:
+    """See `Metadata.live_in`."""
+    first, last = ids_in_segment(segment)
+    before = (int.from_bytes(first, "big") - 1).to_bytes(len(first), "big")
+    bounds = {"after": max(before, after or before), "last": last, "rows_max": limit}
+    return [object_row(row) for row in connection.execute(LIVE_IN, bounds)]
+
+
+def totals(connection: Connection) -> dict[SegmentState, tuple[int, int]]:
+    """See `Metadata.segment_totals`."""
+    sums = select(_G.state, func.count(), func.sum(_G.end_bytes)).group_by(_G.state)
+    return {state: (count, int(end_bytes)) for state, count, end_bytes in connection.execute(sums)}
+
+
+def _referred(connection: Connection, segments: Sequence[SegmentId]) -> list[SegmentId]:
+    """Those of these segments that have a record to which a row or a queue entry refers, as one statement sees it."""
+    bounds: dict[str, bytes] = {}
+    for i, segment in enumerate(segments):
+        bounds[f"first_{i}"], bounds[f"last_{i}"] = ids_in_segment(segment)
+    answers = connection.execute(_any_reference(len(segments)), bounds).one()
+    return [segment for segment, referred in zip(segments, answers, strict=True) if referred]
+
+
+@cache
+def _any_reference(segments: int) -> Select[Any]:
+    """Select for each segment whether anything refers to a record of it: two index look-ups each. All are parts of one
+    expression list, because the parts of a UNION might be run as statements of their own."""
+
+    def refers(i: int) -> Any:
+        between = bindparam(f"first_{i}", type_=_LANDING_ID), bindparam(f"last_{i}", type_=_LANDING_ID)
+        row, entry = (by_index(select(literal_column("1")), one, "PRIMARY") for one in (WAITING, LANDING_DELETIONS))
+        return or_(
+            exists(row.select_from(WAITING).where(_W.landing_id.between(*between))),
+            exists(entry.select_from(LANDING_DELETIONS).where(_D.landing_id.between(*between))),
+        )
+
+    return select(*(refers(i).label(f"referred_{i}") for i in range(segments)))
+
+
+def _id_rows(segments: Iterable[SegmentId]) -> dict[str, str]:
+    return _IDS.dump((segment,) for segment in sorted(set(segments)))
+
+
+def _segment_row(row: Any) -> SegmentRow:
+    return SegmentRow(
+        segment=SegmentId(row.segment_id),
+        state=row.state,
+        epoch=row.epoch,
+        opened_ms=row.opened_ms,
+        sealed_ms=row.sealed_ms,
+        end=row.end_bytes,
+        records=row.records,
+    )

@@ -1,0 +1,200 @@
+"""Leases: which process may write, and the check of this inside every transaction that depends on it (invariant 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    case,
+    delete,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
+from nos_ec.adapters.sql.tables.rows import IDS, id_rows
+from nos_ec.adapters.sql.tables.schema import BLOCKS, COUNTERS, LEASES, STORE_INFO, WRITER_BYTES_MAX, utf8
+from nos_ec.core.deadlines import LEASE_MS_MAX
+from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost
+from nos_ec.core.states import BlockEvent, BlockState, advance_block
+from nos_ec.ports.clock import waits
+from nos_ec.ports.metadata import Lease
+
+_L, _B, _C, _I = LEASES.c, BLOCKS.c, COUNTERS.c, STORE_INFO.c
+_EPOCH = _C.name == "lease_epoch"
+_NAMES = JsonRows("names", name=WRITER_BYTES_MAX)
+_LOCK_NAMED = looked_up(
+    select(_L.name).join_from(_NAMES.table, LEASES, _L.name == _NAMES["name"]).with_for_update(of=LEASES), LEASES
+)
+_IS = and_(_L.name == bindparam("held", type_=_L.name.type), _L.epoch == bindparam("in_epoch"))
+"""The condition that a row is a lease, with the parameters that `_of` makes."""
+_HOLD = select(_L.epoch).where(_IS).with_for_update(read=True)
+_FENCED = advance_block(BlockState.OPEN, BlockEvent.FENCE)
+_FENCE = (
+    UpdateListed(BLOCKS)
+    .where(_B.block_id == IDS["id"])
+    .values(state=case((_B.state == BlockState.OPEN, _FENCED), else_=_B.state))
+)
+
+
+def acquire(connection: Connection, name: str, now_ms: int, ttl_ms: int, holder: str) -> Lease:
+    """See `Metadata.acquire_lease`."""
+    taken = acquire_free(connection, [name], now_ms, ttl_ms)
+    if not taken:
+        raise _taken(connection, name, now_ms)
+    if holder:
+        # The note is not part of the lease's row. Its epoch shows whether it is about the present holder.
+        connection.execute(delete(STORE_INFO).where(_I.name == _holder_row(name)))
+        note = {"name": _holder_row(name), "value": f"{taken[0].epoch} {holder}"}
+        connection.execute(insert(STORE_INFO), note)
+    return taken[0]
+
+
+def _taken(connection: Connection, name: str, now_ms: int) -> Conflict:
+    epoch, expires_ms = connection.execute(select(_L.epoch, _L.expires_ms).where(_L.name == name)).one()
+    note = connection.execute(select(_I.value).where(_I.name == _holder_row(name))).scalar() or ""
+    whose, _, holder = str(note).partition(" ")
+    by = f" by {holder}" if holder and whose == str(epoch) else ""
+    until = datetime.fromtimestamp(expires_ms / 1000, UTC).isoformat(timespec="seconds")
+    if not waits(expires_ms, now_ms, LEASE_MS_MAX):
+        return Conflict(
+            f"lease {name!r} was held{by} until {until} and has run out; the next consumer or GC run fences it, and"
+            " then it is free: try again"
+        )
+    return Conflict(
+        f"lease {name!r} is held{by} until {until}, {(expires_ms - now_ms) / 1000:.0f} s from now, and longer while its"
+        " holder is alive and renews it: let the holder finish, or stop it; if it died, try again after that time"
+    )
+
+
+def _holder_row(name: str) -> str:
+    return f"holder of {name}"[:32]
+
+
+def acquire_free(connection: Connection, names: Sequence[str], now_ms: int, ttl_ms: int) -> list[Lease]:
+    """See `Metadata.acquire_leases`."""
+    for name in names:
+        if not 0 < len(utf8(name)) <= WRITER_BYTES_MAX:
+            raise InvalidInput(f"a lease's name must have 1 to {WRITER_BYTES_MAX} bytes of UTF-8; this one is {name!r}")
+    # The counter's row lock makes concurrent calls take turns, so the query below sees the leases of the first.
+    connection.execute(update(COUNTERS).where(_EPOCH).values(value=_C.value + len(names)))
+    held = set(connection.execute(_LOCK_NAMED, _NAMES.dump((name,) for name in sorted(map(utf8, names)))).scalars())
+    free = [name for name in dict.fromkeys(names) if name not in held]
+    if not free:
+        return []
+    last = connection.execute(select(_C.value).where(_EPOCH)).scalar_one()
+    leases = [Lease(name, epoch, now_ms + ttl_ms) for epoch, name in enumerate(free, last - len(names) + 1)]
+    rows = [{"name": one.name, "epoch": one.epoch, "expires_ms": one.expires_ms} for one in leases]
+    connection.execute(insert(LEASES), rows)
+    return leases
+
+
+def renew(connection: Connection, lease: Lease, now_ms: int, ttl_ms: int) -> Lease:
+    """See `Metadata.renew_lease`."""
+    expires_ms = now_ms + ttl_ms
+    if connection.execute(update(LEASES).where(_IS).values(expires_ms=expires_ms), _of(lease)).rowcount == 0:
+        raise _lost(lease)
+    return Lease(lease.name, lease.epoch, expires_ms)
+
+
+def renew_held(connection: Connection, held: Sequence[Lease], now_ms: int, ttl_ms: int) -> list[Lease]:
+    """See `Metadata.renew_leases`."""
+    connection.execute(update(LEASES).where(_among(held)).values(expires_ms=now_ms + ttl_ms))
+    return _listed(connection, _among(held))
+
+
+def release(connection: Connection, lease: Lease) -> None:
+    """See `Metadata.release_lease`."""
+    release_all(connection, [lease])
+
+
+def release_all(connection: Connection, held: Sequence[Lease]) -> None:
+    """See `Metadata.release_leases`."""
+    # One by one, because planners would read all leases, or all blocks, if given several leases at once.
+    for lease in sorted(held, key=lambda lease: lease.name):
+        connection.execute(delete(LEASES).where(_IS), _of(lease))
+    for lease in held:
+        _fence_blocks(connection, lease)
+
+
+def expired(connection: Connection, now_ms: int) -> list[Lease]:
+    """See `Metadata.expired_leases`."""
+    found = select(_L.name, _L.epoch, _L.expires_ms).where(_over(now_ms)).order_by(_L.expires_ms)
+    return [Lease(*row) for row in connection.execute(found)]
+
+
+def listed(connection: Connection, prefix: str) -> list[Lease]:
+    """See `Metadata.list_leases`."""
+    return _listed(connection, begins_with(prefix))
+
+
+def begins_with(prefix: str) -> ColumnElement[bool]:
+    """The condition that a lease's name begins with `prefix`: a range of the primary key."""
+    # UTF-8 has no byte 0xFF, so every name with this prefix sorts below the end of the range.
+    return and_(_L.name >= _bytes("from", utf8(prefix)), _L.name < _bytes("to", utf8(prefix) + b"\xff"))
+
+
+def fence(connection: Connection, lease: Lease, now_ms: int) -> bool:
+    """See `Metadata.fence_lease`."""
+    gone = connection.execute(delete(LEASES).where(_IS, _over(now_ms)), _of(lease)).rowcount
+    if gone:
+        _fence_blocks(connection, lease)
+    return bool(gone)
+
+
+def require(connection: Connection, lease: Lease) -> None:
+    """Raise LeaseLost unless the lease is held. It stays held until this transaction ends: fencing waits for it.
+
+    The lock is shared, so that commits of one writer to several blocks do not wait for each other.
+    """
+    if connection.execute(_HOLD, _of(lease)).first() is None:
+        raise _lost(lease)
+
+
+def _over(now_ms: int) -> ColumnElement[bool]:
+    """The condition for leases that are over according to `waits`. There are only about as many leases as processes, so
+    no index is needed."""
+    return or_(_L.expires_ms <= now_ms, _L.expires_ms > now_ms + LEASE_MS_MAX)
+
+
+def _of(lease: Lease) -> dict[str, str | int]:
+    return {"held": lease.name, "in_epoch": lease.epoch}
+
+
+def _among(held: Sequence[Lease]) -> ColumnElement[bool]:
+    """The condition that a row is one of these leases. An epoch belongs to one name for ever, so names and epochs need
+    not be compared in pairs."""
+    return and_(_L.name.in_([one.name for one in held]), _L.epoch.in_([one.epoch for one in held]))
+
+
+def _listed(connection: Connection, which: ColumnElement[bool]) -> list[Lease]:
+    found = select(_L.name, _L.epoch, _L.expires_ms).where(which).order_by(_L.name)
+    return [Lease(*row) for row in connection.execute(found)]
+
+
+def _bytes(name: str, value: bytes) -> BindParameter[bytes]:
+    return bindparam(f"prefix_{name}", value, type_=_L.name.type)
+
+
+def _fence_blocks(connection: Connection, lease: Lease) -> None:
+    """Fence the OPEN blocks of a lease that this transaction has removed. No new ones can appear.
+
+    One statement only reads to find them, and another changes them by their ids alone. A single statement for both may
+    walk an index on the state, and then miss a block that a commit moves behind its position there (sql_races.py).
+    """
+    mine = and_(_B.writer == lease.name, _B.epoch == lease.epoch, _B.state == BlockState.OPEN)
+    found = connection.execute(select(_B.block_id).where(mine)).scalars().all()
+    if found:
+        connection.execute(_FENCE, id_rows(found))
+
+
+def _lost(lease: Lease) -> LeaseLost:
+    return LeaseLost(f"writer {lease.name!r} no longer holds its lease of epoch {lease.epoch}; it must stop writing")

@@ -1,0 +1,233 @@
+"""Runs a piece of work in one transaction, all of it or nothing, and retries it a bounded number of times.
+
+Deadlocks, lock waits and lost connections may be retried, as long as COMMIT was not sent. After COMMIT was sent, only
+the caller can know whether to try again (the port promises that this is safe), so it gets Transient.
+
+The answers of a read-only server are not trusted (nos_ec.adapters.sql.driver.primary). All connections to it are
+closed, as are those to a server that reports that it is out of service, and the work is retried on new ones, which
+reach the new primary once the address leads to it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection, Engine, Pool, Transaction, event
+from sqlalchemy.exc import StatementError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from nos_ec.adapters.sql.driver.engine import MYSQL_LOCK_WAIT_S, SQLITE_BUSY_MS, WRITES, reading_engine
+from nos_ec.adapters.sql.driver.failures import Failure, place, read_only, translate
+from nos_ec.adapters.sql.driver.lock_waits import LockWaits
+from nos_ec.adapters.sql.driver.primary import ReadOnlyServer, require_primary
+from nos_ec.core.errors import NosError, Transient
+
+ATTEMPTS_MAX = 5
+LOCK_WAITS_MAX = 10
+"""The number of lock waits, MYSQL_LOCK_WAIT_S each, after which the work is given up: 50 s in all."""
+BACKOFF_FIRST_S = 0.02
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Work = Callable[Concatenate[Connection, P], T]
+
+
+class Overtaken(Exception):
+    """Another transaction has changed the same key meanwhile: run this one again."""
+
+
+class Transactions:
+    """Transactions of one engine. Safe to use from several threads."""
+
+    def __init__(self, engine: Engine, *, replica: bool = False) -> None:
+        """`replica` lets `read` trust a read-only server."""
+        self._engine = engine
+        self._trusts_all = replica or engine.dialect.name == "sqlite"
+        self._reading = reading_engine(engine)
+        self._writing = engine.execution_options(**{WRITES: True})
+        self._close_others: Callable[[], object] = lambda: None
+        self.on_noted: Callable[[list[Any]], object] = lambda _: None
+        """Gets what a transaction has noted (`note`), once it is durable. It must not raise."""
+        self.lock_waits = LockWaits(place(engine.url))
+        self._turn: threading.Lock | None = threading.Lock() if engine.dialect.name == "sqlite" else None
+        if not self._trusts_all:
+            event.listen(engine, "after_cursor_execute", _note_writes)
+
+    def read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run work that changes nothing. Raises what the work raises, Transient, NoSpace, ConfigError, Corrupt."""
+        engine = self._reading or self._engine
+        return self._retried(engine, lambda connection: work(connection, *args, **kwargs))
+
+    def write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run work that writes. Durable on return. Raises the same errors as `read`."""
+        noted: list[Any] = []
+
+        def noting(connection: Connection) -> T:
+            connection.info.pop(NOTED, None)  # of an attempt that failed
+            result = work(connection, *args, **kwargs)
+            noted[:] = connection.info.pop(NOTED, ())
+            return result
+
+        with self._own_turn():
+            result = self._retried(self._writing, noting)
+        if noted:
+            self.on_noted(noted)
+        return result
+
+    @property
+    def reading(self) -> Engine | None:
+        """The engine of `read` whose statements commit themselves; None if there is none."""
+        return self._reading
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """All engines that statements run on."""
+        return (self._engine,) if self._reading is None else (self._engine, self._reading)
+
+    def on_close(self, close_others: Callable[[], object]) -> None:
+        """Register a function that returns connections of `engines` kept elsewhere. Every `close` calls it."""
+        self._close_others = close_others
+
+    def close(self) -> None:
+        """Close all idle connections now, and those in use after their use. Later work opens new ones."""
+        self._close_others()
+        for engine in self.engines:
+            engine.dispose()
+
+    @contextmanager
+    def _own_turn(self) -> Iterator[None]:
+        """Hold this thread's turn to write. SQLite allows one writer at a time; without this queue, threads would sleep
+        and poll."""
+        if self._turn is None:
+            yield
+            return
+        if not self._turn.acquire(timeout=SQLITE_BUSY_MS / 1000):
+            raise Transient(f"metadata at {place(self._engine.url)}: other threads kept writing; try again")
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _retried(self, engine: Engine, work: Callable[[Connection], T]) -> T:
+        given_up = False
+        try:
+            outcome = self._run_again(engine, work)
+            given_up = isinstance(outcome, _Failed) and outcome.failure.lock_wait
+        finally:
+            self.lock_waits.settle(given_up=given_up)
+        if isinstance(outcome, _Failed):
+            raise outcome.failure.error from outcome.cause
+        return outcome
+
+    def _run_again(self, engine: Engine, work: Callable[[Connection], T]) -> T | _Failed:
+        attempts = lock_waits = 0
+        while True:
+            outcome = self._attempt(engine, work)
+            if not isinstance(outcome, _Failed):
+                return outcome
+            if outcome.failure.lock_wait:
+                self.lock_waits.note(MYSQL_LOCK_WAIT_S)
+                lock_waits += 1
+            else:
+                attempts += 1
+            if not outcome.may_run_again or attempts == ATTEMPTS_MAX or lock_waits == LOCK_WAITS_MAX:
+                return outcome
+            time.sleep(random.uniform(0.5, 1.5) * BACKOFF_FIRST_S * 2 ** max(0, attempts - 1))
+
+    def _attempt(self, engine: Engine, work: Callable[[Connection], T]) -> T | _Failed:
+        committing = False
+        pool = engine.pool
+        try:
+            with engine.connect() as connection:
+                if engine is self._reading:
+                    return self._run_on_primary(connection, work)  # its statements commit themselves
+                transaction = connection.begin()
+                try:
+                    result = self._run_on_primary(connection, work)
+                    committing = True
+                    transaction.commit()
+                    return result
+                except BaseException:
+                    if committing:
+                        # A failed COMMIT may leave the transaction open (SQLite, when its disk is full), and the next
+                        # user of the connection would be inside it. Only closing the connection surely ends it.
+                        connection.invalidate()
+                    elif transaction.is_active:
+                        _roll_back(connection, transaction)
+                    raise
+        except (StatementError, PoolTimeout) as error:
+            if isinstance(error, StatementError) and isinstance(error.orig, NosError):
+                raise error.orig from error  # a column type refused a value
+            failure = translate(error, engine.url)
+            if failure is None:
+                raise
+            if failure.unusable:
+                self._close_pools(pool, engine)
+            return _Failed(failure, error, may_run_again=failure.undone or (failure.again and not committing))
+        except ReadOnlyServer as error:
+            self._close_pools(pool, engine)
+            return _Failed(read_only(self._engine.url), error, may_run_again=True)
+
+    def _run_on_primary(self, connection: Connection, work: Callable[[Connection], T]) -> T:
+        """Run the work. Raises ReadOnlyServer if its outcome relies on a read-only server."""
+        if self._trusts_all:
+            return work(connection)
+        connection.info.pop(_WROTE, None)
+        try:
+            result = work(connection)
+        except NosError:
+            require_primary(connection)
+            raise
+        if _WROTE not in connection.info:
+            require_primary(connection)
+        return result
+
+    def _close_pools(self, pool: Pool, engine: Engine) -> None:
+        """Close all connections of all pools, so that the next ones reach the server that took this one's place. Does
+        nothing if another thread has done so since the work got its connection from `pool`."""
+        if engine.pool is pool:
+            self.close()
+
+
+NOTED = "nos_ec_noted"
+"""A key of Connection.info: what the transaction has noted."""
+
+
+def note(connection: Connection, what: Any) -> None:
+    """Tell `Transactions.on_noted` of something after COMMIT. Forgotten when the transaction is rolled back."""
+    connection.info.setdefault(NOTED, []).append(what)
+
+
+_WROTE = "nos_ec_wrote"
+"""A key of Connection.info, present when the server has accepted a statement that writes."""
+
+
+def _note_writes(
+    connection: Connection, _cursor: object, _statement: str, _parameters: object, context: Any, _many: bool
+) -> None:
+    if context is not None and (context.isinsert or context.isupdate or context.isdelete):
+        connection.info[_WROTE] = True
+
+
+def _roll_back(connection: Connection, transaction: Transaction) -> None:
+    """Roll back, if need be by closing the connection, because the pool does not reset a connection that it takes back.
+    An error here is ignored, so that the original failure is reported. (SQLAlchemy itself closes a connection whose
+    ROLLBACK is interrupted.)"""
+    try:
+        transaction.rollback()
+    except Exception:
+        connection.invalidate()
+
+
+class _Failed:
+    """An attempt that ended with a driver error, or on a read-only server."""
+
+    def __init__(self, failure: Failure, cause: Exception, *, may_run_again: bool) -> None:
+        self.failure = failure
+        self.cause = cause
+        self.may_run_again = may_run_again

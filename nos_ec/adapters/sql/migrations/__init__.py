@@ -1,1 +1,0 @@
-"""Migrations of the metadata schema, in alembic's layout. `nos_ec.adapters.sql.migrate` runs them."""

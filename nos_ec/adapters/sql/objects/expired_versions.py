@@ -1,0 +1,97 @@
+"""Removes noncurrent versions and delete markers by lifecycle rules (docs/adr/0035).
+
+What the walk has seen may have changed since. So all that it goes by is looked at again here, under the locks of each
+deletion of a key: the row of the current version, if there is one, and the rows of the versions concerned.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Connection, bindparam, select
+
+from nos_ec.adapters.sql.objects import floors, object_rows
+from nos_ec.adapters.sql.objects.retired import (
+    COLUMNS,
+    NEWEST,
+    OF_KEY,
+    discard,
+    entry_of,
+    is_unchanged,
+    lock_rows,
+    named,
+    rank_of,
+    remove,
+)
+from nos_ec.adapters.sql.tables.rows import by_index
+from nos_ec.adapters.sql.tables.schema import VERSIONS
+from nos_ec.core.versions import VERSION_MAX
+from nos_ec.ports.metadata import ExpireMarker, ExpireVersion, ObjectRow, VersionEntry
+
+_V = VERSIONS.c
+
+LOCK_UPWARDS = (
+    by_index(select(*COLUMNS), VERSIONS, "PRIMARY")
+    .where(*OF_KEY, _V.age_rank <= bindparam("age_rank", type_=BigInteger))
+    .order_by(_V.age_rank.desc())
+    .limit(bindparam("rows_max"))
+    .with_for_update()
+)
+"""A version, and those that are newer, from the next one on."""
+TWO_NEWEST = NEWEST.limit(2)
+LOCK_TWO_NEWEST = TWO_NEWEST.with_for_update()
+
+
+def expire_version(
+    connection: Connection, expired: ExpireVersion, now_ms: int, until_ms: int | None
+) -> VersionEntry | None:
+    """See `ExpireVersion`."""
+    key = expired.key
+    current = object_rows.lock_listed(connection, [key]).get(key)
+    wanted = {**named(key), "age_rank": rank_of(expired.version), "rows_max": expired.newer + 2}
+    rows = connection.execute(LOCK_UPWARDS, wanted).all()
+    if not rows or rows[0].age_rank != wanted["age_rank"]:
+        return None
+    found, newer = rows[0], rows[1:]
+    # Without a current version, the newest of all is a marker that is not noncurrent.
+    if len(newer) - (current is None) < expired.newer:
+        return None
+    next_one = (VERSION_MAX - newer[0].age_rank, newer[0].created_ms) if newer else None
+    if _became_noncurrent(expired.version, found.created_ms, current, next_one) > expired.since_ms:
+        return None
+    row = None
+    if found.object_id is not None:
+        row = lock_rows(connection, [found.object_id]).get(found.object_id)
+    if row is not None if expired.seen is None else not is_unchanged(expired.seen, row):
+        return None
+    remove(connection, [found])
+    if row is not None:
+        discard(connection, [row], now_ms, until_ms)
+    floors.raise_to(connection, key, expired.version, now_ms)
+    return entry_of(found, row)
+
+
+def _became_noncurrent(
+    version: int, created_ms: int, current: ObjectRow | None, next_one: tuple[int, int] | None
+) -> int:
+    """When the successor of a version was created, whose time is known as `created_ms`. next_one: number and time of
+    the next newer noncurrent version, or marker. A current version that was undeleted may be older than that, and even
+    older than the version itself; and clocks may be wrong: no version is noncurrent before it was created."""
+    newer = [] if next_one is None else [next_one]
+    if current is not None and (not newer or version < current.version):
+        newer.append((current.version, current.created_ms))
+    _, successor_ms = min(newer)
+    return max(created_ms, successor_ms)
+
+
+def expire_marker(connection: Connection, expired: ExpireMarker, now_ms: int) -> VersionEntry | None:
+    """See `ExpireMarker`. A version that is stored meanwhile needs no marker."""
+    if object_rows.lock_listed(connection, [expired.key]):
+        return None
+    found = connection.execute(LOCK_TWO_NEWEST, named(expired.key)).all()
+    if len(found) != 1 or found[0].object_id is not None or found[0].age_rank != rank_of(expired.version):
+        return None
+    # If the locking read waited for a newer marker, it missed the one that took its place.
+    if len(connection.execute(TWO_NEWEST, named(expired.key)).all()) != 1:
+        return None
+    remove(connection, found)
+    floors.raise_to(connection, expired.key, expired.version, now_ms)
+    return entry_of(found[0], None, is_latest=True)

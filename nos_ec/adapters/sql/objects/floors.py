@@ -1,0 +1,90 @@
+"""Numbers of versions that were removed, so that no number is assigned twice (docs/adr/0034).
+
+The floor of a key is the greatest number of a version, or delete marker, that was removed from it in the last FLOOR_MS.
+Whatever is added to a key with versions gets a number above its floor. All other rules see only what is left, and would
+assign the number again when the clock of one host is behind that of another. A removed version that was not the newest
+counts as well: a large PUT takes its number when it begins, and must not record it after another version had it.
+
+A transaction that removes a version has already locked it, or the current one. So its floor is locked last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import BigInteger, Connection, and_, bindparam, case, delete, insert, or_, select, update
+
+from nos_ec.adapters.sql.tables.json_rows import looked_up
+from nos_ec.adapters.sql.tables.rows import KEYS, by_index, key_rows
+from nos_ec.adapters.sql.tables.schema import VERSION_FLOORS, utf8
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.versions import FLOOR_MS
+
+_F = VERSION_FLOORS.c
+_OF_KEY = (
+    _F.bucket == bindparam("of_bucket", type_=_F.bucket.type),
+    _F.name == bindparam("of_name", type_=_F.name.type),
+)
+_NUMBER = bindparam("number", type_=BigInteger)
+
+OF = select(_F.version).where(*_OF_KEY)
+RAISE = update(VERSION_FLOORS).where(*_OF_KEY).values(version=case((_F.version < _NUMBER, _NUMBER), else_=_F.version))
+LISTED = looked_up(
+    select(_F.bucket, _F.name, _F.version).join_from(
+        KEYS.table, VERSION_FLOORS, and_(_F.bucket == KEYS["bucket"], _F.name == KEYS["name"])
+    ),
+    VERSION_FLOORS,
+)
+OLD = (
+    by_index(select(_F.bucket, _F.name, _F.version), VERSION_FLOORS, "version_floors_by_version")
+    .where(_F.version < bindparam("before", type_=BigInteger))
+    .order_by(_F.version)
+)
+_FORGET = delete(VERSION_FLOORS).where(*_OF_KEY, _F.version == _NUMBER)
+PAGE = by_index(select(_F.bucket, _F.name, _F.version), VERSION_FLOORS, "PRIMARY").order_by(_F.bucket, _F.name)
+
+
+def raise_to(connection: Connection, key: ObjectKey, number: int, now_ms: int) -> None:
+    """Note that a version with this number, which is locked, is removed. No clock yields a number again that is older
+    than FLOOR_MS."""
+    if number < (now_ms - FLOOR_MS) * 1000:
+        return
+    of_key = {"of_bucket": key.bucket, "of_name": key.name, "number": number}
+    if not connection.execute(RAISE, of_key).rowcount:
+        # If another transaction does the same, this raises a duplicate error, and one of them is run again.
+        connection.execute(insert(VERSION_FLOORS), {"bucket": key.bucket, "name": key.name, "version": number})
+
+
+def of(connection: Connection, key: ObjectKey) -> int:
+    """Return the floor of a key, or 0."""
+    return int(connection.execute(OF, {"of_bucket": key.bucket, "of_name": key.name}).scalar() or 0)
+
+
+def of_keys(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey, int]:
+    """Return the floors of these keys, as far as they have one. Runs one statement, or none without keys."""
+    listed = list(keys)
+    found = connection.execute(LISTED, key_rows(listed)) if listed else ()
+    return {ObjectKey(bucket, name): floor for bucket, name, floor in found}
+
+
+def page(connection: Connection, after: ObjectKey | None, limit: int) -> list[tuple[ObjectKey, int]]:
+    """See `Versions.floors_after`."""
+    query = PAGE.limit(limit)
+    if after is not None:
+        bucket, name = (bindparam(None, utf8(text), type_=_F.name.type) for text in (after.bucket, after.name))
+        query = query.where(_F.bucket >= bucket, or_(_F.bucket > bucket, and_(_F.bucket == bucket, _F.name > name)))
+    return [(ObjectKey(bucket, name), version) for bucket, name, version in connection.execute(query)]
+
+
+def restore(connection: Connection, found: Sequence[tuple[ObjectKey, int]]) -> None:
+    """See `Versions.restore_floors`."""
+    for key, number in found:
+        raise_to(connection, key, number, 0)
+
+
+def forget(connection: Connection, now_ms: int, limit: int) -> int:
+    """See `Versions.forget_floors`."""
+    old = connection.execute(OLD.limit(limit), {"before": (now_ms - FLOOR_MS) * 1000}).all()
+    for bucket, name, version in old:
+        connection.execute(_FORGET, {"of_bucket": bucket, "of_name": name, "number": version})
+    return len(old)

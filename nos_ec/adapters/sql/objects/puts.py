@@ -1,0 +1,462 @@
+"""Records PUTs: batches of landed and empty objects. Large ones: large_puts.py.
+
+A landing id proves that its PUT is in time. For a copy of the landing store, its reservation must be in the deletion
+queue and not doomed. For a record of the landing log, its segment must be OPEN. The queue also remembers ids that were
+recorded and have been released since, so that recording twice (after a Transient) changes nothing.
+
+Nobody reserves a record, so the queue normally has no entry of it, and is asked after the rows are written, under their
+locks: an earlier call whose answer was lost may still be running when it is repeated. If that call is done when the
+rows are locked, they or the queue say so, because the queue keeps entries of an OPEN segment. If not, it waits for the
+rows, and finds them recorded. When there is an entry after all, the work is undone and begun anew. So it is when the
+object is in the trash by then, and still waits with its record. A record whose condition does not hold is looked for in
+the same way, because an earlier call may have recorded it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
+from typing import TypeVar
+
+from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, select
+from sqlalchemy.exc import IntegrityError
+
+from nos_ec.adapters.sql.blocks import landing_segments
+from nos_ec.adapters.sql.objects import object_rows, retired, tails, uploads, versions, waiting
+from nos_ec.adapters.sql.objects.release import release
+from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
+from nos_ec.adapters.sql.tables.rows import IDS, by_index, by_keys, delete_listed, id_rows, key_rows, require_all
+from nos_ec.adapters.sql.tables.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, WAITING
+from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
+from nos_ec.core.deadlines import EMPTY_COPY_MS
+from nos_ec.core.errors import InvalidInput, NosError, Transient
+from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, segment_of
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.states import ObjectEvent, advance_object
+from nos_ec.core.versions import Versioning, as_null_version
+from nos_ec.ports.metadata import NewLargeObject, NewObject, ObjectRow, TailOf
+
+_O, _D, _W = OBJECTS.c, LANDING_DELETIONS.c, WAITING.c
+_LANDED, _EMPTY = (advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.KEEP))
+_NEW = JsonRows(
+    "new", optional=["landing_id"], object_id=0, version=0, size=0, crc32c=0, md5=ID_BYTES, landing_id=ID_BYTES
+)
+_NEW_ATTRIBUTES = JsonRows("attributed", object_id=0, attributes=ATTRIBUTES_SIZE_MAX)
+
+LOCK_ENTRIES = looked_up(
+    select(_D.landing_id, _D.object_id, _D.version, _D.doomed)
+    .join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])
+    .with_for_update(of=LANDING_DELETIONS),
+    LANDING_DELETIONS,
+)
+QUEUED = select(_D.landing_id).join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])
+ENTRIES_BETWEEN = by_index(select(_D.landing_id), LANDING_DELETIONS, "PRIMARY").where(
+    _D.landing_id.between(bindparam("first", type_=_D.landing_id.type), bindparam("last", type_=_D.landing_id.type))
+)
+WAITING_OBJECTS = looked_up(
+    select(_W.landing_id, _O.object_id, _O.version)
+    .join_from(IDS.table, WAITING, _W.landing_id == IDS["id"])
+    .join(OBJECTS, _O.object_id == _W.object_id),
+    WAITING,
+    then=OBJECTS,
+)
+INSERT = insert(OBJECTS)
+_ID_AND_KEY = (_O.object_id, _O.bucket, _O.name)
+INSERT_RETURNING = INSERT.returning(*_ID_AND_KEY)
+IDS_BY_KEYS = by_keys(*_ID_AND_KEY)
+OVERWRITE = (
+    UpdateListed(OBJECTS)
+    .where(_O.object_id == _NEW["object_id"])
+    .values(
+        version=_NEW["version"],
+        size=_NEW["size"],
+        crc32c=_NEW["crc32c"],
+        md5=_NEW["md5"],
+        state=case((_NEW.missing("landing_id"), _EMPTY), else_=_LANDED),
+        landing_id=_NEW["landing_id"],
+        block_id=null(),
+        block_offset=null(),
+        created_ms=bindparam("created", type_=BigInteger),
+        attributes=null(),
+    )
+)
+SET_ATTRIBUTES = (
+    UpdateListed(OBJECTS)
+    .where(_O.object_id == _NEW_ATTRIBUTES["object_id"])
+    .values(attributes=_NEW_ATTRIBUTES["attributes"])
+)
+"""Follows OVERWRITE, for the objects that have some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of the deletion queue. A reservation has no object. An entry with an object was recorded and then
+    released."""
+
+    object_id: int | None
+    version: int | None
+    doomed: bool
+
+
+class RecordedBefore(Exception):
+    """The queue has an entry of a record whose row was written now or whose PUT is refused, or a row in the trash has
+    the record: `record_puts` must be run `again`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InTime:
+    """What proves that PUTs are in time: entries of the queue, and the segments that are OPEN. asked: the entries of
+    records are among them. waiting: (object_id, version) of the rows that have copies which nothing proves to be in
+    time, or records when PUTs are recorded `again`: they were recorded before, and may be in the trash."""
+
+    entries: Mapping[LandingId, Entry]
+    open_segments: frozenset[SegmentId]
+    asked: bool
+    waiting: Mapping[LandingId, tuple[int, int]]
+    again: bool
+
+
+def record_puts(
+    connection: Connection, new: Sequence[NewObject], now_ms: int, *, together: bool = False, again: bool = False
+) -> list[ObjectRow | NosError]:
+    """See `Metadata.record_puts`. Raises RecordedBefore, and then nothing must be committed, unless `again` is set."""
+    _check(new)
+    in_time = _look(connection, [one.landing_id for one in new if one.landing_id is not None], again=again)
+    answers: dict[int, ObjectRow | NosError] = {}
+    for turn in _turns(new):
+        by_key = _record_turn(connection, [new[i] for i in turn], in_time, now_ms)
+        answers |= {i: by_key[new[i].key] for i in turn}
+    for answer in answers.values():
+        if together and isinstance(answer, NosError):
+            raise answer
+    kill_point("metadata.record_puts.before_commit")
+    return [answers[i] for i in range(len(new))]
+
+
+def _look(connection: Connection, landing_ids: Sequence[LandingId], *, again: bool) -> _InTime:
+    records = [landing_id for landing_id in landing_ids if in_log(landing_id)]
+    open_segments = landing_segments.lock_open(connection, records)
+    asked = again or any(segment_of(record) not in open_segments for record in records)
+    listed = [landing_id for landing_id in landing_ids if asked or not in_log(landing_id)]
+    entries = lock_entries(connection, listed)
+    unproved = [
+        landing_id
+        for landing_id in landing_ids
+        if landing_id not in entries
+        and (again or not in_log(landing_id) or segment_of(landing_id) not in open_segments)
+    ]
+    rows = connection.execute(WAITING_OBJECTS, id_rows(unproved)) if unproved else ()
+    having = {LandingId(row[0]): (row[1], row[2]) for row in rows}
+    return _InTime(entries, open_segments, asked, having, again)
+
+
+def lock_entries(connection: Connection, landing_ids: Sequence[LandingId]) -> dict[LandingId, Entry]:
+    """Return the queue entries of these ids, locked, so that taking an id off the queue and dooming it exclude each
+    other."""
+    if not landing_ids:
+        return {}
+    found = connection.execute(LOCK_ENTRIES, id_rows(landing_ids))
+    return {LandingId(row[0]): Entry(row[1], row[2], bool(row[3])) for row in found}
+
+
+def _check(new: Sequence[NewObject]) -> None:
+    ids = [one.landing_id for one in new if one.landing_id is not None]
+    if len(set(ids)) != len(ids):
+        raise ValueError("two objects claim the same landing copy")
+    for one in new:
+        if one.landing_id is None and one.size:
+            raise ValueError(f"object {one.key} of {one.size} bytes must have a landing copy")
+        if one.landing_id is not None and not one.size and in_log(one.landing_id):
+            raise ValueError(f"object {one.key} is empty: a landing copy of it cannot be a record")
+
+
+def _turns(new: Sequence[NewObject]) -> Iterator[list[int]]:
+    """Yield the indices of `new` in groups without repeated keys; a later PUT of a key is in a later group. Nearly
+    always there is only one group."""
+    seen: dict[ObjectKey, int] = {}
+    turns: list[list[int]] = []
+    for i, one in enumerate(new):
+        turn = seen.get(one.key, 0)
+        seen[one.key] = turn + 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(i)
+    yield from turns
+
+
+def _record_turn(
+    connection: Connection, new: Sequence[NewObject], in_time: _InTime, now_ms: int
+) -> dict[ObjectKey, ObjectRow | NosError]:
+    keys = [one.key for one in new]
+    current = object_rows.lock_listed(connection, keys)
+    answered: dict[ObjectKey, ObjectRow | NosError] = {
+        one.key: answer for one in new if (answer := _answer(one, current.get(one.key), in_time)) is not None
+    }
+    refused = _refused([one for one in new if one.key not in answered], current)
+    refused |= _take_steps(connection, [one for one in new if one.key not in answered | refused], now_ms)
+    given_up = [one.landing_id for one in new if one.key in refused and one.landing_id is not None]
+    _require_not_recorded(connection, given_up, in_time)
+    _give_up(connection, given_up, now_ms)
+    answered |= refused
+    fresh = [beside_others(one, current.get(one.key)) for one in new if one.key not in answered]
+    over, beside = _divided(fresh, current)
+    release(connection, [current[one.key] for one in over], now_ms)
+    rows = _overwrite(connection, over, current, now_ms)
+    rows |= _insert_beside(connection, beside, current, now_ms)
+    _claim(connection, [one.landing_id for one in fresh if one.landing_id is not None])
+    _keep_copies(connection, [(one.landing_id, rows[one.key]) for one in fresh if not one.size], now_ms)
+    _require_first(connection, [one.landing_id for one in fresh if one.landing_id is not None], in_time)
+    try:
+        waiting.enter(connection, [(rows[one.key], one.due_ms) for one in fresh])
+    except IntegrityError as error:
+        if not in_time.again:
+            raise RecordedBefore from error
+        raise Transient("metadata: PUTs were recorded by another call meanwhile; try again") from error
+    return {**rows, **answered}
+
+
+NewT = TypeVar("NewT", NewObject, NewLargeObject)
+
+
+def beside_others(new: NewT, current: ObjectRow | None) -> NewT:
+    """With the attribute of a null version, if its PUT does not know that its key has versions. If there is no room for
+    it, a later DELETE that does not know it either may show an older version."""
+    if new.versioning is None and current is not None and current.is_of_versions:
+        with suppress(InvalidInput):
+            return replace(new, attributes=as_null_version(new.attributes))
+    return new
+
+
+def _divided(
+    new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]
+) -> tuple[list[NewObject], list[NewObject]]:
+    """Those that take over the row of what they overwrite, and those that get a row of their own."""
+    over: list[NewObject] = []
+    beside: list[NewObject] = []
+    for one in new:
+        row = current.get(one.key)
+        (beside if row is None or retired.stays(row, one.versioning) else over).append(one)
+    return over, beside
+
+
+def _insert_beside(
+    connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow], now_ms: int
+) -> dict[ObjectKey, ObjectRow]:
+    """Add rows for these objects. What was current of their keys, and is locked, becomes noncurrent."""
+    gone = [current[one.key] for one in new if one.key in current]
+    retired.retire(connection, gone)
+    unlocked = [one.key for one in new if one.versioning is not None and one.key not in current]
+    newest = _highest(connection, new, current)
+    for row in gone:
+        newest[row.key] = max(newest.get(row.key, 0), row.version)
+    enabled = Versioning.ENABLED
+    replacing = [one.key for one in new if one.versioning is not enabled and (one.versioning or one.key in current)]
+    for key, number in retired.remove_nulls(connection, replacing, now_ms).items():
+        newest[key] = max(newest.get(key, 0), number)
+    rows = _insert(connection, new, newest, now_ms)
+    numbers = {key: rows[key].version for key in unlocked}
+    versions.raise_if_newer(connection, numbers, numbers)
+    versions.raise_if_null(connection, [key for key in replacing if key not in current])
+    return rows
+
+
+def _highest(
+    connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]
+) -> dict[ObjectKey, int]:
+    """The greatest number, besides that of the current version, of the keys that may have other versions: these objects
+    must be newer. A current version that was stored without versioning may be older than the others."""
+    known = {key for key, row in current.items() if row.is_of_versions}
+    keys = [one.key for one in new if one.versioning or one.key in known]
+    return retired.highest_numbers(connection, keys, [key for key in keys if key not in known]) if keys else {}
+
+
+def _refused(new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]) -> dict[ObjectKey, NosError]:
+    """Those whose conditions do not hold for the rows of `current`, which are locked, and why."""
+    refused: dict[ObjectKey, NosError] = {}
+    for one in new:
+        row = current.get(one.key)
+        if one.condition is not None:
+            refusal = one.condition.refusal(one.key, None if row is None else row.tag)
+            if refusal is not None:
+                refused[one.key] = refusal
+    return refused
+
+
+def _take_steps(connection: Connection, new: Sequence[NewObject], now_ms: int) -> dict[ObjectKey, NosError]:
+    """Take the steps of uploads, and look at the blocks of tails. Returns why some objects are not to be recorded."""
+    steps = [(one.key, one.step) for one in new if one.step is not None and not isinstance(one.step, TailOf)]
+    refused = uploads.take_steps(connection, steps, now_ms)
+    return refused | tails.refused(connection, [(one.key, one.step) for one in new if isinstance(one.step, TailOf)])
+
+
+def _require_not_recorded(connection: Connection, landing_ids: Sequence[LandingId], in_time: _InTime) -> None:
+    """Raise RecordedBefore if an earlier call recorded one of these records, whose objects are refused now."""
+    records = [landing_id for landing_id in landing_ids if in_log(landing_id)]
+    if not records or in_time.again:
+        return
+    if _any_entry(connection, records) or connection.execute(WAITING_OBJECTS, id_rows(records)).first():
+        raise RecordedBefore
+
+
+def _answer(one: NewObject, current: ObjectRow | None, in_time: _InTime) -> ObjectRow | Transient | None:
+    """The row that an earlier call recorded for this landing copy, or why it must not be recorded; None when it may be
+    recorded now."""
+    if one.landing_id is None:
+        return None
+    if current is not None and current.landing_id == one.landing_id:
+        return current
+    if one.landing_id in in_time.waiting:
+        return _superseded(one, *in_time.waiting[one.landing_id])  # it is in the trash
+    entry = in_time.entries.get(one.landing_id)
+    if entry is None and in_log(one.landing_id):
+        if segment_of(one.landing_id) in in_time.open_segments:
+            return None
+        return Transient(f"object {one.key}: its landing segment was sealed; PUT it again", key=one.key)
+    if entry is None or (entry.doomed and entry.object_id is None):
+        return Transient(f"object {one.key}: its PUT took longer than its reservation; PUT it again", key=one.key)
+    if entry.object_id is None or entry.version is None:
+        return None
+    if current is not None and (current.object_id, current.version) == (entry.object_id, entry.version):
+        return current
+    return _superseded(one, entry.object_id, entry.version)
+
+
+def _superseded(one: NewObject, object_id: int, version: int) -> ObjectRow:
+    """The row of a PUT that was recorded, and deleted or overwritten since. The PUT must not take effect again."""
+    return _landed(one, object_id, version, version // 1000)
+
+
+def _landed(one: NewObject, object_id: int, version: int, created_ms: int) -> ObjectRow:
+    """The row that a PUT makes."""
+    return ObjectRow(
+        object_id=object_id,
+        key=one.key,
+        version=version,
+        size=one.size,
+        crc32c=one.crc32c,
+        md5=one.md5,
+        state=_LANDED if one.size else _EMPTY,
+        landing_id=one.landing_id if one.size else None,
+        extent=None,
+        created_ms=created_ms,
+        attributes=one.attributes,
+    )
+
+
+def _next_version(new: NewObject, previous: int | None, now_ms: int) -> int:
+    conditional = new.condition is not None
+    return object_rows.next_version(previous, max(now_ms, new.put_ms or 0), conditional=conditional)
+
+
+def _overwrite(
+    connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow], now_ms: int
+) -> dict[ObjectKey, ObjectRow]:
+    """Give the rows of `current`, which are locked, to these objects. Returns the rows as they are now."""
+    if not new:
+        return {}
+    highest = _highest(connection, new, current)
+    numbers = {one.key: max(highest.get(one.key, 0), current[one.key].version) for one in new}
+    versions = {one.key: _next_version(one, numbers[one.key], now_ms) for one in new}
+    rows = [_landed(one, current[one.key].object_id, versions[one.key], now_ms) for one in new]
+    listed = _NEW.dump(
+        (row.object_id, row.version, row.size, row.crc32c, row.md5, row.landing_id)
+        for row in sorted(rows, key=lambda row: row.object_id)
+    )
+    require_all(connection.execute(OVERWRITE, {**listed, "created": now_ms}).rowcount, len(rows), "objects")
+    attributed = sorted((row.object_id, row.attributes) for row in rows if row.attributes)
+    if attributed:
+        set_now = connection.execute(SET_ATTRIBUTES, _NEW_ATTRIBUTES.dump(attributed)).rowcount
+        require_all(set_now, len(attributed), "objects")
+    return {row.key: row for row in rows}
+
+
+def _insert(
+    connection: Connection, new: Sequence[NewObject], newest: Mapping[ObjectKey, int], now_ms: int
+) -> dict[ObjectKey, ObjectRow]:
+    """Add rows for these objects, whose keys have no current ones. newest: other versions of them. Returns the rows."""
+    if not new:
+        return {}
+    numbers = {one.key: _next_version(one, newest.get(one.key), now_ms) for one in new}
+    attributed = any(one.attributes for one in new)
+    # One multi-row INSERT of literal rows, in key order: INSERT ... SELECT would hold MySQL's auto-increment lock.
+    listed = [
+        {
+            "bucket": one.key.bucket,
+            "name": one.key.name,
+            "version": numbers[one.key],
+            "size": one.size,
+            "crc32c": one.crc32c,
+            "md5": one.md5,
+            "state": _LANDED if one.size else _EMPTY,
+            "landing_id": one.landing_id if one.size else None,
+            "created_ms": now_ms,
+            **({"attributes": one.attributes} if attributed else {}),
+        }
+        for one in sorted(new, key=lambda one: (one.key.bucket.encode(), one.key.name.encode()))
+    ]
+    if connection.dialect.insert_executemany_returning:
+        made = connection.execute(INSERT_RETURNING, listed).all()
+    else:  # MySQL, and SQLite before 3.35
+        connection.execute(INSERT, listed)
+        made = connection.execute(IDS_BY_KEYS, key_rows(one.key for one in new)).all()
+    require_all(len(made), len(new), "objects")
+    ids = {(bucket, name): object_id for object_id, bucket, name in made}
+    return {one.key: _landed(one, ids[one.key.bucket, one.key.name], numbers[one.key], now_ms) for one in new}
+
+
+def _claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
+    reserved = [landing_id for landing_id in landing_ids if not in_log(landing_id)]
+    if reserved:
+        taken = delete_listed(connection, LANDING_DELETIONS, _D.landing_id, IDS, "id")
+        claimed = connection.execute(taken, id_rows(reserved)).rowcount
+        require_all(claimed, len(set(reserved)), "reserved landing copies")
+
+
+def _keep_copies(connection: Connection, empty: Sequence[tuple[LandingId | None, ObjectRow]], now_ms: int) -> None:
+    """Queue the copies of empty objects for deletion after EMPTY_COPY_MS. Until then a rebuild finds the objects there;
+    no block ever contains them."""
+    kept = [
+        {
+            "landing_id": landing_id,
+            "object_id": row.object_id,
+            "version": row.version,
+            "not_before_ms": now_ms + EMPTY_COPY_MS,
+            "doomed": False,
+        }
+        for landing_id, row in empty
+        if landing_id is not None
+    ]
+    if kept:
+        connection.execute(insert(LANDING_DELETIONS), sorted(kept, key=itemgetter("landing_id")))
+
+
+def _give_up(connection: Connection, landing_ids: Sequence[LandingId], now_ms: int) -> None:
+    """Make the reservations of copies due now whose objects are refused. Processes that PUT may add and remove entries,
+    and need no right to change them."""
+    reserved = [landing_id for landing_id in landing_ids if not in_log(landing_id)]
+    if reserved:
+        _claim(connection, reserved)
+        due = {"object_id": None, "version": None, "not_before_ms": now_ms, "doomed": False}
+        connection.execute(insert(LANDING_DELETIONS), [{"landing_id": one, **due} for one in sorted(reserved)])
+
+
+def _require_first(connection: Connection, landing_ids: Sequence[LandingId], in_time: _InTime) -> None:
+    """Raise RecordedBefore if the queue has an entry of one of these records, whose rows were written now."""
+    if _any_entry(connection, [landing_id for landing_id in landing_ids if in_log(landing_id)]):
+        if in_time.asked:
+            raise Transient("metadata: PUTs were recorded by another call while they were recorded again; try again")
+        raise RecordedBefore
+
+
+def _any_entry(connection: Connection, records: Sequence[LandingId]) -> bool:
+    """Whether the queue has an entry of one of these records. One statement a segment: the records of a batch lie next
+    to each other, so between the first and the last of them there are no entries of others, or few."""
+    for _, in_segment in groupby(sorted(records), segment_of):
+        ids = list(in_segment)
+        entries = connection.execute(ENTRIES_BETWEEN, {"first": ids[0], "last": ids[-1]}).scalars()
+        if not set(ids).isdisjoint(entries):
+            return True
+    return False

@@ -1,0 +1,154 @@
+"""The trash: rows of deleted versions, marked in the column `trashed` (docs/adr/0028).
+
+A mark is until_ms (6 bytes), object_id (8 bytes) and the time of the deletion (6 bytes), all big-endian: so the index
+objects_by_trash_key has the trash in the order of its times, behind all current versions, whose marks are empty, and
+noncurrent ones, whose until_ms is 0. The rows of one statement are locked in order of object id, as in commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, Select, bindparam, func, select
+
+from nos_ec.adapters.sql.objects.release import release
+from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
+from nos_ec.adapters.sql.tables.rows import (
+    FIRST_MARK,
+    LIVE,
+    OBJECT_IDS,
+    TRASH_COLUMNS,
+    by_index,
+    by_keys,
+    delete_listed,
+    key_rows,
+    marked_row,
+    name_range,
+    place_of,
+    require_all,
+    trash_mark,
+    trash_place,
+)
+from nos_ec.adapters.sql.tables.schema import OBJECTS, TRASHED_BYTES
+from nos_ec.core.killpoints import kill_point
+from nos_ec.ports.metadata import ObjectRow, TrashMark, TrashPage
+
+_O = OBJECTS.c
+_INDEX = "objects_by_trash_key"
+_END = b"\xff" * TRASHED_BYTES
+"""Behind all marks."""
+_LEAST = FIRST_MARK
+_MARKS = JsonRows("marks", object_id=0, mark=TRASHED_BYTES)
+
+PUT_INTO = UpdateListed(OBJECTS).where(_O.object_id == _MARKS["object_id"]).values(trashed=_MARKS["mark"])
+BRING_BACK = UpdateListed(OBJECTS).where(_O.object_id == OBJECT_IDS["object_id"]).values(trashed=LIVE)
+LOCK_MARKED = looked_up(
+    select(*TRASH_COLUMNS)
+    .join_from(OBJECT_IDS.table, OBJECTS, _O.object_id == OBJECT_IDS["object_id"])
+    .with_for_update(of=OBJECTS),
+    OBJECTS,
+)
+TAKEN = by_keys(_O.bucket, _O.name)
+
+
+_BEFORE, _FROM = (bindparam(name, type_=_O.trashed.type) for name in ("before", "least"))
+_WALK = (
+    by_index(select(_O.trashed), OBJECTS, _INDEX)
+    .where(_O.trashed < _BEFORE, _O.trashed >= _FROM)
+    .order_by(_O.trashed.desc())
+    .limit(bindparam("rows_max"))
+    .subquery("walk")
+)
+LAST_OF_PAGE = select(func.min(_WALK.c.trashed), func.count()).select_from(_WALK)
+PAGE = (
+    by_index(select(*TRASH_COLUMNS), OBJECTS, _INDEX)
+    .where(_O.trashed < _BEFORE, _O.trashed >= _FROM)
+    .order_by(_O.trashed.desc())
+)
+EXPIRED = (
+    by_index(select(*TRASH_COLUMNS), OBJECTS, _INDEX)
+    .where(_O.trashed >= _FROM, _O.trashed < _BEFORE)
+    .order_by(_O.trashed)
+    .limit(bindparam("rows_max"))
+)
+
+
+def put_into(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int) -> None:
+    """Put current versions into the trash. Their rows must be locked."""
+    listed = _MARKS.dump(
+        (object_id, trash_mark(until_ms, object_id, now_ms)) for object_id in sorted(row.object_id for row in rows)
+    )
+    require_all(connection.execute(PUT_INTO, listed).rowcount, len(rows), "objects")
+
+
+def page(connection: Connection, before: TrashMark | None, limit: int, bucket: str, prefix: str) -> TrashPage:
+    """See `Trash.trash_page`."""
+    start = _END if before is None else trash_place(*before)
+    last, count = connection.execute(LAST_OF_PAGE, {"before": start, "least": _LEAST, "rows_max": limit}).one()
+    if not count:
+        return TrashPage([], None)
+    rows = connection.execute(_in_bucket(PAGE, bucket, prefix), {"before": start, "least": last}).all()
+    on = TrashMark(*place_of(last))
+    return TrashPage([marked_row(row) for row in rows], None if count < limit else on)
+
+
+def _in_bucket(query: Select[Any], bucket: str, prefix: str) -> Select[Any]:
+    return query.where(_O.bucket == bucket, *name_range(prefix, "")) if bucket else query
+
+
+def expired(connection: Connection, now_ms: int, limit: int, after: TrashMark | None) -> list[ObjectRow]:
+    """See `Trash.expired_trash`."""
+    least = _LEAST if after is None else trash_place(after.until_ms, after.object_id + 1)
+    bounds = {"least": least, "before": trash_place(now_ms + 1, 0), "rows_max": limit}
+    return [marked_row(row) for row in connection.execute(EXPIRED, bounds)]
+
+
+def purge(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) -> list[ObjectRow]:
+    """See `Trash.purge_trash`."""
+    locked = _locked(connection, rows)
+    gone = []
+    for row in rows:
+        found = locked.pop(row.object_id, None)
+        if found is not None and found.trash_until_ms is not None and found.trash_until_ms == row.trash_until_ms:
+            gone.append(found)
+    if gone:
+        remove_rows(connection, gone, now_ms)
+        kill_point("metadata.purge_trash.before_commit")
+    return gone
+
+
+def remove_rows(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) -> None:
+    """Remove these rows, which are locked, and release what they hold."""
+    release(connection, rows, now_ms)
+    listed = OBJECT_IDS.dump(sorted((row.object_id, row.version) for row in rows))
+    gone = delete_listed(connection, OBJECTS, _O.object_id, OBJECT_IDS, "object_id")
+    require_all(connection.execute(gone, listed).rowcount, len(rows), "objects")
+
+
+def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
+    """See `Trash.undelete`."""
+    locked = _locked(connection, rows)
+    versions = {row.object_id: row.version for row in rows}
+    wanted = [locked[one] for one in versions if one in locked and locked[one].version == versions[one]]
+    in_trash = {row.key for row in wanted if row.trash_until_ms is not None}
+    taken = set(map(tuple, connection.execute(TAKEN, key_rows(in_trash)))) if in_trash else set()
+    back: list[ObjectRow] = []
+    for row in wanted:
+        if row.trash_until_ms is None:
+            back.append(row)
+        elif (row.key.bucket, row.key.name) not in taken:
+            taken.add((row.key.bucket, row.key.name))
+            back.append(row)
+    listed = sorted((row.object_id, row.version) for row in back if row.trash_until_ms is not None)
+    if listed:
+        # If one of the keys is put meanwhile, this is a duplicate, and the transaction is run again.
+        require_all(connection.execute(BRING_BACK, OBJECT_IDS.dump(listed)).rowcount, len(listed), "objects")
+    return [replace(row, trash_until_ms=None, trashed_ms=None) for row in back]
+
+
+def _locked(connection: Connection, rows: Sequence[ObjectRow]) -> dict[int, ObjectRow]:
+    listed = OBJECT_IDS.dump(sorted({(row.object_id, row.version) for row in rows}))
+    found = map(marked_row, connection.execute(LOCK_MARKED, listed))
+    return {row.object_id: row for row in found}

@@ -1,0 +1,572 @@
+"""Noncurrent versions and delete markers (docs/adr/0034).
+
+What is done to one key is done one after the other, although a key without a current version has no row to lock:
+
+  - Whoever finds a current version locks its row, and whoever waits for it looks again.
+  - Two that make a row current at the same time are a duplicate in the index of keys: one of them is run again.
+  - Whoever adds a version or a marker without having found a current one, or makes one current, looks afterwards, by a
+    locking read, whether another one has come meanwhile that is at least as new, or is the null version as well:
+    `raise_if_newer`, `raise_if_null`, and `_add_marker`. Each is in the table before it looks, so at least one of two
+    finds the other, or both wait, and one is ended as a deadlock. What they read before does not tell: a locking read
+    that waits for a row which is removed misses what was added before its place.
+  - Whoever finds no such version looks again, in both tables at once: it may have changed from one to the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Integer,
+    LargeBinary,
+    Select,
+    SmallInteger,
+    and_,
+    bindparam,
+    literal,
+    null,
+    or_,
+    select,
+    union_all,
+    update,
+)
+
+from nos_ec.adapters.sql.driver.transactions import Overtaken
+from nos_ec.adapters.sql.objects import floors, object_rows, trash
+from nos_ec.adapters.sql.objects.entries import FIRST_ROWS, GROWTH, Start, behind, start_of
+from nos_ec.adapters.sql.objects.expired_versions import expire_marker, expire_version
+from nos_ec.adapters.sql.objects.retired import (
+    COLUMNS,
+    IS_NULL,
+    LOCK_NEWEST,
+    LOCK_NULLS,
+    NEWEST,
+    OF_KEY,
+    OF_RANK,
+    REMOVE,
+    add_markers,
+    discard,
+    entry_of,
+    highest_numbers,
+    is_unchanged,
+    lock_rows,
+    named,
+    newest_versions,
+    rank_of,
+    remove,
+    remove_nulls,
+    retire,
+    stays,
+)
+from nos_ec.adapters.sql.tables.json_rows import JsonRows, looked_up
+from nos_ec.adapters.sql.tables.rows import (
+    FIRST_MARK,
+    LIVE,
+    TRASH_COLUMNS,
+    by_index,
+    by_primary,
+    key_rows,
+    marked_row,
+    prefix_end,
+    require_all,
+)
+from nos_ec.adapters.sql.tables.schema import OBJECTS, VERSION_FLOORS, VERSIONS, utf8
+from nos_ec.core.conditions import Condition
+from nos_ec.core.errors import NosError, NotFound, PreconditionFailed
+from nos_ec.core.folders import folder_of
+from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, ObjectKey
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.versions import VERSION_MAX, Versioning, has_version_id
+from nos_ec.ports.metadata import (
+    AddMarker,
+    DeleteVersion,
+    ExpireMarker,
+    ExpireVersion,
+    MarkerRow,
+    ObjectRow,
+    VersionDeletion,
+    VersionEntry,
+    VersionPage,
+)
+
+_O, _V, _F = OBJECTS.c, VERSIONS.c, VERSION_FLOORS.c
+_RANKS = JsonRows("ranks", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX, age_rank=0)
+_ADDED = JsonRows("added", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX, age_rank=0, number=0)
+
+FIND = by_index(select(*COLUMNS), VERSIONS, "PRIMARY").where(*OF_RANK)
+FIND_NULL = (
+    by_index(select(*COLUMNS), VERSIONS, "versions_by_null").where(IS_NULL, *OF_KEY).order_by(_V.age_rank).limit(1)
+)
+LOCK_NEWER = looked_up(
+    select(_V.age_rank, _F.version)
+    .join_from(
+        _ADDED.table,
+        VERSIONS,
+        and_(_V.bucket == _ADDED["bucket"], _V.name == _ADDED["name"], _V.age_rank <= _ADDED["age_rank"]),
+        isouter=True,
+    )
+    .join(
+        VERSION_FLOORS,
+        and_(_F.bucket == _ADDED["bucket"], _F.name == _ADDED["name"], _F.version >= _ADDED["number"]),
+        isouter=True,
+    )
+    .where(or_(_V.age_rank.is_not(None), _F.version.is_not(None)))
+    .with_for_update(of=VERSIONS),
+    VERSIONS,
+    then=VERSION_FLOORS,
+)
+LISTED = looked_up(
+    select(_V.object_id).join_from(
+        _RANKS.table,
+        VERSIONS,
+        and_(_V.bucket == _RANKS["bucket"], _V.name == _RANKS["name"], _V.age_rank == _RANKS["age_rank"]),
+    ),
+    VERSIONS,
+)
+CURRENT = select(_O.version, _O.attributes, literal(0)).where(
+    _O.trashed == LIVE,
+    _O.bucket == bindparam("bucket", type_=_O.bucket.type),
+    _O.name == bindparam("name", type_=_O.name.type),
+)
+SET_BACK = by_primary(update(OBJECTS)).where(_O.object_id == bindparam("of_object", type_=BigInteger))
+ROW = by_index(select(*TRASH_COLUMNS), OBJECTS, "PRIMARY").where(
+    _O.object_id == bindparam("object_id", type_=BigInteger)
+)
+HOLDS_VERSION = (
+    by_index(select(_V.age_rank), VERSIONS, "PRIMARY")
+    .where(_V.bucket == bindparam("bucket", type_=_V.bucket.type))
+    .limit(1)
+)
+
+
+# --- with PUTs ----------------------------------------------------------------------------------------
+def number_for(connection: Connection, key: ObjectKey, now_ms: int, *, conditional: bool) -> int:
+    """See `Objects.next_version`."""
+    row = object_rows.find(connection, key)
+    newest = connection.execute(NEWEST, named(key)).first()
+    others = max(floors.of(connection, key), 0 if newest is None else VERSION_MAX - newest.age_rank)
+    return object_rows.next_version(max(others, 0 if row is None else row.version), now_ms, conditional=conditional)
+
+
+def of_number(connection: Connection, key: ObjectKey, version: int) -> ObjectRow | None:
+    """The noncurrent version of this number, whatever its id; None if there is none, or it is a marker."""
+    found = connection.execute(FIND, {**named(key), "age_rank": rank_of(version)}).first()
+    if found is None or found.object_id is None:
+        return None
+    row = connection.execute(ROW, {"object_id": found.object_id}).first()
+    return None if row is None else marked_row(row)
+
+
+def raise_if_newer(connection: Connection, least: Mapping[ObjectKey, int], removed: Mapping[ObjectKey, int]) -> None:
+    """Raises Overtaken if one of these keys, which had no current version, got a version or marker meanwhile whose
+    number is at least that of `least`, or if one was removed meanwhile whose number is at least that of `removed`."""
+    if least:
+        added = sorted(
+            (utf8(key.bucket), utf8(key.name), rank_of(number), removed.get(key, VERSION_MAX))
+            for key, number in least.items()
+        )
+        if connection.execute(LOCK_NEWER, _ADDED.dump(added)).first() is not None:
+            raise Overtaken
+
+
+def raise_if_null(connection: Connection, keys: Iterable[ObjectKey], own: int | None = None) -> None:
+    """Raises Overtaken if one of these keys, which had no current version, has a noncurrent null version, or a null
+    marker. They have been removed, because there is a null version now. own: the number of the marker that it is."""
+    listed = list(keys)
+    if listed:
+        nulls = connection.execute(LOCK_NULLS, key_rows(listed))
+        if any(own is None or row.age_rank != rank_of(own) for row in nulls):
+            raise Overtaken
+
+
+# --- DELETE -------------------------------------------------------------------------------------------
+def delete_all(
+    connection: Connection, deletions: Sequence[VersionDeletion], now_ms: int, until_ms: int | None
+) -> list[VersionEntry | NosError | None]:
+    """See `Versions.delete_versions`."""
+    answers: list[VersionEntry | NosError | None] = []
+    for one in deletions:
+        try:
+            if isinstance(one, AddMarker):
+                answers.append(_add_marker(connection, one, now_ms, until_ms))
+            elif isinstance(one, ExpireVersion):
+                answers.append(expire_version(connection, one, now_ms, until_ms))
+            elif isinstance(one, ExpireMarker):
+                answers.append(expire_marker(connection, one, now_ms))
+            else:
+                answers.append(_delete_version(connection, one, now_ms, until_ms))
+        except _Refused as refused:
+            answers.append(refused.error)
+    kill_point("metadata.delete_versions.before_commit")
+    return answers
+
+
+class _Refused(Exception):
+    def __init__(self, error: NosError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _require(key: ObjectKey, condition: Condition | None, row: ObjectRow | None) -> None:
+    if condition is not None:
+        refusal = condition.refusal(key, None if row is None else row.tag, None if row is None else row.facts)
+        if refusal is not None:
+            raise _Refused(refusal)
+
+
+def _add_marker(connection: Connection, deletion: AddMarker, now_ms: int, until_ms: int | None) -> VersionEntry:
+    """Delete an object by a marker. Raises Overtaken."""
+    key, versioning = deletion.key, deletion.versioning
+    current = object_rows.lock(connection, key)
+    _require(key, deletion.condition, current)
+    if deletion.seen is not None and not is_unchanged(deletion.seen, current):
+        raise _Refused(PreconditionFailed(f"object {key} was changed meanwhile; nothing was deleted", key=key))
+    is_null = versioning is Versioning.SUSPENDED
+    highest = highest_numbers(connection, [key], [key]).get(key, 0)
+    if current is not None and stays(current, versioning):
+        retire(connection, [current])
+    elif current is not None:
+        discard(connection, [current], now_ms, until_ms)
+    removed = remove_nulls(connection, [key], now_ms, until_ms).get(key, 0) if is_null else 0
+    conditional = deletion.condition is not None or deletion.seen is not None
+    highest = max(highest, removed, 0 if current is None else current.version)
+    version = object_rows.next_version(highest, now_ms, conditional=conditional)
+    marker = VersionEntry(key, version, now_ms, is_null, None, is_latest=True)
+    add_markers(connection, [marker])
+    if current is None:
+        if object_rows.lock(connection, key) is not None:
+            raise Overtaken
+        raise_if_newer(connection, {key: version + 1}, {key: version})
+        raise_if_null(connection, [key] if is_null else [], version)
+    return marker
+
+
+def _delete_version(
+    connection: Connection, deletion: DeleteVersion, now_ms: int, until_ms: int | None
+) -> VersionEntry | None:
+    key = deletion.key
+    current = object_rows.lock(connection, key)
+    if current is not None and _is_asked(current, deletion.version):
+        _require(key, deletion.condition, current)
+        discard(connection, [current], now_ms, until_ms)
+        if deletion.version is None:
+            remove_nulls(connection, [key], now_ms, until_ms)
+        floors.raise_to(connection, key, current.version, now_ms)
+        _promote(connection, key)
+        return VersionEntry(key, current.version, current.created_ms, not current.has_version_id, current, True)
+    found = connection.execute(*_asked(key, deletion.version, lock=True)).first()
+    if found is None:
+        if _is_there(connection, key, deletion.version):
+            raise Overtaken
+        _require(key, deletion.condition, None)
+        return None
+    row = None
+    if found.object_id is not None:
+        row = lock_rows(connection, [found.object_id]).get(found.object_id)
+    _require(key, deletion.condition, row)
+    remove(connection, [found])
+    if row is not None:
+        discard(connection, [row], now_ms, until_ms)
+    if deletion.version is None:
+        remove_nulls(connection, [key], now_ms, until_ms)
+    floors.raise_to(connection, key, VERSION_MAX - found.age_rank, now_ms)
+    if current is None:
+        _promote(connection, key)
+    return entry_of(found, row)
+
+
+def _is_there(connection: Connection, key: ObjectKey, version: int | None) -> bool:
+    """Whether one of the two tables has this version. One statement, so that it cannot change from the one that is
+    read last to the other."""
+    query, bounds = _asked(key, version)
+    noncurrent = query.subquery("noncurrent")
+    either = union_all(CURRENT, select(noncurrent.c.age_rank, null(), literal(1)))
+    for number, attributes, is_noncurrent in connection.execute(either, bounds):
+        has_id = has_version_id(attributes)
+        if is_noncurrent or (not has_id if version is None else has_id and number == version):
+            return True
+    return False
+
+
+def _is_asked(row: ObjectRow, version: int | None) -> bool:
+    return not row.has_version_id if version is None else row.has_version_id and row.version == version
+
+
+def _asked(key: ObjectKey, version: int | None, *, lock: bool = False) -> tuple[Select[Any], dict[str, Any]]:
+    query = FIND_NULL if version is None else FIND.where(_V.is_null == 0)
+    rank = {} if version is None else {"age_rank": rank_of(version)}
+    return query.with_for_update() if lock else query, {**named(key), **rank}
+
+
+def _promote(connection: Connection, key: ObjectKey) -> None:
+    """Make the newest noncurrent version current, if it is no marker."""
+    newest = connection.execute(LOCK_NEWEST, named(key)).first()
+    if newest is None or newest.object_id is None:
+        return
+    changed = connection.execute(SET_BACK.values(trashed=LIVE), {"of_object": newest.object_id}).rowcount
+    require_all(changed, 1, "objects")
+    remove(connection, [newest])
+    raise_if_newer(connection, {key: VERSION_MAX - newest.age_rank}, {})
+
+
+def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
+    """See `Trash.undelete`. A version that comes back may be older than others of its key. Versions stored over it must
+    be newer than those."""
+    back = trash.undelete(connection, rows)
+    numbers = {row.key: row.version for row in back if row.is_of_versions and not row.is_noncurrent}
+    for key, newest in newest_versions(connection, numbers).items():
+        if newest > numbers[key]:
+            floors.raise_to(connection, key, newest, 0)
+    return back
+
+
+# --- reading ------------------------------------------------------------------------------------------
+def find(connection: Connection, key: ObjectKey, version: int | None) -> VersionEntry:
+    """See `Versions.version`. Looks again at the current one, which a version may have become meanwhile."""
+    for _ in range(3):
+        current = object_rows.find(connection, key)
+        if current is not None and _is_asked(current, version):
+            return VersionEntry(key, current.version, current.created_ms, not current.has_version_id, current, True)
+        found = connection.execute(*_asked(key, version)).first()
+        if found is None:
+            again = object_rows.find(connection, key)
+            if again is None or (current is not None and again.version == current.version):
+                break
+            continue
+        if found.object_id is None:
+            return entry_of(found, None, is_latest=current is None and _is_newest(connection, found))
+        row = connection.execute(ROW, {"object_id": found.object_id}).first()
+        if row is not None and row.trashed < FIRST_MARK:
+            return entry_of(found, marked_row(row))
+    raise NotFound(f"object {key} has no version {'null' if version is None else version}", key=key)
+
+
+def _is_newest(connection: Connection, found: Any) -> bool:
+    newest = connection.execute(NEWEST, {"bucket": found.bucket, "name": found.name}).first()
+    return newest is not None and bool(newest.age_rank == found.age_rank)
+
+
+def latest_marker(connection: Connection, key: ObjectKey) -> VersionEntry | None:
+    """See `Versions.latest_marker`."""
+    newest = connection.execute(NEWEST, named(key)).first()
+    return None if newest is None or newest.object_id is not None else entry_of(newest, None, is_latest=True)
+
+
+def same(connection: Connection, row: ObjectRow) -> ObjectRow | None:
+    """See `Versions.same_version`."""
+    found = connection.execute(ROW, {"object_id": row.object_id}).first()
+    if found is None or found.version != row.version or found.trashed >= FIRST_MARK:
+        return None
+    return marked_row(found)
+
+
+# --- listing ------------------------------------------------------------------------------------------
+
+
+def list_versions(
+    connection: Connection,
+    bucket: str,
+    prefix: str,
+    delimiter: str,
+    after: tuple[str, int | None],
+    limit: int,
+    end_s: float,
+) -> VersionPage:
+    """See `Versions.list_versions`. Walks as `entries.list_entries` does, along both tables at once. end_s: when the
+    time for the page is over (time.monotonic)."""
+    found: list[VersionEntry | str] = []
+    name, version = after
+    start, end = start_of(prefix, delimiter, name), prefix_end(utf8(prefix))
+    rank = None
+    if version is not None and name.startswith(prefix) and start == Start(utf8(name), itself=False):
+        rank = rank_of(version)
+    rows_max = FIRST_ROWS if delimiter else limit + 1
+    last_name = None if rank is None else name
+    while len(found) <= limit:
+        asked = min(rows_max, limit + 1 - len(found))
+        rows = _walk(connection, bucket, start, rank, end, asked)
+        folder = None
+        for row in rows:
+            folder = folder_of(row.key.name, prefix, delimiter)
+            if folder is None:
+                is_current = row.row is not None and not row.row.is_noncurrent
+                if is_current and row.key.name == last_name:  # it was undeleted, and a marker is newer
+                    found = [_not_latest(one, row.key) for one in found]
+                found.append(replace(row, is_latest=is_current or row.key.name != last_name))
+                last_name = row.key.name
+            elif not found or found[-1] != folder:
+                found.append(folder)
+        if len(rows) < asked:
+            break
+        if folder is None:
+            start, rank = Start(utf8(rows[-1].key.name), itself=False), rank_of(rows[-1].version)
+        else:
+            start, rank = behind(folder), None
+        rows_max = rows_max * GROWTH if folder is None else FIRST_ROWS
+        if len(found) <= limit and time.monotonic() >= end_s:
+            return VersionPage(found, _after(found[-1]))
+    return VersionPage(found[:limit], _after(found[limit - 1]) if len(found) > limit else None)
+
+
+def _not_latest(entry: VersionEntry | str, key: ObjectKey) -> VersionEntry | str:
+    return replace(entry, is_latest=False) if isinstance(entry, VersionEntry) and entry.key == key else entry
+
+
+def _after(entry: VersionEntry | str) -> tuple[str, int | None]:
+    return (entry, None) if isinstance(entry, str) else (entry.key.name, entry.version)
+
+
+def _walk(
+    connection: Connection, bucket: str, start: Start, rank: int | None, end: bytes | None, limit: int
+) -> list[VersionEntry]:
+    """The next entries, in order: one statement, so that nothing is between two tables meanwhile. rank: begin with
+    those of the name of `start` that are behind it; the current one is, if what was before it was deleted since."""
+    query = _walk_query(itself=start.itself, ends=end is not None, ranked=rank is not None)
+    bounds: dict[str, Any] = {"in_bucket": bucket, "least": start.name, "rows_max": limit}
+    if end is not None:
+        bounds["end"] = end
+    if rank is not None:
+        bounds |= {"after_rank": rank, "before_version": VERSION_MAX - rank}
+    return [_walked(row) for row in connection.execute(query, bounds)]
+
+
+@cache
+def _walk_query(*, itself: bool, ends: bool, ranked: bool) -> Select[Any]:
+    """Kept, because a page of folders asks for each of them, and to build it takes as long as to read ten rows."""
+    bucket, least = bindparam("in_bucket", type_=_O.bucket.type), bindparam("least", type_=LargeBinary)
+    current = by_index(
+        select(
+            _O.bucket,
+            _O.name,
+            (literal(VERSION_MAX, BigInteger) - _O.version).label("age_rank"),
+            _O.object_id,
+            literal(0, SmallInteger).label("is_null"),
+            _O.created_ms,
+        ),
+        OBJECTS,
+        "objects_by_trash_key",
+    ).where(_O.trashed == LIVE, _O.bucket == bucket)
+    others = by_index(select(*COLUMNS), VERSIONS, "PRIMARY").where(_V.bucket == bucket)
+    parts = [
+        current.where(*_from(_O.name, itself, ends)).order_by(_O.trashed, _O.bucket, _O.name),
+        others.where(*_from(_V.name, itself, ends)).order_by(_V.bucket, _V.name, _V.age_rank),
+    ]
+    if ranked:
+        behind_rank = others.where(_V.name == least, _V.age_rank > bindparam("after_rank", type_=BigInteger))
+        parts.append(behind_rank.order_by(_V.bucket, _V.name, _V.age_rank))
+        parts.append(current.where(_O.name == least, _O.version < bindparam("before_version", type_=BigInteger)))
+    rows_max = bindparam("rows_max", type_=Integer)
+    walks = [part.limit(rows_max).subquery(f"walk_{number}") for number, part in enumerate(parts)]
+    walked = union_all(*(select(*walk.c) for walk in walks)).subquery("walked")
+    columns = [walked.c.bucket, walked.c.name, walked.c.age_rank, walked.c.is_null, walked.c.created_ms]
+    return (
+        select(*columns, *TRASH_COLUMNS)
+        .join_from(walked, OBJECTS, _O.object_id == walked.c.object_id, isouter=True)
+        .order_by(walked.c.bucket, walked.c.name, walked.c.age_rank)
+        .limit(rows_max)
+    )
+
+
+def _walked(found: Sequence[Any]) -> VersionEntry:
+    bucket, name, rank, is_null, created_ms = found[:5]
+    key = ObjectKey(bucket, name)
+    if found[5] is None:
+        return VersionEntry(key, VERSION_MAX - rank, created_ms, bool(is_null), None)
+    row = marked_row(found[5:])
+    return VersionEntry(key, row.version, row.created_ms, not row.has_version_id, row)
+
+
+def _from(name: Column[Any], itself: bool, ends: bool) -> list[ColumnElement[bool]]:
+    least = bindparam("least", type_=LargeBinary)
+    bounds = [name >= least if itself else name > least]
+    return [*bounds, name < bindparam("end", type_=LargeBinary)] if ends else bounds
+
+
+# --- whole tables -------------------------------------------------------------------------------------
+def page(
+    connection: Connection, after: tuple[ObjectKey, int] | None, limit: int
+) -> list[tuple[ObjectKey, int, int | None]]:
+    """See `Versions.noncurrent_after`."""
+    rows = connection.execute(_behind(select(*COLUMNS), after).limit(limit))
+    return [(ObjectKey(row.bucket, row.name), VERSION_MAX - row.age_rank, row.object_id) for row in rows]
+
+
+def markers(connection: Connection, after: tuple[ObjectKey, int] | None, limit: int) -> list[MarkerRow]:
+    """See `Versions.markers_after`."""
+    rows = connection.execute(_behind(select(*COLUMNS), after).where(_V.object_id.is_(None)).limit(limit))
+    return [
+        MarkerRow(ObjectKey(row.bucket, row.name), VERSION_MAX - row.age_rank, row.created_ms, bool(row.is_null))
+        for row in rows
+    ]
+
+
+def _behind(query: Select[Any], after: tuple[ObjectKey, int] | None) -> Select[Any]:
+    query = by_index(query, VERSIONS, "PRIMARY").order_by(_V.bucket, _V.name, _V.age_rank)
+    if after is None:
+        return query
+    key, rank = after[0], rank_of(after[1])
+    bucket, name = (bindparam(None, utf8(text), type_=_V.name.type) for text in (key.bucket, key.name))
+    in_name = and_(_V.name == name, _V.age_rank > rank)
+    return query.where(
+        _V.bucket >= bucket, or_(_V.bucket > bucket, and_(_V.bucket == bucket, or_(_V.name > name, in_name)))
+    )
+
+
+def restore_markers(connection: Connection, rows: Sequence[MarkerRow]) -> None:
+    """See `Versions.restore_markers`."""
+    found = [{"of_bucket": row.key.bucket, "of_name": row.key.name, "of_rank": rank_of(row.version)} for row in rows]
+    connection.execute(REMOVE, found)
+    add_markers(connection, rows)
+
+
+def settle(connection: Connection, rows: Sequence[ObjectRow]) -> None:
+    """See `Versions.settle_versions`."""
+    there = lock_rows(connection, [row.object_id for row in rows])
+    kept = [row for row in there.values() if row.trash_until_ms is not None]
+    ranks = [{"of_bucket": row.key.bucket, "of_name": row.key.name, "of_rank": rank_of(row.version)} for row in kept]
+    if kept:
+        connection.execute(REMOVE, ranks)
+        retire(connection, kept)
+
+
+def order(connection: Connection, keys: Sequence[ObjectKey], now_ms: int, until_ms: int) -> None:
+    """See `Versions.order_versions`."""
+    for key in keys:
+        current = object_rows.lock(connection, key)
+        newest = connection.execute(LOCK_NEWEST, named(key)).first()
+        if current is None:
+            _promote(connection, key)
+        elif newest is not None and VERSION_MAX - newest.age_rank > current.version:
+            retire(connection, [current])
+            _promote(connection, key)
+        _leave_one_null(connection, key, now_ms, until_ms)
+
+
+def _leave_one_null(connection: Connection, key: ObjectKey, now_ms: int, until_ms: int) -> None:
+    nulls = sorted(connection.execute(LOCK_NULLS, key_rows([key])), key=lambda found: found.age_rank)
+    current = object_rows.lock(connection, key) if nulls else None
+    replaced = nulls if current is not None and not current.has_version_id else nulls[1:]
+    if replaced:
+        rows = lock_rows(connection, [found.object_id for found in replaced if found.object_id is not None])
+        remove(connection, replaced)
+        if rows:
+            discard(connection, list(rows.values()), now_ms, until_ms)
+
+
+def listed(connection: Connection, rows: Sequence[ObjectRow]) -> frozenset[int]:
+    """See `Versions.listed_as_noncurrent`."""
+    ranks = sorted((utf8(row.key.bucket), utf8(row.key.name), rank_of(row.version)) for row in rows)
+    return frozenset(one for one in connection.execute(LISTED, _RANKS.dump(ranks)).scalars() if one is not None)
+
+
+def holds_version(connection: Connection, bucket: str) -> bool:
+    """Whether a bucket has a noncurrent version, or a marker."""
+    return connection.execute(HOLDS_VERSION, {"bucket": bucket}).first() is not None

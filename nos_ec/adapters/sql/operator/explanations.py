@@ -1,0 +1,58 @@
+"""What rows say about one object or block. Each question finds its rows by keys."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, bindparam, select
+
+from nos_ec.adapters.sql.blocks import block_rows
+from nos_ec.adapters.sql.objects import landing
+from nos_ec.adapters.sql.tables.rows import BLOCK_COLUMNS, LIVE, OBJECT_COLUMNS, block_row, object_row
+from nos_ec.adapters.sql.tables.schema import BLOCKS, OBJECTS, WAITING
+from nos_ec.core.errors import NotFound
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey
+from nos_ec.ports.metadata import BlockFacts, ObjectFacts, ObjectRow, QueueEntry, WaitReason
+
+_O, _W, _B = OBJECTS.c, WAITING.c, BLOCKS.c
+
+OBJECT = (
+    select(*OBJECT_COLUMNS, _W.due_ms, *BLOCK_COLUMNS)
+    .join_from(OBJECTS, WAITING, _W.landing_id == _O.landing_id, isouter=True)
+    .join(BLOCKS, _B.block_id == _O.block_id, isouter=True)
+    .where(
+        _O.trashed == LIVE,
+        _O.bucket == bindparam("of_bucket", type_=_O.bucket.type),
+        _O.name == bindparam("of_name", type_=_O.name.type),
+    )
+)
+BLOCK = select(
+    *BLOCK_COLUMNS, _B.sealed_ms, _B.gc_not_before_ms, block_rows.wait_reason, block_rows.wait_until_ms
+).where(_B.block_id == bindparam("of_block", type_=_B.block_id.type))
+
+
+def object_facts(connection: Connection, key: ObjectKey) -> ObjectFacts:
+    """See `Metadata.object_facts`."""
+    found = connection.execute(OBJECT, {"of_bucket": key.bucket, "of_name": key.name}).first()
+    if found is None:
+        raise NotFound(f"object {key} does not exist", key=key)
+    due, rest = len(OBJECT_COLUMNS), len(OBJECT_COLUMNS) + 1
+    block = None if found[rest] is None else block_row(found[rest:])
+    return ObjectFacts(object_row(found[:due], found[due]), block)
+
+
+def find_queued_copy(connection: Connection, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
+    """See `Metadata.find_queued_copy`."""
+    return landing.find_queued(connection, row, first, last)
+
+
+def block_facts(
+    connection: Connection, block_id: BlockId, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int
+) -> BlockFacts:
+    """See `Metadata.block_facts`."""
+    limits = {"ratio_min": waste_ratio_min, "now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
+    found = connection.execute(BLOCK, {"of_block": block_id, **limits}).first()
+    if found is None:
+        raise NotFound(f"block {block_id.hex()} has no row", block_id=block_id)
+    *columns, sealed_ms, gc_not_before_ms, waits, until_ms = found
+    return BlockFacts(
+        block_row(columns), sealed_ms, gc_not_before_ms, None if waits is None else WaitReason(waits), until_ms
+    )

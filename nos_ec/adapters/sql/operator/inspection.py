@@ -1,0 +1,114 @@
+"""Pages of whole tables in the order of their primary keys, for checks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import BigInteger, Connection, bindparam, select
+
+from nos_ec.adapters.sql.objects import landing
+from nos_ec.adapters.sql.tables.json_rows import JsonRows, looked_up
+from nos_ec.adapters.sql.tables.rows import IDS, TRASH_COLUMNS, by_index, id_rows, marked_row
+from nos_ec.adapters.sql.tables.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, WAITING
+from nos_ec.core.ids import BlockId, Extent, LandingId
+from nos_ec.ports.metadata import ObjectRow, QueueEntry, Segment, WaitingRow
+
+_O, _W, _D, _S, _B = OBJECTS.c, WAITING.c, LANDING_DELETIONS.c, SEGMENTS.c, BLOCKS.c
+_LEAST = LandingId(bytes(16))
+"""No landing id: those begin with the time."""
+_IDS = JsonRows("inspected", object_id=0)
+_BLOCK_ID, _BLOCK_OFFSET = (TRASH_COLUMNS.index(one) for one in (_O.block_id, _O.block_offset))
+
+OBJECTS_AFTER = (
+    by_index(select(*TRASH_COLUMNS), OBJECTS, "PRIMARY")
+    .where(_O.object_id > bindparam("after", type_=BigInteger))
+    .order_by(_O.object_id)
+    .limit(bindparam("rows_max"))
+)
+OBJECTS_WITH = looked_up(
+    select(*TRASH_COLUMNS).join_from(_IDS.table, OBJECTS, _O.object_id == _IDS["object_id"]), OBJECTS
+)
+SEGMENTS_OF = looked_up(
+    select(_S.object_id, _S.version, _S.part, _S.block_id, _S.block_offset, _S.length, _S.crc32c).join_from(
+        _IDS.table, SEGMENTS, _S.object_id == _IDS["object_id"]
+    ),
+    SEGMENTS,
+)
+OWNERS_AFTER = (
+    by_index(select(_S.object_id).distinct(), SEGMENTS, "PRIMARY")
+    .where(_S.object_id > bindparam("after", type_=BigInteger))
+    .order_by(_S.object_id)
+    .limit(bindparam("rows_max"))
+)
+BLOCKS_KNOWN = looked_up(select(_B.block_id).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]), BLOCKS)
+_WAITING_COLUMNS = (_W.landing_id, _W.object_id, _W.slot, _W.due_ms, _W.state, _W.size)
+WAITING_AFTER = (
+    by_index(select(*_WAITING_COLUMNS), WAITING, "PRIMARY")
+    .where(_W.landing_id > bindparam("after", type_=_W.landing_id.type))
+    .order_by(_W.landing_id)
+    .limit(bindparam("rows_max"))
+)
+WAITING_WITH = looked_up(select(*_WAITING_COLUMNS).join_from(IDS.table, WAITING, _W.landing_id == IDS["id"]), WAITING)
+DELETIONS_AFTER = (
+    by_index(select(*landing.QUEUE_COLUMNS), LANDING_DELETIONS, "PRIMARY")
+    .where(_D.landing_id > bindparam("after", type_=_D.landing_id.type))
+    .order_by(_D.landing_id)
+    .limit(bindparam("rows_max"))
+)
+
+
+def objects_after(connection: Connection, object_id: int, limit: int) -> list[ObjectRow]:
+    """See `Inspection.objects_after`."""
+    return [_as_found(row) for row in connection.execute(OBJECTS_AFTER, {"after": object_id, "rows_max": limit})]
+
+
+def objects_with(connection: Connection, object_ids: Collection[int]) -> dict[int, ObjectRow]:
+    """See `Inspection.objects_with`."""
+    rows = connection.execute(OBJECTS_WITH, _IDS.dump((one,) for one in sorted(object_ids)))
+    return {row.object_id: row for row in map(_as_found, rows)}
+
+
+def _as_found(row: Sequence[Any]) -> ObjectRow:
+    """The ObjectRow, also of a row that lacks a part of its extent."""
+    found = marked_row(row)
+    return replace(found, extent=None) if row[_BLOCK_ID] is None or row[_BLOCK_OFFSET] is None else found
+
+
+def segments_of(connection: Connection, object_ids: Collection[int]) -> dict[int, list[tuple[int, Segment]]]:
+    """See `Inspection.segments_of`."""
+    found: dict[int, list[tuple[int, Segment]]] = {}
+    rows = connection.execute(SEGMENTS_OF, _IDS.dump((one,) for one in sorted(object_ids))).all()
+    for object_id, version, _, block_id, offset, length, crc32c in sorted(rows, key=lambda row: tuple(row[:3])):
+        segment = Segment(Extent(BlockId(block_id), offset, length), crc32c)
+        found.setdefault(object_id, []).append((version, segment))
+    return found
+
+
+def owners_after(connection: Connection, object_id: int, limit: int) -> list[int]:
+    """See `Inspection.owners_after`."""
+    return list(connection.execute(OWNERS_AFTER, {"after": object_id, "rows_max": limit}).scalars())
+
+
+def blocks_known(connection: Connection, block_ids: Collection[BlockId]) -> frozenset[BlockId]:
+    """See `Inspection.blocks_known`."""
+    return frozenset(map(BlockId, connection.execute(BLOCKS_KNOWN, id_rows(block_ids)).scalars()))
+
+
+def waiting_after(connection: Connection, landing_id: LandingId | None, limit: int) -> list[WaitingRow]:
+    """See `Inspection.waiting_after`."""
+    after = {"after": landing_id or _LEAST, "rows_max": limit}
+    return [WaitingRow(LandingId(row[0]), *row[1:]) for row in connection.execute(WAITING_AFTER, after)]
+
+
+def waiting_with(connection: Connection, landing_ids: Collection[LandingId]) -> dict[LandingId, WaitingRow]:
+    """See `Inspection.waiting_with`."""
+    rows = connection.execute(WAITING_WITH, id_rows(landing_ids))
+    return {LandingId(row[0]): WaitingRow(LandingId(row[0]), *row[1:]) for row in rows}
+
+
+def deletions_after(connection: Connection, landing_id: LandingId | None, limit: int) -> list[QueueEntry]:
+    """See `Inspection.deletions_after`."""
+    after = {"after": landing_id or _LEAST, "rows_max": limit}
+    return [landing.queue_entry(row) for row in connection.execute(DELETIONS_AFTER, after)]

@@ -1,0 +1,349 @@
+"""Rows of a store whose metadata was lost, written again. Nobody else uses the database meanwhile, so nothing is
+locked. What is written once more replaces what is there.
+
+Blocks tell keys and versions, by which rows in the trash must be found. So until `settle_trash` their marks are the
+latest time and the version, with which the index of keys finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Column, Connection, Table, and_, delete, exists, func, insert, select, update
+
+from nos_ec.adapters.sql.objects import waiting
+from nos_ec.adapters.sql.tables import store_info
+from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
+from nos_ec.adapters.sql.tables.rows import (
+    IDS,
+    LIVE,
+    OBJECT_COLUMNS,
+    TRASH_COLUMNS,
+    UNTIL_BYTES,
+    by_keys,
+    delete_listed,
+    id_rows,
+    key_rows,
+    marked_row,
+    object_row,
+    trash_mark,
+)
+from nos_ec.adapters.sql.tables.schema import (
+    ACCESS_KEYS,
+    BLOCKS,
+    BUCKETS,
+    COUNTERS,
+    LANDING_DELETIONS,
+    LANDING_SEGMENTS,
+    OBJECTS,
+    SEGMENTS,
+    STORE_INFO,
+    TRASHED_BYTES,
+    VERSIONS,
+    WAITING,
+    utf8,
+)
+from nos_ec.core.deadlines import QUARANTINE_MS
+from nos_ec.core.errors import Conflict
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES, LandingId, ObjectKey, in_log, log_of
+from nos_ec.core.states import BlockState
+from nos_ec.ports.metadata import BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
+from nos_ec.ports.metadata.rebuilding import UNSETTLED_MS
+
+_O, _S, _D, _W, _B, _I = OBJECTS.c, SEGMENTS.c, LANDING_DELETIONS.c, WAITING.c, BLOCKS.c, STORE_INFO.c
+_STATE = _I.name == "rebuild"
+_ROW_IDS = JsonRows("rebuilt", object_id=0)
+_SEGMENT_IDS = JsonRows("rebuilt_segments", id=SEGMENT_ID_BYTES)
+_OF_KEYS = by_keys(*OBJECT_COLUMNS)
+_NAMED = JsonRows("trash_named", mark=TRASHED_BYTES, bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX)
+_TRASH_OF = looked_up(
+    select(*TRASH_COLUMNS).join_from(
+        _NAMED.table,
+        OBJECTS,
+        and_(_O.trashed == _NAMED["mark"], _O.bucket == _NAMED["bucket"], _O.name == _NAMED["name"]),
+    ),
+    OBJECTS,
+    "objects_by_trash_key",
+)
+_MARKS = JsonRows("settled", object_id=0, mark=TRASHED_BYTES)
+_SETTLE = (
+    UpdateListed(OBJECTS).where(_O.object_id == _MARKS["object_id"], _O.trashed != LIVE).values(trashed=_MARKS["mark"])
+)
+_SET_ASIDE = UpdateListed(OBJECTS).where(_O.object_id == _MARKS["object_id"]).values(trashed=_MARKS["mark"])
+_LANDED = looked_up(select(_W.landing_id).join_from(IDS.table, WAITING, _W.landing_id == IDS["id"]), WAITING)
+
+
+def state(connection: Connection) -> str | None:
+    """See `Rebuilding.rebuild_state`."""
+    found = connection.execute(select(_I.value).where(_STATE)).scalar()
+    return None if found is None else str(found)
+
+
+def begin(connection: Connection, begun: str) -> None:
+    """See `Rebuilding.begin_rebuild`."""
+    for table in (OBJECTS, BLOCKS, WAITING, LANDING_DELETIONS, LANDING_SEGMENTS, BUCKETS, ACCESS_KEYS, VERSIONS):
+        if connection.execute(select(exists().select_from(table))).scalar():
+            raise Conflict(
+                f"the database has rows in {table.name}, and no rebuild has begun in it: give an empty database"
+            )
+    _write_state(connection, begun)
+
+
+def _write_state(connection: Connection, now: str) -> None:
+    connection.execute(delete(STORE_INFO).where(_STATE))
+    connection.execute(insert(STORE_INFO).values(name="rebuild", value=now))
+
+
+def load(connection: Connection, objects: Sequence[Rebuilt], deletions: Sequence[QueueEntry], now: str) -> None:
+    """See `Rebuilding.load`."""
+    current: dict[ObjectKey, Rebuilt] = {}
+    named = {_named(one.row): one for one in objects if one.row.trash_until_ms is not None}
+    for one in objects:
+        if one.row.trash_until_ms is not None:
+            continue
+        known = current.get(one.row.key)
+        if known is None or known.row.version <= one.row.version:
+            current[one.row.key] = one
+        older = known if known is None or known.row.version <= one.row.version else one
+        if older is not None and _are_versions(older.row, current[one.row.key].row):
+            named[_named(older.row)] = replace(older, row=replace(older.row, trash_until_ms=0))
+    before = rows_of(connection, current.keys())
+    kept = [row for key, row in before.items() if _are_versions(row, current[key].row)]
+    if kept:
+        connection.execute(_SET_ASIDE, _MARKS.dump(sorted((row.object_id, _unsettled(row.version)) for row in kept)))
+    kept_ids = {row.object_id for row in kept}
+    _delete(connection, [row for row in before.values() if row.object_id not in kept_ids])
+    _delete(connection, list(trash_of(connection, named.keys()).values()))
+    objects = [*current.values(), *named.values()]
+    _insert(connection, objects, 0)
+    _unqueue(connection, objects)
+    landed = _landed(connection, deletions)
+    _queue(connection, [entry for entry in deletions if entry.landing_id not in landed])
+    _write_state(connection, now)
+
+
+def _are_versions(older: ObjectRow, newer: ObjectRow) -> bool:
+    """Whether both are versions of a key, of which the older one stays."""
+    return older.object_id != newer.object_id and (older.is_of_versions or newer.is_of_versions)
+
+
+def rows_of(connection: Connection, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
+    """See `Objects.rows_of`."""
+    if not keys:
+        return {}
+    rows = map(object_row, connection.execute(_OF_KEYS, key_rows(keys)))
+    return {row.key: row for row in rows}
+
+
+def trash_of(
+    connection: Connection, named: Collection[tuple[ObjectKey, int]]
+) -> dict[tuple[ObjectKey, int], ObjectRow]:
+    """See `Rebuilding.trash_of`."""
+    if not named:
+        return {}
+    listed = _NAMED.dump((_unsettled(version), utf8(key.bucket), utf8(key.name)) for key, version in named)
+    rows = map(marked_row, connection.execute(_TRASH_OF, listed))
+    return {_named(row): row for row in rows}
+
+
+def settle_trash(connection: Connection, rows: Sequence[ObjectRow]) -> None:
+    """See `Rebuilding.settle_trash`."""
+    marks = ((one.object_id, trash_mark(one.trash_until_ms or 0, one.object_id, one.trashed_ms or 0)) for one in rows)
+    connection.execute(_SETTLE, _MARKS.dump(sorted(marks)))
+
+
+def _named(row: ObjectRow) -> tuple[ObjectKey, int]:
+    return row.key, row.version
+
+
+def _unsettled(version: int) -> bytes:
+    """The mark of a row in the trash until its time is known: later than any mark of `trash_mark`."""
+    return UNSETTLED_MS.to_bytes(UNTIL_BYTES) + version.to_bytes(TRASHED_BYTES - UNTIL_BYTES)
+
+
+def last_object_id(connection: Connection) -> int:
+    """See `Rebuilding.last_object_id`."""
+    return int(connection.execute(select(func.max(_O.object_id))).scalar() or 0)
+
+
+def place(connection: Connection, rebuilt: Sequence[Rebuilt], now_ms: int) -> None:
+    """See `Rebuilding.place`."""
+    _delete(connection, [one.instead_of for one in rebuilt if one.instead_of is not None])
+    _insert(connection, rebuilt, now_ms)
+    _unqueue(connection, rebuilt)
+    _queue(connection, [entry for one in rebuilt for entry in _released(one, now_ms)])
+
+
+def _released(rebuilt: Rebuilt, now_ms: int) -> Iterator[QueueEntry]:
+    """The landing copy that nobody has now. A row that keeps its version and has another copy has lost the first."""
+    row, old = rebuilt.row, rebuilt.instead_of
+    if old is None or old.landing_id is None or (row.landing_id is not None and row.version == old.version):
+        return
+    if row.landing_id != old.landing_id:
+        yield QueueEntry(old.landing_id, old.object_id, old.version, now_ms, False)
+
+
+def remove(connection: Connection, rows: Sequence[ObjectRow], now_ms: int | None) -> None:
+    """See `Rebuilding.remove`. In quarantine, an entry has no object, and the version 0."""
+    _delete(connection, rows)
+    if now_ms is None:
+        return
+    copies = [row.landing_id for row in rows if row.landing_id is not None and not in_log(row.landing_id)]
+    _queue(connection, [QueueEntry(copy, None, 0, now_ms + QUARANTINE_MS, False) for copy in copies])
+
+
+def enter_blocks(connection: Connection, blocks: Sequence[BlockRow]) -> None:
+    """See `Rebuilding.enter_blocks`."""
+    listed = id_rows(row.block_id for row in blocks)
+    _delete_listed(connection, BLOCKS, _B.block_id, IDS, "id", listed)
+    connection.execute(
+        insert(BLOCKS),
+        [
+            {
+                "block_id": row.block_id,
+                "kind": row.kind,
+                "state": row.state,
+                "writer": row.writer,
+                "epoch": row.epoch,
+                "stripes": row.stripes,
+                "live_bytes": row.live_bytes,
+                "dead_bytes": row.dead_bytes,
+                "overhead_bytes": row.overhead_bytes,
+                "live_objects": row.live_objects,
+                "created_ms": row.created_ms,
+                "sealed_ms": row.created_ms if row.state is BlockState.SEALED else None,
+                "delete_after_ms": row.delete_after_ms,
+                "gc_failures": row.gc_failures,
+            }
+            for row in blocks
+        ],
+    )
+
+
+def enter_segments(connection: Connection, segments: Sequence[SegmentRow]) -> None:
+    """See `Rebuilding.enter_segments`."""
+    listed = _SEGMENT_IDS.dump((one,) for one in sorted({row.segment for row in segments}))
+    _delete_listed(connection, LANDING_SEGMENTS, LANDING_SEGMENTS.c.segment_id, _SEGMENT_IDS, "id", listed)
+    connection.execute(
+        insert(LANDING_SEGMENTS),
+        [
+            {
+                "segment_id": row.segment,
+                "log": log_of(row.segment),
+                "epoch": row.epoch,
+                "state": row.state,
+                "opened_ms": row.opened_ms,
+                "sealed_ms": row.sealed_ms,
+                "end_bytes": row.end,
+                "records": row.records,
+            }
+            for row in segments
+        ],
+    )
+
+
+def finish(connection: Connection, geometry: Geometry, epoch_min: int) -> None:
+    """See `Rebuilding.finish_rebuild`."""
+    epoch = COUNTERS.c.name == "lease_epoch"
+    connection.execute(update(COUNTERS).where(epoch, COUNTERS.c.value < epoch_min).values(value=epoch_min))
+    connection.execute(delete(STORE_INFO).where(_STATE))
+    store_info.bind_geometry(connection, geometry)
+
+
+def _insert(connection: Connection, rebuilt: Sequence[Rebuilt], due_ms: int) -> None:
+    if not rebuilt:
+        return
+    connection.execute(
+        insert(OBJECTS),
+        [
+            {
+                "object_id": one.row.object_id,
+                "bucket": one.row.key.bucket,
+                "name": one.row.key.name,
+                "version": one.row.version,
+                "size": one.row.size,
+                "crc32c": one.row.crc32c,
+                "md5": one.row.md5,
+                "state": one.row.state,
+                "landing_id": one.row.landing_id,
+                "block_id": None if one.row.extent is None else one.row.extent.block_id,
+                "block_offset": None if one.row.extent is None else one.row.extent.offset,
+                "created_ms": one.row.created_ms,
+                "attributes": one.row.attributes,
+                "trashed": LIVE if one.row.trash_until_ms is None else _unsettled(one.row.version),
+            }
+            for one in rebuilt
+        ],
+    )
+    waiting.enter(connection, ((one.row, due_ms) for one in rebuilt))
+    parts = [
+        {
+            "object_id": one.row.object_id,
+            "version": one.row.version,
+            "part": number,
+            "block_id": part.extent.block_id,
+            "block_offset": part.extent.offset,
+            "length": part.extent.length,
+            "crc32c": part.crc32c,
+        }
+        for one in rebuilt
+        for number, part in enumerate(one.parts)
+    ]
+    if parts:
+        connection.execute(insert(SEGMENTS), parts)
+
+
+def _delete(connection: Connection, rows: Sequence[ObjectRow]) -> None:
+    if not rows:
+        return
+    listed = _ROW_IDS.dump((one,) for one in sorted({row.object_id for row in rows}))
+    for table, matched in ((OBJECTS, _O.object_id), (SEGMENTS, _S.object_id)):
+        _delete_listed(connection, table, matched, _ROW_IDS, "object_id", listed)
+    _delete_ids(connection, WAITING, _W.landing_id, [row.landing_id for row in rows if row.landing_id is not None])
+
+
+def _landed(connection: Connection, entries: Sequence[QueueEntry]) -> set[LandingId]:
+    """The copies of these entries that rows have."""
+    if not entries:
+        return set()
+    listed = id_rows(entry.landing_id for entry in entries)
+    return {LandingId(found) for (found,) in connection.execute(_LANDED, listed)}
+
+
+def _unqueue(connection: Connection, rebuilt: Sequence[Rebuilt]) -> None:
+    copies = [one.row.landing_id for one in rebuilt if one.row.landing_id is not None]
+    _delete_ids(connection, LANDING_DELETIONS, _D.landing_id, copies)
+
+
+def _queue(connection: Connection, entries: Sequence[QueueEntry]) -> None:
+    if not entries:
+        return
+    _delete_ids(connection, LANDING_DELETIONS, _D.landing_id, [entry.landing_id for entry in entries])
+    connection.execute(
+        insert(LANDING_DELETIONS),
+        [
+            {
+                "landing_id": entry.landing_id,
+                "object_id": entry.object_id,
+                "version": entry.version,
+                "not_before_ms": entry.not_before_ms,
+                "doomed": entry.doomed,
+            }
+            for entry in entries
+        ],
+    )
+
+
+def _delete_ids(connection: Connection, table: Table, matched: Column[Any], ids: Iterable[LandingId]) -> None:
+    listed = list(ids)
+    if listed:
+        _delete_listed(connection, table, matched, IDS, "id", id_rows(listed))
+
+
+def _delete_listed(
+    connection: Connection, table: Table, matched: Column[Any], rows: JsonRows, name: str, listed: dict[str, str]
+) -> None:
+    connection.execute(delete_listed(connection, table, matched, rows, name), listed)

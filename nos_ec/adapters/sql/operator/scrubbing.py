@@ -1,0 +1,60 @@
+"""Where a scrub is: a row of `stored_totals`, as JSON. It is changed by compare-and-set of its whole text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from nos_ec.adapters.sql.tables.schema import STORED_TOTALS
+from nos_ec.core.ids import BlockId
+from nos_ec.ports.metadata import ScrubPass, ScrubState
+
+_T = STORED_TOTALS.c
+_IS_SCRUB = _T.name == "scrub"
+STORED = select(_T.value).where(_IS_SCRUB)
+
+
+def stored(connection: Connection) -> ScrubState | None:
+    """See `Metadata.scrub_state`."""
+    text = connection.execute(STORED).scalar()
+    return None if text is None else _loaded(text)
+
+
+def store(connection: Connection, new: ScrubState, expected: ScrubState | None) -> bool:
+    """See `Metadata.store_scrub_state`."""
+    if expected is not None:
+        same = (_IS_SCRUB, _T.value == _dumped(expected))
+        return connection.execute(update(STORED_TOTALS).where(*same).values(value=_dumped(new))).rowcount == 1
+    text = connection.execute(STORED).scalar()
+    if text is not None:
+        if _loaded(text) is not None:
+            return False
+        connection.execute(delete(STORED_TOTALS).where(_IS_SCRUB, _T.value == text))
+    connection.execute(insert(STORED_TOTALS).values(name="scrub", value=_dumped(new)))
+    return True
+
+
+def _dumped(state: ScrubState) -> str:
+    """The same text for equal values."""
+    after = None if state.after is None else state.after.hex()
+    return json.dumps(asdict(state) | {"after": after}, sort_keys=True)
+
+
+def _loaded(text: str) -> ScrubState | None:
+    """None for what another release has stored, and for all that `_dumped` has not written: compare-and-set could never
+    replace it."""
+    try:
+        data: dict[str, Any] = json.loads(text)
+        after = None if data["after"] is None else BlockId(bytes.fromhex(data["after"]))
+        found = ScrubState(_pass(data["current"]), after, _pass(data["last"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    numbers = [value for one in (found.current, found.last) if one is not None for value in asdict(one).values()]
+    return found if all(type(number) is int for number in numbers) and _dumped(found) == text else None
+
+
+def _pass(data: dict[str, Any] | None) -> ScrubPass | None:
+    return None if data is None else ScrubPass(**data)

@@ -1,0 +1,138 @@
+"""The survival table: counts by bucket, changed in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, bindparam, func, insert, select
+
+from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
+from nos_ec.adapters.sql.tables.rows import by_index, delete_listed, require_all
+from nos_ec.adapters.sql.tables.schema import OBJECTS, SURVIVAL, utf8
+from nos_ec.core.errors import Corrupt
+from nos_ec.core.ids import BUCKET_BYTES_MAX, ObjectKey
+from nos_ec.core.packing.lifetimes import COUNTS_BYTES, OTHERS, Counts
+from nos_ec.ports.metadata.survival import SURVIVAL_ROWS_MAX, LivingObject, SurvivalRow
+
+_log = structlog.get_logger(__name__)
+
+_O, _S = OBJECTS.c, SURVIVAL.c
+_DAY_MS = 86_400_000
+_NAMED = JsonRows("survival_buckets", bucket=BUCKET_BYTES_MAX)
+_COUNTED = JsonRows("survival_counts", bucket=BUCKET_BYTES_MAX, counted_ms=0, counts=COUNTS_BYTES)
+
+WHOLE = select(_S.bucket, _S.counted_ms, _S.counts)
+LOCK = looked_up(
+    select(_S.bucket, _S.counted_ms, _S.counts)
+    .join_from(_NAMED.table, SURVIVAL, _S.bucket == _NAMED["bucket"])
+    .with_for_update(of=SURVIVAL),
+    SURVIVAL,
+)
+UPDATE = (
+    UpdateListed(SURVIVAL)
+    .where(_S.bucket == _COUNTED["bucket"])
+    .values(counted_ms=_COUNTED["counted_ms"], counts=_COUNTED["counts"])
+)
+COUNT = select(func.count()).select_from(SURVIVAL)
+LAST_ID = select(func.max(_O.object_id))
+LIVING = by_index(select(_O.bucket, _O.name, _O.created_ms), OBJECTS, "PRIMARY").where(
+    _O.object_id >= bindparam("first"), _O.object_id <= bindparam("last"), _O.size > 0
+)
+
+
+def whole(connection: Connection) -> list[SurvivalRow]:
+    """See `Survival.survival`."""
+    return [found for row in connection.execute(WHOLE) if (found := _row(row)) is not None]
+
+
+def count(connection: Connection, counts: Mapping[str, Counts], now_ms: int) -> None:
+    """See `Survival.count_deaths`."""
+    held = _lock(connection, counts)
+    others = held.get(OTHERS)
+    if others is None:
+        counts = {bucket: more for bucket, more in counts.items() if bucket != OTHERS}
+    _merge(connection, held, counts, now_ms, now_ms if others is None else others.counted_ms)
+
+
+def survey(
+    connection: Connection,
+    counts: Mapping[str, Counts],
+    previous_ms: int | None,
+    now_ms: int,
+    folded: Collection[str],
+) -> bool:
+    """See `Survival.count_survey`. Two first surveys at once meet at the primary key, and the loser runs again."""
+    held = _lock(connection, {*counts, *folded, OTHERS})
+    others = held.get(OTHERS)
+    if (None if others is None else others.counted_ms) != previous_ms:
+        return False
+    of_others = counts.get(OTHERS, Counts())
+    gone = sorted({*folded} & {*held} - {OTHERS})
+    for bucket in gone:
+        of_others.add(_decayed(held.pop(bucket), now_ms))
+    if gone:
+        statement = delete_listed(connection, SURVIVAL, _S.bucket, _NAMED, "bucket")
+        require_all(connection.execute(statement, _named(gone)).rowcount, len(gone), "survival rows")
+    _merge(connection, held, {**counts, OTHERS: of_others}, now_ms, now_ms)
+    return True
+
+
+def last_object_id(connection: Connection) -> int:
+    """See `Survival.last_object_id`."""
+    return connection.execute(LAST_ID).scalar() or 0
+
+
+def living(connection: Connection, first: int, last: int) -> list[LivingObject]:
+    """See `Survival.living_between`."""
+    found = connection.execute(LIVING, {"first": first, "last": last})
+    return [LivingObject(ObjectKey(bucket, name), created_ms) for bucket, name, created_ms in found]
+
+
+def _lock(connection: Connection, buckets: Iterable[str]) -> dict[str, SurvivalRow]:
+    """The rows of these buckets, locked in order of bucket. A damaged row counts as empty, and is written anew."""
+    rows = connection.execute(LOCK, _named(buckets)).all()
+    return {row[0]: _row(row) or SurvivalRow(row[0], row[1], Counts()) for row in rows}
+
+
+def _merge(
+    connection: Connection, held: Mapping[str, SurvivalRow], counts: Mapping[str, Counts], now_ms: int, others_ms: int
+) -> None:
+    """Add the counts to the rows `held`, which are locked. others_ms: the time of OTHERS, which is that of the last
+    survey; a survey after the clock was set back sets it back too."""
+    changed, new = [], []
+    for bucket, more in sorted(counts.items(), key=lambda one: utf8(one[0])):
+        row = held.get(bucket)
+        if row is None:
+            new.append({"bucket": bucket, "counted_ms": now_ms, "counts": more.dump()})
+            continue
+        sums = _decayed(row, others_ms if bucket == OTHERS else now_ms)
+        sums.add(more)
+        counted_ms = others_ms if bucket == OTHERS else max(now_ms, row.counted_ms)
+        changed.append((utf8(bucket), counted_ms, sums.dump()))
+    if changed:
+        require_all(connection.execute(UPDATE, _COUNTED.dump(changed)).rowcount, len(changed), "survival rows")
+    if new:
+        room = SURVIVAL_ROWS_MAX - connection.execute(COUNT).scalar_one()
+        if room > 0:
+            connection.execute(insert(SURVIVAL), new[:room])
+
+
+def _decayed(row: SurvivalRow, now_ms: int) -> Counts:
+    counts = Counts(list(row.counts.deaths), list(row.counts.exposure_days))
+    counts.decay((now_ms - row.counted_ms) / _DAY_MS)
+    return counts
+
+
+def _row(row: Any) -> SurvivalRow | None:
+    """None for a damaged row: what it said is learned again."""
+    try:
+        return SurvivalRow(row[0], row[1], Counts.load(row[2]))
+    except Corrupt as error:
+        _log.warning("metadata damaged: a row of the survival table", bucket=row[0], error=str(error))
+        return None
+
+
+def _named(buckets: Iterable[str]) -> dict[str, str]:
+    return _NAMED.dump((one,) for one in sorted({utf8(bucket) for bucket in buckets}))

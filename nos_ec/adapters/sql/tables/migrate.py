@@ -1,0 +1,174 @@
+"""Creates or upgrades the tables (alembic, run from inside the program), and finds out which schema a store has.
+
+Alembic is imported only when tables are created or upgraded, because the import takes a quarter of the time in which a
+command starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy.exc import DBAPIError
+
+from nos_ec.adapters.sql.driver.engine import MYSQL_READ_S, NEW_OR_LOST, WRITES, is_missing, make_engine, parse_url
+from nos_ec.adapters.sql.driver.failures import place, translate
+from nos_ec.adapters.sql.tables.store_info import find_store_id, has_geometry
+from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.core.geometry import Geometry
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+_SCRIPTS = Path(__file__).parent / "migrations"
+_LOCK_WAIT_S = 30
+_READ_S = 86_400
+"""A statement that builds an index takes some minutes for every ten million rows."""
+
+
+def migrate(url: str, to: str = "head") -> None:
+    """Bring the metadata store at `url` to this release's schema. Creates a SQLite file, but not a MySQL database.
+
+    `to` names an older schema, for tests of upgrades from it. Safe to call repeatedly, and from several processes at
+    once. Raises ConfigError (bad URL, no such database, a store of a newer release), Transient (server unreachable,
+    with host and port).
+    """
+    # A server that hangs must be noticed before it is given a day for each statement.
+    with _connected(_writing_engine(url)) as connection:
+        if revision(connection) == (schema_head() if to == "head" else to):
+            return
+        _refuse_unknown(connection)
+    with _connected(_writing_engine(url, read_s=_READ_S)) as connection, _alone(connection):
+        _upgrade(connection, to)
+
+
+def find_store(url: str, geometry: Geometry) -> tuple[str | None, bool]:
+    """The id of the store whose metadata is at `url`, None if there is none, and whether that store is initialised.
+    Works with older schemas, and creates and changes nothing.
+
+    Raises ConfigError (also for a store of another geometry or of a newer release), Corrupt, Transient.
+    """
+    if is_missing(parse_url(url)):
+        return None, False
+    with _connected(make_engine(url)) as connection:
+        if revision(connection) is None:
+            return None, False
+        _refuse_unknown(connection)
+        return find_store_id(connection), has_geometry(connection, geometry)
+
+
+def _writing_engine(url: str, read_s: int = MYSQL_READ_S) -> Engine:
+    return make_engine(url, create=True, read_s=read_s).execution_options(**{WRITES: True})
+
+
+def _upgrade(connection: Connection, to: str) -> None:
+    from alembic import command
+
+    _refuse_unknown(connection)
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, to)
+    connection.commit()
+
+
+@contextmanager
+def _connected(engine: Engine) -> Iterator[Connection]:
+    """A connection. Errors of the driver become those of `migrate`. Disposes of the engine."""
+    try:
+        with engine.connect() as connection:
+            yield connection
+    except DBAPIError as error:
+        failure = translate(error, engine.url)
+        if failure is None:
+            raise
+        raise failure.error from error
+    finally:
+        engine.dispose()
+
+
+def check_schema(connection: Connection) -> None:
+    """Raise ConfigError, naming the command to run, unless the metadata has exactly this release's schema."""
+    found = revision(connection)
+    head = schema_head()
+    where = place(connection.engine.url)
+    if found is None:
+        raise ConfigError(f"metadata at {where} has no tables yet; {NEW_OR_LOST}")
+    if found != head:
+        _refuse_unknown(connection)
+        raise ConfigError(
+            f"metadata at {where} has schema {found}, but this release needs {head}; stop the daemons, then run"
+            " `nos-ec init`"
+        )
+
+
+def schema_head() -> str:
+    """The schema version of this release."""
+    return max(_revisions())
+
+
+def _revisions() -> set[str]:
+    """The schema versions that this release knows: for example, versions/v0002_slots.py creates 0002."""
+    return {path.name[1:5] for path in (_SCRIPTS / "versions").glob("v[0-9][0-9][0-9][0-9]_*.py")}
+
+
+def revision(connection: Connection) -> str | None:
+    """The store's schema version; None if it has no tables yet."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return found
+
+
+def _refuse_unknown(connection: Connection) -> None:
+    found = revision(connection)
+    if found is not None and found not in _revisions():
+        raise ConfigError(
+            f"metadata at {place(connection.engine.url)} has schema {found}, which this release does not know;"
+            " a newer release created it: install that release, then run `nos-ec init`"
+        )
+
+
+def _config() -> Config:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
+    return config
+
+
+@contextmanager
+def _alone(connection: Connection) -> Iterator[None]:
+    """Allow one migration at a time: on SQLite by the write transaction, on MySQL, whose DDL commits, by a named
+    lock."""
+    if connection.dialect.name == "sqlite":
+        yield
+        return
+    name = f"nos_ec_migrate_{connection.engine.url.database}"[:64]
+    if connection.scalar(text("SELECT GET_LOCK(:name, :wait_s)"), {"name": name, "wait_s": _LOCK_WAIT_S}) != 1:
+        raise Transient(f"metadata at {place(connection.engine.url)}: another migration is running; try again")
+    try:
+        yield
+    finally:
+        connection.execute(text("SELECT RELEASE_LOCK(:name)"), {"name": name})
+
+
+def open_checked(url: str) -> Engine:
+    """Open an engine and check that its store has the right schema. Raises ConfigError, Transient and Corrupt as
+    `migrate` does."""
+    engine = make_engine(url)
+    try:
+        with engine.connect() as connection:
+            check_schema(connection)
+    except DBAPIError as error:
+        engine.dispose()
+        failure = translate(error, engine.url)
+        if failure is None:
+            raise
+        raise failure.error from error
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine

@@ -1,0 +1,1 @@
+"""Migrations of the metadata schema, in alembic's layout. `nos_ec.adapters.sql.tables.migrate` runs them."""

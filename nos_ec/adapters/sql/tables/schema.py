@@ -1,0 +1,477 @@
+"""Tables of the metadata store, the same on SQLite, MySQL 8 and MariaDB 10.6+.
+
+Rules for all of them:
+  - Everything that is compared or ordered is binary (names are UTF-8 bytes), so that the order is byte order on every
+    server, whatever its collations.
+  - `waste_ppm` is a generated column. MySQL assigns left to right with the new values, SQLite uses the old ones, and in
+    a multi-table UPDATE MySQL promises no order at all. A column that no statement assigns cannot be assigned wrongly.
+  - What only objects that wait to be packed need is in `waiting`, which is as small as the backlog (docs/adr/0020).
+  - Columns and indexes of `objects`, which has a row for each object, are as narrow as their values (docs/adr/0040).
+  - The CHECK of `blocks` turns a counting bug into a refused statement instead of a wrong figure.
+
+A change to a table here needs a new migration in `migrations/versions`; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Computed,
+    Dialect,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    case,
+    column,
+    text,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
+from nos_ec.core.errors import Corrupt, InvalidInput
+from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES
+from nos_ec.core.packing.lifetimes import COUNTS_BYTES
+from nos_ec.core.states import BlockKind, BlockState, ObjectState, SegmentState
+from nos_ec.ports.metadata.buckets import (
+    ACCESS_KEY_BYTES_MAX,
+    ACCOUNT_BYTES_MAX,
+    DOCUMENT_BYTES_MAX,
+    NOTE_BYTES_MAX,
+    SECRET_BYTES_MAX,
+    CannedAcl,
+    DocumentKind,
+    KeyState,
+)
+from nos_ec.ports.metadata.uploads import UploadState
+
+ID_BYTES = 16
+TRASHED_BYTES = 20
+WRITER_BYTES_MAX = 255
+
+_MYSQL = ("mysql", "mariadb")
+_S = TypeVar("_S", bound=StrEnum)
+
+
+def utf8(words: str) -> bytes:
+    """The UTF-8 bytes of `words`. Raises InvalidInput for text that cannot be encoded (lone surrogates)."""
+    try:
+        return words.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            f"{words!r} is not valid UTF-8 ({error.reason}); use text without lone surrogates"
+        ) from error
+
+
+class Utf8(TypeDecorator[str]):
+    """Text stored as its UTF-8 bytes. Parameters may also be bytes, which bounds of ranges need."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        super().__init__(bytes_max)
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name in _MYSQL:
+            return dialect.type_descriptor(mysql.VARBINARY(self.bytes_max))
+        return dialect.type_descriptor(LargeBinary(self.bytes_max))
+
+    def process_bind_param(self, value: str | bytes | None, dialect: Dialect) -> Any:  # noqa: ARG002
+        return utf8(value) if isinstance(value, str) else value
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], str | None]:  # noqa: ARG002
+        return _text
+
+
+class Id(TypeDecorator[bytes]):
+    """Exactly `size` bytes. MySQL would pad a shorter id with zeros and so turn it into another one."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def __init__(self, size: int = ID_BYTES) -> None:
+        self.size = size
+        super().__init__(size)
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name in _MYSQL:
+            return dialect.type_descriptor(mysql.BINARY(self.size))
+        return dialect.type_descriptor(LargeBinary(self.size))
+
+    def process_bind_param(self, value: bytes | None, dialect: Dialect) -> Any:  # noqa: ARG002
+        if value is not None and len(value) != self.size:
+            raise ValueError(f"an id of {len(value)} bytes; it must have {self.size}")
+        return value
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], bytes | None]:  # noqa: ARG002
+        size = self.size
+
+        def checked(value: Any) -> bytes | None:
+            if value is None:
+                return None
+            if len(value) != size:
+                raise _damaged(f"an id of {len(value)} bytes; it must have {size}")
+            return bytes(value)
+
+        return checked
+
+
+class Bytes(TypeDecorator[bytes]):
+    """At most `bytes_max` bytes."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        super().__init__(bytes_max)
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name in _MYSQL:
+            return dialect.type_descriptor(mysql.VARBINARY(self.bytes_max))
+        return dialect.type_descriptor(LargeBinary(self.bytes_max))
+
+    def process_bind_param(self, value: bytes | None, dialect: Dialect) -> Any:  # noqa: ARG002
+        return value
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], bytes]:  # noqa: ARG002
+        return _bytes
+
+
+class Opaque(Bytes):
+    """Bytes that nothing here looks into. No bytes are NULL, which takes no space."""
+
+    cache_ok = True
+
+    def process_bind_param(self, value: bytes | None, dialect: Dialect) -> Any:  # noqa: ARG002
+        return value or None
+
+
+class Word(TypeDecorator[_S]):
+    """A StrEnum stored as its value, readable in any SQL console. With `one_byte`, MySQL stores its number among the
+    words, and still shows, takes and compares the word."""
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, words: type[_S], size: int = 10, *, one_byte: bool = False) -> None:
+        self.words = words
+        self.size = size
+        self.one_byte = one_byte
+        super().__init__(size)
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name not in _MYSQL:
+            return dialect.type_descriptor(String(self.size))
+        ascii_words = {"charset": "ascii", "collation": "ascii_bin"}
+        if self.one_byte:
+            return dialect.type_descriptor(mysql.ENUM(*(word.value for word in self.words), **ascii_words))
+        return dialect.type_descriptor(mysql.VARCHAR(self.size, **ascii_words))
+
+    def process_bind_param(self, value: _S | None, dialect: Dialect) -> Any:  # noqa: ARG002
+        return None if value is None else self.words(value).value
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], _S | None]:  # noqa: ARG002
+        known: dict[Any, _S | None] = {word.value: word for word in self.words}
+        known[None] = None
+
+        def word_of(value: Any) -> _S | None:
+            try:
+                return known[value]
+            except KeyError:
+                raise _damaged(f"{value!r} is no {self.words.__name__}") from None
+
+        return word_of
+
+
+# Each is called once for each value of a page of rows, which is most of what a listing costs. So types give these to
+# SQLAlchemy themselves: `process_result_value` would put two more calls around each.
+def _text(value: Any) -> str | None:
+    try:
+        return None if value is None else bytes(value).decode("utf-8")
+    except UnicodeDecodeError:
+        raise _damaged(f"{bytes(value)!r} is not UTF-8") from None
+
+
+def _bytes(value: Any) -> bytes:
+    return b"" if value is None else bytes(value)
+
+
+def _damaged(what: str) -> Corrupt:
+    return Corrupt(f"metadata damaged: a column holds {what}")
+
+
+def _table(name: str, *parts: Any, **options: Any) -> Table:
+    for dialect in _MYSQL:
+        options |= {f"{dialect}_engine": "InnoDB", f"{dialect}_charset": "utf8mb4", f"{dialect}_row_format": "DYNAMIC"}
+    return Table(name, METADATA, *parts, **options)
+
+
+def _bigint(name: str, *, nullable: bool = False) -> Column[Any]:
+    return Column(name, BigInteger, nullable=nullable)
+
+
+METADATA = MetaData()
+
+_BLOCK_ID_PREFIX: Any = {f"{dialect}_length": {"block_id": 8} for dialect in _MYSQL}
+"""The bytes of an id that MySQL's index of `objects` has: its time and 16 random bits."""
+_UNSIGNED_32: Any = BigInteger().with_variant(mysql.INTEGER(unsigned=True), *_MYSQL)
+"""In a UNION with a BIGINT, MariaDB would make a DECIMAL of it. So a column that is united with one has this type."""
+
+OBJECTS = _table(
+    "objects",
+    Column("object_id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), nullable=False),
+    Column("name", Utf8(NAME_BYTES_MAX), nullable=False),
+    _bigint("version"),
+    _bigint("size"),
+    Column("crc32c", _UNSIGNED_32, nullable=False),
+    Column("md5", Id(), nullable=False),
+    Column("state", Word(ObjectState, one_byte=True), nullable=False),
+    Column("landing_id", Id()),
+    Column("block_id", Id()),
+    Column("block_offset", _UNSIGNED_32),
+    _bigint("created_ms"),
+    Column("attributes", Opaque(ATTRIBUTES_SIZE_MAX)),
+    Column("trashed", Bytes(TRASHED_BYTES), nullable=False, server_default=text("x''")),
+    Index("objects_by_trash_key", "trashed", "bucket", "name", unique=True),
+    Index("objects_by_block", "block_id", sqlite_where=text("block_id IS NOT NULL"), **_BLOCK_ID_PREFIX),
+    sqlite_autoincrement=True,
+)
+"""Current versions, and deleted ones in the trash. An overwrite keeps the row and its object_id; an object_id is never
+used twice.
+
+trashed: empty for a current version; for a noncurrent one six zeros and its object_id
+(retired.py, docs/adr/0034); otherwise until when the trash keeps it, its object_id, and when it was deleted
+(trash.py, docs/adr/0028). So keys are unique among current versions, and the trash lies in the index in the order of
+its times.
+"""
+
+WAITING = _table(
+    "waiting",
+    Column("landing_id", Id(), primary_key=True),
+    Column("object_id", BigInteger, nullable=False),
+    Column("slot", SmallInteger, nullable=False),
+    _bigint("due_ms"),
+    Column("state", Word(ObjectState), nullable=False),
+    _bigint("size"),
+    Index("waiting_by_due", "slot", "due_ms", "object_id"),
+    sqlite_with_rowid=False,
+)
+"""What waits to be packed: exactly one row for each LANDED or QUEUED row of `objects`, with the same landing_id, state
+and size. It is changed only in a transaction that has locked that row (waiting.py).
+
+slot: `core.slots.bucket_slot` of the bucket.
+"""
+
+SEGMENTS = _table(
+    "segments",
+    Column("object_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("part", BigInteger, primary_key=True, autoincrement=False),
+    Column("block_id", Id(), nullable=False),
+    Column("block_offset", _UNSIGNED_32, nullable=False),
+    _bigint("length"),
+    Column("crc32c", _UNSIGNED_32, nullable=False),
+    Index("segments_by_block", "block_id"),
+)
+"""The parts of LARGE objects. Those of a released version are removed with it."""
+
+_WASTE_BYTES: Any = column("dead_bytes", BigInteger) + column("overhead_bytes", BigInteger)
+_SIZE_BYTES: Any = column("live_bytes", BigInteger) + _WASTE_BYTES
+_WASTE_PPM = case((_SIZE_BYTES == 0, 1_000_000), else_=_WASTE_BYTES * 1_000_000 // _SIZE_BYTES)
+
+BLOCKS = _table(
+    "blocks",
+    Column("block_id", Id(), primary_key=True),
+    Column("kind", Word(BlockKind), nullable=False),
+    Column("state", Word(BlockState), nullable=False),
+    Column("writer", Utf8(WRITER_BYTES_MAX), nullable=False),
+    _bigint("epoch"),
+    _bigint("stripes"),
+    _bigint("live_bytes"),
+    _bigint("dead_bytes"),
+    _bigint("overhead_bytes"),
+    _bigint("live_objects"),
+    Column("waste_ppm", BigInteger, Computed(_WASTE_PPM, persisted=True)),
+    _bigint("created_ms"),
+    _bigint("sealed_ms", nullable=True),
+    _bigint("delete_after_ms", nullable=True),
+    _bigint("gc_not_before_ms", nullable=True),
+    Column("gc_failures", BigInteger, nullable=False, server_default="0"),
+    CheckConstraint(
+        "live_bytes >= 0 AND dead_bytes >= 0 AND overhead_bytes >= 0 AND live_objects >= 0", name="blocks_count_right"
+    ),
+    Index("blocks_by_waste", "state", "waste_ppm", "gc_not_before_ms"),
+    Index("blocks_by_grace", "state", "delete_after_ms"),
+    Index("blocks_by_writer", "writer", "epoch", "state"),
+)
+"""Blocks, with counters of their bytes and objects.
+
+waste_ppm: dead and overhead bytes per million bytes of the block; a million for a block without stripes.
+gc_not_before_ms: GC leaves the block alone until then. gc_failures: how many times GC could not collect it.
+"""
+
+LEASES = _table(
+    "leases",
+    Column("name", Utf8(WRITER_BYTES_MAX), primary_key=True),
+    _bigint("epoch"),
+    _bigint("expires_ms"),
+    Index("leases_by_expiry", "expires_ms"),
+)
+
+COUNTERS = _table(
+    "counters",
+    Column("name", String(32), primary_key=True),
+    _bigint("value"),
+)
+"""`lease_epoch` is the last epoch handed out. The migration inserts its row."""
+
+LANDING_DELETIONS = _table(
+    "landing_deletions",
+    Column("landing_id", Id(), primary_key=True),
+    _bigint("object_id", nullable=True),
+    _bigint("version", nullable=True),
+    _bigint("not_before_ms"),
+    Column("doomed", Boolean(create_constraint=False), nullable=False),
+    Index("landing_deletions_by_time", "not_before_ms", "landing_id"),
+)
+
+LANDING_SEGMENTS = _table(
+    "landing_segments",
+    Column("segment_id", Id(SEGMENT_ID_BYTES), primary_key=True),
+    Column("log", Integer, nullable=False),
+    _bigint("epoch"),
+    Column("state", Word(SegmentState), nullable=False),
+    _bigint("opened_ms"),
+    _bigint("sealed_ms", nullable=True),
+    _bigint("end_bytes"),
+    _bigint("records"),
+    Index("landing_segments_by_log", "state", "log"),
+)
+"""Segments of the landing log. There are as many as fit into the log.
+
+log: the number in the id. epoch: that of the lease under which the log opened it.
+"""
+
+BUCKETS = _table(
+    "buckets",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    Column("owner", Utf8(ACCOUNT_BYTES_MAX), nullable=False),
+    _bigint("created_ms"),
+    Column("acl", Word(CannedAcl, 20), nullable=False),
+    _bigint("deleted_ms", nullable=True),
+    Index("buckets_by_owner", "owner", "bucket"),
+)
+"""Buckets as their owners see them. Objects need no row of their bucket (docs/adr/0030).
+
+deleted_ms: set when the bucket was deleted. It says whose it is again if a PUT of that moment put an object into it.
+"""
+
+BUCKET_DOCUMENTS = _table(
+    "bucket_documents",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    Column("kind", Word(DocumentKind, 20), primary_key=True),
+    Column("body", Bytes(DOCUMENT_BYTES_MAX), nullable=False),
+)
+"""What else a bucket has, as it was sent."""
+
+BUCKET_GRANTS = _table(
+    "bucket_grants",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    Column("account", Utf8(ACCOUNT_BYTES_MAX), primary_key=True),
+    Column("rights", SmallInteger, nullable=False),
+)
+"""What an account may do in a bucket of another one. rights: bits of `Rights`."""
+
+ACCESS_KEYS = _table(
+    "access_keys",
+    Column("access_key", Utf8(ACCESS_KEY_BYTES_MAX), primary_key=True),
+    Column("account", Utf8(ACCOUNT_BYTES_MAX), nullable=False),
+    Column("secret", Bytes(SECRET_BYTES_MAX), nullable=False),
+    Column("state", Word(KeyState), nullable=False),
+    _bigint("created_ms"),
+    Column("note", Utf8(NOTE_BYTES_MAX), nullable=False),
+)
+"""Access keys of the S3 gateway. secret: encrypted."""
+
+UPLOADS = _table(
+    "uploads",
+    Column("upload_id", Id(), primary_key=True),
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), nullable=False),
+    Column("name", Utf8(NAME_BYTES_MAX), nullable=False),
+    Column("state", Word(UploadState), nullable=False),
+    _bigint("since_ms"),
+    _bigint("revision"),
+    Column("owner", Utf8(ACCOUNT_BYTES_MAX), nullable=False),
+    Column("attributes", Opaque(ATTRIBUTES_SIZE_MAX)),
+    Index("uploads_by_key", "state", "bucket", "name", "upload_id"),
+    Index("uploads_by_time", "state", "since_ms", "upload_id"),
+)
+"""Multipart uploads, from their beginning until their last part is deleted (docs/adr/0032). The parts are objects."""
+
+VERSIONS = _table(
+    "versions",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    Column("name", Utf8(NAME_BYTES_MAX), primary_key=True),
+    Column("age_rank", BigInteger, primary_key=True, autoincrement=False),
+    _bigint("object_id", nullable=True),
+    Column("is_null", SmallInteger, nullable=False),
+    _bigint("created_ms"),
+    Index("versions_by_null", "is_null", "bucket", "name", sqlite_where=text("is_null = 1")),
+)
+"""Noncurrent versions, and delete markers, the newest of each key first (docs/adr/0034).
+
+age_rank: VERSION_MAX less the version. object_id: the row of the version; NULL for a delete marker. is_null: 1 for the
+null version of the key.
+"""
+
+VERSION_FLOORS = _table(
+    "version_floors",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    Column("name", Utf8(NAME_BYTES_MAX), primary_key=True),
+    _bigint("version"),
+    Index("version_floors_by_version", "version"),
+)
+"""The greatest number of a version, or delete marker, that was removed from a key in the last week (floors.py)."""
+
+SURVIVAL = _table(
+    "survival",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    _bigint("counted_ms"),
+    Column("counts", Bytes(COUNTS_BYTES), nullable=False),
+)
+"""How long objects live, by bucket (docs/adr/0033). The empty bucket stands for all that have no row of their own, and
+its time is that of the last survey. counted_ms: the time that the counts have decayed to.
+"""
+
+STORE_INFO = _table(
+    "store_info",
+    Column("name", String(32), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""Facts about the whole store: `geometry` as JSON; `store_id`, which is also recorded in its pools or folders. Also the
+holders of leases: `holder of NAME`, with an epoch and a process."""
+
+STORED_TOTALS = _table(
+    "stored_totals",
+    Column("name", String(32), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""A few rows, as JSON: `totals` (totals.py), `scrub` (scrubbing.py), notes (notes.py) and the bytes of deleted blocks
+(deleted_bytes.py). It is a table of its own so that daemons that may write it have no right to change the facts of
+`store_info`."""

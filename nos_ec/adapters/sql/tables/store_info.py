@@ -1,0 +1,51 @@
+"""Facts about the whole store."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from sqlalchemy import Connection, insert, select
+
+from nos_ec.adapters.sql.tables.schema import STORE_INFO
+from nos_ec.core.errors import ConfigError
+from nos_ec.core.geometry import Geometry
+
+
+def bind_geometry(connection: Connection, geometry: Geometry) -> None:
+    """See `Metadata.bind_geometry`."""
+    if not has_geometry(connection, geometry):
+        connection.execute(insert(STORE_INFO).values(name="geometry", value=json.dumps(asdict(geometry))))
+
+
+def has_geometry(connection: Connection, geometry: Geometry) -> bool:
+    """Return whether the store is bound to this geometry; False when it is new. Raises ConfigError when it is bound to
+    another one."""
+    bound = find_geometry(connection)
+    if bound is not None and bound != geometry:
+        raise ConfigError(
+            f"this store was created with {bound}, but {geometry} is configured;"
+            " correct the configuration, or create another store for that geometry"
+        )
+    return bound is not None
+
+
+def find_geometry(connection: Connection) -> Geometry | None:
+    """The geometry that the store is bound to, if any."""
+    value = connection.execute(select(STORE_INFO.c.value).where(STORE_INFO.c.name == "geometry")).scalar()
+    return None if value is None else Geometry(**json.loads(value))
+
+
+def find_store_id(connection: Connection) -> str | None:
+    """The id that distinguishes this store from all others, if there is one."""
+    found = connection.execute(select(STORE_INFO.c.value).where(STORE_INFO.c.name == "store_id")).scalar()
+    return None if found is None else str(found)
+
+
+def claim_store_id(connection: Connection, store_id: str) -> str:
+    """Return the store's id. If there is none yet, `store_id` becomes it. If two calls do this at once, both return the
+    winner's id."""
+    found = find_store_id(connection)
+    if found is None:
+        connection.execute(insert(STORE_INFO).values(name="store_id", value=store_id))
+    return found or store_id

@@ -1,0 +1,175 @@
+"""demo."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+from rich.panel import Panel
+from rich.table import Table
+
+from nos_ec.cli.terminal.context import AsJson, context
+from nos_ec.cli.terminal.output import emit, err, out, size_text, ticking
+from nos_ec.cli.terminal.values import size_option
+from nos_ec.core.errors import Corrupt, Transient
+from nos_ec.demo.run import REPLICAS, Demo, DemoOptions, Report
+from nos_ec.demo.s3 import BUCKET, Access
+
+CONSUMERS = 3
+"""Processes that share the work if the message log supports it."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(demo)
+
+
+def demo(
+    ctx: typer.Context,
+    source: Annotated[Path, typer.Option(help="Folder whose files are stored.")] = Path("/usr/share"),
+    limit_bytes: Annotated[
+        int, typer.Option(parser=size_option, metavar="SIZE", help="Store at most this many bytes.")
+    ] = 512 << 20,
+    limit_objects: Annotated[int, typer.Option(min=1, help="Store at most this many files.")] = 1_000_000,
+    delete_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the objects to delete before GC.")
+    ] = 0.85,
+    sample_objects: Annotated[int, typer.Option(min=1, help="Number of objects to read while shards are lost.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
+    root: Annotated[
+        Path | None, typer.Option(help="Empty folder for the demo's store. Default: a temporary folder.")
+    ] = None,
+    consumers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Number of consumer processes. Default: 3 on Kafka, else 1 (the demo process itself)."
+        ),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the store afterwards.")] = False,
+    s3: Annotated[
+        bool, typer.Option("--s3", help="Store through an S3 gateway, and read there too. Needs botocore.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take a real folder through the whole pipeline. Shows how much space it saves. Exits with 6 if a single byte
+    differs, and with 7 if a read was not answered."""
+    settings = context(ctx).settings()
+    with ticking() as tick:
+        place = root or Path(tempfile.mkdtemp(prefix="nos-ec-demo-"))
+        count = consumers or (CONSUMERS if settings.log.backend == "kafka" else 1)
+        options = DemoOptions(
+            source, limit_bytes, limit_objects, delete_share, sample_objects, seed, place, keep, count, s3
+        )
+        run = Demo(settings, options, perf_counter, tick)
+        try:
+            report = run.run()
+        finally:
+            if root is None and not keep:
+                shutil.rmtree(place, ignore_errors=True)
+    data = {
+        "source": report.source,
+        "objects": report.objects,
+        "bytes": report.bytes,
+        "skipped_files": report.skipped_files,
+        **report.figures,
+        "verify": asdict(report.verify),
+        "seconds": report.seconds,
+    }
+    emit(data, as_json, lambda: _print(report))
+    if keep:
+        err.print(f"the store was kept; look at it with: {_program()} --config {run.config_file} status", markup=False)
+        if run.access is not None:
+            err.print(_s3_text(run, run.access), markup=False, highlight=False, soft_wrap=True)
+    if report.verify.mismatches:
+        raise Corrupt(f"{report.verify.mismatches} reads differ; the first: {report.verify.first_mismatch}")
+    if report.verify.unanswered:
+        raise Transient(
+            f"{report.verify.unanswered} reads were not answered; the first:"
+            f" {report.verify.first_unanswered}; all others match the files"
+        )
+
+
+def _program() -> str:
+    """How to start this program: by its name, if it is on the PATH."""
+    return "nos-ec" if shutil.which("nos-ec") else f"{sys.executable} -m nos_ec"
+
+
+def _s3_text(run: Demo, access: Access) -> str:
+    """How to use the kept store with S3 clients."""
+    return "\n".join(
+        [
+            "for S3 clients, serve it:",
+            f"  {_program()} --config {run.config_file} s3 serve",
+            "and in another shell:",
+            f"  export AWS_ACCESS_KEY_ID={access.access_key}",
+            f"  export AWS_SECRET_ACCESS_KEY={access.secret}",
+            "  export AWS_DEFAULT_REGION=us-east-1",
+            f"  export AWS_ENDPOINT_URL=http://127.0.0.1:{run.s3_port}",
+            f"  aws s3 ls s3://{BUCKET}/",
+        ]
+    )
+
+
+def _print(report: Report) -> None:
+    figures, verify = report.figures, report.verify
+    gc, small, lost = figures["gc"], figures["small_get"], figures["lost_shards"]
+    out.print(
+        Panel.fit(f"[bold]{report.objects:,}[/] objects, [bold]{size_text(report.bytes)}[/] from {report.source}")
+    )
+    space = Table(title="Space", title_justify="left")
+    for column in ("", "nos_ec", "compare"):
+        space.add_column(column, justify="left" if not column else "right")
+    raw = _figure(figures["raw_bytes_per_user_byte"], ".3f")
+    space.add_row("raw bytes per user byte", f"[bold green]{raw}[/]", f"{REPLICAS}.000  three replicas")
+    space.add_row(
+        "stripe utilisation",
+        f"[bold green]{_figure(figures['utilisation'], '.2%')}[/]",
+        f"{_figure(figures['bound'], '.2%')}  proven bound",
+    )
+    space.add_row("", "", f"{_figure(figures['utilisation_nos_policy'], '.2%')}  published policy, same sizes")
+    out.print(space)
+    reads = Table(title="Reads", title_justify="left", show_header=False)
+    reads.add_row("small objects inside one chunk", _figure(figures["single_chunk_ratio"], ".2%"))
+    reads.add_row("shard reads per small GET", f"[bold green]{_figure(small['shard_reads_mean'], '.3f')}[/]")
+    reads.add_row("shard bytes per user byte, small GETs", _figure(small["shard_bytes_per_user_byte"], ".2f"))
+    reads.add_row(*_lost_text(lost))
+    if "s3" in figures:
+        reads.add_row("through S3", f"{figures['s3']['puts']:,} PUTs, {figures['s3']['gets']:,} GETs")
+    reads.add_row("compared to the files", f"{verify.reads:,} reads, {size_text(verify.bytes)}")
+    colour = "red" if verify.mismatches else "green"
+    reads.add_row("mismatches", f"[bold {colour}]{verify.mismatches}[/]")
+    if verify.unanswered:
+        reads.add_row("not answered", f"[bold red]{verify.unanswered}[/]")
+    out.print(reads)
+    collection = Table(title="GC", title_justify="left", show_header=False)
+    collection.add_row("objects deleted", f"{figures['deleted_objects']:,}")
+    collection.add_row("blocks examined, deleted", f"{gc['blocks_examined']}, {gc['blocks_deleted']}")
+    collection.add_row(
+        "read to decide", f"{size_text(gc['header_bytes_read'])} of {size_text(gc['block_bytes_examined'])}"
+    )
+    collection.add_row("live bytes rewritten", size_text(gc["bytes_moved"]))
+    collection.add_row("reclaimed", f"[bold green]{size_text(gc['bytes_reclaimed'])}[/] in data space")
+    collection.add_row(
+        "utilisation", f"{_figure(gc['utilisation_before'], '.2%')} -> {_figure(gc['utilisation_after'], '.2%')}"
+    )
+    out.print(collection)
+    out.print("Seconds: " + ", ".join(f"{step} {seconds:.1f}" for step, seconds in report.seconds.items()))
+
+
+def _lost_text(lost: dict[str, Any] | None) -> tuple[str, str]:
+    if lost is None:
+        return "with OSDs down", "not tested: ceph.admin_keyring_file is not set"
+    if lost["degraded_reads"] is None:
+        return f"with OSDs {lost['shards']} down", f"{lost['reads']} reads"
+    return f"with shards {lost['shards']} lost", f"{lost['reads']} reads, {lost['degraded_reads']} decoded"
+
+
+def _figure(value: float | None, form: str) -> str:
+    """A ratio, or '-' if there was nothing to divide by."""
+    return "-" if value is None else format(value, form)

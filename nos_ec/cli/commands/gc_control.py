@@ -1,0 +1,178 @@
+"""gc limit, gc pause, gc resume, gc status."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+import typer
+
+from nos_ec.cli.terminal.context import AsJson, context
+from nos_ec.cli.terminal.output import count_text, emit, facts, out, size_text, time_text
+from nos_ec.cli.terminal.values import rate_of
+from nos_ec.composition.wiring import System
+from nos_ec.core.deadlines import LEASE_MS_MAX
+from nos_ec.core.errors import InvalidInput
+from nos_ec.engine.gc.control import Control, GcControl
+from nos_ec.engine.gc.options import LEASE_NAME
+from nos_ec.engine.gc.run_note import RunState, read_run
+from nos_ec.ports.clock import waits
+
+OPERATIONS_MAX = 1_000_000_000
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `gc`."""
+    app.command("limit")(gc_limit)
+    app.command("pause")(gc_pause)
+    app.command("resume")(gc_resume)
+    app.command("status")(gc_status)
+
+
+def gc_limit(
+    ctx: typer.Context,
+    bytes_per_s: Annotated[
+        str | None,
+        typer.Option("--bytes-per-s", metavar="SIZE", help="Bytes read and written, such as 50MiB; 0: no limit."),
+    ] = None,
+    operations_per_s: Annotated[
+        int | None,
+        typer.Option("--operations-per-s", min=0, max=OPERATIONS_MAX, help="Reads and appends; 0: no limit."),
+    ] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Return to the limits of the settings.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Limit GC on all hosts, also a run that goes on.
+
+    A run looks every 5 seconds. Without options, the limits are shown. They stay until they are changed or reset. They
+    do not hold while PUTs are refused for lack of space.
+    """
+    count_bytes = None if bytes_per_s is None else rate_of(bytes_per_s, "--bytes-per-s")
+    asked = count_bytes is not None or operations_per_s is not None
+    if reset and asked:
+        raise InvalidInput("--reset returns to the limits of the settings; give it alone")
+
+    def changed(control: Control) -> Control:
+        if reset:
+            return replace(control, bytes_per_s=None, operations_per_s=None)
+        return replace(
+            control,
+            bytes_per_s=control.bytes_per_s if count_bytes is None else count_bytes,
+            operations_per_s=control.operations_per_s if operations_per_s is None else operations_per_s,
+        )
+
+    with context(ctx).system() as system:
+        control = GcControl(system.metadata)
+        now = control.change(changed) if reset or asked else control.read()
+        data = _limits(system, now)
+    emit(data, as_json, lambda: out.print(_limits_text(data)))
+
+
+def gc_pause(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Pause GC on all hosts until gc resume.
+
+    A run that goes on ends within seconds; what it has moved stays moved. Runs that begin meanwhile end at once, with
+    0, after housekeeping. Blocks that are emptied are not deleted either.
+    """
+    _set_paused(ctx, True, as_json)
+
+
+def gc_resume(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Let GC go on after gc pause.
+
+    A daemon begins within 5 seconds; runs from cron at their next time.
+    """
+    _set_paused(ctx, False, as_json)
+
+
+def _set_paused(ctx: typer.Context, paused: bool, as_json: bool) -> None:
+    with context(ctx).system() as system:
+        now = GcControl(system.metadata).change(lambda control: replace(control, paused=paused))
+    text = "GC is paused; `nos-ec gc resume` lets it go on" if paused else "GC is not paused"
+    emit(asdict(now), as_json, lambda: out.print(text))
+
+
+def gc_status(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Show whether GC runs, its limits, and how far it is.
+
+    The last run is shown also after its end.
+    """
+    with context(ctx).system() as system:
+        data = gc_status_data(system)
+    emit(data, as_json, lambda: _print(data))
+
+
+def gc_status_data(system: System) -> dict[str, Any]:
+    """What `gc status` prints. Sizes in bytes, times in ms of Unix time.
+
+    running: whether a process holds the lease of GC. run: the last run, null if there was none. Its bytes_left and
+    left_ms estimate what is left; left_ms is null while the rate is 0. A run that is not running and has no ended_ms
+    was killed.
+    """
+    now_ms = system.clock.now_ms()
+    leases = system.metadata.list_leases(LEASE_NAME)
+    running = any(one.name == LEASE_NAME and waits(one.expires_ms, now_ms, LEASE_MS_MAX) for one in leases)
+    run, control = read_run(system.metadata), GcControl(system.metadata).read()
+    return {
+        "running": running,
+        "paused": control.paused,
+        **_limits(system, control),
+        "run": None if run is None else asdict(run) | {"bytes_left": run.bytes_left, "left_ms": run.left_ms},
+    }
+
+
+def _limits(system: System, control: Control) -> dict[str, int | bool]:
+    """The limits that hold, 0 for none, and whether they are those of the settings."""
+    gc = system.settings.gc
+    return {
+        "bytes_per_s": gc.bytes_per_s if control.bytes_per_s is None else control.bytes_per_s,
+        "operations_per_s": gc.operations_per_s if control.operations_per_s is None else control.operations_per_s,
+        "limits_of_settings": control.bytes_per_s is None and control.operations_per_s is None,
+    }
+
+
+def _limits_text(data: dict[str, Any]) -> str:
+    count_bytes, operations = data["bytes_per_s"], data["operations_per_s"]
+    parts = [
+        f"{size_text(count_bytes)}/s" if count_bytes else "any number of bytes",
+        f"{count_text(operations, 'operation')}/s" if operations else "any number of operations",
+    ]
+    return ", ".join(parts) + ("" if data["limits_of_settings"] else "; set with `nos-ec gc limit`")
+
+
+def _print(data: dict[str, Any]) -> None:
+    state = "running" if data["running"] else "not running"
+    rows: dict[str, object] = {
+        "GC": f"{state}; paused, until `nos-ec gc resume`" if data["paused"] else state,
+        "limits": _limits_text(data),
+    }
+    found = data["run"]
+    if found is not None:
+        run = RunState(**{name: value for name, value in found.items() if name not in ("bytes_left", "left_ms")})
+        rows |= _run_rows(run, data["running"])
+    facts("gc status", rows)
+
+
+def _run_rows(run: RunState, running: bool) -> dict[str, object]:
+    going = running and run.ended_ms is None
+    moved = f"{count_text(run.objects_moved, 'object')}, {size_text(run.bytes_moved)}"
+    rows: dict[str, object] = {
+        "run": f"{run.process}, since {time_text(run.started_ms)}" + ("" if going else _ended_text(run)),
+        "victims": f"{run.victims_done:,} of {run.victims:,} done",
+        "moved": f"{moved} of {size_text(run.bytes_chosen)}",
+        "deleted": f"{count_text(run.blocks_deleted, 'block')}, {size_text(run.bytes_reclaimed)}",
+    }
+    if going:
+        left = "unknown" if run.left_ms is None else f"about {run.left_ms / 60_000:.0f} minutes"
+        rows["rate"] = f"{size_text(run.bytes_per_s)}/s, at {run.speed_percent} % of its speed"
+        rows["left"] = f"{size_text(run.bytes_left)}, {left}"
+    if run.behind is not None:
+        rows["behind"] = run.behind
+    return rows
+
+
+def _ended_text(run: RunState) -> str:
+    if run.ended_ms is None:
+        return f"; was killed after {time_text(run.seen_ms)}"
+    why = "" if run.stopped is None else f", stopped by {run.stopped.replace('_', ' ')}"
+    return f"; ended {time_text(run.ended_ms)}{why}"

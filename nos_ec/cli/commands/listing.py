@@ -1,0 +1,186 @@
+"""ls: the buckets of a store, or the objects of a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from nos_ec.cli.files.trees import entry_pages, name_pages, pages
+from nos_ec.cli.terminal.context import AsJson, Context, context
+from nos_ec.cli.terminal.output import count_text, emit, err, print_lines, printable, size_text
+from nos_ec.core.errors import InvalidInput, NotFound
+from nos_ec.engine.objects.store import Store
+from nos_ec.library.object_info import attributes_of
+from nos_ec.ports.metadata import ObjectRow
+
+_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    name: str
+
+
+_Listed = ObjectRow | _Folder | str
+"""An object with its row, its name alone, or a folder."""
+
+
+def ls(
+    ctx: typer.Context,
+    where: Annotated[str, typer.Argument(metavar="BUCKET[/PREFIX]", help="If left out, the buckets are listed.")] = "",
+    after: Annotated[
+        str, typer.Option(help="Start after this entry: a bucket, or NAME or BUCKET/NAME as listed.")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of lines.")] = _PAGE,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Also show the size and state of each object.")] = False,
+    summarize: Annotated[
+        bool, typer.Option("--summarize", help="Also count all objects there, and sum their sizes.")
+    ] = False,
+    delimiter: Annotated[
+        str,
+        typer.Option(help="Show a folder in place of the objects that have this behind PREFIX, such as /."),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List buckets, or the objects of a bucket. In byte order of their names; with -l, their sizes and states."""
+    bucket, _, prefix = where.partition("/")
+    if delimiter and (summarize or not bucket):
+        raise InvalidInput("--delimiter needs BUCKET or BUCKET/PREFIX, and does not go with --summarize")
+    with context(ctx).system() as system:
+        if bucket:
+            after = after.removeprefix(f"{bucket}/")
+            if delimiter:
+                found = _folded(system.store(), bucket, prefix, delimiter, after, limit)
+            else:
+                found = _found(system.store(), bucket, prefix, after, limit, rows=long or summarize, to_end=summarize)
+            next_after = _print_objects(found, bucket, limit, long, summarize, as_json, delimiter)
+        elif long or summarize:
+            raise InvalidInput("-l and --summarize need BUCKET or BUCKET/PREFIX; `nos-ec status` has the sums of all")
+        else:
+            buckets = system.store().list_buckets(after, limit + 1)
+            next_after = buckets[limit - 1] if len(buckets) > limit else None
+            shown = buckets[:limit]
+            emit({"buckets": shown, "next_after": next_after}, as_json, lambda: print_lines(map(printable, shown)))
+    _print_more_hint(context(ctx), where, None if as_json else next_after, limit, long, delimiter)
+
+
+def _found(
+    store: Store, bucket: str, prefix: str, after: str, limit: int, *, rows: bool, to_end: bool
+) -> Iterator[list[_Listed]]:
+    """Pages of what is listed, and enough more to tell whether it ends there. The names alone are in an index; a row
+    costs a look-up. Raises NotFound for a bucket without objects."""
+    page_max = _PAGE + 1 if to_end else min(limit, _PAGE) + 1
+    if rows:
+        found: Iterator[list[Any]] = pages(store, bucket, prefix, after, page_max)
+    else:
+        found = name_pages(store, bucket, prefix, after, page_max)
+    yield from _of_some(store, bucket, found)
+
+
+def _folded(store: Store, bucket: str, prefix: str, delimiter: str, after: str, limit: int) -> Iterator[list[_Listed]]:
+    """As `_found`, with folders."""
+    found = entry_pages(store, bucket, prefix, delimiter, after, min(limit, _PAGE) + 1)
+    folded = ([_Folder(one) if isinstance(one, str) else one for one in page] for page in found)
+    yield from _of_some(store, bucket, folded)
+
+
+def _of_some(store: Store, bucket: str, found: Iterator[list[Any]]) -> Iterator[list[_Listed]]:
+    first = next(found, [])
+    if not first and not store.list_names(bucket, "", "", 1):
+        raise NotFound(f"bucket {printable(bucket)} has no objects")
+    yield first
+    yield from found
+
+
+def _print_objects(
+    found: Iterable[list[_Listed]],
+    bucket: str,
+    limit: int,
+    long: bool,
+    summarize: bool,
+    as_json: bool,
+    delimiter: str,
+) -> str | None:
+    """Print page by page for people; JSON is one line and needs all that it shows. Returns the name after which the
+    listing continues; None when it is complete."""
+    shown: list[_Listed] = []
+    count = size = listed = 0
+    last = ""
+    next_after: str | None = None
+    for page in found:
+        count += len(page)
+        size += sum(one.users_size for one in page if isinstance(one, ObjectRow))
+        lines = page[: limit - listed]
+        if as_json:
+            shown += lines
+        else:
+            print_lines(_line(bucket, one, long) for one in lines)
+        if next_after is None and len(lines) < len(page):
+            next_after = _name(lines[-1]) if lines else last
+        listed += len(lines)
+        last = _name(page[-1]) if page else last
+        if next_after is not None and not summarize:
+            break
+    objects = [_data(bucket, one, long) for one in shown if not isinstance(one, _Folder)]
+    data: dict[str, Any] = {"objects": objects, "next_after": next_after}
+    if delimiter:
+        data["folders"] = [{"bucket": bucket, "name": one.name} for one in shown if isinstance(one, _Folder)]
+    if summarize:
+        data |= {"total_objects": count, "total_bytes": size}
+    total = f"total: {count_text(count, 'object')}, {size:,} bytes ({size_text(size)})"
+    emit(data, as_json, lambda: print_lines([total] if summarize else []))
+    return next_after
+
+
+def _name(listed: _Listed) -> str:
+    if isinstance(listed, ObjectRow):
+        return listed.key.name
+    return listed.name if isinstance(listed, _Folder) else listed
+
+
+def _line(bucket: str, listed: _Listed, long: bool) -> str:
+    key = printable(f"{bucket}/{_name(listed)}")
+    if long and isinstance(listed, ObjectRow):
+        return f"{listed.users_size:>12}  {listed.state.value:<7} {key}"
+    return f"{'':>12}  {'folder':<7} {key}" if long else key
+
+
+def _data(bucket: str, listed: _Listed, long: bool) -> dict[str, Any]:
+    if long and isinstance(listed, ObjectRow):
+        return row_data(listed)
+    return {"bucket": bucket, "name": _name(listed)}
+
+
+def row_data(row: ObjectRow) -> dict[str, Any]:
+    """The data of an object that `ls -l` and `stat` print. Raises Corrupt when its attributes are damaged."""
+    md5, parts = row.tag
+    return {
+        "bucket": row.key.bucket,
+        "name": row.key.name,
+        "version": row.version,
+        "size": row.users_size,
+        "crc32c": f"{row.users_crc32c:08x}",
+        "md5": md5.hex(),
+        **({} if parts is None else {"parts": parts}),
+        "state": row.state.value,
+        "created_ms": row.created_ms,
+        "attributes": attributes_of(row),
+    }
+
+
+def _print_more_hint(
+    found: Context, where: str, next_after: str | None, limit: int, long: bool, delimiter: str
+) -> None:
+    """Print on stderr that the listing continues, and the command that continues it."""
+    if next_after is not None:
+        options = [
+            *(["-l"] if long else []),
+            *([f"--delimiter={delimiter}"] if delimiter else []),
+            f"--after={next_after}",
+            *([f"--limit={limit}"] if limit != _PAGE else []),
+        ]
+        words = found.command("ls", *options, *(["--"] if where.startswith("-") else []), *([where] if where else []))
+        err.print(f"there are more; continue with: {words}", markup=False)

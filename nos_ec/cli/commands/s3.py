@@ -1,0 +1,249 @@
+"""s3 key, s3 bucket and s3 grant; s3_serve and s3_lifecycle have the other commands of s3."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from nos_ec.cli.commands import s3_lifecycle, s3_serve
+from nos_ec.cli.terminal.context import AsJson, context
+from nos_ec.cli.terminal.output import emit, out
+from nos_ec.core.errors import InvalidInput
+from nos_ec.engine.explain.times import when
+from nos_ec.gateway.auth.accounts import SECRET_CHARS_MAX, Accounts, NewKey, rights_of, words_of
+from nos_ec.gateway.auth.master_keys import find_master_keys
+from nos_ec.gateway.auth.sealed_secrets import MasterKeys
+from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, BucketRow, KeyState, Rights
+
+s3_app = typer.Typer(
+    help="Accounts of the S3 gateway: access keys, buckets, grants.", no_args_is_help=True, rich_markup_mode=None
+)
+key_app = typer.Typer(help="Access keys.", no_args_is_help=True, rich_markup_mode=None)
+bucket_app = typer.Typer(help="Buckets and who may use them.", no_args_is_help=True, rich_markup_mode=None)
+
+_Key = Annotated[str, typer.Argument(metavar="KEY", help="The access key.")]
+_Account = Annotated[str, typer.Argument(metavar="ACCOUNT", help="Whose it is; root may do everything.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for name, command in (
+        ("create", key_create),
+        ("list", key_list),
+        ("disable", key_disable),
+        ("enable", key_enable),
+        ("rotate", key_rotate),
+        ("remove", key_remove),
+        ("reencrypt", key_reencrypt),
+    ):
+        key_app.command(name)(command)
+    s3_app.command("serve")(s3_serve.serve)
+    s3_app.command("worker", hidden=True)(s3_serve.worker)
+    bucket_app.command("create")(bucket_create)
+    bucket_app.command("list")(bucket_list)
+    bucket_app.command("give")(bucket_give)
+    s3_app.add_typer(key_app, name="key")
+    s3_app.add_typer(bucket_app, name="bucket")
+    s3_app.command("grant")(grant)
+    s3_lifecycle.register(s3_app)
+    app.add_typer(s3_app, name="s3")
+
+
+def key_create(
+    ctx: typer.Context,
+    account: _Account,
+    note: Annotated[str, typer.Option("--note", help="What the key is for.")] = "",
+    access_key: Annotated[
+        str | None, typer.Option("--access-key", help="Its name, to go on with a key of another store.")
+    ] = None,
+    secret_file: Annotated[
+        Path | None, typer.Option("--secret-file", help="File with its secret, instead of a new one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create an access key, and print its secret.
+
+    The secret is stored encrypted with the master key of s3.master_key_file, and is not shown again.
+    """
+    with _accounts(ctx) as accounts:
+        secret = None if secret_file is None else _read(secret_file)
+        new = accounts.create_key(_masters(ctx), account, note, access_key, secret)
+    _show_new(new, as_json)
+
+
+def key_list(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """List all access keys, without their secrets."""
+    with context(ctx).system() as system:
+        keys = list(Accounts(system.metadata, system.clock, os.urandom).keys())
+        now_ms = system.clock.now_ms()
+    emit({"keys": [_data(key) for key in keys]}, as_json, lambda: _print_keys(keys, now_ms))
+
+
+def key_disable(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) -> None:
+    """Refuse an access key from now on. Gateways notice within two seconds."""
+    _set_state(ctx, access_key, KeyState.DISABLED, as_json)
+
+
+def key_enable(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) -> None:
+    """Accept an access key again."""
+    _set_state(ctx, access_key, KeyState.ACTIVE, as_json)
+
+
+def key_rotate(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) -> None:
+    """Give an access key a new secret, and print it. The old one is refused from then on."""
+    with _accounts(ctx) as accounts:
+        new = accounts.rotate_key(_masters(ctx), access_key)
+    _show_new(new, as_json)
+
+
+def key_remove(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) -> None:
+    """Remove an access key for good."""
+    with _accounts(ctx) as accounts:
+        accounts.remove_key(access_key)
+    emit({"removed": access_key}, as_json, lambda: out.print(f"{access_key} is removed", markup=False))
+
+
+def key_reencrypt(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Encrypt all secrets with the first master key of s3.master_key_file.
+
+    For a new master key: put it into the first line, run this, restart the gateways, and remove the other lines.
+    """
+    with _accounts(ctx) as accounts:
+        changed = accounts.encrypt_again(_masters(ctx))
+    emit({"encrypted": changed}, as_json, lambda: out.print(f"{changed} secrets were encrypted again"))
+
+
+def bucket_create(
+    ctx: typer.Context,
+    bucket: Annotated[str, typer.Argument(metavar="BUCKET", help="Its name.")],
+    owner: Annotated[str, typer.Option("--owner", help="The account that owns it.")] = ROOT_ACCOUNT,
+    as_json: AsJson = False,
+) -> None:
+    """Create a private bucket. One of the same owner may be there already."""
+    with _accounts(ctx) as accounts:
+        row = accounts.create_bucket(bucket, owner)
+    emit(_bucket(row, {}), as_json, lambda: out.print(f"bucket {row.name} belongs to {row.owner}", markup=False))
+
+
+def bucket_list(
+    ctx: typer.Context,
+    owner: Annotated[str | None, typer.Option("--owner", help="Only those that belong to this account.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the buckets, their owners, and what others may do in them.
+
+    The account root also has the buckets that nobody created, because objects were put into them.
+    """
+    with _accounts(ctx) as accounts:
+        found = list(accounts.buckets(owner))
+    emit({"buckets": [_bucket(row, grants) for row, grants in found]}, as_json, lambda: _print_buckets(found, owner))
+
+
+def bucket_give(
+    ctx: typer.Context,
+    bucket: Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket.")],
+    account: Annotated[str, typer.Argument(metavar="ACCOUNT", help="Its new owner.")],
+    as_json: AsJson = False,
+) -> None:
+    """Give a bucket and its objects to another account. The one before can do nothing there, unless it gets a grant."""
+    with _accounts(ctx) as accounts:
+        accounts.give_bucket(bucket, account)
+    said = f"bucket {bucket} belongs to {account}"
+    emit({"bucket": bucket, "owner": account}, as_json, lambda: out.print(said, markup=False))
+
+
+def grant(
+    ctx: typer.Context,
+    bucket: Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket.")],
+    account: Annotated[str, typer.Argument(metavar="ACCOUNT", help="Who may use it.")],
+    rights: Annotated[str, typer.Argument(metavar="RIGHTS", help="Some of read,write,list,owner; or none.")],
+    as_json: AsJson = False,
+) -> None:
+    """Set what an account may do in a bucket of another one, in place of what it could do before."""
+    given = rights_of(rights)
+    with _accounts(ctx) as accounts:
+        accounts.grant(bucket, account, given)
+    words = words_of(given)
+    said = f"{account} may do this in {bucket}: {', '.join(words) or 'nothing'}"
+    emit({"bucket": bucket, "account": account, "rights": words}, as_json, lambda: out.print(said, markup=False))
+
+
+@contextmanager
+def _accounts(ctx: typer.Context) -> Iterator[Accounts]:
+    with context(ctx).system() as system:
+        yield Accounts(system.metadata, system.clock, os.urandom)
+
+
+def _masters(ctx: typer.Context) -> MasterKeys:
+    return find_master_keys(context(ctx).settings().s3)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(SECRET_CHARS_MAX + 3).decode().strip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path}: the secret cannot be read: {error}") from error
+
+
+def _set_state(ctx: typer.Context, access_key: str, state: KeyState, as_json: bool) -> None:
+    with _accounts(ctx) as accounts:
+        accounts.set_key_state(access_key, state)
+    said = f"{access_key} is {state.value}"
+    emit({"access_key": access_key, "state": state.value}, as_json, lambda: out.print(said, markup=False))
+
+
+def _show_new(new: NewKey, as_json: bool) -> None:
+    def show() -> None:
+        out.print(f"access key: {new.key.access_key}", markup=False)
+        out.print(f"secret key: {new.secret}", markup=False)
+        out.print("The secret is not shown again.")
+
+    emit(_data(new.key) | {"secret": new.secret}, as_json, show)
+
+
+def _data(key: AccessKey) -> dict[str, object]:
+    return {
+        "access_key": key.access_key,
+        "account": key.account,
+        "state": key.state.value,
+        "created_ms": key.created_ms,
+        "note": key.note,
+    }
+
+
+def _print_keys(keys: list[AccessKey], now_ms: int) -> None:
+    if not keys:
+        out.print("there are no access keys")
+        return
+    table = Table("access key", "account", "state", "created", "note", box=None, pad_edge=False)
+    for key in keys:
+        table.add_row(key.access_key, key.account, key.state.value, when(key.created_ms, now_ms), key.note)
+    out.print(table)
+
+
+def _bucket(row: BucketRow, grants: dict[str, Rights]) -> dict[str, object]:
+    return {
+        "bucket": row.name,
+        "owner": row.owner,
+        "created_ms": row.created_ms or None,
+        "acl": row.acl.value,
+        "grants": {account: words_of(rights) for account, rights in grants.items()},
+    }
+
+
+def _print_buckets(found: list[tuple[BucketRow, dict[str, Rights]]], owner: str | None) -> None:
+    if not found:
+        out.print("there are no buckets" if owner is None else f"{owner} has no buckets", markup=False)
+        return
+    table = Table("bucket", "owner", "acl", "others may", box=None, pad_edge=False)
+    for row, grants in found:
+        others = "; ".join(f"{account}: {','.join(words_of(rights))}" for account, rights in grants.items())
+        table.add_row(row.name, row.owner, row.acl.value, others)
+    out.print(table)

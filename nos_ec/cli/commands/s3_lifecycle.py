@@ -1,0 +1,150 @@
+"""s3 lifecycle list and s3 lifecycle run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from nos_ec.cli.terminal.context import AsJson, context
+from nos_ec.cli.terminal.output import count_text, emit, out, printable, size_text, time_text
+from nos_ec.composition.lifecycle_walk import lifecycle_walk_of
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import NotFound, Transient
+from nos_ec.core.expiry import ExpiryRule
+from nos_ec.engine.expiry.lifecycle_bucket import Expired
+from nos_ec.engine.expiry.lifecycle_walk import WalkState, read_walk
+
+lifecycle_app = typer.Typer(help="When objects of buckets expire.", no_args_is_help=True, rich_markup_mode=None)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    lifecycle_app.command("list")(lifecycle_list)
+    lifecycle_app.command("run")(lifecycle_run)
+    app.add_typer(lifecycle_app, name="lifecycle")
+
+
+def lifecycle_list(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """List the buckets with lifecycle rules, and where the walk of the day is.
+
+    GC applies the rules: its runs walk along these buckets once a day.
+    """
+    with context(ctx).system() as system:
+        rules = dict(lifecycle_walk_of(system).rules())
+        walk, now_ms = read_walk(system.metadata), system.clock.now_ms()
+    data = {
+        "buckets": [
+            {"bucket": bucket, "rules": None if found is None else [asdict(rule) for rule in found]}
+            for bucket, found in rules.items()
+        ],
+        "walk": None if walk is None else asdict(walk),
+    }
+    emit(data, as_json, lambda: _print(rules, walk, now_ms))
+
+
+def lifecycle_run(
+    ctx: typer.Context,
+    bucket: Annotated[str | None, typer.Argument(metavar="[BUCKET]", help="A bucket. Default: all with rules.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what has expired.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete now what has expired, and abort uploads by the rules, without waiting for GC.
+
+    A bucket that fails is named, and the others are done. The walk of the day is not touched.
+    """
+    with context(ctx).system() as system:
+        found = _apply(system, bucket, dry_run=dry_run)
+    data = {"dry_run": dry_run, "buckets": [{"bucket": name, **told} for name, told in found.items()]}
+    emit(data, as_json, lambda: _print_found(found, dry_run=dry_run))
+    if any(told["error"] for told in found.values()):
+        raise Transient("the rules of some buckets could not be applied; see above, and try again")
+
+
+def _apply(system: System, bucket: str | None, *, dry_run: bool) -> dict[str, dict[str, Any]]:
+    """For each bucket, what has expired, and the error if it failed."""
+    lifecycle = lifecycle_walk_of(system)
+    found: dict[str, dict[str, Any]] = {}
+    for name, rules in lifecycle.rules():
+        if bucket not in (None, name):
+            continue
+        error: str | None = None
+        expired = Expired(failed=1)
+        if rules is None:
+            error = "its rules cannot be read"
+        else:
+            try:
+                expired = lifecycle.walk_bucket(name, rules, dry_run=dry_run)
+            except Transient as failure:
+                error = str(failure)
+        found[name] = {**asdict(expired), "error": error}
+    if bucket is not None and not found:
+        raise NotFound(f"bucket {printable(bucket)} has no lifecycle rules")
+    return found
+
+
+def _print(rules: dict[str, list[ExpiryRule] | None], walk: WalkState | None, now_ms: int) -> None:
+    for bucket, found in rules.items():
+        for rule in found or ():
+            said = f"{bucket}/{rule.prefix}  {rule.rule_id}  {_action(rule)}{'' if rule.enabled else '  (disabled)'}"
+            out.print(printable(said), markup=False)
+        if found is None:
+            out.print(f"{printable(bucket)}  cannot be read", markup=False)
+    if not rules:
+        out.print("no bucket has lifecycle rules", markup=False)
+    if walk is None:
+        out.print("no walk yet; GC makes one a day", markup=False)
+        return
+    if walk.ended_ms is not None:
+        state = f"ended {time_text(walk.ended_ms)}"
+    else:
+        where = walk.within or walk.bucket
+        state = f"is at {printable(where)}" if where else "has begun"
+    done = walk.done
+    examined, uploads = count_text(done.examined, "object"), count_text(done.uploads, "upload")
+    said = f"{examined} looked at, {done.objects:,} deleted ({size_text(done.bytes)}), {uploads} aborted"
+    said += _versions_text(done.versions, done.markers, "removed")
+    out.print(f"walk of {time_text(walk.started_ms)}: {state}; {said}", markup=False)
+    for bucket, (tries, due_ms) in walk.failed.items():
+        left_s = max(0, due_ms - now_ms) // 1000
+        out.print(f"{printable(bucket)} has failed {tries} times; again in {left_s} s", markup=False)
+
+
+def _action(rule: ExpiryRule) -> str:
+    conditions = [f"{key}={value}" for key, value in rule.tags]
+    actions = []
+    if rule.size_above is not None:
+        conditions.append(f"more than {rule.size_above} bytes")
+    if rule.size_below is not None:
+        conditions.append(f"less than {rule.size_below} bytes")
+    if rule.days is not None:
+        actions.append(f"expire after {rule.days} days")
+    if rule.date_ms is not None:
+        actions.append(f"expire on {time_text(rule.date_ms)}")
+    if rule.markers:
+        actions.append("remove delete markers that are alone")
+    if rule.noncurrent_days is not None:
+        kept = f", but {rule.newer_versions}" if rule.newer_versions is not None else ""
+        actions.append(f"delete noncurrent versions after {rule.noncurrent_days} days{kept}")
+    if rule.abort_days is not None:
+        actions.append(f"abort uploads after {rule.abort_days} days")
+    return ", ".join(actions) + (f" if {' and '.join(conditions)}" if conditions else "")
+
+
+def _print_found(found: dict[str, dict[str, Any]], *, dry_run: bool) -> None:
+    if not found:
+        out.print("no bucket has lifecycle rules", markup=False)
+    done = ("to be deleted", "to be aborted") if dry_run else ("deleted", "aborted")
+    for bucket, told in found.items():
+        objects = f"{told['objects']:,} of {count_text(told['examined'], 'object')}"
+        said = f"{objects} ({size_text(told['bytes'])}) {done[0]}, {count_text(told['uploads'], 'upload')} {done[1]}"
+        said += _versions_text(told["versions"], told["markers"], "to be removed" if dry_run else "removed")
+        out.print(f"{printable(bucket)}: {told['error'] or said}", markup=False)
+
+
+def _versions_text(versions: int, markers: int, done: str) -> str:
+    """What was removed of noncurrent versions and delete markers; nothing in a bucket without."""
+    if not versions and not markers:
+        return ""
+    return f"; {count_text(versions, 'noncurrent version')} and {count_text(markers, 'delete marker')} {done}"

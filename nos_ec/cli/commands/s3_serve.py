@@ -1,0 +1,215 @@
+"""s3 serve, and the processes that it starts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from threading import Event
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from prometheus_client import CollectorRegistry
+
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.cli.terminal.context import AsJson, context, log_for_daemons, logs_json, stop_on_signals
+from nos_ec.cli.terminal.output import announce
+from nos_ec.cli.terminal.watching import end_when_shut_out, endpoint, pulse, settle
+from nos_ec.composition.wiring import System, open_system
+from nos_ec.core.errors import Transient
+from nos_ec.gateway.auth.accounts import Accounts
+from nos_ec.gateway.auth.master_keys import find_master_keys
+from nos_ec.monitoring.monitor import Monitor
+from nos_ec.settings import Settings
+
+if TYPE_CHECKING:
+    from nos_ec.gateway.server.connection_counts import ConnectionCounts
+    from nos_ec.gateway.server.http_server import GatewayServer
+
+_TURN_MS = 500
+_READY_MS = 5000
+"""How often a process looks whether it is ready."""
+
+
+def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Serve S3 clients over HTTP. Runs until SIGTERM. Requires a master key (docs/S3.md)."""
+    # Imported here, as below: the other commands of `nos-ec s3` load this module, and need no server.
+    from nos_ec.gateway.server.certificate import find_certificate
+    from nos_ec.gateway.server.http_server import listening_for_gateways
+
+    settings = context(ctx).settings()
+    log_for_daemons(settings)
+    find_master_keys(settings.s3)
+    certificate = find_certificate(settings.s3)
+    stop = stop_on_signals()
+    with ExitStack() as stack:
+        system = None
+        if settings.s3.processes == 1:
+            system = stack.enter_context(open_system(settings))
+            system.check_for_daemon(writes=True, publishes=False)
+        listener = stack.enter_context(listening_for_gateways(settings.s3))
+        host, port = listener.getsockname()[:2]
+        scheme = "http" if certificate is None else "https"
+        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+        def show() -> None:
+            announce(url, as_json or logs_json())
+
+        if system is None:
+            _supervise(ctx, settings, listener, stop, show, as_json)
+        else:
+            _serve_alone(system, listener, stop, show)
+
+
+def worker(
+    ctx: typer.Context,
+    listener: Annotated[int, typer.Option("--listener", help="Descriptor of the listening socket.")],
+    channel: Annotated[int, typer.Option("--channel", help="Descriptor of the socket to the supervisor.")],
+    counts: Annotated[int, typer.Option("--counts", help="Descriptor of the counts of connections.")],
+    number: Annotated[int, typer.Option("--number", help="Number of this process.")],
+    as_json: AsJson = False,  # noqa: ARG001
+) -> None:
+    """Serve requests as one of several processes of s3 serve, which starts it."""
+    from nos_ec.gateway.server.connection_counts import ConnectionCounts
+    from nos_ec.gateway.server.reports import REPORT_MS, Report
+
+    settings = context(ctx).settings()
+    log_for_daemons(settings)
+    stop = stop_on_signals()
+    supervisor = socket.socket(fileno=channel)
+    threading.Thread(target=_end_with, args=(supervisor, stop), name="supervisor", daemon=True).start()
+    with (
+        open_system(settings) as system,
+        end_when_shut_out(system, stop),
+        ConnectionCounts(counts) as shared,
+        _gateway(system, socket.socket(fileno=listener), (shared, number)) as (server, monitor),
+    ):
+        system.check_for_daemon(writes=True, publishes=False)
+        monitor.health.started()
+        ready = monitor.health.ready()
+
+        def look() -> None:
+            nonlocal ready
+            while not system.clock.wait(stop, _READY_MS):
+                ready = monitor.health.ready()
+
+        threading.Thread(target=look, name="readiness", daemon=True).start()
+
+        def report() -> None:
+            samples, stalled = list(monitor.metrics.samples()), monitor.health.alive().problems
+            with suppress(OSError):  # the supervisor is gone, and `stop` will be set
+                supervisor.sendall(Report(system.store_id, samples, stalled, ready.problems).line())
+
+        while True:
+            report()
+            if system.clock.wait(stop, REPORT_MS):
+                break
+            _require_running(server)
+        monitor.health.stopping()
+        server.finish()
+        report()
+
+
+def _end_with(supervisor: socket.socket, stop: Event) -> None:
+    """Set `stop` when the supervisor has ended. It sends nothing."""
+    with suppress(OSError):
+        supervisor.recv(1)
+    stop.set()
+
+
+@contextmanager
+def _gateway(
+    system: System, listener: socket.socket, share: tuple[ConnectionCounts, int] | None = None
+) -> Iterator[tuple[GatewayServer, Monitor]]:
+    """A gateway that serves requests, and its monitor. share: see GatewayServer."""
+    from nos_ec.gateway.server.certificate import find_certificate
+    from nos_ec.gateway.server.http_server import GatewayServer, make_service
+    from nos_ec.gateway.server.samples import gateway_samples
+    from nos_ec.monitoring.sources import batch_samples
+
+    settings = system.settings.s3
+    certificate = find_certificate(settings)
+    monitor = system.monitor("s3", writes=True, publishes=False)
+    monitor.health.require("free space", system.require_put_room)
+    masters, accounts = find_master_keys(settings), Accounts(system.metadata, system.clock, os.urandom)
+    accounts.require_known_secrets(masters)
+    monitor.health.require("master key", lambda: accounts.require_known_secrets(masters))
+    service = make_service(system, masters, settings)
+    new_id = lambda: os.urandom(8).hex().upper()  # noqa: E731
+    with GatewayServer(service, settings, new_id, listener, monitor.health, certificate, share) as server:
+        monitor.metrics.add("gateway", lambda: gateway_samples(server.tally))
+        monitor.metrics.add("batches", lambda: batch_samples(system.puts))
+        settle()
+        yield server, monitor
+
+
+def _require_running(server: GatewayServer) -> None:
+    if not server.running:
+        raise Transient("the HTTP server stopped unexpectedly; see its log for the reason")
+    if server.certificate is not None:
+        server.certificate.renew()
+
+
+def _serve_alone(system: System, listener: socket.socket, stop: Event, show: Callable[[], None]) -> None:
+    """Serve in this process."""
+    from nos_ec.gateway.server.samples import process_samples
+
+    port = system.settings.monitoring.s3_port
+    with end_when_shut_out(system, stop), ExitStack() as outer, _gateway(system, listener) as (server, monitor):
+        monitor.metrics.add("processes", lambda: process_samples(1, 0))
+        outer.enter_context(endpoint(monitor, system.settings, port))  # answers while the last requests are finished
+        with pulse(monitor, system.clock):
+            show()
+            while not system.clock.wait(stop, _TURN_MS):
+                _require_running(server)
+
+
+def _supervise(
+    ctx: typer.Context,
+    settings: Settings,
+    listener: socket.socket,
+    stop: Event,
+    show: Callable[[], None],
+    as_json: bool,
+) -> None:
+    """Let several processes serve."""
+    from nos_ec.gateway.server.connection_counts import ConnectionCounts
+    from nos_ec.gateway.server.supervisor import Supervisor
+
+    clock, file = SystemClock(), context(ctx).config_file()
+    command = [sys.executable, "-P", "-m", "nos_ec", *(() if file is None else ("--config", str(file)))]
+
+    def start(number: int, channel: socket.socket) -> subprocess.Popen[bytes]:
+        given = {"--listener": listener.fileno(), "--channel": channel.fileno(), "--counts": counts.fileno()}
+        words = ["s3", "worker", *(str(word) for pair in given.items() for word in pair), "--number", str(number)]
+        more = ["--json"] if as_json else []
+        return subprocess.Popen([*command, *words, *more], pass_fds=[*given.values()], stdin=subprocess.DEVNULL)  # noqa: S603
+
+    with ExitStack() as outer:
+        counts = outer.enter_context(ConnectionCounts.create(settings.s3.processes))
+        supervisor = Supervisor(start, counts, clock, settings.monitoring.stall_ms_max)
+        try:
+            try:
+                code = supervisor.begin(stop)
+            except OSError as error:
+                raise Transient(f"no process of the gateway can be started: {error}") from error
+            if code is not None:
+                raise typer.Exit(code if code > 0 else 1)
+            stall_ms_max = settings.monitoring.stall_ms_max
+            monitor = Monitor("s3", supervisor.store_id, CollectorRegistry(), clock, stall_ms_max)
+            monitor.metrics.add("processes", supervisor.samples)
+            monitor.health.require("processes", supervisor.require_ready)
+            outer.enter_context(endpoint(monitor, settings, settings.monitoring.s3_port))
+            with pulse(monitor, clock):
+                show()
+                beat = monitor.health.heart("supervising")
+                while not clock.wait(stop, _TURN_MS):
+                    supervisor.look()
+                    beat(_TURN_MS)
+        finally:
+            listener.close()
+            supervisor.end()

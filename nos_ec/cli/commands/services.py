@@ -1,0 +1,250 @@
+"""init, producer, consumer, gc plan, gc run."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict
+from os.path import normpath
+from threading import Event
+from typing import Annotated, Any
+
+import typer
+
+from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
+from nos_consumer.counters import ConsumerCounters
+from nos_ec.cli.commands import gc_control
+from nos_ec.cli.commands.gc_output import show_plan, show_result
+from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
+from nos_ec.cli.terminal.errors import exit_code
+from nos_ec.cli.terminal.output import count_text, emit, out, progress, size_text
+from nos_ec.cli.terminal.watching import end_when_shut_out, endpoint, keeping_counts, keeping_totals, pulse, settle
+from nos_ec.composition.wiring import System, initialise, open_system
+from nos_ec.core.errors import Corrupt, InvalidInput, Transient
+from nos_ec.core.publishing.slots import SLOTS
+from nos_ec.settings import Settings
+from nos_gc.assemble import gc_service, rebuild_thread, scrub_thread
+from nos_producer.assemble import producer_service
+
+TARGETS_SHOWN = (1.1, 1.2, 1.4)
+"""Space amplifications of which `gc plan --targets` shows the costs."""
+
+Once = Annotated[bool, typer.Option("--once", help="Do all pending work, then exit.")]
+
+gc_app = typer.Typer(
+    help="Reclaim the space of deleted and overwritten objects.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (init, producer, consumer):
+        app.command()(command)
+    gc_app.command("plan")(gc_plan)
+    gc_app.command("run")(gc_run)
+    gc_control.register(gc_app)
+    app.add_typer(gc_app, name="gc")
+
+
+def init(
+    ctx: typer.Context,
+    as_json: AsJson = False,
+    new_shard: Annotated[
+        list[int] | None,
+        typer.Option("--new-shard", min=0, help="Recreate this shard, empty, after it was lost for good."),
+    ] = None,
+    new_device: Annotated[
+        list[int] | None,
+        typer.Option("--new-device", min=0, help="Replace this device of the landing log, which was lost for good."),
+    ] = None,
+) -> None:
+    """Create the configured store, or bring its schema up to date. Safe to repeat."""
+    settings = context(ctx).settings()
+    initialise(settings, new_shard or (), new_device or ())
+    geometry = settings.geometry.value()
+    data = {"root": str(settings.store.root), "geometry": asdict(geometry), "partitions": settings.log.partitions}
+    emit(data, as_json, lambda: out.print(f"store ready in {_place(settings)}", markup=False))
+
+
+def _place(settings: Settings) -> str:
+    if settings.store.backend == "local":
+        return normpath(settings.store.root)
+    ceph = settings.ceph
+    namespace = f", namespace {ceph.namespace}" if ceph.namespace else ""
+    return f"the Ceph pools {ceph.blocks_pool} and {ceph.landing_pool}{namespace}"
+
+
+def producer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) -> None:
+    """Publish landed objects to the message log. Runs until SIGTERM, or with --once until nothing is due."""
+    settings = context(ctx).settings()
+    log_for_daemons(settings)
+    stop = None if once else stop_on_signals()
+    with open_system(settings) as system:
+        system.check_for_daemon(writes=False)
+        if stop is not None:
+            _produce(system, stop)
+            return
+        interrupt_on_sigterm()
+        with producer_service(system) as service:
+            published = service.drain()
+            others = service.slots_of_others
+    emit({"published": published, "slots_of_others": others}, as_json, lambda: _print_published(published, others))
+
+
+def _print_published(published: int, slots_of_others: int) -> None:
+    out.print(f"{count_text(published, 'object')} published")
+    if slots_of_others:
+        out.print(f"{slots_of_others} of {SLOTS} slots are held by other producers, which publish the objects in them")
+
+
+def _produce(system: System, stop: Event) -> None:
+    monitor = system.monitor("producer", writes=True)
+    system.watch_store(monitor)
+    with (
+        endpoint(monitor, system.settings, system.settings.monitoring.producer_port),
+        end_when_shut_out(system, stop),
+        keeping_totals(system),
+        producer_service(system, monitor, shares=True) as service,
+        pulse(monitor, system.clock),
+    ):
+        settle()
+        service.run(stop, monitor.health.heart("publishing"))
+
+
+def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) -> None:
+    """Pack published objects into stripes. Runs until SIGTERM, or with --once until all of them are done.
+
+    Also seals the blocks of dead writers, and deletes landing copies whose grace period is over.
+    """
+    settings = context(ctx).settings()
+    log_for_daemons(settings)
+    stop = None if once else stop_on_signals()
+    with open_system(settings) as system:
+        system.check_for_daemon(writes=True)
+        if stop is not None:
+            counters = asdict(_consume(system, stop))
+        else:
+            interrupt_on_sigterm()
+            settle()
+            with progress() as bar:
+                task = bar.add_task("pack", total=system.metadata.totals().queued_objects)
+                counters = asdict(drain(system, lambda counters: bar.update(task, completed=counters.packed)))
+            counters["unpublished"] = system.metadata.totals().landed_objects
+    if once or as_json:
+        emit(counters, as_json, lambda: _print_packed(counters))
+
+
+def _print_packed(counters: dict[str, Any]) -> None:
+    out.print(
+        f"{count_text(counters['packed'], 'object')}, {size_text(counters['packed_bytes'])},"
+        f" packed into {count_text(counters['stripes'], 'stripe')}"
+    )
+    for name, meaning in (
+        ("stale", "no longer needed packing"),
+        ("superseded", "changed while being packed"),
+        ("failed", "could not be read from the landing store; see the log"),
+        ("poison", "messages could not be processed; see the log"),
+    ):
+        if counters[name]:
+            out.print(f"{counters[name]:,} {meaning}")
+    if unpublished := counters.get("unpublished"):
+        out.print(f"{count_text(unpublished, 'landed object')} not published yet: run `nos-ec producer --once` first")
+
+
+def _consume(system: System, stop: Event) -> ConsumerCounters:
+    monitor = system.monitor("consumer", writes=True)
+    with (
+        endpoint(monitor, system.settings, system.settings.monitoring.consumer_port),
+        end_when_shut_out(system, stop),
+        keeping_totals(system),
+        housekeeping_thread(system, monitor),
+        consumer_service(system, monitor) as service,
+        pulse(monitor, system.clock),
+    ):
+        settle()
+        service.run(stop, monitor.health.heart("packing"))
+    return service.counters
+
+
+def gc_plan(
+    ctx: typer.Context,
+    targets: Annotated[
+        bool,
+        typer.Option("--targets", help="Show as well what it would cost to reach other targets of space."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which blocks a run would collect and rewrite. Reads rows and headers, not objects; changes nothing.
+
+    For each block: the break-even price in days (docs/GC.md), and what is read, written and freed. A block marked
+    keep was looked at too, but rewriting it would give too little space back, or a limit of the run is reached. What
+    else is dead, but cannot be freed now, is listed by the reason.
+    """
+    with context(ctx).system() as system:
+        service = gc_service(system)
+        plan = service.plan()
+        costs = service.target_costs(TARGETS_SHOWN) if targets else None
+        totals = system.store_totals().read().totals
+    show_plan(plan, totals, as_json, costs)
+
+
+def gc_run(
+    ctx: typer.Context,
+    apply: Annotated[bool, typer.Option("--apply", help="Collect; without it, only the plan is shown.")] = False,
+    once: Annotated[bool, typer.Option("--once/--loop", help="Run once (for cron), or run every gc.wait_ms.")] = True,
+    max_duration: Annotated[
+        int | None,
+        typer.Option(
+            "--max-duration", min=1, metavar="SECONDS", help="End after this time. The next run goes on from there."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rewrite the live objects of the blocks that gc.policy chooses. A later run deletes the emptied blocks, when their
+    grace period is over."""
+    if max_duration is not None and not once:
+        raise InvalidInput("--max-duration ends a single run, and --loop runs for ever; give one of them")
+    if not apply:
+        if not once:
+            raise InvalidInput("gc run --loop collects for ever, so it needs --apply; to see what it would do: gc plan")
+        gc_plan(ctx, as_json=as_json)
+        if not as_json:
+            out.print("nothing was changed; add --apply to collect")
+        return
+    settings = context(ctx).settings()
+    log_for_daemons(settings)
+    stop = None if once else stop_on_signals()
+    with open_system(settings) as system:
+        system.check_for_daemon(writes=True)
+        if stop is not None:
+            _collect(system, stop)
+            return
+        interrupt_on_sigterm()
+        with keeping_counts(system):
+            result = gc_service(system).run_once(max_ms=None if max_duration is None else 1000 * max_duration)
+        _keep_totals(system)
+    show_result(result, settings.gc.block_grace_ms, as_json)
+    if result.unreadable_objects or result.blocks_parked:
+        raise typer.Exit(exit_code(Corrupt() if result.unreadable_objects else Transient()))
+
+
+def _keep_totals(system: System) -> None:
+    """Where only cron runs GC, nothing else may note the usage of the last days."""
+    with suppress(Transient):
+        system.store_totals().keep()
+
+
+def _collect(system: System, stop: Event) -> None:
+    monitor = system.monitor("gc", writes=True)
+    system.watch_store(monitor)
+    service = gc_service(system, monitor)
+    with (
+        endpoint(monitor, system.settings, system.settings.monitoring.gc_port),
+        end_when_shut_out(system, stop),
+        keeping_totals(system),
+        keeping_counts(system),
+        rebuild_thread(system, monitor),
+        scrub_thread(system, monitor),
+        pulse(monitor, system.clock),
+    ):
+        settle()
+        service.run(stop, system.settings.gc.wait_ms, monitor.health.heart("collecting"))

@@ -1,0 +1,193 @@
+"""put -r, get -r and rm -r: all objects below a prefix.
+
+A prefix ends at a '/': `photos/2026` is `2026/...` in the bucket `photos`, neither `2026x` nor `2026` itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+
+from nos_ec.cli.files.local_files import CannotBeFile, TargetFolder, files_below
+from nos_ec.cli.terminal.context import context
+from nos_ec.cli.terminal.output import count_text, err, printable, progress, size_text
+from nos_ec.cli.terminal.streams import is_folder
+from nos_ec.cli.terminal.tally import Tally, counting
+from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound
+from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.objects.store import Store
+from nos_ec.library.tree import load_tree
+from nos_ec.ports.metadata import ObjectRow
+
+PAGE_OBJECTS = 1000
+_PAGE_MS_MAX = 1000
+COUNTED_MAX = 10 * PAGE_OBJECTS
+"""How many objects are counted before a question about them."""
+_READ_TRIES = 3
+_Listed = TypeVar("_Listed")
+
+
+def put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> None:
+    """Store every file below a folder."""
+    bucket, prefix = parse_prefix(target)
+    if not is_folder(folder):
+        if folder.exists():
+            raise InvalidInput(f"{folder} is not a folder; to store a single file, leave out -r")
+        raise InvalidInput(f"{folder}: no such folder")
+    tally = Tally("stored", as_json)
+
+    def pairs() -> Iterator[tuple[ObjectKey, Path]]:
+        for path in files_below(folder, tally.problem, tally.leave_out):
+            try:
+                yield ObjectKey(bucket, prefix + path.relative_to(folder).as_posix()), path
+            except InvalidInput as error:
+                tally.problem(str(path), str(error))
+
+    with context(ctx).system() as system, tally.told(f"under {bucket}/{prefix}"), progress() as bar:
+        load_tree(
+            system.store(),
+            pairs(),
+            counting(bar, "put", tally),
+            lambda path, reason: tally.problem(str(path), reason),
+            lambda path: tally.has_changed(str(path)),
+        )
+
+
+def get_tree(ctx: typer.Context, source: str, folder: Path, skip_existing: bool, as_json: bool) -> None:
+    """Write every object below a prefix to a file below a folder."""
+    bucket, prefix = parse_prefix(source)
+    tally = Tally("written", as_json, more={"unchanged": 0})
+    with context(ctx).system() as system:
+        store = system.store()
+        _require_some(store, bucket, prefix)
+        with TargetFolder(folder) as target, tally.told(f"below {folder}"), progress() as bar:
+            count = counting(bar, "get", tally)
+            for row in _below(store, bucket, prefix):
+                name = row.key.name.removeprefix(prefix)
+                try:
+                    part_sizes = None if row.composition is None else partial(_part_sizes, store, row)
+                    if skip_existing and target.has(name, row.users_size, row.tag[0], part_sizes):
+                        tally.more["unchanged"] += 1
+                        continue
+                    count(_write(store, row.key, target, name))
+                except (CannotBeFile, NotFound, Conflict) as error:
+                    tally.problem(str(row.key), str(error))
+                except Corrupt as error:
+                    tally.damaged(str(row.key), error)
+
+
+def remove_tree(ctx: typer.Context, target: str, yes: bool, permanently: bool, as_json: bool) -> None:
+    """Delete every object below a prefix."""
+    bucket, prefix = parse_prefix(target)
+    if not yes:
+        require_terminal(f"rm -r deletes everything below {bucket}/{prefix}")
+    tally = Tally("deleted", as_json)
+    with context(ctx).system() as system:
+        store = system.store()
+        _require_some(store, bucket, prefix)
+        if not yes:
+            ask(f"Delete {_counted(store, bucket, prefix)} below {printable(bucket)}/{printable(prefix)}? [y/N] ")
+        with tally.told(f"below {bucket}/{prefix}"), progress() as bar:
+            count = counting(bar, "rm", tally)
+            for page in pages(store, bucket, prefix):
+                for row in store.delete_many([row.key for row in page], permanently=permanently):
+                    count(row.users_size)
+
+
+def require_terminal(what: str) -> None:
+    """Raises InvalidInput where nobody can be asked whether to do it."""
+    if not (sys.stdin is not None and sys.stdin.isatty() and err.is_terminal):
+        raise InvalidInput(f"{what}; there is no terminal to ask on: add --yes")
+
+
+def ask(question: str) -> None:
+    """Ask on the terminal. Raises InvalidInput unless the answer is yes."""
+    err.print(question, end="", markup=False)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InvalidInput("not confirmed: nothing was deleted")
+
+
+def parse_prefix(text: str) -> tuple[str, str]:
+    """Bucket and prefix of 'BUCKET' or 'BUCKET/PREFIX'; the prefix is empty or ends with '/'. Raises InvalidInput."""
+    bucket, _, prefix = text.partition("/")
+    prefix = prefix.removesuffix("/") + "/" if prefix else ""
+    ObjectKey(bucket, prefix + "x")
+    return bucket, prefix
+
+
+def _part_sizes(store: Store, row: ObjectRow) -> list[int]:
+    manifest = store.manifest(row)
+    return [] if manifest is None else [part.size for part in manifest.parts]
+
+
+def _write(store: Store, key: ObjectKey, target: TargetFolder, name: str) -> int:
+    """Write the current version; when it is overwritten meanwhile, the new one."""
+    for _ in range(_READ_TRIES):
+        try:
+            return target.write(name, store.open(key)[1])
+        except Conflict as error:
+            last = error
+    raise last
+
+
+def pages(
+    store: Store, bucket: str, prefix: str, after: str = "", page_max: int = PAGE_OBJECTS
+) -> Iterator[list[ObjectRow]]:
+    """The objects whose names begin with `prefix` and come after `after`, at most `page_max` at a time."""
+    return _paged(lambda name: store.list_objects(bucket, prefix, name, page_max), _name, after, page_max)
+
+
+def name_pages(store: Store, bucket: str, prefix: str, after: str, page_max: int) -> Iterator[list[str]]:
+    """As `pages`, the names alone, which costs no look-up of rows."""
+    return _paged(lambda name: store.list_names(bucket, prefix, name, page_max), str, after, page_max)
+
+
+def entry_pages(
+    store: Store, bucket: str, prefix: str, delimiter: str, after: str, page_max: int
+) -> Iterator[list[ObjectRow | str]]:
+    """As `pages`, with folders (core.folders), of which only the names are given."""
+    next_after: str | None = after
+    while next_after is not None:
+        page = store.list_entries(bucket, prefix, delimiter, next_after, page_max, _PAGE_MS_MAX)
+        yield list(page.entries)
+        next_after = page.next_after
+
+
+def _name(row: ObjectRow) -> str:
+    return row.key.name
+
+
+def _paged(
+    look: Callable[[str], list[_Listed]], name: Callable[[_Listed], str], after: str, page_max: int
+) -> Iterator[list[_Listed]]:
+    """look: returns at most `page_max` that come after a name. name: that of one of them."""
+    while page := look(after):
+        yield page
+        if len(page) < page_max:
+            return
+        after = name(page[-1])
+
+
+def _below(store: Store, bucket: str, prefix: str) -> Iterator[ObjectRow]:
+    for page in pages(store, bucket, prefix):
+        yield from page
+
+
+def _require_some(store: Store, bucket: str, prefix: str) -> None:
+    if not store.list_objects(bucket, prefix, "", 1):
+        raise NotFound(f"there is no object below {printable(bucket)}/{printable(prefix)}")
+
+
+def _counted(store: Store, bucket: str, prefix: str) -> str:
+    count = size = 0
+    for page in pages(store, bucket, prefix):
+        count += len(page)
+        size += sum(row.users_size for row in page)
+        if count > COUNTED_MAX:
+            return f"more than {COUNTED_MAX:,} objects"
+    return f"{count_text(count, 'object')} ({size_text(size)})"

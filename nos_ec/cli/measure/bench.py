@@ -1,0 +1,543 @@
+"""The commands of `nos-ec bench`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from nos_ec.bench.bars import (
+    GC,
+    PIPELINE,
+    READ,
+    READ_OF_ONE_SIZE,
+    SCAN,
+    Bar,
+    landing_bars,
+    life_bars,
+    missed,
+    s3_bars,
+    space_bars,
+)
+from nos_ec.bench.collecting import CollectingBench, CollectingOptions, gc_settings
+from nos_ec.bench.landing.landing_only import LandingBench, LandingOptions, round_bytes_max
+from nos_ec.bench.landing.log_way import log_way
+from nos_ec.bench.landing_ways import LandingWay, OneByOne, bare_writer
+from nos_ec.bench.life.life_bench import LifeBench, LifeOptions
+from nos_ec.bench.life.life_ways import landing_settings, life_stores
+from nos_ec.bench.pipeline import PipelineBench, PipelineOptions
+from nos_ec.bench.reads import WORKLOAD, ReadBench, ReadOptions
+from nos_ec.bench.s3.s3_bench import S3Bench, S3Options
+from nos_ec.bench.s3.s3_ways import s3_ways
+from nos_ec.bench.scan import ScanOptions, scan
+from nos_ec.bench.space import DRAWN, SpaceBench, SpaceOptions, pools_of_objects
+from nos_ec.bench.stack import AdminKey, bench_stack, bench_stores, require_servers
+from nos_ec.bench.workloads import WORKLOADS
+from nos_ec.cli.terminal.context import AsJson, context
+from nos_ec.cli.terminal.errors import EXIT_BAR_MISSED
+from nos_ec.cli.terminal.output import emit, err, facts, out, ticking
+from nos_ec.cli.terminal.values import size_option
+from nos_ec.core.errors import InvalidInput
+
+bench_app = typer.Typer(
+    help="Measure a temporary store. It uses the configured servers: Ceph, Kafka and MySQL.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+AdminUser = Annotated[str, typer.Option(help="Ceph user that may read the OSDs' counters and create a pool.")]
+AdminKeyring = Annotated[
+    Path | None,
+    typer.Option(
+        help="Keyring of the admin user. Default: ceph.admin_keyring_file, else admin.keyring next to ceph.conf."
+    ),
+]
+Check = Annotated[bool, typer.Option("--check", help="Exit with 10 if a bar of docs/BENCH.md is missed.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds, after a warm-up round that does not count.")]
+Seed = Annotated[int, typer.Option(help="Seed of all random choices.")]
+OneWorkload = Annotated[str | None, typer.Option("--workload", help="W1 to W7 (docs/PACKING.md). Default: W1.")]
+OneSize = Annotated[
+    int | None,
+    typer.Option(
+        "--size", parser=size_option, metavar="SIZE", help="Objects of this many bytes, instead of a workload."
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    bench_app.command("pipeline")(pipeline)
+    bench_app.command("read")(read)
+    bench_app.command("landing")(landing)
+    bench_app.command("life")(life)
+    bench_app.command("scan")(scan_command)
+    bench_app.command("s3")(s3)
+    bench_app.command("gc")(gc_command)
+    bench_app.command("space")(space)
+    app.add_typer(bench_app, name="bench")
+
+
+def pipeline(
+    ctx: typer.Context,
+    workload: OneWorkload = None,
+    size: OneSize = None,
+    objects: Annotated[int, typer.Option(min=100, help="Objects written each way in each round.")] = 4000,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds of floor, ours and naive, after a warm-up round that does not count.")
+    ] = 3,
+    groups: Annotated[int, typer.Option(min=1, help="Groups timed for each number of stripes.")] = 25,
+    landing: Annotated[
+        Literal["store", "log"], typer.Option(help="Where the objects lie that are packed (landing.mode).")
+    ] = "store",
+    naive: Annotated[bool, typer.Option(help="Also measure naive writes, into a temporary pool.")] = True,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure packing. Against the same bare reads and appends (floor), and against one write per object (naive)."""
+    drawn = _drawn(workload, size)
+    settings = context(ctx).settings()
+    with ExitStack() as stack:
+        tick = stack.enter_context(ticking())
+        admin = AdminKey(admin_user, admin_keyring)
+        require_servers(settings)
+        both = dict.fromkeys(("ours", "floor"), landing_settings(settings, landing))
+        stores = stack.enter_context(bench_stores(both, admin))
+        ours, floor, instruments = stores.systems["ours"], stores.systems["floor"], stores.instruments
+        pool = stack.enter_context(instruments.cluster.plain_pool(settings.ceph.blocks_pool)) if naive else None
+        options = PipelineOptions(drawn, landing, objects, rounds, groups, seed, pool)
+        figures = PipelineBench(ours, floor, instruments, options, tick).run()
+    _finish(figures, PIPELINE.get(drawn, ()) if check else (), as_json, lambda: _print_pipeline(figures))
+
+
+def read(
+    ctx: typer.Context,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            parser=size_option, metavar="SIZE", help="Objects of this many bytes, instead of small ones (W2)."
+        ),
+    ] = None,
+    objects: Annotated[int, typer.Option(min=100, help="Objects to pack.")] = 2000,
+    reads: Annotated[int, typer.Option(min=10, help="GETs timed each way.")] = 2000,
+    sample: Annotated[int, typer.Option(min=1, help="GETs for which the OSDs that read are counted one by one.")] = 50,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure GETs of small packed objects. Against bare reads of the same bytes plus one row look-up. With --size,
+    also GETs of split objects, against those of the others."""
+    options = ReadOptions(size or WORKLOAD, objects, reads, sample, seed)
+    with bench_stack(context(ctx).settings(), AdminKey(admin_user, admin_keyring)) as bench:
+        figures = ReadBench(bench.system, bench.instruments, options).run()
+    bars = READ_OF_ONE_SIZE if size else READ
+    _finish(figures, bars if check else (), as_json, lambda: _print_read(figures))
+
+
+def life(
+    ctx: typer.Context,
+    workload: OneWorkload = None,
+    size: OneSize = None,
+    objects: Annotated[int, typer.Option(min=100, help="Objects of each round.")] = 3000,
+    rounds: Rounds = 3,
+    callers: Annotated[int, typer.Option(min=1, max=256, help="Threads that PUT, GET and DELETE.")] = 16,
+    landing: Annotated[
+        Literal["store", "log", "both"],
+        typer.Option(help="Where PUTs land. both: in each, and also without the queue of PUTs."),
+    ] = "both",
+    reads: Annotated[int, typer.Option(min=1, help="GETs of landed and of packed objects in each round.")] = 500,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what a whole life of objects costs, step by step. Also on an embedded store."""
+    drawn = _drawn(workload, size)
+    options = LifeOptions(drawn, objects, rounds, callers, reads, seed)
+    settings = context(ctx).settings()
+    with ExitStack() as stack:
+        tick = stack.enter_context(ticking())
+        stores = stack.enter_context(life_stores(settings, landing, AdminKey(admin_user, admin_keyring)))
+        figures = LifeBench(stores, options, tick).run()
+    bars = life_bars(figures["ways"], drawn, callers, on_ceph=settings.store.backend == "ceph")
+    _finish(figures, bars if check else (), as_json, lambda: _print_life(figures))
+
+
+def landing(
+    ctx: typer.Context,
+    of: Annotated[str, typer.Option(help="Sizes in bytes or workloads, separated by commas.")] = "4096,65536,W1",
+    callers: Annotated[str, typer.Option(help="Numbers of threads that PUT, separated by commas.")] = "1,16,64",
+    objects: Annotated[
+        int, typer.Option(min=64, help="Objects of each round; a fourth of them for a lone caller.")
+    ] = 1000,
+    rounds: Rounds = 3,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure landing alone, without rows. Against bare writes of the same bytes; also on an embedded store."""
+    drawn = [_number(word, "size") if word.isdigit() else _known(word) for word in of.split(",")]
+    options = LandingOptions(
+        drawn, [_number(word, "number of callers") for word in callers.split(",")], objects, rounds, seed
+    )
+    settings = context(ctx).settings()
+    with ExitStack() as stack:
+        tick = stack.enter_context(ticking())
+        of_store = {"store": landing_settings(settings, "store")}
+        stores = stack.enter_context(bench_stores(of_store, AdminKey(admin_user, admin_keyring)))
+        system, instruments = stores.systems["store"], stores.instruments
+        round_bytes = round_bytes_max(options, system.geometry)
+        bare = stack.enter_context(bare_writer(system, instruments))
+        ways: dict[str, LandingWay] = {"store": OneByOne(system, instruments)}
+        ways["log"] = stack.enter_context(log_way(system, instruments, round_bytes))
+        figures = LandingBench(system, instruments, ways, bare, options, tick).run()
+    bars = landing_bars(drawn, options.callers, on_ceph=settings.store.backend == "ceph")
+    _finish(figures, bars if check else (), as_json, lambda: _print_landing(figures))
+
+
+def scan_command(
+    ctx: typer.Context,
+    few_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting in the first measurement.")] = 100_000,
+    many_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting in the second measurement.")] = 2_000_000,
+    batches: Annotated[int, typer.Option(min=1, help="Batches timed, each of producer.batch_objects rows.")] = 20,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how many rows per second a producer publishes. With few and with many rows waiting."""
+    with bench_stack(context(ctx).settings(), AdminKey(admin_user, admin_keyring)) as bench:
+        figures = scan(bench.system, ScanOptions(few_rows, many_rows, batches, seed), bench.instruments.timer)
+    _finish(figures, SCAN if check else (), as_json, lambda: _print_scan(figures))
+
+
+def s3(
+    ctx: typer.Context,
+    radosgw: Annotated[bool, typer.Option("--radosgw", help="Also measure radosgw, on the same cluster.")] = False,
+    ceph_programs: Annotated[
+        str, typer.Option(help="Words before the names of Ceph programs, such as 'chroot /srv/ceph'.")
+    ] = "",
+    processes: Annotated[int, typer.Option(min=1, max=64, help="Processes of the gateway.")] = 1,
+    objects: Annotated[int, typer.Option(min=16, help="PUTs of each way in each round.")] = 1000,
+    size: Annotated[
+        int, typer.Option(parser=size_option, metavar="SIZE", help="Bytes of each object that is PUT.")
+    ] = 65536,
+    rounds: Rounds = 3,
+    put_callers: Annotated[int, typer.Option(min=1, max=256, help="Threads that PUT.")] = 16,
+    get_callers: Annotated[int, typer.Option(min=1, max=256, help="Threads that GET.")] = 8,
+    small_objects: Annotated[int, typer.Option(min=1001, help="Small objects to GET and LIST.")] = 2000,
+    reads: Annotated[int, typer.Option(min=10, help="GETs of each way in each round.")] = 2000,
+    pages: Annotated[int, typer.Option(min=1, help="LISTs of each way in each round.")] = 30,
+    sample: Annotated[int, typer.Option(min=1, help="GETs for which the reads of OSDs are counted.")] = 50,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the S3 gateway. Beside the engine without HTTP, and beside radosgw; also on an embedded store."""
+    settings = context(ctx).settings()
+    options = S3Options(objects, size, rounds, put_callers, get_callers, small_objects, reads, pages, sample, seed)
+    programs = shlex.split(ceph_programs) if radosgw else None
+    with ExitStack() as stack:
+        tick = stack.enter_context(ticking())
+        found = stack.enter_context(s3_ways(settings, AdminKey(admin_user, admin_keyring), processes, programs))
+        figures = {"processes": processes} | S3Bench(found.system, found.ways, options, tick).run()
+    bars = s3_bars(processes, on_ceph=settings.store.backend == "ceph", with_radosgw=radosgw)
+    _finish(figures, bars if check else (), as_json, lambda: _print_s3(figures))
+
+
+def gc_command(
+    ctx: typer.Context,
+    objects: Annotated[int, typer.Option(min=200, help="Objects packed in each round; half are deleted.")] = 2000,
+    rounds: Rounds = 3,
+    reads: Annotated[int, typer.Option(min=10, help="GETs timed without GC.")] = 2000,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure GC against bare reads and appends, and GETs beside it. Also on an embedded store."""
+    settings = gc_settings(landing_settings(context(ctx).settings(), "log"))
+    options = CollectingOptions(objects, rounds, reads, seed)
+    with ExitStack() as stack:
+        tick = stack.enter_context(ticking())
+        stores = stack.enter_context(bench_stores({"gc": settings}, AdminKey(admin_user, admin_keyring)))
+        figures = CollectingBench(stores.systems["gc"], stores.instruments, options, tick).run()
+    _finish(figures, GC if check else (), as_json, lambda: _print_gc(figures))
+
+
+def space(
+    ctx: typer.Context,
+    sizes: Annotated[
+        str | None, typer.Option(help="Sizes of objects, separated by commas, such as 70000,512KiB.")
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="Workloads (docs/PACKING.md), separated by commas, such as W1,W2.")
+    ] = None,
+    bytes_min: Annotated[
+        int,
+        typer.Option(
+            "--bytes", parser=size_option, metavar="SIZE", help="Bytes of the objects of each size or workload."
+        ),
+    ] = 64 << 20,
+    pools: Annotated[
+        bool,
+        typer.Option(help="On Ceph: also measure an object each, in temporary pools: erasure-coded and replicated."),
+    ] = True,
+    admin_user: AdminUser = "client.admin",
+    admin_keyring: AdminKeyring = None,
+    seed: Seed = 1,
+    check: Check = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure raw bytes per user byte, by size of the objects. Against the simulation, and against an object each in
+    pools of the same cluster; also on an embedded store. Without --sizes and --workload, it measures some of each."""
+    drawn: list[str | int] = [size_option(word) for word in sizes.split(",")] if sizes else []
+    drawn += [_known(word) for word in workload.split(",")] if workload else []
+    options = SpaceOptions(drawn or DRAWN, bytes_min, seed)
+    settings = landing_settings(context(ctx).settings(), "store")
+    with ExitStack() as stack:
+        tick = stack.enter_context(ticking())
+        stores = stack.enter_context(bench_stores({"space": settings}, AdminKey(admin_user, admin_keyring)))
+        system, instruments = stores.systems["space"], stores.instruments
+        apart = pools and settings.store.backend == "ceph"
+        of_objects = stack.enter_context(pools_of_objects(system, instruments)) if apart else {}
+        figures = SpaceBench(system, instruments, of_objects, options, tick).run()
+    bars = space_bars(figures)
+    _finish(figures, bars if check else (), as_json, lambda: _print_space(figures, bars))
+
+
+def _drawn(workload: str | None, size: int | None) -> str | int:
+    """Return the name of a workload, or the size of all objects in bytes. Raises InvalidInput."""
+    if workload is not None and size is not None:
+        raise InvalidInput("--workload and --size cannot be given together; choose one")
+    return _known(workload or "W1") if size is None else size
+
+
+def _known(workload: str) -> str:
+    """The name of a workload. Raises InvalidInput."""
+    if workload not in WORKLOADS:
+        raise InvalidInput(f"unknown workload {workload!r}; choose one of: {', '.join(WORKLOADS)}")
+    return workload
+
+
+def _number(word: str, what: str) -> int:
+    """A number from 1 up. Raises InvalidInput."""
+    if not (word.isdigit() and int(word)):
+        raise InvalidInput(f"{word!r} is no {what}; give numbers from 1 up, separated by commas")
+    return int(word)
+
+
+def _finish(figures: Mapping[str, Any], bars: Sequence[Bar], as_json: bool, human: Any) -> None:
+    """Print the figures, then exit with EXIT_BAR_MISSED if a bar was missed."""
+    emit(figures, as_json, human)
+    sentences = missed(bars, figures)
+    for sentence in sentences:
+        err.print(f"bar missed: {sentence}", markup=False)
+    if sentences:
+        raise typer.Exit(EXIT_BAR_MISSED)
+
+
+def _objects_of(figures: Mapping[str, Any]) -> str:
+    return figures["workload"] or f"{figures['size']:,} bytes"
+
+
+def _print_pipeline(figures: Mapping[str, Any]) -> None:
+    ways = [way for way in ("floor", "ours", "naive") if way in figures]
+    table = Table(
+        title=f"{_objects_of(figures)}: {figures['objects']:,} objects, {figures['rounds']} rounds,"
+        f" {figures['lanes']} lanes, {figures['read_threads']} concurrent reads",
+        title_justify="left",
+    )
+    for column in ("", *ways):
+        table.add_column(column, justify="right" if column else "left")
+    rows = {
+        "objects/s": ("objects_per_s", ".0f"),
+        "MB/s": ("mb_per_s", ".1f"),
+        "raw bytes per user byte": ("raw_bytes_per_user_byte", ".3f"),
+        "client writes per object": ("client_write_ops_per_object", ".3f"),
+        "OSD writes per object": ("osd_write_ops_per_object", ".2f"),
+    }
+    for title, (key, form) in rows.items():
+        table.add_row(title, *(format(figures[way][key], form) for way in ways))
+    for name in figures["ours"]["cpu_ms_per_object"]:
+        table.add_row(
+            f"CPU ms per object: {name}", *(_optional(figures[way]["cpu_ms_per_object"][name], ".3f") for way in ways)
+        )
+    out.print(table)
+    out.print(f"ours over floor: [bold]{figures['ours_over_floor']:.3f}[/]")
+    if "ours_over_naive" in figures:
+        out.print(f"ours over naive: [bold]{figures['ours_over_naive']:.2f}[/]")
+    share = figures["lifetimes"]["share_of_consumer"]
+    out.print(f"knowing how long objects live, of the consumer's CPU time: [bold]{share:.2%}[/]")
+    latencies = Table(title="Writing a group, milliseconds", title_justify="left")
+    for column in ("stripes", "groups", "p50", "p90", "p99"):
+        latencies.add_column(column, justify="right")
+    for stripes, one in figures["group_write_ms"].items():
+        latencies.add_row(stripes, f"{one['groups']:.0f}", *(f"{one[p]:.1f}" for p in ("p50", "p90", "p99")))
+    out.print(latencies)
+
+
+def _print_landing(figures: Mapping[str, Any]) -> None:
+    table = Table(title=f"{figures['objects']:,} objects, {figures['rounds']} rounds", title_justify="left")
+    columns = ("objects", "callers", "", "PUTs/s", "p50 ms", "p99 ms", "batch", "over bare", "CPU ms")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number > 2 else "left")
+    for drawn, cells in figures["cells"].items():
+        for callers, cell in cells.items():
+            for way in figures["ways"]:
+                found = cell[way]
+                latencies = (f"{found['put_ms'][name]:.1f}" for name in ("p50", "p99"))
+                rate, batch, bare = f"{found['puts_per_s']:,.0f}", f"{found['batch']:.1f}", f"{found['over_bare']:.2f}"
+                cpu = f"{found['cpu_ms_per_object']['put']['total']:.3f}"
+                table.add_row(drawn, callers, way, rate, *latencies, batch, bare, cpu)
+    out.print(table)
+
+
+def _print_s3(figures: Mapping[str, Any]) -> None:
+    table = Table(
+        title=f"{figures['objects']:,} PUTs of {figures['size']:,} bytes by {figures['put_callers']} callers, GETs by"
+        f" {figures['get_callers']}, {figures['rounds']} rounds, {figures['processes']} processes of the gateway",
+        title_justify="left",
+    )
+    for column in ("", *figures["ways"]):
+        table.add_column(column, justify="right" if column else "left")
+    ways = [figures[way] for way in figures["ways"]]
+    for step in ("put", "get"):
+        table.add_row(f"{step.upper()}s/s", *(f"{way['per_s'][step]:,.0f}" for way in ways))
+        for name in ("p50", "p99"):
+            table.add_row(f"{step.upper()} {name}, ms", *(f"{way['ms'][step][name]:.2f}" for way in ways))
+        for group in ("total", "client", "server", "osds", "sql", "kafka"):
+            values = [way["cpu_ms_per_object"][step].get(group) for way in ways]
+            if any(value is not None for value in values):
+                table.add_row(f"CPU of {step.upper()}, ms: {group}", *(_optional(value, ".3f") for value in values))
+    table.add_row("CPU of PUT, with packing, ms", *(f"{way['put_and_pack_cpu_ms_per_object']:.3f}" for way in ways))
+    table.add_row("LIST of 1,000 p50, ms", *(f"{way['ms']['list']['p50']:.2f}" for way in ways))
+    reads = [way.get("osd_reads_per_get_mean") for way in ways]
+    if any(value is not None for value in reads):
+        table.add_row("OSD reads per GET, on average", *(_optional(value, ".2f") for value in reads))
+    out.print(table)
+    for name in figures["ways"][1:]:
+        over = figures[f"gateway_over_{name}"]
+        out.print(
+            f"gateway over {name}: [bold]{over['per_s']['get']:.2f}[/] GETs/s, [bold]{over['per_s']['put']:.2f}[/]"
+            f" PUTs/s, [bold]{over['cpu']['put']:.2f}[/] CPU of PUT, {over['cpu']['get']:.2f} CPU of GET"
+        )
+
+
+def _print_life(figures: Mapping[str, Any]) -> None:
+    drawn = _objects_of(figures)
+    out.print(
+        f"{drawn}: {figures['objects']:,} objects, {figures['rounds']} rounds, {figures['callers']} callers",
+        markup=False,
+    )
+    for way in figures["ways"]:
+        found = figures[way]
+        groups = list(found["cpu_ms_per_object"]["put"])
+        table = Table(title=f"{way}: CPU ms per object", title_justify="left")
+        for column in ("", "objects/s", *groups):
+            table.add_column(column, justify="right" if column else "left")
+        for step, cpu_ms in found["cpu_ms_per_object"].items():
+            rate = f"{found['objects_per_s'][step]:,.0f}"
+            table.add_row(step, rate, *(_optional(cpu_ms[name], ".3f") for name in groups))
+        table.add_section()
+        table.add_row(
+            "put, publish, pack, reap", "", *[""] * (len(groups) - 1), f"{found['whole_life_cpu_ms_per_object']:.3f}"
+        )
+        out.print(table)
+        out.print(
+            f"PUT, ms: {', '.join(f'{name} {value:.1f}' for name, value in found['put_ms'].items())};"
+            f" objects in a batch: {found['put_batch']:.1f}"
+        )
+    idle = (f"{name} {_optional(value, '.1f')}" for name, value in figures["idle_cpu_ms_per_s"].items())
+    out.print(f"idle, CPU ms per second: {', '.join(idle)}", markup=False)
+    for base, name in combinations(figures["ways"], 2):
+        over = figures[f"{name}_over_{base}"]
+        out.print(
+            f"{name} over {base}: [bold]{over['objects_per_s']['put']:.2f}[/] PUTs/s,"
+            f" [bold]{over['whole_life_cpu_ms_per_object']:.2f}[/] CPU of a life"
+        )
+
+
+def _print_read(figures: Mapping[str, Any]) -> None:
+    rows = {
+        f"{way}, ms": ", ".join(f"{name} {value:.2f}" for name, value in figures[f"{way}_ms"].items())
+        for way in ("ours", "bare")
+    }
+    rows["p50, ours over bare"] = f"{figures['p50_over_bare']:.3f}"
+    rows["OSDs that read per GET"] = f"{figures['osds_per_get']}, {figures['osds_per_get_mean']:.2f} on average"
+    rows["bytes the OSDs read / bytes of the pages touched"] = f"{figures['read_bytes_over_pages']:.3f}"
+    rows["bytes the OSDs read / size in whole pages"] = f"{figures['read_bytes_over_rounded']:.3f}"
+    if (size := figures["size"]) is not None:
+        rows["split objects"] = f"{figures['split_objects']:,}"
+    if "split_over_whole" in figures:
+        rows["CPU ms per GET of this process"] = ", ".join(
+            f"{kind} {value:.3f}" for kind, value in figures["client_cpu_ms_per_get"].items()
+        )
+        rows["split over whole"] = f"{figures['split_over_whole']:.3f}"
+    of_size = "small objects" if size is None else f"objects of {size:,} bytes"
+    facts(f"GETs of {figures['objects']:,} {of_size}", rows)
+
+
+def _print_gc(figures: Mapping[str, Any]) -> None:
+    rows = {f"live MB/s, {way}": f"{rate:.1f}" for way, rate in figures["live_mb_per_s"].items()}
+    rows["ours over floor"] = f"{figures['ours_over_floor']:.3f}"
+    rows["ours over the floor that reads back"] = f"{figures['ours_over_safe']:.3f}"
+    rows["that floor over the floor"] = f"{figures['safe_over_floor']:.3f}"
+    rows["ours over the same reads and writes"] = f"{figures['ours_over_same_io']:.3f}"
+    rows["header bytes per byte of blocks examined"] = f"1/{1 / figures['header_bytes_over_block_bytes']:.0f}"
+    for when, found in figures["get_ms"].items():
+        name = f"GET, ms, {when.replace('_', ' ')}"
+        rows[name] = ", ".join(f"{percent} {value:.2f}" for percent, value in found.items())
+    rows["GET p99, with GC over without"] = f"{figures['get_p99_with_over_without']:.2f}"
+    facts(f"GC of {figures['objects']:,} objects, {figures['rounds']} rounds, {figures['lanes']} lanes", rows)
+
+
+def _print_scan(figures: Mapping[str, Any]) -> None:
+    rows = {
+        f"rows/s, {figures[name]:,} waiting": f"{figures[f'rows_per_s_{name[:-5]}']:,.0f}"
+        for name in ("few_rows", "many_rows")
+    }
+    facts("producer", rows | {"many over few": f"{figures['many_over_few']:.3f}"})
+
+
+def _print_space(figures: Mapping[str, Any], bars: Sequence[Bar]) -> None:
+    raw = Table(title="Raw bytes per user byte", title_justify="left")
+    ratios = Table(title="Ours over the others", title_justify="left")
+    ways = figures["ways"]
+    for table, columns in ((raw, ("number", *ways, "simulation")), (ratios, ("simulation", "best of each", "bars"))):
+        table.add_column("objects")
+        for column in columns:
+            table.add_column(column, justify="right")
+    for drawn, cell in figures["cells"].items():
+        values = (*cell["raw_bytes_per_user_byte"].values(), cell["simulated_raw_bytes_per_user_byte"])
+        raw.add_row(drawn, f"{cell['objects']:,}", *(f"{value:.3f}" for value in values))
+        over = (_optional(cell.get(name), ".3f") for name in ("ours_over_simulation", "ours_over_each"))
+        of_cell = [bar for bar in bars if bar.figure.startswith(f"cells.{drawn}.")]
+        ratios.add_row(drawn, *over, "not met" if missed(of_cell, figures) else "met")
+    out.print(raw)
+    out.print(ratios)
+    if (database := figures["database_bytes_per_object"]) is not None:
+        by_way = ", ".join(f"{way} {value:,.0f}" for way, value in database.items())
+        out.print(f"bytes of the OSDs' databases per object: {by_way}", markup=False)
+
+
+def _optional(value: float | None, form: str) -> str:
+    """A figure, or '-' if it is not available because the server is on another machine."""
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,218 @@
+"""check and apply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nos_ec.cli.operator.findings import NewPlan, Report, print_hidden
+from nos_ec.cli.terminal.context import AsJson, context
+from nos_ec.cli.terminal.errors import Incomplete, ProblemsFound
+from nos_ec.cli.terminal.output import count_text, emit, facts, out, printable, progress, size_text
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import Blocklisted, Conflict, Corrupt, InvalidInput, LeaseLost, NoSpace, Transient
+from nos_ec.core.formats.operator_plan import Action, PlanHead, Step, read_head, read_steps
+from nos_ec.engine.check.blocks import ReadShare
+from nos_ec.engine.check.checker import Checker, CheckFigures, Tick
+from nos_ec.engine.check.repairs import Repairer, copies_of
+from nos_gc.assemble import gc_service
+
+FAILURES_MAX = 3
+"""`apply` ends when so many steps in a row fail because something does not answer."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(check)
+    app.command()(apply)
+
+
+def check(
+    ctx: typer.Context,
+    read_data: Annotated[
+        str | None,
+        typer.Option(
+            "--read-data",
+            metavar="N%",
+            help="Also read the objects in N percent of the blocks, and N percent of the landing copies, others each"
+            " time, and compare their checksums.",
+        ),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="Write a plan of the repairs that are safe, for `nos-ec apply`."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look for what does not fit, in rows and stores.
+
+    Compares rows with blocks, landing copies and landing segments, both ways. Changes nothing. Reads all rows and
+    headers, but no object without --read-data. May run beside a working store. Ends with 13 if something does not fit,
+    and with 7 if a part could not be looked at.
+    """
+    share = _share(read_data)
+    new_plan = NewPlan(plan, "nos-ec check")
+    with context(ctx).system() as system, progress() as bar:
+        task = bar.add_task("check", total=None)
+        checker = _checker(system, share, lambda part, done: bar.update(task, description=part, completed=done))
+        report = Report(as_json)
+        for finding in checker.findings():
+            bar.stop()
+            report.add(finding)
+            new_plan.add(finding)
+        store_id, now_ms = system.store_id, system.clock.now_ms()
+    try:
+        new_plan.write(store_id, now_ms, complete=not checker.unfinished)
+    finally:
+        data = report.data() | {
+            "complete": not checker.unfinished,
+            "unfinished": [asdict(part) for part in checker.unfinished],
+            "looked_at": asdict(checker.figures),
+            "planned": new_plan.steps,
+        }
+        emit(data, as_json, lambda: _print(data, checker.figures))
+    if report.kinds:
+        raise ProblemsFound(f"{count_text(sum(report.kinds.values()), 'problem')} found; docs/CHECK.md says what to do")
+    if checker.unfinished:
+        part = checker.unfinished[0]
+        raise Transient(f"the check is not complete, so nothing is certain: {part.part}: {part.reason}")
+
+
+def apply(
+    ctx: typer.Context,
+    plan: Annotated[Path, typer.Argument(help="A plan that `check --plan` or `scrub --plan` wrote.")],
+    as_json: AsJson = False,
+) -> None:
+    """Do what a plan of `check` or `scrub` says.
+
+    Each step is done only if what it was planned for still holds. One that fails does not stop the others. Safe to
+    repeat after any failure.
+    """
+    steps = _read(plan)
+    applied = _Applied(len(steps.steps))
+    with context(ctx).system() as system, progress() as bar:
+        if steps.head.store_id != system.store_id:
+            raise InvalidInput(f"{plan} is for the store {steps.head.store_id}, and this one is {system.store_id}")
+        gc = gc_service(system)
+        if any(step.action is Action.REWRITE_BLOCK for _, step in steps.steps):
+            gc.recover()
+        copies = copies_of(step for _, step in steps.steps)
+        repairer = Repairer(system.checked(), system.planned_mending(), gc.rewrite, copies, system.trail)
+        try:
+            for number, step in bar.track(steps.steps, description="apply"):
+                applied.apply(repairer, number, step)
+        finally:
+            bar.stop()
+            emit(asdict(applied), as_json, lambda: _print_applied(applied))
+    if applied.failed:
+        raise Incomplete(f"{count_text(len(applied.failed), 'step')} failed; apply the plan again later")
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    head: PlanHead
+    steps: Sequence[tuple[int, Step]]
+
+
+@dataclass(slots=True)
+class _Applied:
+    """What became of a plan. passed_over: steps that no longer held. failed: likewise, with the error."""
+
+    steps: int
+    done: int = 0
+    passed_over: list[dict[str, object]] = field(default_factory=list)
+    failed: list[dict[str, object]] = field(default_factory=list)
+
+    def apply(self, repairer: Repairer, number: int, step: Step) -> None:
+        """Do a step, and note what became of it. Raises what makes all further steps fail: InvalidInput, LeaseLost,
+        Blocklisted, and the Transient of FAILURES_MAX steps in a row."""
+        named: dict[str, object] = {"step": number, "action": step.action.value, "why": step.why}
+        try:
+            if repairer.apply(step):
+                self.done += 1
+            else:
+                self.passed_over.append(named)
+        except (LeaseLost, Blocklisted):
+            raise
+        except (Transient, Corrupt, Conflict) as error:
+            self.failed.append(named | {"error": str(error)})
+            if isinstance(error, Transient) and not isinstance(error, NoSpace) and self._all_fail(number):
+                raise
+
+    def _all_fail(self, number: int) -> bool:
+        """Whether this step and those right before it failed."""
+        last = [one["step"] for one in self.failed[-FAILURES_MAX:]]
+        return last == list(range(number - FAILURES_MAX + 1, number + 1))
+
+
+def _read(plan: Path) -> _Plan:
+    """All of a plan, before the first step is done. Raises InvalidInput."""
+    try:
+        lines = plan.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise InvalidInput(f"{plan}: {error.strerror}") from error
+    return _Plan(read_head(lines[0] if lines else b""), list(read_steps(lines)))
+
+
+def _print_applied(applied: _Applied) -> None:
+    out.print(f"{applied.done:,} of {count_text(applied.steps, 'step')} done")
+    for one in applied.passed_over:
+        out.print(printable(f"passed over, because it no longer holds: step {one['step']}, {one['why']}"), markup=False)
+    for one in applied.failed:
+        out.print(printable(f"failed: step {one['step']}, {one['why']}: {one['error']}"), markup=False)
+
+
+def _checker(system: System, share: float, tick: Tick) -> Checker:
+    salt = system.clock.now_ms().to_bytes(8, "big")
+    return Checker(system.checked(), ReadShare(share, salt), tick=tick)
+
+
+def _share(text: str | None) -> float:
+    if text is None:
+        return 0.0
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = 0.0
+    if not 0 < percent <= 100:
+        raise InvalidInput(f"--read-data {text!r}: give a percentage above 0 and up to 100, such as 10%")
+    return percent / 100
+
+
+def _print(data: dict[str, Any], figures: CheckFigures) -> None:
+    kinds: dict[str, int] = data["kinds"]
+    print_hidden(kinds)
+    read = f", {size_text(figures.data_bytes)} of data" if figures.data_bytes else ""
+    rows = {
+        "blocks": f"{figures.blocks:,}; {size_text(figures.header_bytes)} of headers read{read}",
+        "objects": f"{figures.objects:,}; still to be packed: {figures.waiting:,}",
+        "landing": f"{figures.copies:,} in the landing store,"
+        f" {count_text(figures.landing_segments, 'landing segment')},"
+        f" {figures.queue_entries:,} in the deletion queue",
+        "left to daemons": _joined(_left(figures)) or "nothing",
+        "not looked at": _joined(f"{part['part']} ({part['reason']})" for part in data["unfinished"]) or "nothing",
+        "problems": _joined(f"{count:,} {kind}" for kind, count in kinds.items())
+        or ("none" if data["complete"] else "none in what was looked at"),
+    }
+    if data["planned"] is not None:
+        rows["planned"] = f"{count_text(data['planned'], 'repair')}; read the plan, then run `nos-ec apply`"
+    facts("check", rows)
+
+
+def _left(figures: CheckFigures) -> Iterable[str]:
+    for count, one, many, what in (
+        (figures.blocks_fenced, "block", "blocks", "of dead writers to recover"),
+        (figures.blocks_condemned, "condemned block", "condemned blocks", "to delete"),
+        (figures.deletions_due, "due entry", "due entries", "of the deletion queue"),
+        (figures.leases_expired, "expired lease", "expired leases", "to fence"),
+    ):
+        if count:
+            yield f"{count_text(count, one, many)} {what}"
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return ", ".join(texts)

@@ -1,0 +1,183 @@
+"""config check, config show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.cli.terminal.context import AsJson, context
+from nos_ec.cli.terminal.output import count_text, emit, facts, out
+from nos_ec.composition.connections import DATABASE_LIMIT_MS, FOLDER_LIMIT_MS, NOT_INITIALISED, Connections
+from nos_ec.composition.trial import Check, Outcome, Result, try_all, worst
+from nos_ec.core.errors import ConfigError, NosError
+from nos_ec.settings import Problem, Settings, check_settings, load_settings, refusal, shown_settings
+
+config_app = typer.Typer(help="Inspect the configuration.", no_args_is_help=True, rich_markup_mode=None)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    config_app.command("check")(check)
+    config_app.command("show")(show)
+    app.add_typer(config_app, name="config")
+
+
+def check(
+    ctx: typer.Context,
+    connect: Annotated[
+        bool,
+        typer.Option(
+            "--connect",
+            help="Also try every server and folder that is configured: login, rights, pools, topics, free space,"
+            " clocks, and whether data and metadata belong together. Changes nothing; works before `nos-ec init`.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List every wrong key and value in the file and the environment. With --connect, also try what they name."""
+    file = context(ctx).config_file()
+    problems = check_settings(file, os.environ)
+    settings = None if problems else load_settings(file, os.environ)
+    if settings is not None:
+        problems = _secret_problems(settings)
+    if problems or settings is None:
+        _report_problems(file, problems, connect, as_json)
+    elif connect:
+        _try_connections(file, settings, as_json)
+    else:
+        emit({"file": _name(file), "problems": []}, as_json, lambda: out.print("the configuration is fine"))
+
+
+def _secret_problems(settings: Settings) -> list[Problem]:
+    """Return what is wrong with secrets that are in the settings themselves, by the rules of the code that uses
+    them."""
+    from nos_ec.api.access import find_token
+    from nos_ec.gateway.auth.master_keys import find_master_keys
+
+    problems = []
+    for given, look in (
+        (settings.s3.master_key, lambda: find_master_keys(settings.s3)),
+        (settings.api.token, lambda: find_token(settings.api)),
+    ):
+        try:
+            if given is not None:
+                look()
+        except ConfigError as error:
+            problems.append(Problem(str(error), error.settings[0]))
+    return problems
+
+
+def _start_checks(settings: Settings, connections: Connections) -> Iterator[Check]:
+    """The checks that the gateway and the API make when they start."""
+    from nos_ec.adapters.sql.metadata import open_metadata
+    from nos_ec.api.access import find_token
+    from nos_ec.gateway.auth.accounts import Accounts
+    from nos_ec.gateway.auth.master_keys import find_master_keys
+    from nos_ec.gateway.server.certificate import find_certificate
+
+    def master_key() -> str:
+        masters = find_master_keys(settings.s3)
+        if not connections.initialised:
+            return "it can be used"
+        with closing(open_metadata(settings.store.url(), replica=settings.store.metadata_replica)) as metadata:
+            Accounts(metadata, SystemClock(), os.urandom).require_known_secrets(masters)
+        return "it fits the access keys"
+
+    def certificate() -> str:
+        find_certificate(settings.s3)
+        return f"{settings.s3.certificate_file} can be used"
+
+    def token() -> str:
+        find_token(settings.api)
+        return f"{settings.api.token_file} can be used"
+
+    if settings.s3.master_key is not None or settings.s3.master_key_file is not None:
+        yield Check("S3 master key", DATABASE_LIMIT_MS, master_key)
+    if settings.s3.certificate_file is not None or settings.s3.key_file is not None:
+        yield Check("S3 certificate", FOLDER_LIMIT_MS, certificate)
+    if settings.api.token_file is not None:
+        yield Check("API token", FOLDER_LIMIT_MS, token)
+
+
+def _name(file: Path | None) -> str | None:
+    return str(file) if file else None
+
+
+def _report_problems(file: Path | None, problems: list[Problem], connect: bool, as_json: bool) -> None:
+    """Print the problems, and end with them."""
+    lines = [problem.text for problem in problems]
+    data: dict[str, Any] = {"file": _name(file), "problems": lines}
+    if connect:
+        data |= {"initialised": None, "checks": []}
+        lines = [*lines, "no connection was tried; correct the settings first"]
+    emit(data, as_json, lambda: out.print("\n".join(lines), markup=False))
+    raise refusal(f"{count_text(len(problems), 'problem')} in the configuration", problems)
+
+
+def _try_connections(file: Path | None, settings: Settings, as_json: bool) -> None:
+    """Try everything, print one line for each check as soon as it is known, and end with the worst failure."""
+    outcomes: list[Outcome] = []
+    with Connections(settings, SystemClock()) as connections:
+        for outcome in try_all(chain(connections.checks(), _start_checks(settings, connections))):
+            outcomes.append(outcome)
+            if not as_json:
+                out.print(f"{outcome.result:<9}  {outcome.name:<19}  {outcome.detail}", markup=False)
+                out.file.flush()
+        if any(outcome.left_behind for outcome in outcomes):
+            connections.abandon()
+    failed = sum(outcome.result is Result.FAILED for outcome in outcomes)
+    initialised = connections.initialised
+    data = {
+        "file": _name(file),
+        "problems": [],
+        "initialised": initialised,
+        "checks": [_data(outcome) for outcome in outcomes],
+    }
+    emit(data, as_json, lambda: out.print(_summary(outcomes, failed, initialised=initialised), markup=False))
+    if (found := worst(outcomes)) is not None:
+        if found.error is None:
+            raise RuntimeError(f"{found.name}: {found.detail}")
+        raise _named(found, found.error)
+
+
+def _summary(outcomes: list[Outcome], failed: int, *, initialised: bool | None) -> str:
+    ok = sum(outcome.result is Result.OK for outcome in outcomes)
+    rest = len(outcomes) - ok - failed
+    said = f"{count_text(len(outcomes), 'check')}: {ok} ok, {failed} failed, {rest} not tried"
+    return said if initialised is not False else f"{said}; {NOT_INITIALISED}"
+
+
+def _named(found: Outcome, error: NosError) -> NosError:
+    """The error of the check, with the name of the check."""
+    return type(error)(
+        f"{found.name}: {error}",
+        key=error.key,
+        block_id=error.block_id,
+        landing_id=error.landing_id,
+        settings=error.settings,
+    )
+
+
+def _data(outcome: Outcome) -> dict[str, Any]:
+    error = {} if outcome.error is None else {"error": type(outcome.error).__name__, **outcome.error.facts()}
+    return {
+        "name": outcome.name,
+        "result": outcome.result.value,
+        "detail": outcome.detail,
+        "took_ms": outcome.took_ms,
+        **error,
+    }
+
+
+def show(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Show the settings in force, including defaults. Passwords and other secrets are masked."""
+    data = shown_settings(context(ctx).settings())
+    flat = {f"{section}.{key}": value for section, fields in data.items() for key, value in fields.items()}
+    emit(data, as_json, lambda: facts("settings", flat))

@@ -1,0 +1,93 @@
+"""What check and scrub have in common: they count what they find, show it, and write a plan."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nos_ec.cli.files.local_files import report_file, require_new
+from nos_ec.cli.terminal.output import count_text, out, printable
+from nos_ec.core.findings import Finding
+from nos_ec.core.formats.operator_plan import QUARANTINING, PlanHead, Step, plan_lines
+from nos_ec.engine.check.repairs import planned
+
+PROBLEMS_MAX = 10_000
+"""Problems that --json lists, and steps of a plan; all problems are counted."""
+SHOWN_MAX = 100
+"""Problems of a kind that are shown to people; all are counted."""
+
+
+class Report:
+    """Counts problems, and shows them or keeps them for JSON, as many as are bounded."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._problems: list[dict[str, object]] = []
+        self.kinds = Counter[str]()
+
+    def add(self, finding: Finding, outcome: Mapping[str, object] | None = None) -> None:
+        """Count it; show it to people now, because a look at a large store takes long. outcome: what became of it, if
+        anything was tried."""
+        self.kinds[finding.kind.value] += 1
+        if self._as_json:
+            if len(self._problems) < PROBLEMS_MAX:
+                self._problems.append(finding.data() | dict(outcome or {}))
+        elif self.kinds[finding.kind.value] <= SHOWN_MAX:
+            _show(finding, outcome or {})
+
+    def data(self) -> dict[str, Any]:
+        """The problems, as JSON has them."""
+        found = {"problems_found": sum(self.kinds.values()), "kinds": dict(sorted(self.kinds.items()))}
+        return found | {"problems": self._problems}
+
+
+def _show(finding: Finding, outcome: Mapping[str, object]) -> None:
+    out.print(f"{finding.kind.value}: {printable(finding.what)}", markup=False)
+    seen = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in finding.evidence.items())
+    out.print(f"    seen    {printable(seen)}", markup=False)
+    if outcome.get("mended"):
+        out.print("    mended")
+        return
+    if outcome.get("why"):
+        out.print(f"    not mended: {printable(str(outcome['why']))}", markup=False)
+    out.print(f"    repair  {finding.repair}", markup=False)
+
+
+def print_hidden(kinds: Mapping[str, int]) -> None:
+    """Say how many problems were not shown."""
+    for kind, count in kinds.items():
+        if count > SHOWN_MAX:
+            out.print(f"{kind}: {count_text(count - SHOWN_MAX, 'more problem')}", markup=False)
+
+
+class NewPlan:
+    """A plan of the repairs that are safe, if one was asked for. made_by: the command. Raises InvalidInput."""
+
+    def __init__(self, path: Path | None, made_by: str) -> None:
+        if path is not None:
+            require_new(path, "--plan")
+        self._path = path
+        self._made_by = made_by
+        self._steps: list[Step] = []
+        self.steps: int | None = None
+        """How many the file has, once it is written."""
+
+    def add(self, finding: Finding) -> None:
+        """Plan the repair of a finding, if there is one."""
+        step = planned(finding)
+        if step is not None and len(self._steps) < PROBLEMS_MAX:
+            self._steps.append(step)
+
+    def write(self, store_id: str, now_ms: int, *, complete: bool = True) -> None:
+        """Write the file. complete: everything was looked at; if not, what was not may refer to what nothing seems to
+        refer to, and nothing is put into quarantine. Raises NoSpace, InvalidInput."""
+        if self._path is None:
+            return
+        if not complete:
+            self._steps = [step for step in self._steps if step.action not in QUARANTINING]
+        with report_file(self._path, "--plan") as file:
+            file.writelines(plan_lines(PlanHead(store_id, now_ms, self._made_by), self._steps))
+        self.steps = len(self._steps)

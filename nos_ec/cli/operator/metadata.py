@@ -1,0 +1,266 @@
+"""metadata dump, metadata dumps and metadata rebuild."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nos_ec.cli.files.local_files import report_file, require_new
+from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
+from nos_ec.cli.terminal.output import count_text, emit, facts, out, printable, progress, size_text, time_text
+from nos_ec.composition.rebuilding import open_lost
+from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
+from nos_ec.core.formats.dump_format import DumpHead, Read, dump_frames, verify_dump
+from nos_ec.engine.dump.dumper import dump_pages
+from nos_ec.engine.dump.lost import DumpSource, Lost
+from nos_ec.engine.dump.rebuilder import Rebuilder, RebuildFigures
+from nos_ec.engine.dump.stored import is_ahead, newest_dump
+from nos_ec.engine.dump.uncertain import KINDS, Uncertain, uncertain
+
+KEEP = 3
+"""Dumps that the store keeps unless told otherwise."""
+SHOWN_MAX = 100
+"""Objects of a kind that are shown to people; a list has them all."""
+
+metadata_app = typer.Typer(
+    help="Dumps of the metadata, and rebuilding it.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    metadata_app.command("dump")(metadata_dump)
+    metadata_app.command("dumps")(metadata_dumps)
+    metadata_app.command("rebuild")(metadata_rebuild)
+    app.add_typer(metadata_app, name="metadata")
+
+
+def metadata_dump(
+    ctx: typer.Context,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="FILE", help="Write a new file instead, for another machine.")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option("--keep", min=1, metavar="N", help=f"Dumps to keep in the store (default: {KEEP}).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Save all rows, for `metadata rebuild`.
+
+    In the store itself, or in a file. Stops nothing and holds no transaction open. For cron.
+    """
+    if to is not None and keep is not None:
+        raise InvalidInput("--keep is for dumps in the store; the files of --to are yours to remove")
+    if to is not None:
+        require_new(to, "--to")
+    with context(ctx).system() as system, progress() as bar:
+        interrupt_on_sigterm()
+        task = bar.add_task("objects", total=None)
+        head = DumpHead(system.store_id, system.clock.now_ms(), asdict(system.geometry))
+        pages = dump_pages(system.metadata, lambda done: bar.update(task, completed=done))
+        data: dict[str, Any] = {"begun_ms": head.begun_ms}
+        if to is None:
+            dumps = system.dumps()
+            dump, rows = dumps.write(head, pages)
+            removed = dumps.keep(KEEP if keep is None else keep, system.clock.now_ms())
+            oldest_ms = min(one.begun_ms for one in dumps.all(system.clock.now_ms()))
+            system.access_records().forget_removed_buckets(oldest_ms)
+            data |= {"name": str(dump.key), "rows": rows, "bytes": dump.size, "removed": removed}
+        else:
+            with report_file(to, "--to") as file:
+                file.writelines(dump_frames(head, pages))
+            data |= {"file": str(to), "rows": file_source(to).rows, "bytes": to.stat().st_size}
+    emit({"dumped": data}, as_json, lambda: _print_dumped(data))
+
+
+def _print_dumped(data: dict[str, Any]) -> None:
+    objects = count_text(data["rows"].get("objects", 0), "object")
+    out.print(f"{objects}, {size_text(data['bytes'])}: {data.get('file') or data['name']}", markup=False)
+    if data.get("removed"):
+        out.print(f"{count_text(data['removed'], 'older dump')} deleted")
+
+
+def metadata_dumps(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """List the dumps in the store, oldest first."""
+    with context(ctx).system() as system:
+        now_ms = system.clock.now_ms()
+        found = system.dumps().all(now_ms)
+    dumps = [{"name": str(dump.key), "begun_ms": dump.begun_ms, "bytes": dump.size} for dump in found]
+
+    def show() -> None:
+        for dump in found:
+            ahead = "  (from the future: a clock was ahead)" if is_ahead(dump.begun_ms, now_ms) else ""
+            out.print(f"{time_text(dump.begun_ms)}  {size_text(dump.size)}  {dump.key}{ahead}", markup=False)
+
+    emit({"dumps": dumps}, as_json, show)
+
+
+def metadata_rebuild(
+    ctx: typer.Context,
+    from_file: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="A dump in a file. Default: the newest whole one in the store."),
+    ] = None,
+    without_dump: Annotated[
+        bool, typer.Option("--without-dump", help="Rebuild from blocks and landing log alone. Deleted objects return.")
+    ] = False,
+    list_file: Annotated[
+        Path | None,
+        typer.Option("--list", metavar="FILE", help="Write a line of JSON for each object that is to be looked at."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be read.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the rows of a store again whose database was lost.
+
+    Needs an empty database. Stop everything else first. Takes a dump, and what blocks and landing log tell of the time
+    since. Safe to repeat after any failure: it goes on where it was.
+    """
+    if from_file is not None and without_dump:
+        raise InvalidInput("give either --from FILE or --without-dump")
+    source = None if from_file is None else file_source(from_file)
+    interrupt_on_sigterm()
+    with open_lost(context(ctx).settings()) as (lost, store_id), progress() as bar:
+        tasks: dict[str, Any] = {}
+
+        def tick(part: str, done: int, in_all: int | None) -> None:
+            if part not in tasks:
+                tasks[part] = bar.add_task(part, total=in_all)
+            bar.update(tasks[part], completed=done)
+
+        if from_file is None and not without_dump:
+            source = newest_dump(lost.blocks, lost.clock.now_ms(), tick)
+            if source is None:
+                raise NotFound(
+                    "no whole dump is in the store: name one with --from FILE, or rebuild with --without-dump from"
+                    " blocks and landing log alone: deleted objects whose bytes are still there return then"
+                )
+        _require_fit(source, lost, store_id)
+        if dry_run:
+            data = _outlook(lost, source)
+            emit({"would_read": data}, as_json, lambda: facts("a rebuild would read", data))
+            return
+        rebuilder = Rebuilder(lost, source, tick)
+        rebuilder.run()
+        listed = _Listed(as_json)
+        with _list(list_file) as write:
+            for one in uncertain(lost, source):
+                listed.add(one)
+                write(one)
+        rebuilder.finish()
+    data = _data(rebuilder, source, listed)
+    emit({"rebuilt": data}, as_json, lambda: _print(data, rebuilder.figures, source, listed))
+    if rebuilder.unreadable:
+        raise Corrupt("objects that headers tell of cannot be read: " + "; ".join(rebuilder.unreadable[:5]))
+
+
+# --- dumps in files -----------------------------------------------------------------------------------
+def file_source(path: Path) -> DumpSource:
+    """The dump in a file, once all of it was read. Raises InvalidInput, Corrupt."""
+    try:
+        with path.open("rb") as file:
+            head, rows = verify_dump(file.read)
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror}") from error
+    except Corrupt as error:
+        raise Corrupt(f"{path}: {error}; use an older dump") from error
+    return DumpSource(str(path), head, dict(rows), lambda: _reading(path))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Read]:
+    with path.open("rb") as file:
+        yield file.read
+
+
+@contextmanager
+def _list(path: Path | None) -> Iterator[Callable[[Uncertain], object]]:
+    """A function that writes a line of the list, which appears when it is whole."""
+    if path is None:
+        yield lambda _: None
+        return
+    with report_file(path, "--list") as file:
+        yield lambda one: file.write(json.dumps(asdict(one), ensure_ascii=False).encode() + b"\n")
+
+
+# --- what is told -------------------------------------------------------------------------------------
+def _require_fit(source: DumpSource | None, lost: Lost, store_id: str) -> None:
+    if source is None:
+        return
+    if source.head.store_id != store_id:
+        raise InvalidInput(f"{source.name} is a dump of store {source.head.store_id}, and this one is {store_id}")
+    if source.head.geometry != asdict(lost.blocks.geometry):
+        raise InvalidInput(f"{source.name} is a dump of a store of another geometry: {source.head.geometry}")
+
+
+def _outlook(lost: Lost, source: DumpSource | None) -> dict[str, Any]:
+    blocks = sum(1 for _ in lost.blocks.list_blocks())
+    segments = 0 if lost.medium is None else sum(1 for _ in lost.medium.segments(known_only=True))
+    rows = {} if source is None else source.rows
+    name = "none" if source is None else source.name
+    return {"dump": name, "objects of the dump": rows.get("objects", 0), "blocks": blocks, "landing segments": segments}
+
+
+class _Listed:
+    """Counts what is to be looked at, and shows the first of it to people."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self.counts = Counter[str]()
+
+    def add(self, one: Uncertain) -> None:
+        """Count it."""
+        self.counts[one.what] += 1
+        if not self._as_json and self.counts[one.what] <= SHOWN_MAX:
+            out.print(printable(f"{one.what}: {one.about}"), markup=False)
+
+
+def _data(rebuilder: Rebuilder, source: DumpSource | None, listed: _Listed) -> dict[str, Any]:
+    dump = None if source is None else {"name": source.name, "begun_ms": source.head.begun_ms, "rows": source.rows}
+    to_look_at = {what: listed.counts[what] for what in KINDS}
+    return asdict(rebuilder.figures) | {
+        "dump": dump,
+        "to_look_at": to_look_at,
+        "unreadable": list(rebuilder.unreadable),
+    }
+
+
+def _print(data: dict[str, Any], figures: RebuildFigures, source: DumpSource | None, listed: _Listed) -> None:
+    placed = data["placed"]
+
+    def count(what: str, noun: str, plural: str | None = None) -> str:
+        return count_text(listed.counts[what], noun, plural)
+
+    begun = "the beginning" if source is None else time_text(source.head.begun_ms)
+    facts(
+        "rebuilt",
+        {
+            "dump": "none" if source is None else f"{source.name}, of {begun}",
+            "objects": f"{figures.loaded:,} of the dump, of which {placed['moved']:,} lie elsewhere now",
+            "blocks": f"{figures.blocks:,}; read: the headers of {count_text(figures.blocks_read, 'block')},"
+            f" {size_text(placed['data_bytes'])} of data; {figures.unfinished_blocks:,} end with an unfinished group",
+            "gone": f"{count('gone', 'object')} of the dump: deleted or overwritten since, or lost",
+            "put since": f"{count('since', 'object')}, which may have been deleted after that",
+            "replaced": f"{count('replaced', 'version')}, kept in the trash in case they were undeleted",
+            "in doubt": f"{count('doubt', 'object')}, whose last PUT may have been refused",
+            "in the trash": f"{count('trash', 'object')}, which may have been undeleted or removed since {begun}",
+            "unknown copies": f"{count('copy', 'landing copy', 'landing copies')} without a readable label",
+            "kept": f"{count('block', 'block')} in quarantine or not read as a whole,"
+            f" {count('held', 'landing copy', 'landing copies')} in quarantine,"
+            f" {count('segment', 'landing segment')} not read as a whole",
+            "not known": f"objects deleted since {begun} whose bytes still exist have come back; nothing tells which",
+        },
+    )
+    if placed["unreadable"] or figures.nameless or figures.partial:
+        out.print(
+            f"{placed['unreadable']:,} objects cannot be read, {figures.nameless:,} have no readable name,"
+            f" {count_text(figures.partial, 'large object')} put since are not whole"
+        )
+    out.print("now run `nos-ec check`, before anything else is started")

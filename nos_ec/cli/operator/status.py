@@ -1,0 +1,275 @@
+"""status."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from nos_ec.cli.terminal.context import AsJson, context
+from nos_ec.cli.terminal.output import count_text, emit, err, facts, short_text, size_text, time_text
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import Transient
+from nos_ec.core.ratios import ratio, rounded
+from nos_ec.engine.dump.stored import newest_dump_ms
+from nos_ec.engine.figures.cost_data import cost_data
+from nos_ec.engine.figures.header_survey import read_headers_found
+from nos_ec.engine.figures.log_figures import LogFigures
+from nos_ec.engine.figures.store_totals import DatedTotals
+from nos_ec.engine.figures.usage import usage_spans
+from nos_ec.engine.gc.run_note import read_run
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.metadata import ScrubPass, ScrubState
+
+SHOWN_AGE_MS = 1000
+"""Sums younger than this were computed just now."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(status)
+
+
+def status(
+    ctx: typer.Context,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Compute all figures now, which may take seconds in a large store.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show utilisation, blocks and backlog. Also what makes up the waste, and what waits in the landing store.
+
+    In a large store the sums are those that a daemon computed last, and their age is shown.
+    """
+    with context(ctx).system() as system:
+        data, age_ms = status_data(system, exact=exact)
+        whose = " in the whole pool" if system.settings.store.backend == "ceph" else ""
+    emit(data, as_json, lambda: _print(data, whose, age_ms))
+
+
+def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
+    """The data that `status` prints, and the age in milliseconds of the sums over rows. Sizes are in bytes; ratios are
+    null while nothing is packed.
+
+    utilisation, dead_ratio and overhead_ratio are shares of all stripes and add up to 1. hole_ratio is dead / (live +
+    dead), as everywhere. space_amplification is (live + dead) / live without condemned blocks, and its target that of
+    GC (null if gc.policy has none). cost says what a live byte costs (`engine/figures/cost_data.py`). gc_behind is why
+    the last GC run did not do all that its policy asks for; null if it did. raw_bytes is the size of this store's
+    blocks on all shards according to the metadata. stored_raw_bytes and landing_raw_bytes are what the shards and the
+    landing store report; a Ceph pool reports only the sum over all stores in it. blocks_short is the number of blocks
+    that lack a shard, and blocks_short_by_shards says how many of them lack how many shards; both are null on Ceph,
+    which repairs them itself. computed_at_ms is when the sums over rows were computed. landing_log is null for a store
+    without one; the bytes of its segments are those of the batches in them, 0 for open ones. Its devices are null on
+    Ceph; `lost` has a text for each that is lost, and unreadable_slots is the number of slots whose headers cannot be
+    read. scrub has the current pass, if one is under way, and the last whole one (null if there is none); it is null
+    before the first. newest_dump_ms is when the newest dump of the metadata in the store began; it is null without one.
+    """
+    now_ms, geometry = system.clock.now_ms(), system.geometry
+    dated = DatedTotals(system.metadata.totals(), now_ms) if exact else system.store_totals().read()
+    totals = dated.totals
+    short, run = system.blocks.blocks_short(), read_run(system.metadata)
+    data = {
+        "utilisation": rounded(totals.utilisation(geometry)),
+        "hole_ratio": rounded(totals.hole_ratio),
+        "dead_ratio": rounded(totals.dead_ratio(geometry)),
+        "overhead_ratio": rounded(totals.overhead_ratio(geometry)),
+        "raw_bytes": geometry.raw_bytes(totals.stripes),
+        "raw_bytes_per_user_byte": rounded(totals.raw_bytes_per_user_byte(geometry)),
+        "space_amplification": rounded(totals.space_amplification),
+        "target_space_amplification": system.settings.gc.target_space_amp,
+        "gc_behind": None if run is None else run.behind,
+        "cost": cost_data(
+            totals,
+            geometry,
+            usage_spans(system.metadata, totals, dated.at_ms),
+            read_headers_found(system.metadata),
+        ),
+        "stored_raw_bytes": system.blocks.raw_bytes(),
+        "blocks_short": None if short is None else sum(short.values()),
+        "blocks_short_by_shards": None if short is None else [{"shards": n, "blocks": short[n]} for n in sorted(short)],
+        "landing_raw_bytes": system.landing.raw_bytes(),
+        "stripes": totals.stripes,
+        "live_bytes": totals.live_bytes,
+        "dead_bytes": totals.dead_bytes,
+        "overhead_bytes": totals.overhead_bytes,
+        "packed_objects": totals.packed_objects,
+        "large_objects": totals.large_objects,
+        "large_bytes": totals.large_bytes,
+        "landed_objects": totals.landed_objects,
+        "landed_bytes": totals.landed_bytes,
+        "queued_objects": totals.queued_objects,
+        "queued_bytes": totals.queued_bytes,
+        "trash_objects": totals.trash_objects,
+        "trash_bytes": totals.trash_bytes,
+        "landing_deletions": totals.landing_deletions,
+        "leases": totals.leases,
+        "blocks": [
+            {"kind": kind.value, "state": state.value, "count": count}
+            for (kind, state), count in sorted(totals.blocks.items())
+        ],
+        "free_bytes": _free_bytes(system.blocks),
+        "landing_free_bytes": _free_bytes(system.landing),
+        "computed_at_ms": dated.at_ms,
+        "landing_log": _log_data(system.log_figures()),
+        "scrub": _scrub_data(system.metadata.scrub_state()),
+        "newest_dump_ms": newest_dump_ms(system.metadata, now_ms),
+    }
+    return data, max(0, now_ms - dated.at_ms)
+
+
+def _log_data(log: LogFigures | None) -> dict[str, Any] | None:
+    if log is None:
+        return None
+    segments = [{"state": state.value, **asdict(one)} for state, one in log.segments.items()]
+    devices = None
+    if (found := log.devices) is not None:
+        devices = {"working": found.working, "lost": found.lost, "unreadable_slots": len(found.unreadable)}
+    return {"segments": segments, "free_bytes": log.free_bytes, "devices": devices}
+
+
+def _scrub_data(state: ScrubState | None) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    return {"current": _pass_data(state.current), "last": _pass_data(state.last)}
+
+
+def _pass_data(one: ScrubPass | None) -> dict[str, Any] | None:
+    return None if one is None else asdict(one)
+
+
+def _scrub_text(scrub: dict[str, Any] | None, blocks: int) -> str:
+    if scrub is None:
+        return "never"
+    current, last = scrub["current"], scrub["last"]
+    parts = []
+    if last is not None:
+        left = last["found"] - last["mended"]
+        parts.append(f"whole pass ended {time_text(last['ended_ms'])}: {last['mended']:,} mended, {left:,} left")
+    if current is not None:
+        left = current["found"] - current["mended"]
+        at = f"{current['blocks']:,} of {count_text(blocks, 'block')}"
+        parts.append(f"now at {at}: {current['mended']:,} mended, {left:,} left")
+    return "; ".join(parts)
+
+
+def _short_text(short: list[dict[str, int]] | None) -> str:
+    return "-" if short is None else short_text({one["shards"]: one["blocks"] for one in short})
+
+
+def _free_bytes(place: BlockStore | LandingStore) -> int | None:
+    """The free space; None while it is unknown, for example because a shard is missing. The other figures are still
+    valid."""
+    try:
+        return place.free_bytes()
+    except Transient as error:
+        err.print(f"warning: {error}", markup=False)
+        return None
+
+
+def _free_text(free_bytes: int | None) -> str:
+    return "-" if free_bytes is None else size_text(free_bytes)
+
+
+def _percent(part: int, whole: int) -> str:
+    """A share in percent, from the bytes themselves: the ratios in the data are rounded already."""
+    share = ratio(part, whole)
+    return "-" if share is None else f"{share:.2%}"
+
+
+def _log_rows(log: dict[str, Any] | None) -> dict[str, str]:
+    if log is None:
+        return {}
+    segments = ", ".join(
+        f"{one['count']} {one['state']}" + (f" with {size_text(one['bytes'])}" if one["bytes"] else "")
+        for one in log["segments"]
+        if one["count"]
+    )
+    rows = {"landing segments": f"{segments or 'none'}; {_free_text(log['free_bytes'])} free for further ones"}
+    devices = log["devices"]
+    if devices is not None and devices["lost"]:
+        rows["landing log devices"] = f"{devices['working']} work, {len(devices['lost'])} lost: " + ", ".join(
+            devices["lost"]
+        )
+    if devices is not None and devices["unreadable_slots"]:
+        rows["landing log slots"] = f"{devices['unreadable_slots']} cannot be read: `nos-ec check` names them"
+    return rows
+
+
+def _amplification_text(found: float | None, target: float | None) -> str:
+    text = "-" if found is None else f"{found:.3f}"
+    return text if target is None else f"{text}  target {target:g}"
+
+
+def _cost_rows(cost: dict[str, Any], behind: str | None) -> dict[str, str]:
+    rows = {}
+    if cost["parts"] is not None:
+        known = {part: value for part, value in cost["parts"].items() if part not in _unknown_parts(cost)}
+        parts = ", ".join(f"{part.replace('_', ' ')} {value:.3f}" for part, value in known.items())
+        rows["raw bytes per live byte"] = f"{cost['raw_bytes_per_live_byte']:.3f}: {parts}"
+        waits = cost["landing_bytes_per_live_byte"]
+        rows["landing copies"] = f"{waits:.3f} bytes wait per live byte in blocks, in one copy each"
+        rows["as dear as 3 replicas"] = f"at a space amplification of {cost['break_even_space_amplification']:.2f}"
+    for span, used in cost["usage"].items():
+        if used is not None:
+            rows[f"last {span}"] = _usage_text(used)
+    if behind is not None:
+        rows["GC is behind"] = f"{behind}; `nos-ec gc plan` says more"
+    return rows
+
+
+def _unknown_parts(cost: dict[str, Any]) -> tuple[str, ...]:
+    """Headers and padding are one figure until a daemon has surveyed headers."""
+    return ("headers", "padding") if cost["headers_surveyed_ms"] is None else ("undivided",)
+
+
+def _padding_text(cost: dict[str, Any]) -> str:
+    padding = cost["padding_bytes"]
+    return "" if padding is None else f", about {size_text(padding)} of it padding"
+
+
+def _usage_text(used: dict[str, Any]) -> str:
+    write, space = (
+        "-" if used[f"{what}_amplification"] is None else f"{used[f'{what}_amplification']:.2f}"
+        for what in ("write", "space")
+    )
+    return (
+        f"write amplification {write}, space amplification {space}; users {size_text(used['user_bytes'])}, GC"
+        f" {size_text(used['copied_bytes'])}, in {used['span_ms'] / 3_600_000:.0f} h"
+    )
+
+
+def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
+    """`whose`: the scope of the bytes on disk, if it may be larger than this store. `age_ms`: of the sums over rows."""
+    packed_bytes = data["live_bytes"] - data["large_bytes"]
+    raw = data["raw_bytes_per_user_byte"]
+    live, dead, overhead = (data[f"{part}_bytes"] for part in ("live", "dead", "overhead"))
+    size, dump_ms = live + dead + overhead, data["newest_dump_ms"]
+    rows = {
+        "utilisation": f"{_percent(live, size)}  of {count_text(data['stripes'], 'stripe')} is live",
+        "dead": f"{_percent(dead, size)}  {size_text(dead)}, hole ratio {_percent(dead, live + dead)}",
+        "header, names, padding": f"{_percent(overhead, size)}  {size_text(overhead)}{_padding_text(data['cost'])}",
+        "raw bytes per user byte": "-" if raw is None else f"{raw:.3f}  {size_text(data['raw_bytes'])} on all shards",
+        "space amplification": _amplification_text(data["space_amplification"], data["target_space_amplification"]),
+        **_cost_rows(data["cost"], data["gc_behind"]),
+        "in stripes": f"{count_text(data['packed_objects'], 'packed object')}, {size_text(packed_bytes)} live",
+        "in own blocks": f"{count_text(data['large_objects'], 'large object')}, {size_text(data['large_bytes'])} live",
+        "landed, to be published": f"{count_text(data['landed_objects'], 'object')}, {size_text(data['landed_bytes'])}",
+        "published, to be packed": f"{count_text(data['queued_objects'], 'object')}, {size_text(data['queued_bytes'])}",
+        "of these in the trash": f"{count_text(data['trash_objects'], 'object')}, {size_text(data['trash_bytes'])}",
+        "block store": f"{size_text(data['stored_raw_bytes'])} on disk{whose}",
+        "blocks short of a shard": _short_text(data["blocks_short_by_shards"]),
+        "scrub": _scrub_text(data["scrub"], sum(one["count"] for one in data["blocks"])),
+        "dump of the metadata": "none in the store" if dump_ms is None else time_text(dump_ms),
+        "landing store": f"{size_text(data['landing_raw_bytes'])} on disk{whose}",
+        **_log_rows(data["landing_log"]),
+        "landing copies to delete": data["landing_deletions"],
+        "leases held": data["leases"],
+        "blocks": ", ".join(f"{b['count']} {b['kind']} {b['state']}" for b in data["blocks"]) or "-",
+        "free": f"{_free_text(data['free_bytes'])} in the block store, {_free_text(data['landing_free_bytes'])} in the"
+        " landing store",
+    }
+    if age_ms >= SHOWN_AGE_MS:
+        rows["sums computed"] = f"{age_ms / 1000:.0f} s ago; --exact computes them now"
+    facts("status", rows)

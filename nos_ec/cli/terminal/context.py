@@ -1,0 +1,179 @@
+"""What every command gets: the settings, and the store that they describe."""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import os
+import shlex
+import signal
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import structlog
+import typer
+
+from nos_ec.cli.terminal.signals import raise_unless_lost
+from nos_ec.composition.wiring import System, open_system
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.ids import ObjectKey
+from nos_ec.settings import Settings, load_settings
+
+CONFIG_VARIABLE = "NOS_EC_CONFIG"
+DEFAULT_CONFIGS = (Path("nos-ec.toml"), Path("/etc/nos-ec/nos-ec.toml"))
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and errors as JSON on stderr.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """config: the file given with --config, if any."""
+
+    config: Path | None
+
+    def config_file(self) -> Path | None:
+        """The file to read: --config, else $NOS_EC_CONFIG, else the first of DEFAULT_CONFIGS that exists."""
+        if self.config is not None:
+            return self.config
+        if named := os.environ.get(CONFIG_VARIABLE):
+            return Path(named)
+        for file in DEFAULT_CONFIGS:
+            with suppress(OSError):  # a folder without search permission counts as having no file
+                if file.exists():
+                    return file
+        return None
+
+    def command(self, *words: str) -> str:
+        """A `nos-ec` command to be pasted into a shell, in whatever folder: it names the file that is read now.
+        Settings in the environment are not repeated, because they may be secrets."""
+        file = self.config_file()
+        named = ("--config", str(file.absolute())) if file is not None else ()
+        return " ".join(map(_quoted, ("nos-ec", *named, *words)))
+
+    def settings(self) -> Settings:
+        """The settings. Raises ConfigError that lists everything wrong with them."""
+        return load_settings(self.config_file(), os.environ)
+
+    def system(self) -> System:
+        """The open store. Raises ConfigError, Transient."""
+        return open_system(self.settings())
+
+
+def _quoted(word: str) -> str:
+    """A word for a shell. One with control characters, which could garble a terminal, is written as bash and zsh escape
+    them."""
+    if word.isprintable():
+        return shlex.quote(word)
+    parts = (char if char.isprintable() and char not in "'\\" else _escaped(char) for char in word)
+    return f"$'{''.join(parts)}'"
+
+
+def _escaped(char: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in char.encode(errors="surrogateescape"))
+
+
+def context(ctx: typer.Context) -> Context:
+    """The Context that the root command created."""
+    found = ctx.find_object(Context)
+    assert found is not None
+    return found
+
+
+def parse_object(text: str) -> ObjectKey:
+    """Parse 'bucket/name' into a key; the name may contain more slashes. Raises InvalidInput."""
+    bucket, slash, name = text.partition("/")
+    if not slash:
+        raise InvalidInput(f"{text!r}: give an object as BUCKET/NAME")
+    return ObjectKey(bucket, name)
+
+
+def log_for_people() -> None:
+    """Log warnings and errors to stderr, in readable form."""
+    _configure(logging.WARNING, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
+
+
+def log_for_daemons(settings: Settings) -> None:
+    """Log to stderr with the configured level and format. So do libraries that use Python's logging (the HTTP server of
+    the API, SQLAlchemy), from warnings upwards."""
+    level = logging.getLevelNamesMapping()[settings.logging.level.upper()]
+    as_json = settings.logging.format == "json"
+    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    if not as_json:
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    _configure(level, renderer)
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, _Libraries)]:
+        root.removeHandler(handler)
+    root.addHandler(_Libraries(renderer, max(level, logging.WARNING)))
+    logging.captureWarnings(as_json)
+
+
+def logs_json() -> bool:
+    """Whether `log_for_daemons` was asked for JSON, so that an error should be JSON as well."""
+    return isinstance(structlog.get_config()["processors"][-1], structlog.processors.JSONRenderer)
+
+
+class _Libraries(logging.Handler):
+    """Writes the lines of libraries as `renderer` writes ours."""
+
+    def __init__(self, renderer: structlog.typing.Processor, level: int) -> None:
+        super().__init__(level)
+        self.setFormatter(
+            structlog.stdlib.ProcessorFormatter(
+                foreign_pre_chain=[structlog.stdlib.add_logger_name, *_FACTS],
+                processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _FORMAT_TRACE, renderer],
+            )
+        )
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+        except Exception:
+            self.handleError(record)
+
+
+_FORMAT_TRACE = structlog.processors.format_exc_info
+_FACTS = (structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True))
+
+
+def _configure(level: int, renderer: structlog.typing.Processor) -> None:
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, *_FACTS, _FORMAT_TRACE, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        # A line is one write, so that those of several processes do not mix.
+        logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def interrupt_on_sigterm() -> None:
+    """Make SIGTERM end a one-shot command as Ctrl-C does: work in flight is finished, and leases are released.
+
+    A second signal ends the process at once.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise_unless_lost(number, frame)
+
+    signal.signal(signal.SIGTERM, handle)
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that SIGTERM and SIGINT set. A second signal ends the process at once, as by default."""
+    stop = threading.Event()
+
+    def handle(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        # The signal may have interrupted this thread while it holds the lock of `stop`, so another thread sets it. It
+        # is not a threading.Thread, because starting one takes locks as well.
+        _thread.start_new_thread(stop.set, ())
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    return stop

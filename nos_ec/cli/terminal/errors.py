@@ -1,0 +1,70 @@
+"""Exit codes, and the errors that lead to them (docs/CLI.md lists them)."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from nos_ec.cli.terminal.output import err
+from nos_ec.core.errors import (
+    Blocklisted,
+    ConfigError,
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    LeaseLost,
+    NosError,
+    NoSpace,
+    NotFound,
+    PreconditionFailed,
+    Transient,
+)
+
+EXIT_BUG = 1
+EXIT_USAGE = 2
+EXIT_BAR_MISSED = 10
+"""`bench --check` found a missed bar."""
+EXIT_READER_GONE = 141
+"""What a shell reports for a command that a closed pipe has ended. It is not a failure of ours."""
+
+
+class Incomplete(NosError):
+    """A command on many objects did everything but what it named."""
+
+
+class ProblemsFound(NosError):
+    """`check` found what does not fit, or `scrub` damage that it did not mend."""
+
+
+_EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
+    (InvalidInput, EXIT_USAGE),
+    (ConfigError, 3),
+    (NotFound, 4),
+    (LeaseLost, 9),
+    (Conflict, 5),
+    (PreconditionFailed, 5),
+    (Corrupt, 6),
+    (NoSpace, 8),
+    (Blocklisted, 11),
+    (Transient, 7),
+    (Incomplete, 12),
+    (ProblemsFound, 13),
+)
+"""Order matters: each class comes before its base class."""
+
+
+def exit_code(error: NosError) -> int:
+    """The documented exit code of an error."""
+    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), EXIT_BUG)
+
+
+def report(error: NosError, as_json: bool) -> int:
+    """Report the error on stderr and return the exit code."""
+    code = exit_code(error)
+    if as_json:
+        detail = {"error": type(error).__name__, "message": str(error), "exit_code": code, **error.facts()}
+        sys.stderr.write(json.dumps(detail, ensure_ascii=False) + "\n")
+    else:
+        err.print("[bold red]error:[/] ", end="")
+        err.print(str(error), markup=False)
+    return code

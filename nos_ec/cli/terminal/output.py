@@ -1,0 +1,111 @@
+"""What commands print: JSON for programs or text for people on stdout; errors and progress on stderr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any, TextIO, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from nos_ec.cli.terminal.streams import ReaderGone, StandardOutput
+from nos_ec.core.errors import InvalidInput
+
+stdout = StandardOutput()
+out = Console(file=cast(TextIO, stdout), soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def emit(data: Mapping[str, Any], as_json: bool, human: Callable[[], None]) -> None:
+    """Print `data` as one line of JSON, or let `human` print it for people."""
+    if as_json:
+        stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+        stdout.flush()
+    else:
+        human()
+
+
+def announce(url: str, as_json: bool) -> None:
+    """Print the address of a server at once. The server keeps running when standard output cannot be written, because
+    its main work is to serve."""
+    with suppress(ReaderGone, InvalidInput):
+        emit({"url": url}, as_json, lambda: out.print(f"listening on {url}", markup=False))
+        stdout.flush()
+
+
+@contextmanager
+def ticking() -> Iterator[Callable[[str, int, int], None]]:
+    """Progress of work in several steps, with one bar per step. Yields a function that takes (step, done, total)."""
+    with progress() as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def tick(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = bar.add_task(step, total=total)
+            bar.update(tasks[step], completed=done, total=total)
+
+        yield tick
+
+
+def progress() -> Progress:
+    """A progress bar on stderr; silent if stderr is not a terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
+
+
+def facts(title: str, rows: Mapping[str, object]) -> None:
+    """Print names and values, one pair per line. A line is never cut or wrapped, however narrow the terminal."""
+    out.print(Text(title, style="italic"))
+    width = max(map(len, rows), default=0)
+    for name, value in rows.items():
+        out.print(Text.assemble((name.ljust(width), "bold"), " ", str(value)))
+
+
+def count_text(count: int, noun: str, plural: str | None = None) -> str:
+    """A number and its noun: '1 object', '2,000 objects'."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def short_text(short: Mapping[int, int]) -> str:
+    """The blocks that lack shards, from {shards: blocks}: '43 (40 lack 1 shard, 3 lack 2 shards)'."""
+    parts = (
+        f"{blocks:,} {'lacks' if blocks == 1 else 'lack'} {count_text(shards, 'shard')}"
+        for shards, blocks in sorted(short.items())
+    )
+    return f"{sum(short.values()):,}" + (f" ({', '.join(parts)})" if short else "")
+
+
+def time_text(time_ms: int) -> str:
+    """A time for people: ISO 8601 in UTC."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def printable(text: str) -> str:
+    """A name that is safe to print on a terminal: control characters, which could garble or control it, are escaped."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def size_text(size_bytes: float) -> str:
+    """Bytes for people: '12.3 MiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size_bytes) < 1024:
+            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} PiB"
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print each line on stdout as it is."""
+    for line in lines:
+        out.print(line, markup=False)

@@ -1,0 +1,67 @@
+"""What it would take to bring a store to one target of space or another, from one look at its blocks. Pure.
+
+Blocks are counted by their break-even price, a hundred classes for each power of ten. So memory does not grow with the
+store, and what is computed is right up to the part of one class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import floor, log10
+
+from nos_ec.core.gc.gc_policy import SealedBlock, StoredBytes, break_even_days
+
+CLASSES_PER_DECADE = 100
+CLASS_MIN, CLASS_MAX = -4 * CLASSES_PER_DECADE, 7 * CLASSES_PER_DECADE
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCost:
+    """What collecting blocks from the highest price downwards costs until the target is reached, however many runs that
+    takes.
+
+    space_amplification: where it ends. price_days: of the last block that it takes; None if it takes none. is_reached:
+    whether the target is reached with blocks whose price is at least the floor.
+    """
+
+    target: float
+    copied_bytes: int
+    freed_bytes: int
+    space_amplification: float
+    price_days: float | None
+    is_reached: bool
+
+
+def target_costs(
+    blocks: Iterable[SealedBlock], store: StoredBytes, targets: Sequence[float], floor_days: float
+) -> list[TargetCost]:
+    """For each target its cost. store: without blocks in which nothing lives. floor_days: the least break-even price of
+    a block that is collected."""
+    live: dict[int, int] = {}
+    dead: dict[int, int] = {}
+    for block in blocks:
+        days = break_even_days(block)
+        if block.is_dead or days <= 0 or days < floor_days:
+            continue
+        place = min(CLASS_MAX, max(CLASS_MIN, floor(log10(days) * CLASSES_PER_DECADE)))
+        live[place] = live.get(place, 0) + block.live_bytes
+        dead[place] = dead.get(place, 0) + block.dead_bytes
+    classes = [(place, live[place], dead[place]) for place in sorted(live, reverse=True)]
+    return [_cost(classes, store, target) for target in targets]
+
+
+def _cost(classes: Sequence[tuple[int, int, int]], store: StoredBytes, target: float) -> TargetCost:
+    copied = freed = 0.0
+    price_days: float | None = None
+    excess = store.stored_bytes - target * store.live_bytes
+    for place, live_bytes, dead_bytes in classes:
+        left = excess - freed
+        if left <= 0:
+            break
+        share = min(1.0, left / dead_bytes)
+        copied += share * live_bytes
+        freed += share * dead_bytes
+        price_days = 10 ** (place / CLASSES_PER_DECADE)
+    after = store.less(round(freed))
+    return TargetCost(target, round(copied), round(freed), after.space_amplification, price_days, freed >= excess - 1)

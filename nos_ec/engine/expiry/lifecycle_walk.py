@@ -1,0 +1,287 @@
+"""Deletes the objects that have expired by the rules of their bucket (core/expiry.py), and aborts uploads by them.
+
+One walk a day passes along all buckets with rules, by name, and in each along the prefixes of its rules
+(lifecycle_bucket.py). A run of GC walks for RUN_MS_MAX; the next run goes on from there. Where the walk is, a note in
+the metadata says. It is saved every few seconds, by compare-and-set: of several processes that walk, one goes on. What
+a killed process had not saved is walked again, which changes nothing. A walk begins by forgetting the numbers of
+versions that were removed long ago.
+
+A bucket that fails is passed over, and walked again later that day, after waits that double. After FAILURES_MAX buckets
+in succession the run ends: then it is not the buckets.
+
+9  the rules of BUCKETS_PAGE buckets are in memory
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from threading import Event
+from typing import Any, Protocol
+
+import structlog
+
+from nos_ec.core.errors import NosError
+from nos_ec.core.expiry import ExpiryRule, decode_rules
+from nos_ec.core.killpoints import kill_point
+from nos_ec.engine.expiry.lifecycle_bucket import START, BucketMetadata, BucketWalk, Expired, Place
+from nos_ec.ports.clock import Beat, Clock, unwatched, waits
+from nos_ec.ports.metadata import NOTE_CHARS_MAX, DocumentKind, Notes
+
+LIFECYCLE_NOTE = "lifecycle"
+BUCKETS_PAGE = 20
+FLOORS_PAGE = 1000
+"""How many numbers of removed versions one transaction forgets."""
+RUN_MS_MAX = 300_000
+"""How long a run of GC walks. It collects as well."""
+SAVE_WAIT_MS = 5_000
+FAILURES_MAX = 3
+FAILED_MAX = 40
+"""Failed buckets that are remembered, to be walked again before the next day. The note has no room for more."""
+RETRY_MS_FIRST = 60_000
+RETRY_MS_MAX = 3_600_000
+
+_log = structlog.get_logger(__name__)
+
+
+class LifecycleMetadata(BucketMetadata, Notes, Protocol):
+    """The parts of the metadata that the walk needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class WalkState:
+    """Where the walk of a day is. day: days since 1970. bucket: the last one that it is done with. within, name,
+    version: the bucket that it is in, and its `Place` there. failed: buckets to be walked again, each with how often it
+    has failed, and when it is due. ended_ms: when it was done with the last bucket, but for the failed ones."""
+
+    day: int
+    started_ms: int
+    bucket: str = ""
+    within: str = ""
+    name: str = ""
+    version: int | None = None
+    done: Expired = field(default_factory=Expired)
+    failed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    ended_ms: int | None = None
+
+
+class LifecycleWalk:
+    """Safe to run in several processes at once; one object belongs to one thread, except its figures."""
+
+    def __init__(self, metadata: LifecycleMetadata, clock: Clock, day_ms: int, trash_ms: int) -> None:
+        """day_ms: the length of a day. trash_ms: how long the trash keeps what has expired; 0 for no trash."""
+        self._metadata = metadata
+        self._clock = clock
+        self._day_ms = day_ms
+        self._trash_ms = trash_ms
+        self.total = Expired()
+        """Of all runs of this process."""
+        self.state: WalkState | None = None
+        """Where the walk was when this process last looked."""
+
+    def run_once(self, beat: Beat = unwatched, stop: Event | None = None) -> Expired:
+        """Go on with the walk of today, or end that of an earlier day. `stop` ends it early. Raises Transient."""
+        text = self._metadata.note(LIFECYCLE_NOTE)
+        state, now_ms = _loaded(text), self._clock.now_ms()
+        today = now_ms // self._day_ms
+        if state is None or state.day > today or (state.day < today and state.ended_ms is not None):
+            self._forget_floors(beat, stop)
+            state = WalkState(today, now_ms)
+        self.state = state
+        if state.ended_ms is not None and all(
+            waits(due_ms, now_ms, RETRY_MS_MAX) for _, due_ms in state.failed.values()
+        ):
+            return Expired()
+        run = _Run(self, self._metadata, self._clock, state, text, partial(_tick, beat, stop))
+        try:
+            run.walk()
+        finally:
+            self.state = run.state
+            self.total += run.found
+        return run.found
+
+    def _forget_floors(self, beat: Beat, stop: Event | None) -> None:
+        """Forget old numbers, once a day. Raises Transient."""
+        while self._metadata.forget_floors(self._clock.now_ms(), FLOORS_PAGE) == FLOORS_PAGE:
+            beat(0)
+            if stop is not None and stop.is_set():
+                return
+
+    def rules(self) -> Iterator[tuple[str, list[ExpiryRule] | None]]:
+        """All buckets with rules; None for rules that cannot be read. Raises Transient."""
+        after = ""
+        while page := self._metadata.documents_of(DocumentKind.LIFECYCLE, after, BUCKETS_PAGE):
+            for name, body in page:
+                try:
+                    yield name, decode_rules(body)
+                except NosError as error:
+                    _log.error("lifecycle rules not read", bucket=name, error=str(error))
+                    yield name, None
+            after = page[-1][0]
+
+    def walk_bucket(self, bucket: str, rules: Sequence[ExpiryRule], *, dry_run: bool = False) -> Expired:
+        """All of one bucket, whatever the walk of the day has done. dry_run: only count. Raises Transient."""
+        return self.of_bucket(bucket, rules, dry_run=dry_run).walk()
+
+    def of_bucket(self, bucket: str, rules: Sequence[ExpiryRule], *, dry_run: bool = False) -> BucketWalk:
+        """A walk of one bucket."""
+        return BucketWalk(self._metadata, self._clock, self._day_ms, self._trash_ms, bucket, rules, dry_run=dry_run)
+
+
+class _Run:
+    """One run of the walk."""
+
+    def __init__(
+        self,
+        lifecycle: LifecycleWalk,
+        metadata: LifecycleMetadata,
+        clock: Clock,
+        state: WalkState,
+        text: str | None,
+        tick: Callable[[], bool],
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._metadata = metadata
+        self._clock = clock
+        self._text = text
+        self._tick = tick
+        self._began_ms = self._saved_ms = clock.now_ms()
+        self._failures = 0
+        self._superseded = False
+        self._has_begun = False
+        """Whether this run has got further: it does, however short its time is."""
+        self.state = state
+        self.found = Expired()
+
+    def walk(self) -> None:
+        """Until its end, or until the time is over."""
+        try:
+            if self.state.ended_ms is None and self._walk_rest():
+                self.state = replace(self.state, ended_ms=self._clock.now_ms())
+            if self.state.ended_ms is not None:
+                self._walk_failed()
+        finally:
+            if not self._superseded:
+                self._save()
+
+    def _walk_rest(self) -> bool:
+        """Returns whether all buckets were walked."""
+        while page := self._metadata.documents_of(DocumentKind.LIFECYCLE, self.state.bucket, BUCKETS_PAGE):
+            for name, body in page:
+                if self._must_end():
+                    return False
+                if not self._walk_one(name, body, self._enter(name)):
+                    return False
+                self.state = replace(self.state, bucket=name)
+                self._leave()
+                self._has_begun = True
+        return True
+
+    def _walk_failed(self) -> None:
+        """Those that are due again, until the run must end. No other walk waits for them."""
+        for name, (_, due_ms) in list(self.state.failed.items()):
+            if self._must_end():
+                return
+            if waits(due_ms, self._clock.now_ms(), RETRY_MS_MAX):
+                continue
+            body = self._metadata.bucket_document(name, DocumentKind.LIFECYCLE)
+            if body is None:
+                self._forget_failure(name)
+            elif not self._walk_one(name, body, self._enter(name)):
+                return
+            self._leave()
+
+    def _enter(self, name: str) -> Place:
+        """Where to go on in a bucket."""
+        after = Place(self.state.name, self.state.version) if self.state.within == name else START
+        self.state = replace(self.state, within=name, name=after.name, version=after.version)
+        return after
+
+    def _leave(self) -> None:
+        self.state = replace(self.state, within="", name="", version=None)
+
+    def _walk_one(self, name: str, body: bytes, after: Place) -> bool:
+        """Returns False if the run must end before the bucket does."""
+        ended_early = False
+
+        def on_page(last: Place, found: Expired) -> bool:
+            nonlocal ended_early
+            self.found += found
+            self._has_begun = True
+            self.state = replace(self.state, done=self.state.done + found, name=last.name, version=last.version)
+            ended_early = self._must_end()
+            return not ended_early
+
+        try:
+            self._lifecycle.of_bucket(name, decode_rules(body)).walk(after, on_page)
+        except Exception as error:
+            self.state = replace(self.state, name=after.name, version=after.version)
+            self._fail(name, error)
+            return True
+        if not ended_early:
+            self._failures = 0
+            self._forget_failure(name)
+        return not ended_early
+
+    def _fail(self, name: str, error: Exception) -> None:
+        """Remember it. Raises the error if it is one of several in succession."""
+        say = _log.warning if isinstance(error, NosError) else _log.exception
+        say("the lifecycle of a bucket could not be applied; trying again later", bucket=name, error=str(error))
+        tries = self.state.failed.get(name, (0, 0))[0] + 1
+        due_ms = self._clock.now_ms() + min(RETRY_MS_FIRST << min(tries - 1, 10), RETRY_MS_MAX)
+        failed = self.state.failed
+        if name in failed or len(failed) < FAILED_MAX:
+            failed = failed | {name: (tries, due_ms)}
+        one = Expired(failed=1)
+        self.found += one
+        self.state = replace(self.state, failed=failed, done=self.state.done + one)
+        self._failures += 1
+        if self._failures == FAILURES_MAX:
+            raise error
+
+    def _forget_failure(self, name: str) -> None:
+        left = {other: told for other, told in self.state.failed.items() if other != name}
+        self.state = replace(self.state, failed=left)
+
+    def _must_end(self) -> bool:
+        """Also saves where the walk is, now and then."""
+        now_ms = self._clock.now_ms()
+        if not waits(self._saved_ms + SAVE_WAIT_MS, now_ms, SAVE_WAIT_MS):
+            self._save()
+        is_over = self._has_begun and not waits(self._began_ms + RUN_MS_MAX, now_ms, RUN_MS_MAX)
+        return self._tick() or is_over or self._superseded
+
+    def _save(self) -> None:
+        text = _dumped(self.state)
+        if len(text) > NOTE_CHARS_MAX:
+            text = _dumped(replace(self.state, failed={}))
+        if text != self._text:
+            self._superseded = not self._metadata.store_note(LIFECYCLE_NOTE, text, self._text)
+            kill_point("lifecycle.saved")
+        self._text, self._saved_ms = text, self._clock.now_ms()
+
+
+def read_walk(notes: Notes) -> WalkState | None:
+    """Where the walk is. None if there was none. Raises Transient."""
+    return _loaded(notes.note(LIFECYCLE_NOTE))
+
+
+def _loaded(text: str | None) -> WalkState | None:
+    """None also for a note that cannot be understood: then the walk of the day begins anew."""
+    try:
+        data: dict[str, Any] = json.loads(text or "null")
+        failed = {str(name): (int(tries), int(due_ms)) for name, (tries, due_ms) in data.pop("failed").items()}
+        return WalkState(**{**data, "done": Expired(**data["done"]), "failed": failed})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _dumped(state: WalkState) -> str:
+    return json.dumps(asdict(state), separators=(",", ":"), ensure_ascii=False)
+
+
+def _tick(beat: Beat, stop: Event | None) -> bool:
+    beat(0)
+    return stop is not None and stop.is_set()

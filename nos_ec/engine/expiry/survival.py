@@ -1,0 +1,199 @@
+"""How long objects live: counting it, and telling the stream of an object by it (core/packing/lifetimes.py,
+docs/adr/0033).
+
+Deaths are counted where they are made: each process sums up those of its own deletes and overwrites, and adds the sums
+to the survival table from time to time. Exposure is counted by surveys. A survey looks at one range of object ids,
+chosen at random, whatever the size of the store. Each living object found there stands for all that its look could have
+met: the time since the last survey, times the number of ranges. So the sum is right on average, and nothing has to be
+kept of any object. Both watch the same keys, one in SAMPLE_ONE_IN.
+
+A process that is killed takes the deaths of some minutes with it, and a damaged table is learned again. Nothing but the
+order in which objects are packed depends on it.
+
+9  a process keeps counts of at most BUCKETS_COUNTED_MAX buckets, and a survey reads at most SURVEY_IDS rows
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+
+import structlog
+
+from nos_ec.core.errors import NosError
+from nos_ec.core.packing.lifetimes import (
+    BUCKETS_MAX,
+    OTHERS,
+    UNKNOWN,
+    Lifetimes,
+    SurvivalTable,
+    age_range,
+    is_sampled,
+    stream_of,
+)
+from nos_ec.engine.expiry.known_expiry import KnownExpiry
+from nos_ec.engine.packable import Packable
+from nos_ec.ports.clock import Clock, waits
+from nos_ec.ports.metadata import ObjectRow, Survival, SurvivalRow
+from nos_ec.ports.metadata.survival import SURVIVAL_ROWS_MAX
+
+_log = structlog.get_logger(__name__)
+
+DAY_MS = 86_400_000
+COUNT_WAIT_MS = 300_000
+"""Between two times that a process adds the deaths it has seen."""
+BUCKETS_COUNTED_MAX = 1_000
+SURVEY_WAIT_MS = 300_000
+"""Between two surveys, by whichever process."""
+SURVEY_IDS = 8_192
+"""Object ids that a survey looks at: some milliseconds."""
+SURVEYED_MS_MAX = 30 * DAY_MS
+"""A survey counts no more time than this, in case the clock has jumped."""
+REFRESH_MS = 300_000
+"""How old the lifetimes may be that a packer goes by."""
+_FOLDED_SHARE = 8
+
+
+class Deaths:
+    """Counts the deaths that this process makes. Safe to call from several threads."""
+
+    def __init__(self, metadata: Survival, clock: Clock) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._table = SurvivalTable(buckets_max=BUCKETS_COUNTED_MAX)
+        self._counted_ms = clock.now_ms()
+
+    def died(self, rows: Sequence[ObjectRow], now_ms: int) -> None:
+        """Count these versions; see `Survival.watch_deaths`. Once in COUNT_WAIT_MS, adds what was counted."""
+        sampled = [row for row in rows if row.size and is_sampled(row.key.md5)]
+        if not sampled:
+            return
+        with self._lock:
+            for row in sampled:
+                age_days = (now_ms - row.created_ms) / DAY_MS
+                self._table.observe(row.key.bucket, age_days, age_days, died=True)
+            due = not waits(self._counted_ms + COUNT_WAIT_MS, self._clock.now_ms(), COUNT_WAIT_MS)
+        if due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Add what was counted to the table. A failure is logged, and the counts are dropped."""
+        with self._lock:
+            counts, self._table = self._table.rows(), SurvivalTable(buckets_max=BUCKETS_COUNTED_MAX)
+            now_ms = self._counted_ms = self._clock.now_ms()
+        if not counts:
+            return
+        try:
+            self._metadata.count_deaths(counts, now_ms)
+        except NosError as error:
+            _log.warning("deaths not counted", error=str(error))
+
+
+class Survey:
+    """Surveys the living objects. Several processes may try; one of them does it. Belongs to one thread."""
+
+    def __init__(self, metadata: Survival, clock: Clock, rng: random.Random) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._rng = rng
+        self._next_ms = 0
+
+    def run_once(self) -> bool:
+        """Survey once, if that is due. Returns whether it was done, by this process. Raises Transient."""
+        now_ms = self._clock.now_ms()
+        if waits(self._next_ms, now_ms, SURVEY_WAIT_MS):
+            return False
+        rows = self._metadata.survival()
+        previous_ms = next((row.counted_ms for row in rows if row.bucket == OTHERS), None)
+        if previous_ms is not None and waits(previous_ms + SURVEY_WAIT_MS, now_ms, SURVEY_WAIT_MS):
+            self._next_ms = previous_ms + SURVEY_WAIT_MS
+            return False
+        passed_ms = 0 if previous_ms is None else min(max(0, now_ms - previous_ms), SURVEYED_MS_MAX)
+        counts = self._look(now_ms, passed_ms / DAY_MS)
+        self._next_ms = now_ms + SURVEY_WAIT_MS
+        return self._metadata.count_survey(counts.rows(), previous_ms, now_ms, _lightest(rows))
+
+    def _look(self, now_ms: int, passed_days: float) -> SurvivalTable:
+        table = SurvivalTable(buckets_max=SURVIVAL_ROWS_MAX)
+        ranges = -(-self._metadata.last_object_id() // SURVEY_IDS)
+        if not ranges or not passed_days:
+            return table
+        first = self._rng.randrange(ranges) * SURVEY_IDS + 1
+        for key, created_ms in self._metadata.living_between(first, first + SURVEY_IDS - 1):
+            if is_sampled(key.md5):
+                table.observe_alive(key.bucket, (now_ms - created_ms) / DAY_MS, passed_days * ranges)
+        return table
+
+
+class ExpectedLifetimes:
+    """What the survival table says, at most REFRESH_MS old. Belongs to one thread."""
+
+    def __init__(self, metadata: Survival) -> None:
+        self._metadata = metadata
+        self._next_ms = 0
+        self._known = UNKNOWN
+
+    def at(self, now_ms: int) -> Lifetimes:
+        """The lifetimes that are expected now. While the metadata store does not answer, those known before."""
+        if not waits(self._next_ms, now_ms, REFRESH_MS):
+            self._next_ms = now_ms + REFRESH_MS
+            try:
+                self._known = lifetimes_of(self._metadata.survival(), now_ms)
+            except NosError as error:
+                _log.warning("expected lifetimes not read; going by those known before", error=str(error))
+        return self._known
+
+
+class StreamSorting:
+    """Tells where an object belongs in the packing order. Belongs to one thread."""
+
+    def __init__(self, lifetimes: ExpectedLifetimes, cuts_days: Sequence[float], expiry: KnownExpiry) -> None:
+        self._lifetimes = lifetimes
+        self._expiry = expiry
+        self._cuts_days = cuts_days
+        self._known: Lifetimes | None = None
+        self._streams: dict[tuple[str, int], int] = {}
+        """What `_known` says, by bucket and range of ages; a look-up costs less than the rule."""
+
+    def __call__(self, packable: Packable, now_ms: int) -> tuple[int, str, str, float]:
+        """Stream, bucket, prefix and time of birth. The prefix is the name up to its last slash."""
+        key, born_ms = packable.key, packable.born_ms
+        return self._stream(packable, born_ms, now_ms), key.bucket, key.name.rpartition("/")[0], born_ms
+
+    def _stream(self, packable: Packable, born_ms: int, now_ms: int) -> int:
+        lifetimes, bucket = self._lifetimes.at(now_ms), packable.key.bucket
+        expires_ms = packable.expires_ms
+        if expires_ms is None:
+            expires_ms = self._expiry.expires_ms(packable, born_ms, now_ms)
+        if expires_ms is not None:
+            return stream_of(lifetimes, self._cuts_days, bucket, 0, (expires_ms - now_ms) / DAY_MS)
+        if lifetimes is not self._known or len(self._streams) > SURVIVAL_ROWS_MAX:
+            self._known = lifetimes
+            self._streams.clear()
+        age_days = (now_ms - born_ms) / DAY_MS
+        place = bucket, age_range(age_days)
+        stream = self._streams.get(place)
+        if stream is None:
+            stream = self._streams[place] = stream_of(lifetimes, self._cuts_days, bucket, age_days)
+        return stream
+
+
+def lifetimes_of(rows: Sequence[SurvivalRow], now_ms: int) -> Lifetimes:
+    """What the rows of the table say at that time."""
+    table = SurvivalTable(buckets_max=SURVIVAL_ROWS_MAX)
+    for bucket, counted_ms, counts in rows:
+        counts.decay((now_ms - counted_ms) / DAY_MS)
+        table.add(bucket, counts)
+    return table.lifetimes()
+
+
+def _lightest(rows: Sequence[SurvivalRow]) -> list[str]:
+    """The buckets to fold, once there are too many: those with the least history. Their times hardly differ, compared
+    with the half-life."""
+    own = [row for row in rows if row.bucket != OTHERS]
+    if len(own) <= BUCKETS_MAX:
+        return []
+    own.sort(key=lambda row: (row.counts.weight, row.bucket))
+    return [row.bucket for row in own[: len(own) - BUCKETS_MAX + BUCKETS_MAX // _FOLDED_SHARE]]

@@ -1,0 +1,102 @@
+"""Sums over the whole store that cost nothing to read, however large the store is.
+
+Computing the sums takes time in proportion to the blocks and the waiting objects. In a small store that is nothing, and
+whoever wants them computes them. In a large store, one of the processes that keep them computes and stores them, and
+all others read what is stored: one row. What the sums cost is bounded by how seldom they are computed, and grows with
+neither the number of processes nor that of scrapes. No transaction of a PUT, a commit or a delete has anything to do
+with it (docs/adr/0018).
+
+A process that keeps the sums first claims them: by compare-and-set it moves the time of their next computation ahead.
+If it dies, that time comes, and another process claims them. Two processes that compute at once do no harm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from threading import Event
+
+import structlog
+
+from nos_ec.core.errors import NosError
+from nos_ec.engine.figures.usage import UsagePoint, note_point
+from nos_ec.ports.clock import Clock, waits
+from nos_ec.ports.metadata import Metadata, StoredTotals, Totals
+
+_log = structlog.get_logger(__name__)
+
+CHEAP_ROWS_MAX = 5_000
+"""Sums over so few rows are not stored. Computing them takes some milliseconds."""
+COST_SHARE = 20
+"""Sums are computed again after at least this many times as long as they took to compute, so that all processes
+together spend at most a twentieth of the time on them."""
+CLAIM_MS_MIN = 60_000
+CLAIM_SHARE = 10
+"""How long a claim lasts: this many times the cost of the last computation, at least CLAIM_MS_MIN."""
+KEEP_WAIT_MS_MIN = 1_000
+NEXT_MS_MAX = 3_600_000
+"""Stored sums are computed again after this time at the latest, an hour, which is also the most that the settings
+allow. A next time further ahead was set by a clock that is, or was, ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatedTotals:
+    """Sums over the whole store as they were at `at_ms`."""
+
+    totals: Totals
+    at_ms: int
+
+
+class StoreTotals:
+    """Reads the sums, and keeps the stored ones up to date. Safe to call from several threads.
+
+    `wait_ms`: stored sums are computed again after this time at the earliest.
+    """
+
+    def __init__(self, metadata: Metadata, clock: Clock, wait_ms: int) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._wait_ms = wait_ms
+        self._keep_wait_ms = max(wait_ms, KEEP_WAIT_MS_MIN)
+
+    def read(self) -> DatedTotals:
+        """The stored sums, or exact ones if none are stored or nobody has kept them up to date. Raises Transient."""
+        stored, now_ms = self._metadata.stored_totals(), self._clock.now_ms()
+        if stored is not None and waits(
+            stored.next_ms + 2 * self._keep_wait_ms, now_ms, NEXT_MS_MAX + 2 * self._keep_wait_ms
+        ):
+            return DatedTotals(stored.totals, stored.at_ms)
+        return DatedTotals(self._metadata.totals(), now_ms)
+
+    def keep(self) -> None:
+        """Compute and store the sums if that is due and no other process does it. Note them for the usage of the last
+        days. Raises Transient."""
+        stored, now_ms = self._metadata.stored_totals(), self._clock.now_ms()
+        if stored is not None:
+            if waits(stored.next_ms, now_ms, NEXT_MS_MAX):
+                return
+            claim = replace(stored, next_ms=now_ms + min(max(CLAIM_MS_MIN, CLAIM_SHARE * stored.cost_ms), NEXT_MS_MAX))
+            if not self._metadata.store_totals(claim, stored):
+                return
+            stored = claim
+        totals = self._metadata.totals()
+        ended_ms = self._clock.now_ms()
+        note_point(self._metadata, UsagePoint.of(totals, now_ms))
+        if totals.rows <= CHEAP_ROWS_MAX:
+            if stored is not None:
+                self._metadata.store_totals(None, stored)
+            return
+        cost_ms = max(0, ended_ms - now_ms)
+        next_ms = ended_ms + min(max(self._wait_ms, COST_SHARE * cost_ms), NEXT_MS_MAX)
+        self._metadata.store_totals(StoredTotals(totals, now_ms, cost_ms, next_ms), stored)
+
+    def run(self, stop: Event) -> None:
+        """Keep the sums up to date until `stop` is set."""
+        while not stop.is_set():
+            try:
+                self.keep()
+            except NosError as error:
+                _log.warning("the figures of the whole store were not brought up to date", error=str(error))
+            except Exception:
+                # A bug must not end the keeping for good. It is logged every time.
+                _log.exception("the figures of the whole store were not brought up to date")
+            self._clock.wait(stop, self._keep_wait_ms)

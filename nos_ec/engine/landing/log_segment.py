@@ -1,0 +1,143 @@
+"""A segment of the landing log that this process writes or seals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nos_ec.core.formats.landing_format import NONCE_SIZE, Buffer, LaidBatch, footer_size, lay_out_footer
+from nos_ec.core.ids import SegmentId
+from nos_ec.ports.segment_medium import MediumLimits, Seal, SegmentWriter
+
+RETRY_WAIT_MS = 1_000
+RETRY_WAIT_MS_MAX = 60_000
+
+
+def fresh_room(limits: MediumLimits, records: int) -> int:
+    """The most bytes of a batch of so many records that an empty segment takes, with room for its footer."""
+    return limits.segment_bytes - limits.start - footer_size(records, limits.align)
+
+
+class LogSegment:
+    """Where the next batch goes, and what keeps the segment from being sealed. The lock of the log guards it.
+
+    writer: None for a segment that another process left, or whose creation failed. epoch: that of the lease it was
+    opened under. under_way: appends that have not ended. unsettled: batches whose PUTs may still be recorded. end:
+    where the next batch goes; once it is sealed in the medium, where the batches end there.
+    """
+
+    def __init__(
+        self, segment: SegmentId, writer: SegmentWriter | None, limits: MediumLimits, epoch: int | None = None
+    ) -> None:
+        self.id = segment
+        self.epoch = epoch
+        self.writer = writer
+        self.end = limits.start
+        self.records = 0
+        self.under_way = 0
+        self.unsettled = 0
+        self.healthy = writer is not None
+        """Whether every append so far has succeeded or is under way."""
+        self.has_unrecorded = writer is None
+        """Whether it may have records whose PUTs were not recorded, and that are not void."""
+        self.acknowledged = False
+        """Whether a PUT in it may have been acknowledged."""
+        self.first_put_ms: int | None = None
+        self.is_sealed = False
+        """In the medium, not in the metadata."""
+        self.retry_ms = 0
+        self.retry_wait_ms = 0
+        """When to try again to seal it, and the wait that ends then; 0 before the first failure."""
+        self._limits = limits
+        self._entries: list[tuple[int, bytes]] = []
+        self._closes = False
+
+    def fits(self, size: int, records: int) -> bool:
+        """Whether a batch fits, with the footer of all records."""
+        footer = footer_size(self.records + records, self._limits.align)
+        return self.healthy and self.end + size + footer <= self._limits.segment_bytes
+
+    @property
+    def half_full(self) -> bool:
+        """Whether it is time to make the next segment."""
+        return 2 * self.end >= self._limits.segment_bytes
+
+    def reserve(self, size: int, records: int, now_ms: int) -> int:
+        """Give a batch its place. Returns the offset. Either `landed` or `failed` must follow."""
+        offset = self.end
+        self.end += size
+        self.records += records
+        self.under_way += 1
+        self.unsettled += 1
+        if self.first_put_ms is None:
+            self.first_put_ms = now_ms
+        return offset
+
+    def landed(self, offset: int, batch: LaidBatch) -> None:
+        """Note that a batch is durable. It keeps the segment from being sealed until `settled`."""
+        self.under_way -= 1
+        self._entries.append((offset, batch.entries))
+        self._close_when_idle()
+
+    def failed(self, records: int) -> None:
+        """Note that a batch was not acknowledged. Nothing may be appended to the segment any more."""
+        self.under_way -= 1
+        self.unsettled -= 1
+        self.records -= records
+        self.healthy = False
+        self.has_unrecorded = True
+        self._close_when_idle()
+
+    def settled(self, *, acknowledged: bool, unrecorded: bool) -> None:
+        """Note that no more PUTs of one batch will be recorded, and whether any of them was acknowledged.
+        unrecorded: it has records that were not recorded and are not void."""
+        self.unsettled -= 1
+        self.acknowledged |= acknowledged
+        self.has_unrecorded |= unrecorded
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the batch that was given its place last is to seal the segment: a further one that is as large as a
+        batch should be would not fit, so that sealing it later would be a write of its own."""
+        limits = self._limits
+        footer = footer_size(self.records + limits.batch_records_max, limits.align)
+        full = self.end + limits.batch_bytes_max + footer > limits.segment_bytes
+        return limits.ends_in_appends and self.healthy and full
+
+    def seal_of(self, offset: int, batch: LaidBatch, lsn: int, now_ms: int, nonce: bytes) -> Seal:
+        """What ends the segment behind the batch at `offset`, its last one. No other append is under way."""
+        return Seal(self._footer([*self._entries, (offset, batch.entries)], lsn, now_ms, nonce), self.records)
+
+    def footer(self, lsn: int, now_ms: int, nonce: bytes) -> list[Buffer] | None:
+        """The footer, if its end is certain and it holds anything."""
+        if not self.healthy or not self._entries:
+            return None
+        return self._footer(self._entries, lsn, now_ms, nonce)
+
+    def _footer(self, entries: Sequence[tuple[int, bytes]], lsn: int, now_ms: int, nonce: bytes) -> list[Buffer]:
+        assert len(nonce) == NONCE_SIZE
+        joined = b"".join([each for _, each in sorted(entries)])
+        return lay_out_footer(self.id, self.end, lsn, now_ms, joined, nonce, self._limits.align)
+
+    def sealed(self, end: int) -> None:
+        """Note that it is sealed in the medium."""
+        self.is_sealed = True
+        self.end = end
+        self._entries = []
+        self.close()
+
+    def seal_failed(self, now_ms: int) -> None:
+        """Note that it could not be sealed now. The next try has no footer, as this one may have written it."""
+        self.healthy = False
+        self._entries = []
+        self.retry_wait_ms = min(2 * self.retry_wait_ms or RETRY_WAIT_MS, RETRY_WAIT_MS_MAX)
+        self.retry_ms = now_ms + self.retry_wait_ms
+
+    def close(self) -> None:
+        """Close the writer, once no append is under way."""
+        self._closes = True
+        self._close_when_idle()
+
+    def _close_when_idle(self) -> None:
+        if self._closes and not self.under_way and self.writer is not None:
+            self.writer.close()
+            self.writer = None

@@ -1,0 +1,158 @@
+"""Seals the segments that a landing log has left: first in the medium, then in the metadata.
+
+L  a row is sealed only when every batch in its segment is settled, as no PUT can be recorded in a segment not OPEN
+
+When the lease of the log is lost, others seal its segments. A medium may let the first append to a segment come true
+that comes after they have sealed the segment, given it back and forgotten it. No PUT in it is acknowledged, as its row
+is not OPEN. The log of that append gives it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from threading import Condition
+
+import structlog
+
+from nos_ec.core.errors import NosError
+from nos_ec.core.formats.landing_format import NONCE_SIZE
+from nos_ec.core.killpoints import kill_point
+from nos_ec.engine.landing.log_segment import LogSegment
+from nos_ec.engine.landing.segment_seal import SealMetadata, SegmentSeal
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
+from nos_ec.ports.clock import Clock, waits
+from nos_ec.ports.segment_medium import SegmentMedium
+
+_log = structlog.get_logger(__name__)
+
+
+class SegmentSealer:
+    """Belongs to one log, whose lock guards its segments. One thread at a time calls `seal`, without the lock.
+
+    randomness: returns that many random bytes. take_lsns: returns the first of that many numbers of the log, and is
+    called with the lock.
+    """
+
+    def __init__(
+        self,
+        metadata: SealMetadata,
+        medium: SegmentMedium,
+        clock: Clock,
+        randomness: Callable[[int], bytes],
+        take_lsns: Callable[[int], int],
+        lock: Condition,
+        trail: AuditTrail = NO_TRAIL,
+    ) -> None:
+        self._metadata = metadata
+        self._in_medium = SegmentSeal(metadata, medium, trail)
+        self._clock = clock
+        self._randomness = randomness
+        self._take_lsns = take_lsns
+        self._lock = lock
+        self.left: list[LogSegment] = []
+        """Segments that take no further batch and are not sealed in the metadata."""
+        self._parted: list[LogSegment] = []
+        """Segments of a lost lease, until it is certain that they are known to the metadata or gone."""
+
+    def add(self, segments: Iterable[LogSegment]) -> None:
+        """Seal these, too, when it can be done."""
+        with self._lock:
+            self.left += segments
+
+    def part(self, segments: Iterable[LogSegment]) -> None:
+        """Others seal these. The caller holds the lock."""
+        for segment in segments:
+            segment.healthy = False
+            segment.close()
+            segment.retry_ms = segment.retry_wait_ms = 0
+            if segment.first_put_ms is not None:
+                self._parted.append(segment)
+
+    def is_due(self) -> bool:
+        """Whether `seal` or `give_back` has something to do. The caller holds the lock."""
+        now_ms = self._clock.now_ms()
+        if any(_is_idle(segment, now_ms) for segment in self._parted):
+            return True
+        return any(_is_due(segment, now_ms) and not (segment.is_sealed and segment.unsettled) for segment in self.left)
+
+    def seal(self, go_on: Callable[[], bool]) -> int:
+        """Seal what can be sealed: in the medium when no append is under way, in the metadata when all batches are
+        settled. Then make void what was not recorded: recovery does that if it fails, or if this process dies. `go_on`
+        is asked before each segment. Returns how many rows were sealed. Raises no NosError."""
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            due = [segment for segment in self.left if _is_due(segment, now_ms)]
+        for segment in due:
+            if not segment.is_sealed:
+                if not go_on():
+                    break
+                self._seal_in_medium(segment, now_ms)
+        with self._lock:
+            done = [segment for segment in due if segment.is_sealed and not segment.unsettled]
+        if not done:
+            return 0
+        recorded = [segment for segment in done if not segment.has_unrecorded]
+        unrecorded = [segment for segment in done if segment.has_unrecorded]
+        try:
+            for of, at_ms in ((recorded, now_ms), (unrecorded, None)):
+                self._metadata.seal_segments([(one.id, one.end, one.records) for one in of], at_ms)
+        except NosError as error:
+            _log.warning("landing segments not sealed in the metadata; trying again", error=str(error))
+            with self._lock:
+                for segment in done:
+                    segment.seal_failed(now_ms)
+            return 0
+        kill_point("landing_log.sealed")
+        with self._lock:
+            self.left = [segment for segment in self.left if segment not in done]
+        for one in unrecorded:
+            try:
+                self._in_medium.void_unrecorded(one.id, one.end, one.records, self._clock, go_on)
+            except NosError as error:
+                _log.warning("unrecorded PUTs not made void; left to recovery", segment=one.id.hex(), error=str(error))
+        return len(done)
+
+    def _seal_in_medium(self, segment: LogSegment, now_ms: int) -> None:
+        with self._lock:
+            footer = segment.footer(self._take_lsns(1), now_ms, self._randomness(NONCE_SIZE))
+        try:
+            end = 0 if self._is_gone(segment) else self._in_medium.seal(segment.id, footer, segment.records)
+        except NosError as error:
+            _log.warning("landing segment not sealed; trying again", segment=segment.id.hex(), error=str(error))
+            with self._lock:
+                segment.seal_failed(self._clock.now_ms())
+            return
+        kill_point("landing_log.sealed_in_medium")
+        with self._lock:
+            segment.sealed(end)
+
+    def _is_gone(self, segment: LogSegment) -> bool:
+        """Whether others have given back a segment in which nothing has landed. Its seal might create it anew, and if
+        the metadata failed then, nobody would give it back. Raises Transient, ConfigError."""
+        return not segment.records and self._in_medium.release_unless_known(segment.id)
+
+    def give_back(self) -> None:
+        """Give back segments of a lost lease that came into being too late: those that have no row, and hold no PUT
+        that was acknowledged. Raises no NosError."""
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            due = [segment for segment in self._parted if _is_idle(segment, now_ms)]
+        for segment in due:
+            try:
+                if not segment.acknowledged:
+                    self._in_medium.release_unless_known(segment.id)
+            except NosError as error:
+                _log.warning("landing segment of a lost lease not looked at; trying again", error=str(error))
+                with self._lock:
+                    segment.seal_failed(self._clock.now_ms())
+                continue
+            with self._lock:
+                self._parted.remove(segment)
+
+
+def _is_idle(segment: LogSegment, now_ms: int) -> bool:
+    return not segment.unsettled and _is_due(segment, now_ms)
+
+
+def _is_due(segment: LogSegment, now_ms: int) -> bool:
+    return not segment.under_way and not waits(segment.retry_ms, now_ms, segment.retry_wait_ms)

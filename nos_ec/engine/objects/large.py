@@ -1,0 +1,366 @@
+"""Objects too large for a stripe group: written directly to blocks of their own, one segment and one group per block.
+
+The group of such a block spans all of its stripes: one 4 KiB header for up to 32 MiB, and the block describes
+itself like any other (invariant 7). If the store does not accept it, its bytes are written to another block, a limited
+number of times (engine/packing/stripe_writer.py says why). The bytes behind the last whole stripe are the tail, an
+object of its own (core.tails), which is stored when the blocks are, before the row of the object.
+
+9  one block is in memory while an object is written (engine/objects/large_block.py), and one window while it is read
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import count
+
+import google_crc32c
+import structlog
+
+from nos_ec.core.conditions import Condition
+from nos_ec.core.crc32c import joined
+from nos_ec.core.errors import (
+    Conflict,
+    Corrupt,
+    LeaseLost,
+    NosError,
+    NoSpace,
+    NoSuchUpload,
+    NotFound,
+    Transient,
+)
+from nos_ec.core.formats.header import header_length, name_record_size, names_size_max
+from nos_ec.core.ids import BlockId, Extent, ObjectKey
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.states import BlockKind, ObjectEvent, advance_object
+from nos_ec.core.tails import tail_key, tail_place
+from nos_ec.core.versions import Versioning
+from nos_ec.engine.audit_entries import late_block
+from nos_ec.engine.landing.lander import not_voided
+from nos_ec.engine.objects.large_block import LargeBlock, windows
+from nos_ec.engine.objects.large_lease import LargeLease, Loan
+from nos_ec.engine.objects.streams import ByteStream, ReadAhead
+from nos_ec.engine.packing.group_bytes import GroupPlace
+from nos_ec.engine.packing.late_blocks import remove_late_block
+from nos_ec.engine.packing.refused_blocks import forget_refused_block
+from nos_ec.engine.packing.stripe_writer import APPEND_TRIES, another_place_may_do
+from nos_ec.engine.room import require_room
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow, PartOf, Segment, TailOf, UploadState
+from nos_ec.ports.placement import Placement
+
+_NUMBERS = 500
+"""How many version numbers of one parity (`core.versions.numbered`) a millisecond has."""
+_TURN = 389
+"""Has no factor in common with it."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TailPuts:
+    """put: stores a tail durably, under its key, as the tail of a block. Raises NoSpace, Transient, and Conflict when
+    the block is not OPEN any more. size_max: bytes of the largest object that it can store."""
+
+    put: Callable[[ObjectKey, bytes, TailOf], object]
+    size_max: int
+
+
+class LargeObjects:
+    """Writes and reads large objects. Safe to call from several threads."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        blocks: BlockStore,
+        clock: Clock,
+        placement: Placement,
+        lease: LargeLease,
+        reserve_bytes: int,
+        trail: AuditTrail = NO_TRAIL,
+    ) -> None:
+        self._metadata = metadata
+        self._blocks = blocks
+        self._clock = clock
+        self._placement = placement
+        self._lease = lease
+        self._reserve_bytes = reserve_bytes
+        self._trail = trail
+        self._turns = count()
+
+    def put(
+        self,
+        key: ObjectKey,
+        head: bytes,
+        rest: ByteStream,
+        attributes: bytes = b"",
+        condition: Condition | None = None,
+        step: PartOf | None = None,
+        tails: TailPuts | None = None,
+        versioning: Versioning | None = None,
+    ) -> ObjectRow:
+        """Store `head` followed by all of `rest`. Durable on return. tails: without it, no tail is cut.
+
+        Raises NoSpace, Transient, LeaseLost. The blocks written so far are then left to recovery, and GC deletes
+        them, with the tail, and the old version stays current.
+
+        Also raises PreconditionFailed, or NotFound, when the `condition` does not hold: before anything is written,
+        or at the end, when a version was stored or deleted meanwhile; and NoSuchUpload when the upload of which it is
+        to be a part was completed or aborted. The last block is then deleted before this is raised, so that no rebuild
+        of the metadata finds a whole object, and GC deletes the others. If that fails, Transient is raised instead.
+        """
+        if condition is not None and (refusal := self._refusal(key, condition)) is not None:
+            raise refusal
+        with self._lease.lent() as loan:
+            made: list[BlockId] = []
+            try:
+                size_max = 0 if tails is None else tails.size_max
+                new, tail = self._write(key, versioning, condition, head, rest, attributes, loan, made, size_max)
+                new = replace(new, step=step)
+                kill_point("large.written")
+                if tails is not None and tail:
+                    last = new.segments[-1].extent.block_id
+                    tails.put(tail_key(last), tail, TailOf(last))
+                    del tail
+                    kill_point("large.tail_landed")
+                now_ms = self._clock.now_ms()
+                recorded = self._metadata.record_large(new, loan.lease, now_ms)
+            except NosError as error:
+                for block_id in made:
+                    remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms(), self._trail)
+                if isinstance(error, NotFound | Conflict) and not loan.renew():
+                    # Other processes have since recovered the blocks, or even collected them.
+                    raise LeaseLost(
+                        f"{key}: its writer stalled for longer than its lease; PUT it again", key=key
+                    ) from error
+                raise
+            if len(made) > len(new.segments):
+                loan.retire()  # the store did not accept the others, which are OPEN
+        if isinstance(recorded, NosError):
+            raise self._refused(new, recorded, made)
+        kill_point("large.recorded")
+        if step is not None and not recorded:
+            self._require_open(step, key)
+            current = self._current(key)
+            if current is not None and current.md5 != new.md5:
+                # It must not be acknowledged: its MD5 would name another part when the upload is completed.
+                raise Transient(f"{key}: another request stored this part meanwhile; send it again", key=key)
+        return self._row_of(new, now_ms)
+
+    def _refused(self, new: NewLargeObject, refusal: NosError, made: Sequence[BlockId]) -> NosError:
+        """Return the answer, after deleting its last segment, which alone shows that the object is whole."""
+        kill_point("large.refused")
+        last = new.segments[-1].extent.block_id
+        self._trail.record([late_block(last, "its PUT was refused")])
+        try:
+            self._blocks.delete(last)
+        except NosError as error:
+            _log.warning("last block of a refused PUT not deleted", block=last.hex(), error=str(error))
+        else:
+            kill_point("large.voided")
+            if len(made) == len(new.segments):  # otherwise another block may have that segment, too
+                return refusal
+        return not_voided(refusal)
+
+    def _require_open(self, step: PartOf, key: ObjectKey) -> None:
+        upload = self._metadata.upload(step.upload_id)
+        if upload is None or upload.state is not UploadState.OPEN:
+            raise NoSuchUpload(f"upload {step.upload_id.hex()} was completed or aborted meanwhile", key=key)
+
+    def _refusal(self, key: ObjectKey, condition: Condition) -> NosError | None:
+        """Why the condition does not hold at present; None if it does."""
+        current = self._current(key)
+        return condition.refusal(key, None if current is None else current.tag)
+
+    def _current(self, key: ObjectKey) -> ObjectRow | None:
+        try:
+            return self._metadata.get(key)
+        except NotFound:
+            return None
+
+    def _row_of(self, new: NewLargeObject, now_ms: int) -> ObjectRow:
+        """Return the row of this PUT, never that of another one. If it was overwritten or deleted meanwhile, return the
+        row as it was, with an id that no object has: the PUT did take effect, and the later outcome stands."""
+        row = self._current(new.key)
+        if (row is None or row.version != new.version) and new.versioning is Versioning.ENABLED:
+            with suppress(NotFound):
+                row = self._metadata.version(new.key, new.version).row
+        if row is not None and (row.version, row.md5) == (new.version, new.md5):
+            return row
+        return ObjectRow(
+            object_id=0,
+            key=new.key,
+            version=new.version,
+            state=advance_object(None, ObjectEvent.STORE),
+            size=new.size,
+            crc32c=new.crc32c,
+            md5=new.md5,
+            landing_id=None,
+            extent=None,
+            created_ms=now_ms,
+            attributes=new.attributes,
+        )
+
+    def _write(
+        self,
+        key: ObjectKey,
+        versioning: Versioning | None,
+        condition: Condition | None,
+        head: bytes,
+        rest: ByteStream,
+        attributes: bytes,
+        loan: Loan,
+        made: list[BlockId],
+        tail_max: int,
+    ) -> tuple[NewLargeObject, bytes]:
+        """Write all segments. Returns the tail, of at most `tail_max` bytes, as well. Adds the id of each block to
+        `made` when it is allocated, so that `made` is right after a failure too.
+
+        The version is that of the time when the first block is full, or the stream has ended: of two PUTs that fit into
+        a block, the one whose bytes are whole last wins, however early it began."""
+        version = 0
+        md5 = hashlib.md5(usedforsecurity=False)
+        crc32c = 0
+        size = 0
+        segments: list[Segment] = []
+        block_stripes: list[int] = []
+        front = self._front(key, attributes)
+        stream = ReadAhead(head, rest)
+        tail = b""
+        last = False
+        while not last:
+            block = LargeBlock(self._blocks.geometry, key, size, front)
+            for window in block.fill(stream):
+                md5.update(window)
+            crc32c = joined(crc32c, block.crc32c, block.length)
+            size += block.length
+            last = stream.at_end()
+            if last:
+                tail = block.cut_tail(tail_max)
+            if not segments:
+                version = self._next_version(key, versioning, condition)
+            # The size of a stream is known only at its end, so the last segment carries it and the others have 0.
+            about = (version, size, attributes) if last else (version, 0, b"")
+            segments.append(self._write_block(block, about, loan, made))
+            block_stripes.append(block.stripes)
+        new = NewLargeObject(key, version, size, crc32c, md5.digest(), segments, block_stripes, attributes, condition)
+        return replace(new, tail_bytes=len(tail), versioning=versioning), tail
+
+    def _next_version(self, key: ObjectKey, versioning: Versioning | None, condition: Condition | None) -> int:
+        version = self._metadata.next_version(
+            key, self._clock.now_ms(), of_all=versioning is not None, conditional=condition is not None
+        )
+        # Each PUT of a process in a millisecond has another number, with the same parity.
+        return version + next(self._turns) * _TURN % _NUMBERS * 2
+
+    def _front(self, key: ObjectKey, attributes: bytes) -> int:
+        """Bytes of header and name. Those of the last segment, which nobody knows to be the last before it is read."""
+        record_size = name_record_size(key.bucket, key.name, (0, 0), attributes)
+        return header_length(1) + names_size_max(record_size)
+
+    def _write_block(
+        self, block: LargeBlock, about: tuple[int, int, bytes], loan: Loan, made: list[BlockId]
+    ) -> Segment:
+        """about: version, size and attributes of the object, as the name record of this segment has them."""
+        require_room(self._blocks, block.stripes * self._blocks.geometry.stripe_size, self._reserve_bytes)
+        for tries_left in reversed(range(APPEND_TRIES)):
+            block_id = self._placement.new_block_id()
+            self._allocate(block_id, loan, made)
+            made.append(block_id)
+            kill_point("large.allocated")
+            try:
+                place = GroupPlace(block_id, 0, block.stripes, loan.lease.epoch, self._clock.now_ms())
+                self._create(loan.lease, block_id, block.group(place, *about))
+                return Segment(Extent(block_id, block.front, block.length), block.crc32c)
+            except NosError as error:
+                # The block stays with this lease, whose release leaves it to recovery.
+                if not tries_left or not another_place_may_do(self._placement, error):
+                    raise
+                _log.warning("segment not written; trying another block", error=str(error), tries_left=tries_left)
+        raise AssertionError("unreachable")
+
+    def _allocate(self, block_id: BlockId, loan: Loan, made: Sequence[BlockId]) -> None:
+        """The first block of a PUT may find that the lease was lost while no PUT used it: then it takes another one."""
+        try:
+            self._metadata.allocate_block(loan.lease, block_id, BlockKind.LARGE, self._clock.now_ms())
+        except LeaseLost:
+            if made:
+                raise
+            loan.exchange()
+            self._metadata.allocate_block(loan.lease, block_id, BlockKind.LARGE, self._clock.now_ms())
+
+    def _create(self, lease: Lease, block_id: BlockId, data: bytearray) -> None:
+        """Create the block with its only group, and seal it."""
+        try:
+            self._blocks.create(block_id, data)
+        except NoSpace:
+            forget_refused_block(self._metadata, lease, block_id)
+            raise
+        kill_point("large.appended")
+        self._blocks.seal(block_id)
+
+    def read(
+        self, row: ObjectRow, offset: int, length: int, read_tail: Callable[[ObjectKey, int, int, int], Iterator[bytes]]
+    ) -> Iterator[bytes]:
+        """Bytes [offset, offset + length) of a large object, in windows of at most WINDOW_BYTES. The last window of a
+        segment that is read as a whole is returned only if the CRC of the segment is right. read_tail: reads the object
+        with this key, which must have so many bytes, from an offset on, so many.
+
+        Raises NotFound when that version is gone before the first byte is read, Corrupt, Transient.
+        """
+        segments, end = self._segments(row), offset + length
+        yield from self._read_segments(row, segments, offset, end)
+        place = _tail_place(row, segments)
+        if place is None:
+            return
+        key, size = place
+        first = max(offset, row.size - size)
+        if first < end:
+            yield from read_tail(key, size, first - (row.size - size), end - first)
+
+    def segment_start(self, row: ObjectRow, offset: int) -> int:
+        """Where the segment begins, or the tail, that has the byte at `offset`. Raises NotFound when the version is
+        gone."""
+        start = end = 0
+        for segment in self._segments(row):
+            start, end = end, end + segment.extent.length
+            if offset < end:
+                return start
+        return end if offset < row.size else start
+
+    def _segments(self, row: ObjectRow) -> list[Segment]:
+        segments = self._metadata.segments(row.object_id, row.version)
+        if not segments:
+            raise NotFound(f"{row.key} v{row.version} was deleted or overwritten; read it again", key=row.key)
+        return segments
+
+    def _read_segments(self, row: ObjectRow, segments: list[Segment], first: int, end: int) -> Iterator[bytes]:
+        at = 0
+        for segment in segments:
+            begin, stop = max(first - at, 0), min(end - at, segment.extent.length)
+            if begin < stop:
+                yield from self._read_segment(segment, begin, stop, row.key, f"{row.key} v{row.version} at {at}")
+            at += segment.extent.length
+
+    def _read_segment(self, segment: Segment, begin: int, stop: int, key: ObjectKey, what: str) -> Iterator[bytes]:
+        """Bytes [begin, stop) of a segment."""
+        extent = segment.extent
+        whole = (begin, stop) == (0, extent.length)
+        crc32c = 0
+        for start, length in windows(extent.offset + begin, extent.offset + stop):
+            data = self._blocks.read(extent.block_id, start, length)
+            if whole:
+                crc32c = google_crc32c.extend(crc32c, data)
+                if start + length == extent.offset + stop and crc32c != segment.crc32c:
+                    raise Corrupt(f"{what}: CRC32C is {crc32c:08x} instead of {segment.crc32c:08x}", key=key)
+            yield data
+            del data  # not held while the next window is read
+
+
+def _tail_place(row: ObjectRow, segments: Sequence[Segment]) -> tuple[ObjectKey, int] | None:
+    """The key of the tail, and its bytes; None without one."""
+    return tail_place(row.size, [(segment.extent.block_id, segment.extent.length) for segment in segments])

@@ -1,0 +1,200 @@
+"""Lands several PUTs and records their rows: one batch of the lander, one transaction of the metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+
+from nos_ec.core.conditions import Condition
+from nos_ec.core.errors import Conflict, NosError, NoSuchUpload, NotFound, PreconditionFailed, Transient
+from nos_ec.core.ids import LandingId, ObjectKey
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.versions import Versioning, put_ms_of
+from nos_ec.engine.landing.lander import LandedBatch, Lander, NewCopy, not_voided
+from nos_ec.engine.objects.location_cache import LocationCache
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, TailOf, UploadStep
+
+REFUSALS = (PreconditionFailed, NotFound, NoSuchUpload, Conflict)
+"""Why a transaction does not record a PUT. After any other error it is not certain that it was not committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewPut:
+    """A small object to store. due_ms: when the producer should publish it. attributes: see core.attributes. condition:
+    what must hold of the version that it would overwrite. step: what it is to a multipart upload, or to a large
+    object. versioning: that of the bucket. put_ms: see NewCopy."""
+
+    key: ObjectKey
+    data: bytes
+    crc32c: int
+    md5: bytes
+    due_ms: int
+    attributes: bytes = b""
+    condition: Condition | None = None
+    step: UploadStep | TailOf | None = None
+    versioning: Versioning | None = None
+    put_ms: int | None = None
+
+
+class PutBatches:
+    """Stores batches of PUTs. Safe to call from several threads."""
+
+    def __init__(self, lander: Lander, metadata: Objects, clock: Clock, locations: LocationCache) -> None:
+        self.lander = lander
+        self._metadata = metadata
+        self._clock = clock
+        self._locations = locations
+
+    def store(self, puts: Sequence[NewPut], *, together: bool = False) -> list[ObjectRow | NosError]:
+        """Make objects durable, in the order of `puts` where keys repeat. Returns for each its row, or why it alone is
+        not stored; an outcome may be unknown, so a repeated PUT is right. PreconditionFailed or NotFound: its condition
+        did not hold.
+
+        together: store all of them or none; raises the first error. Otherwise raises no Transient. After any other
+        error nothing is stored.
+
+        A rebuild of the metadata knows only the bytes that landed, not what the transaction decided. So a condition is
+        judged before the bytes land, and again in the transaction. The bytes of a PUT that is refused only then are
+        made void before it is answered; if that fails, the answer is Transient.
+        """
+        try:
+            current = self._current(puts)
+        except Transient as error:
+            if together:
+                raise
+            return [*_each(error, len(puts))]
+        refused = _refused(puts, current)
+        if together and refused:
+            raise refused[min(refused)]
+        rest = [index for index in range(len(puts)) if index not in refused]
+        stored = self._store([self._after(puts[index], current) for index in rest], together=together) if rest else []
+        answers: dict[int, ObjectRow | NosError] = {**refused, **dict(zip(rest, stored, strict=True))}
+        return [answers[index] for index in range(len(puts))]
+
+    def _current(self, puts: Sequence[NewPut]) -> Mapping[ObjectKey, ObjectRow]:
+        """The current versions of the keys of conditional PUTs."""
+        keys = {put.key for put in puts if put.condition is not None}
+        return self._metadata.rows_of(keys) if keys else {}
+
+    def _after(self, put: NewPut, current: Mapping[ObjectKey, ObjectRow]) -> NewPut:
+        """Return the PUT with a time after the version that its condition was judged by, so that a rebuild finds the
+        two in order even if the clocks of their processes differ."""
+        row = current.get(put.key)
+        if put.condition is None or row is None or put_ms_of(row.version) < self._clock.now_ms():
+            return put
+        return replace(put, put_ms=put_ms_of(row.version) + 1)
+
+    def _store(self, puts: Sequence[NewPut], *, together: bool) -> list[ObjectRow | NosError]:
+        landed = self._land(puts, together=together)
+        places = landed.outcomes
+        given_up = {place for place in places if isinstance(place, bytes)}
+        kept: Collection[LandingId] = ()
+        try:
+            answers = self._record(puts, places, together=together)
+            placed = [(p, a) for p, a in zip(places, answers, strict=True) if isinstance(p, bytes)]
+            given_up -= {place for place, answer in placed if isinstance(answer, ObjectRow)}
+            kept = _void(landed, {place for place, answer in placed if isinstance(answer, REFUSALS)})
+        except REFUSALS as error:  # of PUTs that are to be stored together: nothing is recorded
+            if _void(landed, given_up):
+                raise not_voided(error) from error
+            raise
+        finally:
+            landed.settle(given_up)
+        kill_point("put.recorded")
+        return [
+            not_voided(answer) if isinstance(answer, NosError) and place in kept else answer
+            for place, answer in zip(places, answers, strict=True)
+        ]
+
+    def _land(self, puts: Sequence[NewPut], *, together: bool) -> LandedBatch:
+        copies = [NewCopy(put.key, put.data, put.crc32c, put.attributes, put.put_ms) for put in puts]
+        try:
+            landed = self.lander.land(copies)
+        except Transient as error:
+            if together:
+                raise
+            return _NotLanded(_each(error, len(copies)))
+        kill_point("put.landed")
+        return landed
+
+    def _record(
+        self, puts: Sequence[NewPut], places: Sequence[LandingId | NosError], *, together: bool
+    ) -> list[ObjectRow | NosError]:
+        new: dict[int, NewObject] = {}
+        answers: dict[int, ObjectRow | NosError] = {}
+        for index, (put, place) in enumerate(zip(puts, places, strict=True)):
+            if not isinstance(place, NosError):
+                new[index] = _new_object(put, place)
+            elif together:
+                raise place
+            else:
+                answers[index] = place
+        if new:
+            answers |= zip(new, self._record_landed(list(new.values()), together=together), strict=True)
+        return [answers[index] for index in range(len(puts))]
+
+    def _record_landed(self, new: Sequence[NewObject], *, together: bool) -> Sequence[ObjectRow | NosError]:
+        try:
+            return self._metadata.record_puts(new, self._clock.now_ms(), together=together)
+        except Transient as error:
+            if together:
+                raise
+            return _each(error, len(new))
+        finally:
+            self._locations.forget(one.key for one in new)
+
+
+def _new_object(put: NewPut, place: LandingId) -> NewObject:
+    size = len(put.data)
+    told = (put.attributes, put.condition, put.step, put.versioning, put.put_ms)
+    return NewObject(put.key, size, put.crc32c, put.md5, place, put.due_ms, *told)
+
+
+def _refused(puts: Sequence[NewPut], current: Mapping[ObjectKey, ObjectRow]) -> dict[int, NosError]:
+    """Return the PUTs whose condition does not hold at present, by index, and why. A PUT whose key is stored by an
+    earlier one of the batch is judged only in the transaction."""
+    refused: dict[int, NosError] = {}
+    stored = set[ObjectKey]()
+    for index, put in enumerate(puts):
+        if put.condition is not None and put.key not in stored:
+            row = current.get(put.key)
+            refusal = put.condition.refusal(put.key, None if row is None else row.tag)
+            if refusal is not None:
+                refused[index] = refusal
+                continue
+        stored.add(put.key)
+    return refused
+
+
+def _void(landed: LandedBatch, refused: Collection[LandingId]) -> Collection[LandingId]:
+    """Make the refused copies void. Returns those that are not void."""
+    if not refused:
+        return ()
+    kill_point("put.refused")
+    kept = landed.void(refused)
+    kill_point("put.voided")
+    return kept
+
+
+def _each(error: Transient, count: int) -> list[NosError]:
+    """The error once for each object, as several threads will raise it."""
+    errors = [error, *(copy(error) for _ in range(1, count))]
+    for other in errors[1:]:
+        other.__cause__ = error.__cause__
+    return list(errors)
+
+
+@dataclass(frozen=True, slots=True)
+class _NotLanded:
+    """A batch of which nothing landed."""
+
+    outcomes: Sequence[NosError]
+
+    def void(self, refused: Collection[LandingId]) -> list[LandingId]:  # noqa: ARG002
+        """Nothing has landed."""
+        return []
+
+    def settle(self, not_recorded: Collection[LandingId]) -> None:
+        """Do nothing."""

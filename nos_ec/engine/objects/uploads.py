@@ -1,0 +1,196 @@
+"""Multipart uploads: parts are stored one by one, in any order, and become one object without being copied.
+
+1  a completed upload reads back as its parts, in their order
+9  a completion holds the list of its parts in memory, at most PARTS_MAX
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from threading import Event
+
+from nos_ec.core.attributes import decode_attributes
+from nos_ec.core.conditions import Condition
+from nos_ec.core.crc32c import joined
+from nos_ec.core.errors import Conflict, InvalidInput, NoSuchUpload, Transient
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.killpoints import kill_point
+from nos_ec.core.parts import (
+    PARTS_MAX,
+    Composition,
+    Manifest,
+    ManifestPart,
+    UploadId,
+    composed,
+    encode_manifest,
+    part_key,
+    part_number,
+    parts_bucket,
+    parts_prefix,
+    require_room,
+)
+from nos_ec.core.versions import Versioning
+from nos_ec.engine.objects.store import Store
+from nos_ec.engine.objects.streams import ByteStream
+from nos_ec.engine.parking import BackOff
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import Completes, Metadata, ObjectRow, PartOf, UploadRow, UploadState
+
+PAGE_PARTS = 1000
+COMPLETE_TRIES = 10
+"""Each further try means that a part was stored during the previous one."""
+COMPLETE_BACK_OFF = BackOff(first_ms=10, max_ms=500)
+"""Between tries: 2 s in all for the parts that are under way, but no longer, as a thread of the gateway waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A part of an upload. row: its object, of which size, md5, attributes and created_ms are of interest."""
+
+    number: int
+    row: ObjectRow
+
+
+Choose = Callable[[Sequence[StoredPart]], tuple[Sequence[StoredPart], Mapping[str, str]]]
+"""Given the parts of an upload, returns those that its object is to have, and the attributes of the object."""
+
+
+class MultipartUploads:
+    """Safe to call from several threads."""
+
+    def __init__(self, store: Store, metadata: Metadata, clock: Clock, new_id: Callable[[], bytes]) -> None:
+        """new_id: returns an id as of `timed_id`."""
+        self._store = store
+        self._metadata = metadata
+        self._clock = clock
+        self._new_id = new_id
+
+    def create(self, key: ObjectKey, owner: str, attributes: bytes) -> UploadRow:
+        """Begin an upload, durably. attributes: kept for the caller, to be given to the object. Raises InvalidInput
+        (the name of the bucket is too long, or the attributes are too many), Transient."""
+        parts_bucket(key.bucket)
+        require_room(decode_attributes(attributes))
+        row = UploadRow(
+            UploadId(self._new_id()), key, UploadState.OPEN, self._clock.now_ms(), owner=owner, attributes=attributes
+        )
+        self._metadata.create_upload(row)
+        return row
+
+    def find(self, upload_id: UploadId, key: ObjectKey) -> UploadRow:
+        """The row of an upload into this key, OPEN or COMPLETED. Raises NoSuchUpload, Transient."""
+        row = self._metadata.upload(upload_id)
+        if row is None or row.key != key or row.state is UploadState.DOOMED:
+            raise _missing(upload_id, key)
+        return row
+
+    def find_open(self, upload_id: UploadId, key: ObjectKey) -> UploadRow:
+        """The row of an OPEN upload into this key. Raises NoSuchUpload, Transient."""
+        row = self.find(upload_id, key)
+        if row.state is not UploadState.OPEN:
+            raise _missing(upload_id, key)
+        return row
+
+    def put_part(self, upload: UploadRow, number: int, stream: ByteStream, attributes: bytes) -> ObjectRow:
+        """Store a part, durably, in place of the one of that number. Raises NoSuchUpload, InvalidInput (the number),
+        NoSpace, Transient, LeaseLost, and what reading the stream raises."""
+        if not 1 <= number <= PARTS_MAX:
+            raise InvalidInput(f"part {number} of {upload.key}: numbers are 1 to {PARTS_MAX}", key=upload.key)
+        key = part_key(upload.key.bucket, upload.upload_id, number)
+        return self._store.put_step(key, stream, attributes, None, PartOf(upload.upload_id))
+
+    def list_parts(self, upload: UploadRow, after: int, limit: int) -> list[StoredPart]:
+        """Parts with numbers above `after`, in their order. Raises Transient."""
+        return self.parts_of(upload.key, upload.upload_id, after, limit)
+
+    def parts_of(self, key: ObjectKey, upload_id: UploadId, after: int, limit: int) -> list[StoredPart]:
+        """The same of an upload into this key, whatever its state."""
+        prefix, bucket = parts_prefix(upload_id), parts_bucket(key.bucket)
+        rows = self._store.list_objects(bucket, prefix, f"{prefix}{after:05}", limit)
+        return [StoredPart(part_number(row.key), row) for row in rows]
+
+    def all_parts(self, upload: UploadRow) -> Iterator[StoredPart]:
+        """In their order. Raises Transient."""
+        after = 0
+        while page := self.list_parts(upload, after, PAGE_PARTS):
+            yield from page
+            after = page[-1].number
+
+    def complete(
+        self,
+        upload: UploadRow,
+        choose: Choose,
+        condition: Condition | None = None,
+        versioning: Versioning | None = None,
+    ) -> ObjectRow:
+        """Make one object of the parts, durably. choose: given all parts, returns those that the object is to have, at
+        least one, in ascending order of their numbers, and its attributes; what it raises is raised. It is asked again,
+        after a wait, if another part was stored meanwhile. The parts that it does not choose are deleted.
+
+        Raises NoSuchUpload, PreconditionFailed or NotFound (the condition does not hold), InvalidInput (too many
+        attributes), NoSpace, Transient.
+        """
+        for tries in range(COMPLETE_TRIES):
+            if tries:
+                self._clock.wait(Event(), COMPLETE_BACK_OFF.wait_ms(tries))
+            current = self.find_open(upload.upload_id, upload.key)
+            stored = list(self.all_parts(current))
+            chosen, attributes = choose(stored)
+            manifest, composition = _composition(current.upload_id, [part.row for part in chosen])
+            step = Completes(current.upload_id, current.revision)
+            told = composed(attributes, composition)
+            try:
+                made = self._store.put_step(
+                    current.key, BytesIO(encode_manifest(manifest)), told, condition, step, versioning
+                )
+            except Conflict:
+                continue
+            kill_point("upload.completed")
+            numbers = {part.number for part in chosen}
+            left = [part.row.key for part in stored if part.number not in numbers]
+            self._metadata.delete_many(left, self._clock.now_ms())
+            return made
+        raise Transient(f"{upload.key}: parts are stored again and again while it is completed; try again")
+
+    def completed(self, upload: UploadRow, choose: Choose) -> ObjectRow:
+        """Return the object that an upload became, if it is the current one of its key and consists of the parts that
+        `choose` chooses. Raises NoSuchUpload, NotFound, Transient, and what `choose` raises."""
+        row = self._store.head(upload.key)
+        if row.composition is None or row.composition.upload_id != upload.upload_id:
+            raise _missing(upload.upload_id, upload.key)
+        chosen, _ = choose(list(self.all_parts(upload)))
+        if row.composition != _composition(upload.upload_id, [part.row for part in chosen])[1]:
+            raise _missing(upload.upload_id, upload.key)
+        return row
+
+    def abort(self, upload_id: UploadId, key: ObjectKey) -> None:
+        """Give an OPEN upload up, durably. No part of it is recorded any more; GC deletes those that were. Raises
+        NoSuchUpload, Transient."""
+        self.find_open(upload_id, key)
+        if not self._metadata.abort_upload(upload_id, self._clock.now_ms()):
+            raise _missing(upload_id, key)
+        kill_point("upload.aborted")
+
+    def abort_all(self, bucket: str) -> None:
+        """Give all uploads into a bucket up, which is to be deleted. Raises Transient."""
+        while self._metadata.abort_uploads(bucket, PAGE_PARTS, self._clock.now_ms()) == PAGE_PARTS:
+            pass
+
+    def list_uploads(self, bucket: str, prefix: str, after: tuple[str, UploadId] | None, limit: int) -> list[UploadRow]:
+        """OPEN uploads into a bucket, in the order of name and id. Raises Transient."""
+        return self._metadata.list_uploads(bucket, prefix, after, limit)
+
+
+def _composition(upload_id: UploadId, parts: Sequence[ObjectRow]) -> tuple[Manifest, Composition]:
+    manifest = Manifest(upload_id, [ManifestPart(part_number(row.key), row.size, row.crc32c) for row in parts])
+    md5 = hashlib.md5(b"".join([row.md5 for row in parts]), usedforsecurity=False).digest()
+    crc32c = 0
+    for row in parts:
+        crc32c = joined(crc32c, row.crc32c, row.size)
+    return manifest, Composition(upload_id, manifest.size, crc32c, len(parts), md5)
+
+
+def _missing(upload_id: UploadId, key: ObjectKey) -> NoSuchUpload:
+    return NoSuchUpload(f"{key}: there is no upload {upload_id.hex()}; it may have been completed or aborted", key=key)

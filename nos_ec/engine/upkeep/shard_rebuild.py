@@ -1,0 +1,268 @@
+"""Rebuilding the shards that a lost disk had, block by block.
+
+A run needs nothing but what the shard folders say: a block that lacks a shard is found again. So a run that was stopped
+or killed is continued by the next one. For other processes it leaves a note of what is still short.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from threading import Event
+
+import structlog
+
+from nos_ec.core.errors import Conflict, Corrupt, NosError, NoSpace, NotFound, Transient
+from nos_ec.core.ids import BlockId
+from nos_ec.core.states import BlockState
+from nos_ec.engine.audit_entries import shards_written
+from nos_ec.engine.limited_log import LimitedLog
+from nos_ec.engine.pace import Pace
+from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
+from nos_ec.ports.clock import Beat, Clock, unwatched
+from nos_ec.ports.metadata import Metadata, Notes
+from nos_ec.ports.shard_store import RebuiltBlock, ShardStore
+
+_log = structlog.get_logger(__name__)
+
+NAMED_MAX = 20
+"""Failures, and damaged shards, that a result names."""
+
+SHORTAGE_NOTE = "shard shortage"
+
+_IN_OTHER_HANDS = frozenset({BlockState.OPEN, BlockState.FENCED, BlockState.CONDEMNED})
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildResult:
+    """What a run did.
+
+    to_do: blocks that lacked a shard when the run began. looked_at: blocks that the run came to; a few of them lacked
+    none. blocks: those that were rebuilt. missing, replaced: their shards that had been missing, or damaged.
+    unwritten: damaged shards that were not replaced. left: blocks that recovery or GC will seal or delete, and that
+    cannot be rebuilt before. unreadable: blocks with live objects that cannot be rebuilt, or have lost stripes with
+    objects, so that only the others were made again. failed: blocks whose shards
+    could not be written or reached. failures and damages name the first ones. short: as
+    `BlockStore.blocks_short`, after the run. stopped: whether the run ended before it had come to all blocks.
+    """
+
+    to_do: int = 0
+    looked_at: int = 0
+    blocks: int = 0
+    missing: int = 0
+    replaced: int = 0
+    unwritten: int = 0
+    left: int = 0
+    unreadable: int = 0
+    failed: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    failures: tuple[str, ...] = ()
+    damages: tuple[str, ...] = ()
+    short: Mapping[int, int] = field(default_factory=dict)
+    stopped: bool = False
+
+
+@dataclass(slots=True)
+class RebuildCounters:
+    """What this process has done since it started. Any thread may read it."""
+
+    missing: int = 0
+    replaced: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    failures: int = 0
+    """Runs that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What the last run of any process has left. short: as `BlockStore.blocks_short`. failed: blocks that it could not
+    make whole."""
+
+    short: Mapping[int, int]
+    failed: int
+
+
+def read_shortage(notes: Notes) -> Shortage | None:
+    """None if no run has ended yet, or only one of another release. Raises Transient."""
+    try:
+        data = json.loads(notes.note(SHORTAGE_NOTE) or "{}")
+        return Shortage({int(shards): int(blocks) for shards, blocks in data["short"].items()}, int(data["failed"]))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _write_shortage(notes: Notes, result: RebuildResult) -> None:
+    """Of two runs, the later one counts. The run has done its work, so an error is only logged."""
+    text = json.dumps({"short": dict(result.short), "failed": result.unreadable + result.failed}, sort_keys=True)
+    try:
+        stored = notes.note(SHORTAGE_NOTE)
+        if text != stored:
+            notes.store_note(SHORTAGE_NOTE, text, stored)
+    except NosError as error:
+        _log.warning("what the rebuild has left was not noted", error=str(error))
+
+
+class _Stopped(Exception):
+    """Ends the rebuild of the current block, because the run is to stop."""
+
+
+class ShardRebuild:
+    """Runs in one thread. Other processes may be told to rebuild as well: one does, and the others are refused."""
+
+    def __init__(
+        self,
+        shards: ShardStore,
+        metadata: Metadata,
+        clock: Clock,
+        stripe_size: int,
+        bytes_per_s: int,
+        trail: AuditTrail = NO_TRAIL,
+    ) -> None:
+        """bytes_per_s: read and written, on all shards together; 0 for no limit."""
+        self._shards = shards
+        self._stripe_size = stripe_size
+        self._metadata = metadata
+        self._clock = clock
+        self._trail = trail
+        self._pace = Pace(clock, bytes_per_s)
+        self._errors = LimitedLog(__name__, clock)
+        self.counters = RebuildCounters()
+
+    def run_once(
+        self,
+        stop: Event,
+        ms_max: int | None = None,
+        watch: Callable[[RebuildResult], object] = lambda _: None,
+        beat: Beat = unwatched,
+    ) -> RebuildResult:
+        """Rebuild all blocks that lack a shard. A block that cannot be rebuilt does not stop the others.
+
+        stop, ms_max: end the run early; what was done of the current block is given up. watch: receives the result so
+        far after every block. Raises Conflict when another process rebuilds, NoSpace, Transient.
+        """
+        with self._shards.alone():
+            result = self._run(stop, None if ms_max is None else self._clock.now_ms() + ms_max, watch, beat)
+            _write_shortage(self._metadata, result)
+        self._errors.report(closing=True)
+        return result
+
+    def _run(
+        self, stop: Event, end_ms: int | None, watch: Callable[[RebuildResult], object], beat: Beat
+    ) -> RebuildResult:
+        def over() -> bool:
+            return stop.is_set() or (end_ms is not None and self._clock.now_ms() >= end_ms)
+
+        def pace(count_bytes: int) -> None:
+            beat(0)
+            self._pace.spend(count_bytes, stop, beat)
+            if over():
+                raise _Stopped
+
+        result = RebuildResult(to_do=sum(self._shards.blocks_short().values()))
+        watch(result)
+        for block_id in self._shards.short_blocks():
+            beat(0)
+            if over():
+                result = replace(result, stopped=True)
+                break
+            try:
+                result = self._rebuild(block_id, pace, result)
+            except _Stopped:
+                result = replace(result, stopped=True)
+                break
+            watch(result)
+        return replace(result, short=self._shards.blocks_short())
+
+    def _rebuild(self, block_id: BlockId, pace: Callable[[int], None], result: RebuildResult) -> RebuildResult:
+        result = replace(result, looked_at=result.looked_at + 1)
+        try:
+            done = self._shards.rebuild(block_id, pace)
+        except NotFound:
+            return result
+        except NoSpace:
+            raise
+        except (Corrupt, Transient) as error:
+            return self._failed(block_id, error, result)
+        self._record(block_id, done)
+        return self._done(block_id, done, result)
+
+    def _record(self, block_id: BlockId, done: RebuiltBlock) -> None:
+        """Only after the block: before, nobody knows which shards are damaged. What they held is made again first."""
+        self._trail.record(shards_written(block_id, done))
+
+    def _done(self, block_id: BlockId, done: RebuiltBlock, result: RebuildResult) -> RebuildResult:
+        counters = self.counters
+        counters.missing += len(done.missing)
+        counters.replaced += len(done.replaced)
+        counters.read_bytes += done.read_bytes
+        counters.written_bytes += done.written_bytes
+        damages = [f"block {block_id.hex()}: shard {shard} was damaged; it was replaced" for shard in done.replaced]
+        damages += [f"block {block_id.hex()}: shard {shard} is damaged, not replaced" for shard in done.damaged]
+        for damage in damages:
+            self._errors.error("shard damaged", damage=damage)
+        lost = self._lost(block_id, done)
+        if lost:
+            stripes = ", ".join(map(str, lost))
+            failure = f"block {block_id.hex()}: stripes {stripes}: too many of their shards are lost or damaged"
+            self._errors.error("block not rebuilt whole", block=block_id.hex(), error=failure)
+            result = replace(result, unreadable=result.unreadable + 1, failures=(*result.failures, failure)[:NAMED_MAX])
+        return replace(
+            result,
+            blocks=result.blocks + bool(done.missing),
+            missing=result.missing + len(done.missing),
+            replaced=result.replaced + len(done.replaced),
+            unwritten=result.unwritten + len(done.damaged),
+            read_bytes=result.read_bytes + done.read_bytes,
+            written_bytes=result.written_bytes + done.written_bytes,
+            damages=(*result.damages, *damages)[:NAMED_MAX],
+        )
+
+    def _lost(self, block_id: BlockId, done: RebuiltBlock) -> list[int]:
+        """The unreadable stripes in which objects lie. The end of an append that was cut short holds none."""
+        if not done.unreadable:
+            return []
+        used: set[int] = set()
+        for one in self._metadata.placed_in(block_id):
+            first, end = one.extent.offset, one.extent.offset + one.extent.length
+            used.update(range(first // self._stripe_size, -(-end // self._stripe_size)))
+        return [stripe for stripe in done.unreadable if stripe in used]
+
+    def _failed(self, block_id: BlockId, error: NosError, result: RebuildResult) -> RebuildResult:
+        if isinstance(error, Corrupt) and self._left_to_others(block_id):
+            return replace(result, left=result.left + 1)
+        self._errors.error("block not rebuilt", block=block_id.hex(), error=str(error))
+        failures = (*result.failures, str(error))[:NAMED_MAX]
+        if isinstance(error, Corrupt):
+            return replace(result, unreadable=result.unreadable + 1, failures=failures)
+        return replace(result, failed=result.failed + 1, failures=failures)
+
+    def _left_to_others(self, block_id: BlockId) -> bool:
+        """Whether no object is known to be in the block, or its writer or recovery has yet to say where it ends."""
+        try:
+            row = self._metadata.block(block_id)
+        except NotFound:
+            return True
+        return row.state in _IN_OTHER_HANDS or not row.live_objects
+
+    def run(self, stop: Event, wait_ms: int, beat: Beat = unwatched) -> None:
+        """Look for blocks that lack a shard every `wait_ms`, and rebuild them, until `stop` is set."""
+        while not stop.is_set():
+            beat(0)
+            try:
+                result = self.run_once(stop, beat=beat)
+                if result.missing:
+                    _log.info("shards rebuilt", shards=result.missing, blocks=result.blocks, short=dict(result.short))
+            except Conflict:
+                _log.info("another process rebuilds shards")
+            except NosError as error:
+                self.counters.failures += 1
+                _log.error("rebuild of shards failed; trying again", error=str(error))
+            except Exception:
+                self.counters.failures += 1
+                # A bug here must not end GC.
+                _log.exception("rebuild of shards failed")
+            beat(wait_ms)
+            self._clock.wait(stop, wait_ms)

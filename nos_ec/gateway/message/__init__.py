@@ -1,0 +1,4 @@
+"""One request and its answer: the decoded body, headers as attributes, conditions, versions, errors.
+
+May import `auth`, engine, ports, core and s3. Begin with call.py and reply.py.
+"""

@@ -1,0 +1,195 @@
+"""Headers of objects, as attributes of the version, and back.
+
+Attributes have the names of the headers, so that programs of the Python library can set and read them. What clients
+cannot set by a header of its own has a name that begins with `s3:`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from email.charset import BASE64, Charset
+from email.header import Header
+from email.utils import formatdate, parsedate_to_datetime
+from urllib.parse import urlencode
+
+from nos_ec.core.attributes import encode_attributes
+from nos_ec.core.errors import InvalidInput
+from nos_ec.core.expiry import TAGS_ATTRIBUTE
+from nos_ec.core.parts import users_attributes
+from nos_ec.gateway.auth.acls import of_headers
+from nos_ec.ports.metadata import ObjectRow
+from nos_ec.s3 import answers, checksums, documents
+from nos_ec.s3.checksums import ChecksumType
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.request import Request
+
+META = "x-amz-meta-"
+META_BYTES_MAX = 2048
+KEPT = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
+ENCODING = "content-encoding"
+TAGS, ACL, CHECKSUM, STORAGE_CLASS = TAGS_ATTRIBUTE, "s3:acl", "s3:checksum", "s3:storage-class"
+LATIN_1 = "s3:latin-1"
+"""The names of headers that did not come as UTF-8, separated by commas. Clients get the bytes that they have sent."""
+DEFAULT_TYPE = "binary/octet-stream"
+STORAGE_CLASSES = ("STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING")
+_ENCODED = Charset("utf-8")
+"""S3 answers with metadata that is not ASCII as encoded words of RFC 2047. Some clients can read nothing else in
+headers. Source: "Working with object metadata" of the S3 user guide."""
+_ENCODED.header_encoding = BASE64
+_UNSUPPORTED = re.compile(r"x-amz-(server-side-encryption|object-lock-|website-redirect-location)")
+
+
+def refuse_unsupported(request: Request) -> None:
+    """Raises NotImplemented for headers that would change what is stored in a way that we lack."""
+    for raw in request.header_values:
+        name = raw.decode("latin-1")
+        if _UNSUPPORTED.match(name):
+            raise S3Error("NotImplemented", f"The header {name} is not supported.")
+
+
+def attributes_of_request(request: Request, encoding: str | None) -> dict[str, str]:
+    """What a PUT says of its object. encoding: what to keep of Content-Encoding. Raises S3Error."""
+    found = {name: value for name in KEPT if (value := request.header(name))}
+    if encoding:
+        found[ENCODING] = encoding
+    latin_1 = {name for name in found if not _is_utf8(b",".join(request.header_values[name.encode()]))}
+    size = 0
+    for raw, values in request.header_values.items():
+        name = raw.decode("latin-1")
+        if name.startswith(META):
+            joined = b",".join([value.strip(b" \t") for value in values])
+            if not _is_utf8(joined):
+                latin_1.add(name)
+            found[name] = joined.decode("latin-1" if name in latin_1 else "utf-8")
+            size += len(name) - len(META) + len(found[name].encode())
+    if size > META_BYTES_MAX:
+        raise S3Error("MetadataTooLarge", f"Your metadata headers exceed {META_BYTES_MAX} bytes.")
+    if latin_1:
+        found[LATIN_1] = ",".join(sorted(latin_1))
+    tags = request.header("x-amz-tagging")
+    if tags is not None:
+        found |= tags_attribute(documents.tagging_header(tags))
+    storage_class = request.header("x-amz-storage-class")
+    if storage_class is not None:
+        if storage_class not in STORAGE_CLASSES:
+            raise S3Error("InvalidStorageClass", f"{storage_class!r} is none of {', '.join(STORAGE_CLASSES)}.")
+        if storage_class != "STANDARD":
+            found[STORAGE_CLASS] = storage_class
+    acl = of_headers(request)
+    if acl is not None:
+        found |= acl_attribute(acl)
+    return found
+
+
+def tags_attribute(tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags as an attribute; none without tags."""
+    return {TAGS: urlencode(tags)} if tags else {}
+
+
+def acl_attribute(acl: str) -> dict[str, str]:
+    """An ACL, as gateway.acls stores it, as an attribute; none for the default."""
+    return {} if acl == "private" else {ACL: acl}
+
+
+def encoded(attributes: Mapping[str, str]) -> bytes:
+    """As rows have them. Raises MetadataTooLarge."""
+    try:
+        return encode_attributes(attributes)
+    except InvalidInput as error:
+        raise S3Error("MetadataTooLarge", str(error)) from None
+
+
+def attributes_of(row: ObjectRow) -> dict[str, str]:
+    """Raises Corrupt."""
+    return users_attributes(row.attributes)
+
+
+def tags_of(attributes: Mapping[str, str]) -> dict[str, str]:
+    """The tags of an object."""
+    return documents.tagging_header(attributes[TAGS]) if TAGS in attributes else {}
+
+
+def checksum_of(attributes: Mapping[str, str]) -> answers.Checksum | None:
+    """The checksum that was sent with the object, or that of its parts."""
+    algorithm, _, value = attributes.get(CHECKSUM, "").partition(" ")
+    kind = ChecksumType.COMPOSITE if "-" in value else ChecksumType.FULL_OBJECT
+    return answers.Checksum(algorithm, value, kind.value) if value else None
+
+
+def checksum_attribute(algorithm: str, value: str) -> dict[str, str]:
+    """A checksum as an attribute."""
+    return {CHECKSUM: f"{algorithm} {value}"}
+
+
+def told_checksum(request: Request) -> dict[str, str]:
+    """The checksum in the headers of a request, as an attribute; none without one. Raises S3Error."""
+    told = checksums.checksum_of(request)
+    return {} if told is None else checksum_attribute(told[0].value, checksums.in_base64(told[1]))
+
+
+def etag_of(row: ObjectRow) -> str:
+    """Without quotes."""
+    return etag(*row.tag)
+
+
+def etag(md5: bytes, parts: int | None) -> str:
+    """parts: as in `ObjectRow.tag`."""
+    return md5.hex() if parts is None else f"{md5.hex()}-{parts}"
+
+
+def http_date(time_ms: int) -> str:
+    """As in Last-Modified, which has no fractions of seconds."""
+    return formatdate(time_ms // 1000, usegmt=True)
+
+
+def parsed_date(text: str | None) -> int | None:
+    """Seconds since 1970 of a date in a header; None for none, and for what is no date, which HTTP ignores."""
+    if text is None:
+        return None
+    try:
+        return int(parsedate_to_datetime(text).timestamp())
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def headers_of(row: ObjectRow, attributes: Mapping[str, str], *, with_checksum: bool) -> dict[str, str]:
+    """The headers that a GET or HEAD answers with."""
+    found = {
+        "etag": f'"{etag_of(row)}"',
+        "last-modified": http_date(row.created_ms),
+        "accept-ranges": "bytes",
+        "content-type": attributes.get("content-type", DEFAULT_TYPE),
+    }
+    latin_1 = attributes.get(LATIN_1, "").split(",")
+    for name, value in attributes.items():
+        if name in latin_1:
+            found[name] = value.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
+        elif name.startswith(META):
+            found[name] = value if value.isascii() else Header(value, _ENCODED, maxlinelen=75).encode(linesep="")
+        elif name in KEPT or name == ENCODING:
+            found[name] = value
+    if TAGS in attributes:
+        found["x-amz-tagging-count"] = str(len(tags_of(attributes)))
+    if STORAGE_CLASS in attributes:
+        found["x-amz-storage-class"] = attributes[STORAGE_CLASS]
+    return found | checksum_headers(attributes) if with_checksum else found
+
+
+def checksum_headers(attributes: Mapping[str, str]) -> dict[str, str]:
+    """The headers that tell the checksum of an object, if it was sent with one."""
+    checksum = checksum_of(attributes)
+    if checksum is None:
+        return {}
+    return {
+        f"x-amz-checksum-{checksum.algorithm.lower()}": checksum.value,
+        "x-amz-checksum-type": checksum.kind or ChecksumType.FULL_OBJECT.value,
+    }
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

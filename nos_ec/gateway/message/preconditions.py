@@ -1,0 +1,128 @@
+"""Conditions and ranges of requests.
+
+Sources: RFC 9110, sections 13 and 14; "PutObject" and "GetObject" of the S3 API reference. PutObject of S3 has
+`If-None-Match: *` and `If-Match` with an ETag. As Ceph's RGW, we also take the two others of RFC 9110: `If-Match: *`
+and `If-None-Match` with an ETag.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import datetime
+
+from nos_ec.core.conditions import ABSENT, PRESENT, Condition
+from nos_ec.gateway.message.object_headers import etag_of, parsed_date
+from nos_ec.ports.metadata import ObjectRow
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.request import Request
+
+_RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})")
+_ETAG = re.compile(r"([0-9a-fA-F]{32})(?:-([0-9]{1,5}))?")
+_OF_NO_OBJECT = b""
+"""The MD5 of an ETag that no object has."""
+
+
+def check_read(request: Request, row: ObjectRow, start: str = "") -> None:
+    """Raises PreconditionFailed, or NotModified, for the conditions of a GET or HEAD. start: what the names of the
+    headers begin with; with `x-amz-copy-source-` all of them fail as PreconditionFailed."""
+    changed_s = row.created_ms // 1000
+    match, unmodified = request.header(start + "if-match"), parsed_date(request.header(start + "if-unmodified-since"))
+    none_match, modified = (
+        request.header(start + "if-none-match"),
+        parsed_date(request.header(start + "if-modified-since")),
+    )
+    if match is not None:
+        if not _names(match, row):
+            raise _failed("If-Match")
+    elif unmodified is not None and changed_s > unmodified:
+        raise _failed("If-Unmodified-Since")
+    not_modified = _failed("If-None-Match") if start else S3Error("NotModified", "Not modified.")
+    if none_match is not None:
+        if _names(none_match, row):
+            raise not_modified
+    elif modified is not None and changed_s <= modified:
+        raise not_modified
+
+
+def _names(header: str, row: ObjectRow) -> bool:
+    if header.strip() == "*":
+        return True
+    return etag_of(row) in [tag.strip().removeprefix("W/").strip('"').lower() for tag in header.split(",")]
+
+
+def write_condition(request: Request) -> Condition | None:
+    """The condition of a PUT. Raises NotImplemented for several at once."""
+    match, none_match = request.header("if-match"), request.header("if-none-match")
+    if match is not None and none_match is not None:
+        raise S3Error("NotImplemented", "If-Match and If-None-Match cannot be combined.")
+    if none_match is not None:
+        return ABSENT if none_match == "*" else replace(etag_condition(none_match), negated=True)
+    return None if match is None else etag_condition(match)
+
+
+def etag_condition(etag: str) -> Condition:
+    """The current version must have this ETag; with `*` any. Raises NotImplemented for a list of ETags."""
+    if etag == "*":
+        return PRESENT
+    if "," in etag:
+        raise S3Error("NotImplemented", "A condition of a PUT or DELETE takes one ETag.")
+    plain = etag.strip().strip('"')
+    match = _ETAG.fullmatch(plain)
+    if match is None:
+        return Condition(_OF_NO_OBJECT)
+    return Condition(bytes.fromhex(match[1]), None if match[2] is None else int(match[2]))
+
+
+def delete_condition(etag: str | None, modified: str | None, size: str | None) -> Condition | None:
+    """The condition of a DELETE: an ETag, when the object was stored, and its size, each as sent; None for none.
+    Raises InvalidArgument, NotImplemented."""
+    if etag is None and modified is None and size is None:
+        return None
+    condition = PRESENT if etag is None else etag_condition(etag)
+    if modified is not None:
+        condition = replace(condition, modified_s=_time_of(modified))
+    if size is not None:
+        if not size.isascii() or not size.isdigit() or len(size) > 18:
+            raise S3Error("InvalidArgument", "The size must be a number.", ArgumentName="size", ArgumentValue=size)
+        condition = replace(condition, size=int(size))
+    return condition
+
+
+def _time_of(text: str) -> int:
+    """Seconds since 1970 of a date, as in headers or as in ISO 8601. Raises InvalidArgument."""
+    seconds = parsed_date(text)
+    if seconds is None:
+        try:
+            seconds = int(datetime.fromisoformat(text.strip()).timestamp())
+        except (ValueError, OverflowError):
+            raise S3Error(
+                "InvalidArgument", "The last modified time is no date.", ArgumentName="last-modified-time"
+            ) from None
+    return seconds
+
+
+def range_of(request: Request, size: int) -> tuple[int, int] | None:
+    """(first byte, length) of the range that a GET asks for; None for the whole object, also if the header is no range
+    of bytes, or several ranges, which S3 does not serve. Raises InvalidRange."""
+    header = request.header("range")
+    match = _RANGE.fullmatch(header.strip()) if header else None
+    if match is None or match[1] == match[2] == "":
+        return None
+    if match[1] == "":
+        length = min(int(match[2]), size)
+        first = size - length
+    else:
+        first, last = int(match[1]), int(match[2]) if match[2] else size - 1
+        if match[2] and last < first:
+            return None
+        length = min(last, size - 1) - first + 1
+    if length <= 0 or first >= size:
+        raise S3Error("InvalidRange", "The requested range is not satisfiable", ActualObjectSize=str(size))
+    return first, length
+
+
+def _failed(condition: str) -> S3Error:
+    return S3Error(
+        "PreconditionFailed", "At least one of the pre-conditions you specified did not hold", Condition=condition
+    )

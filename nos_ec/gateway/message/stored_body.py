@@ -1,0 +1,102 @@
+"""Stores the body of a request as an object, or as a part of one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from io import BytesIO
+from typing import Protocol
+
+from nos_ec.core.errors import Corrupt, Transient
+from nos_ec.core.parts import users_attributes
+from nos_ec.engine.objects.streams import ByteStream, read_up_to
+from nos_ec.gateway.message.object_headers import CHECKSUM, checksum_attribute, encoded
+from nos_ec.library.put_source import Pieces
+from nos_ec.ports.metadata import ObjectRow
+from nos_ec.s3 import checksums
+from nos_ec.s3.checksums import Algorithm, Computed
+
+
+class Body(Protocol):
+    """A `ByteStream` of at most `length` bytes. computed: set when all of them have been read."""
+
+    length: int
+    computed: Computed | None
+
+    def read(self, size: int, /) -> bytes:
+        """See `ByteStream`."""
+        ...
+
+
+class CopiedBody:
+    """What is copied from another object, as the body of a request is read."""
+
+    def __init__(
+        self,
+        pieces: Iterator[bytes],
+        length: int,
+        algorithm: Algorithm | None,
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """at_end: called when all was read; what it raises keeps the last bytes back."""
+        self._at_end = at_end
+        self.length = length
+        self.computed: Computed | None = None
+        self._pieces = Pieces(pieces)
+        self._algorithm = algorithm
+        self._left = length
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._checksum = None if algorithm is None else checksums.running(algorithm)
+        self._end_if_all()
+
+    def read(self, size: int, /) -> bytes:
+        """See `ByteStream`. Raises Corrupt if the source has fewer or more than `length` bytes."""
+        piece = self._pieces.read(size)
+        self._left -= len(piece)
+        if self._left < 0 or (self._left and size and not piece):
+            raise Corrupt(f"the source of a copy gave {self.length - self._left} bytes instead of {self.length}")
+        self._md5.update(piece)
+        if self._checksum is not None:
+            self._checksum.update(piece)
+        self._end_if_all()
+        return piece
+
+    def _end_if_all(self) -> None:
+        if not self._left and self.computed is None:
+            self._at_end()
+            checksum = None if self._checksum is None else self._checksum.digest()
+            self.computed = Computed(self._md5.digest(), self._algorithm, checksum)
+
+
+def store_body(
+    body: Body,
+    attributes: dict[str, str],
+    packed_size_max: int,
+    put: Callable[[ByteStream, bytes], ObjectRow],
+    change: Callable[[ObjectRow, bytes], bool],
+) -> tuple[ObjectRow, dict[str, str]]:
+    """Store a body, with its checksum among the attributes. packed_size_max: a body of so many bytes is read before it
+    is stored, so that its checksum is known. put, change: of the store. Returns the row, and all attributes. Raises
+    what reading the body and `put` raise."""
+    stream: ByteStream = body
+    if body.length <= packed_size_max:
+        stream = BytesIO(read_up_to(body, body.length + 1))
+        attributes = attributes | _computed(body)
+    row = put(stream, encoded(attributes))
+    assert body.computed is not None
+    if CHECKSUM not in attributes and _computed(body):
+        # It came after the last byte. Another request may have changed the attributes since.
+        is_unchanged = users_attributes(row.attributes) == attributes
+        attributes = attributes | _computed(body)
+        if is_unchanged:
+            with suppress(Transient):  # the object is stored, whatever becomes of this
+                change(row, encoded(attributes))
+    return row, attributes
+
+
+def _computed(body: Body) -> dict[str, str]:
+    computed = body.computed
+    if computed is None or computed.algorithm is None or computed.checksum is None:
+        return {}
+    return checksum_attribute(computed.algorithm.value, checksums.in_base64(computed.checksum))

@@ -1,0 +1,78 @@
+"""Configurations that no bucket of this store has, as S3 answers for a bucket without them.
+
+Programs that look at all that a bucket has, such as infrastructure tools, ask for these, and delete them before they
+delete a bucket; some are deleted by setting an empty one. To set one that says anything else is refused with 501.
+Source: the errors and response syntax of each operation in the S3 API reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nos_ec.gateway.message.call import Call
+from nos_ec.gateway.message.reply import Reply, empty, xml
+from nos_ec.gateway.operations.bucket_operations import document
+from nos_ec.ports.metadata import Rights
+from nos_ec.s3 import answers, documents
+from nos_ec.s3.errors import S3Error
+
+_NOT_FOUND = {
+    "GetBucketAnalyticsConfiguration": "NoSuchConfiguration",
+    "GetBucketEncryption": "ServerSideEncryptionConfigurationNotFoundError",
+    "GetBucketIntelligentTieringConfiguration": "NoSuchConfiguration",
+    "GetBucketInventoryConfiguration": "NoSuchConfiguration",
+    "GetBucketMetricsConfiguration": "NoSuchConfiguration",
+    "GetBucketReplication": "ReplicationConfigurationNotFoundError",
+    "GetBucketWebsite": "NoSuchWebsiteConfiguration",
+    "GetObjectLegalHold": "InvalidRequest",
+    "GetObjectLockConfiguration": "ObjectLockConfigurationNotFoundError",
+    "GetObjectRetention": "InvalidRequest",
+}
+_NONE_LISTED = (("IsTruncated", "false"),)
+_EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    "GetBucketAccelerateConfiguration": ("AccelerateConfiguration", ()),
+    "GetBucketLogging": ("BucketLoggingStatus", ()),
+    "GetBucketNotificationConfiguration": ("NotificationConfiguration", ()),
+    "GetBucketRequestPayment": ("RequestPaymentConfiguration", (("Payer", "BucketOwner"),)),
+    "ListBucketAnalyticsConfigurations": ("ListBucketAnalyticsConfigurationResult", _NONE_LISTED),
+    "ListBucketIntelligentTieringConfigurations": ("ListBucketIntelligentTieringConfigurationsOutput", _NONE_LISTED),
+    "ListBucketInventoryConfigurations": ("ListInventoryConfigurationsResult", _NONE_LISTED),
+    "ListBucketMetricsConfigurations": ("ListMetricsConfigurationsResult", _NONE_LISTED),
+}
+_NOTHING_TO_DELETE = (
+    "DeleteBucketEncryption",
+    "DeleteBucketReplication",
+    "DeleteBucketWebsite",
+)
+_SET_AS_THEY_ARE = (
+    "PutBucketLogging",
+    "PutBucketNotificationConfiguration",
+    "PutBucketRequestPayment",
+)
+ABSENT_CONFIGURATIONS: Mapping[str, None] = dict.fromkeys(
+    [*_NOT_FOUND, *_EMPTY, *_NOTHING_TO_DELETE, *_SET_AS_THEY_ARE]
+)
+"""Operations on them."""
+
+
+def absent_configuration(call: Call) -> Reply:
+    """To owners only."""
+    call.require(Rights.OWNER)
+    code = _NOT_FOUND.get(call.operation)
+    if code is not None:
+        raise S3Error(code, "The bucket has no such configuration.", BucketName=call.bucket)
+    if call.operation in _EMPTY:
+        root, fields = _EMPTY[call.operation]
+        return xml(answers.configuration(root, *fields))
+    if call.operation in _SET_AS_THEY_ARE:
+        _require_as_it_is(call)
+        return empty()
+    return empty(status=204)
+
+
+def _require_as_it_is(call: Call) -> None:
+    """That a document says what GET tells anyway. Raises NotImplemented, and S3Error as `document`."""
+    root, fields = _EMPTY[call.operation.replace("Put", "Get", 1)]
+    said = documents.parse(document(call), root)
+    if tuple((child.name, child.text.strip()) for child in said.children) != fields:
+        raise S3Error("NotImplemented", f"{call.operation} is supported only for a {root} that changes nothing.")

@@ -1,0 +1,42 @@
+"""Changes of the attributes of an object, by compare-and-set: several clients may change the same object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from threading import Event
+
+from nos_ec.core.errors import Transient
+from nos_ec.engine.objects.store import READ_TRIES, Store
+from nos_ec.engine.parking import BackOff
+from nos_ec.gateway.message.object_headers import encoded
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import ObjectRow
+
+BACK_OFF = BackOff(first_ms=4, max_ms=500)
+"""The longest waits after tries that lost."""
+
+
+class AttributeChanges:
+    """Safe to call from several threads."""
+
+    def __init__(self, store: Store, clock: Clock, random: Callable[[], float]) -> None:
+        """random: returns numbers from 0 to 1, so that those who lost at the same time do not meet again."""
+        self._store = store
+        self._clock = clock
+        self._random = random
+
+    def replace(
+        self, read: Callable[[], tuple[ObjectRow, Mapping[str, str]]], names: tuple[str, ...], value: Mapping[str, str]
+    ) -> ObjectRow:
+        """Replace the attributes of these names with `value`. read: returns a version and its attributes. Returns that
+        version. Raises what it raises, MetadataTooLarge, and Transient if the object changed at each of READ_TRIES
+        tries."""
+        for tries in range(1, READ_TRIES + 1):
+            row, attributes = read()
+            kept = {name: text for name, text in attributes.items() if name not in names}
+            if self._store.set_attributes_of(row, encoded(kept | dict(value))):
+                return row
+            if tries < READ_TRIES:
+                wait_ms = self._random() * BACK_OFF.wait_ms(tries)
+                self._clock.wait(Event(), max(1, round(wait_ms)))
+        raise Transient(f"{row.key} changed again and again; try again", key=row.key)

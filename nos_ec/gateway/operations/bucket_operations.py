@@ -1,0 +1,255 @@
+"""Operations on buckets, and listings of them."""
+
+from __future__ import annotations
+
+from nos_ec.core.errors import Conflict
+from nos_ec.engine.objects.streams import read_up_to
+from nos_ec.engine.objects.uploads import MultipartUploads
+from nos_ec.gateway.auth import acls
+from nos_ec.gateway.auth.access import Access, no_bucket
+from nos_ec.gateway.auth.accounts import AccountsMetadata
+from nos_ec.gateway.message.body import CheckedBody
+from nos_ec.gateway.message.call import Call, owner_named
+from nos_ec.gateway.message.object_headers import refuse_unsupported
+from nos_ec.gateway.message.reply import Reply, empty, xml
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import BucketRow, CannedAcl, DocumentKind, Rights
+from nos_ec.s3 import answers, documents
+from nos_ec.s3.documents import DOCUMENT_SIZE_MAX
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.names import check_new_bucket
+from nos_ec.s3.public_access import Ownership
+from nos_ec.s3.request import Request
+
+BUCKETS_MAX = 10_000
+BUCKET_TAGS_MAX = 50
+_RECREATES = "us-east-1"
+"""The region in which the owner of a bucket may create it again (CreateBucket of the S3 API reference)."""
+
+_REGIONS = {"EU": "eu-west-1", "US": "us-east-1"}
+"""Old names of regions that clients still send as a location constraint."""
+
+
+class BucketOperations:
+    """Safe to call from several threads."""
+
+    def __init__(
+        self, metadata: AccountsMetadata, uploads: MultipartUploads, access: Access, clock: Clock, region: str
+    ) -> None:
+        self._metadata = metadata
+        self._uploads = uploads
+        self._access = access
+        self._clock = clock
+        self._region = region
+
+    def list_buckets(self, call: Call) -> Reply:
+        """Those that the account owns."""
+        account = call.require_account()
+        prefix = call.request.parameter("prefix")
+        limit = call.number("max-buckets", BUCKETS_MAX, BUCKETS_MAX + 1)
+        if not 1 <= limit <= BUCKETS_MAX:
+            raise S3Error(
+                "InvalidArgument",
+                f"Argument max-buckets must be an integer between 1 and {BUCKETS_MAX}.",
+                ArgumentName="max-buckets",
+                ArgumentValue=call.request.parameter("max-buckets") or "",
+            )
+        after = call.request.parameter("continuation-token") or ""
+        found: list[BucketRow] = []
+        more = call.request.parameter("bucket-region") in (None, "", self._region)  # all buckets are in this one
+        while more and len(found) <= limit:
+            page = self._metadata.buckets_of(account, after, BUCKETS_MAX // 10)
+            more = len(page) == BUCKETS_MAX // 10
+            found += [row for row in page if row.name.startswith(prefix or "")]
+            after = page[-1].name if page else after
+        token = found[limit - 1].name if len(found) > limit else None
+        listed = [(row.name, row.created_ms) for row in found[:limit]]
+        return xml(
+            answers.list_buckets(owner_named(account), listed, region=self._region, prefix=prefix, next_token=token)
+        )
+
+    def create_bucket(self, call: Call) -> Reply:
+        """Of the account that asks. In us-east-1, as in S3, its owner may create it again; other than there, that
+        changes nothing, and an ACL that is not the bucket's is refused, as by radosgw."""
+        account = call.require_account()
+        check_new_bucket(call.bucket)
+        refuse_unsupported(call.request)
+        if call.request.header("x-amz-bucket-object-lock-enabled") not in (None, "false"):
+            raise S3Error("NotImplemented", "Object lock is not supported.")
+        acl = acls.of_headers(call.request) or "private"
+        kind = acls.kind_of_bucket_acl(acl)
+        ownership = _ownership_of(call.request)
+        if ownership is not None:
+            require_closed(ownership, acl, account)
+        self._require_location(documents.create_bucket(document(call) if call.has_body else b""))
+        if self._metadata.bucket(call.bucket) is None:
+            self._uploads.abort_all(call.bucket)  # such as were begun, or left, when another bucket had this name
+        first = CannedAcl.PRIVATE if kind is CannedAcl.GRANTS else kind
+        made = self._metadata.create_bucket(call.bucket, account, first, self._clock.now_ms())
+        if made and kind is CannedAcl.GRANTS:
+            self._set_acl(call.bucket, acl)
+        if made and ownership is not None:
+            self._access.set_document(call.bucket, DocumentKind.OWNERSHIP, ownership.encode(), self._clock.now_ms())
+        self._access.forget_bucket(call.bucket)
+        if not made:
+            self._require_as_asked(call.bucket, account, acl, ownership)
+        return empty({"location": f"/{call.bucket}"})
+
+    def _require_location(self, location: str | None) -> None:
+        """Raises InvalidLocationConstraint for any region other than that of the settings."""
+        if location is not None and _REGIONS.get(location, location) != self._region:
+            raise S3Error(
+                "InvalidLocationConstraint",
+                f"The specified location-constraint is not valid: the region of this store is {self._region}.",
+                LocationConstraint=location,
+            )
+
+    def _require_as_asked(self, bucket: str, account: str, acl: str, ownership: Ownership | None) -> None:
+        """That a bucket is just as this account would have created it. Raises BucketAlreadyOwnedByYou,
+        BucketAlreadyExists, and NoSuchBucket if it was deleted meanwhile."""
+        there = self._access.bucket(bucket)
+        is_owners = there.row.owner == account
+        if is_owners and self._region != _RECREATES:
+            raise S3Error("BucketAlreadyOwnedByYou", "You own this bucket already.", BucketName=bucket)
+        if not is_owners or there.acl != acl or ownership not in (None, there.ownership):
+            raise S3Error("BucketAlreadyExists", "The requested bucket name is not available.", BucketName=bucket)
+
+    def head_bucket(self, call: Call) -> Reply:
+        """To whoever may list it."""
+        call.require(Rights.LIST)
+        return empty()
+
+    def delete_bucket(self, call: Call) -> Reply:
+        """An empty one. Uploads into it are aborted."""
+        call.require(Rights.OWNER)
+        try:
+            self._metadata.delete_bucket(call.bucket, self._clock.now_ms())
+        except Conflict:
+            raise S3Error(
+                "BucketNotEmpty", "The bucket you tried to delete is not empty", BucketName=call.bucket
+            ) from None
+        finally:
+            self._access.forget_bucket(call.bucket)
+        self._uploads.abort_all(call.bucket)
+        return empty(status=204)
+
+    def get_location(self, call: Call) -> Reply:
+        """The region of the settings."""
+        call.require(Rights.LIST)
+        return xml(answers.location(self._region))
+
+    def get_versioning(self, call: Call) -> Reply:
+        """Nothing for a bucket that never had versions."""
+        call.require(Rights.OWNER)
+        said = self._metadata.bucket_document(call.bucket, DocumentKind.VERSIONING)
+        return xml(answers.versioning(None if said is None else said.decode()))
+
+    def put_versioning(self, call: Call) -> Reply:
+        """Enabled or Suspended. A bucket that had versions once never goes back to none."""
+        call.require(Rights.OWNER)
+        status = documents.versioning(document(call))
+        self._access.set_document(call.bucket, DocumentKind.VERSIONING, status.encode(), self._clock.now_ms())
+        return empty()
+
+    def get_acl(self, call: Call) -> Reply:
+        """As grants."""
+        call.require(Rights.READ_ACL)
+        assert call.access is not None
+        acl = call.access.effective(call.access.acl)
+        return xml(answers.access_control(call.owner, acls.grants_of(acl, call.owner)))
+
+    def put_acl(self, call: Call) -> Reply:
+        """A canned one, or grants."""
+        call.require(Rights.WRITE_ACL)
+        acl = acl_of(call)
+        assert call.access is not None
+        self._set_acl(call.bucket, acl if call.access.has_acls else "private")
+        return empty()
+
+    def _set_acl(self, bucket: str, acl: str) -> None:
+        kind = acls.kind_of_bucket_acl(acl)
+        grants = acl.encode() if kind is CannedAcl.GRANTS else None
+        try:
+            if not self._metadata.set_bucket_acl(bucket, kind, self._clock.now_ms(), grants):
+                raise no_bucket(bucket)
+        finally:
+            self._access.forget_bucket(bucket)
+
+    def get_tagging(self, call: Call) -> Reply:
+        """As they were put."""
+        call.require(Rights.OWNER)
+        body = self._metadata.bucket_document(call.bucket, DocumentKind.TAGS)
+        if body is None:
+            raise S3Error("NoSuchTagSet", "The TagSet does not exist", BucketName=call.bucket)
+        return xml(answers.tagging(documents.tagging(body, BUCKET_TAGS_MAX)))
+
+    def put_tagging(self, call: Call) -> Reply:
+        """In place of all tags that it had."""
+        call.require(Rights.OWNER)
+        body = document(call)
+        tags = documents.tagging(body, BUCKET_TAGS_MAX)
+        self._set_tags(call, answers.tagging(tags))
+        return empty(status=204)
+
+    def delete_tagging(self, call: Call) -> Reply:
+        """All tags."""
+        call.require(Rights.OWNER)
+        self._set_tags(call, None)
+        return empty(status=204)
+
+    def _set_tags(self, call: Call, body: bytes | None) -> None:
+        if not self._metadata.set_bucket_document(call.bucket, DocumentKind.TAGS, body, self._clock.now_ms()):
+            raise no_bucket(call.bucket)
+
+
+def _ownership_of(request: Request) -> Ownership | None:
+    """What a request says of its new bucket. Raises InvalidArgument."""
+    word = request.header("x-amz-object-ownership")
+    if word is not None and word not in tuple(Ownership):
+        raise S3Error(
+            "InvalidArgument",
+            f"Invalid x-amz-object-ownership header: {word}",
+            ArgumentName="x-amz-object-ownership",
+            ArgumentValue=word,
+        )
+    return None if word is None else Ownership(word)
+
+
+def require_closed(ownership: Ownership, acl: str, owner: str) -> None:
+    """Raises InvalidBucketAclWithObjectOwnership if ACLs are to count no more while that of the bucket grants something
+    to others than its owner."""
+    if ownership is Ownership.ENFORCED and not acls.is_owners_alone(acl, owner):
+        raise S3Error(
+            "InvalidBucketAclWithObjectOwnership",
+            "Bucket cannot have ACLs set with ObjectOwnership's BucketOwnerEnforced setting",
+        )
+
+
+def document(call: Call, *, of_object: bool = False) -> bytes:
+    """The body, checked. of_object: as of `checksums.expected_of`. Raises S3Error."""
+    body = CheckedBody(call.request, call.signed, call.source, of_object=of_object)
+    found = read_up_to(body, DOCUMENT_SIZE_MAX + 1)
+    if len(found) > DOCUMENT_SIZE_MAX:
+        raise S3Error("MaxMessageLengthExceeded", f"The document has more than {DOCUMENT_SIZE_MAX} bytes.")
+    return found
+
+
+def acl_of(call: Call) -> str:
+    """The ACL that a request sets, by its headers or its document, as gateway.acls stores it. Raises S3Error,
+    also if the bucket allows no such ACL."""
+    refuse_unsupported(call.request)
+    assert call.access is not None
+    of_headers, body = acls.of_headers(call.request), document(call) if call.has_body else b""
+    if of_headers is not None:
+        if body:
+            raise S3Error("UnexpectedContent", "This request sets an ACL by headers, so it cannot have a body.")
+        call.access.require_acl(of_headers, of_headers=True)
+        return of_headers
+    if not body:
+        raise S3Error("MissingSecurityHeader", "Your request sets an ACL, but has neither a header nor a body for it.")
+    owner, grants = documents.access_control(body)
+    if owner.id != call.owner.id:
+        raise S3Error("AccessDenied", "The owner of a bucket or object cannot be changed.")
+    acl = acls.stored(grants, call.owner)
+    call.access.require_acl(acl, of_headers=False)
+    return acl

@@ -1,0 +1,88 @@
+"""Cross-origin requests of browsers: the configuration of a bucket, preflights, and headers of other answers."""
+
+from __future__ import annotations
+
+from nos_ec.gateway.auth.access import Access
+from nos_ec.gateway.auth.accounts import AccountsMetadata
+from nos_ec.gateway.message.call import Call
+from nos_ec.gateway.message.reply import Reply, empty, xml
+from nos_ec.gateway.operations.bucket_operations import document
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import DocumentKind, Rights
+from nos_ec.s3.cors import METHODS, CorsRule, cors_rules
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.request import Request, is_header_name
+
+
+class Cors:
+    """Safe to call from several threads."""
+
+    def __init__(self, metadata: AccountsMetadata, access: Access, clock: Clock) -> None:
+        self._metadata = metadata
+        self._access = access
+        self._clock = clock
+
+    def get_configuration(self, call: Call) -> Reply:
+        """As it was put."""
+        call.require(Rights.OWNER)
+        body = self._access.document(call.bucket, DocumentKind.CORS)
+        if body is None:
+            raise S3Error("NoSuchCORSConfiguration", "The CORS configuration does not exist", BucketName=call.bucket)
+        return xml(body)
+
+    def put_configuration(self, call: Call) -> Reply:
+        """In place of the one that it had."""
+        call.require(Rights.OWNER)
+        body = document(call)
+        cors_rules(body)
+        self._access.set_document(call.bucket, DocumentKind.CORS, body, self._clock.now_ms())
+        return empty()
+
+    def delete_configuration(self, call: Call) -> Reply:
+        """None is no error."""
+        call.require(Rights.OWNER)
+        self._access.set_document(call.bucket, DocumentKind.CORS, None, self._clock.now_ms())
+        return empty(status=204)
+
+    def preflight(self, request: Request, bucket: str) -> Reply:
+        """What a browser asks before it sends a request. It is never signed. Raises BadRequest, AccessForbidden,
+        NoSuchBucket."""
+        origin, method = request.header("origin"), request.header("access-control-request-method")
+        if not origin:
+            raise S3Error("BadRequest", "Insufficient information. Origin request header needed.")
+        if not method:
+            raise S3Error("BadRequest", "Invalid Access-Control-Request-Method: null")
+        if method not in METHODS:
+            raise S3Error("BadRequest", f"Invalid Access-Control-Request-Method: {method}")
+        self._access.bucket(bucket)
+        headers = _names(request.header("access-control-request-headers"))
+        for name in headers:
+            if not is_header_name(name):
+                raise S3Error("BadRequest", f"Access-Control-Request-Headers contains the invalid name {name!r}.")
+        rules = self._rules(bucket)
+        rule = _first(rules, origin, method, headers)
+        if rule is None:
+            reason = "CORS is not enabled for this bucket." if not rules else "This CORS request is not allowed."
+            raise S3Error("AccessForbidden", f"CORSResponse: {reason}", Method=method, ResourceType="OBJECT")
+        return empty(rule.answer(origin, headers))
+
+    def headers(self, request: Request, bucket: str) -> dict[str, str]:
+        """What the answer to any other request has besides, if a rule allows it."""
+        origin = request.header("origin")
+        if not origin:
+            return {}
+        method = request.header("access-control-request-method") or request.method
+        rule = _first(self._rules(bucket), origin, method, [])
+        return {} if rule is None else rule.answer(origin, [])
+
+    def _rules(self, bucket: str) -> list[CorsRule]:
+        body = self._access.document(bucket, DocumentKind.CORS)
+        return [] if body is None else cors_rules(body)
+
+
+def _first(rules: list[CorsRule], origin: str, method: str, headers: list[str]) -> CorsRule | None:
+    return next((rule for rule in rules if rule.allows(origin, method, headers)), None)
+
+
+def _names(header: str | None) -> list[str]:
+    return [name for part in (header or "").split(",") if (name := part.strip().lower())]

@@ -1,0 +1,95 @@
+"""The lifecycle configuration of a bucket, and the headers that say when an object expires. GC applies the rules
+(engine/expiry/lifecycle_walk.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import quote
+
+from nos_ec.core.expiry import BucketRules, Expiry, decode_rules, encode_rules, transition_minimum_of
+from nos_ec.gateway.auth.access import Access
+from nos_ec.gateway.auth.accounts import AccountsMetadata
+from nos_ec.gateway.message.call import Call
+from nos_ec.gateway.message.object_headers import http_date, tags_of
+from nos_ec.gateway.message.reply import Reply, empty, xml
+from nos_ec.gateway.operations.bucket_operations import document
+from nos_ec.gateway.operations.lifecycle_xml import rules_of, xml_of
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import DocumentKind, ObjectRow, Rights, UploadRow
+from nos_ec.ports.metadata.buckets import DOCUMENT_BYTES_MAX
+from nos_ec.s3.errors import S3Error
+
+_MINIMUM = "x-amz-transition-default-minimum-object-size"
+_MINIMA = ("all_storage_classes_128K", "varies_by_storage_class")
+"""The values of that header; S3 assumes the first one if a request has none. It is about transitions, which the store
+does not have, but clients wait until they read back what they have written."""
+_TIME_MS_MAX = 253_402_214_400_000
+"""The end of the year 9999, after which no header can say a date."""
+
+
+class LifecycleOperations:
+    """Safe to call from several threads."""
+
+    def __init__(self, metadata: AccountsMetadata, access: Access, clock: Clock) -> None:
+        self._metadata = metadata
+        self._access = access
+        self._clock = clock
+
+    def get_configuration(self, call: Call) -> Reply:
+        """As it was put, with the ids that rules were given."""
+        call.require(Rights.OWNER)
+        body = self._metadata.bucket_document(call.bucket, DocumentKind.LIFECYCLE)
+        if body is None:
+            raise S3Error(
+                "NoSuchLifecycleConfiguration", "The lifecycle configuration does not exist", BucketName=call.bucket
+            )
+        return xml(xml_of(decode_rules(body)), {_MINIMUM: transition_minimum_of(body) or _MINIMA[0]})
+
+    def put_configuration(self, call: Call) -> Reply:
+        """In place of the one that it had. Holds for all objects of the bucket, also for those that are there."""
+        call.require(Rights.OWNER)
+        minimum = call.request.header(_MINIMUM) or _MINIMA[0]
+        if minimum not in _MINIMA:
+            raise S3Error(
+                "InvalidArgument",
+                f"{_MINIMUM} must be one of {', '.join(_MINIMA)}.",
+                ArgumentName=_MINIMUM,
+                ArgumentValue=minimum,
+            )
+        body = encode_rules(rules_of(document(call)), minimum)
+        if len(body) > DOCUMENT_BYTES_MAX:
+            raise S3Error(
+                "InvalidRequest",
+                f"The rules have {len(body)} bytes when compressed; at most {DOCUMENT_BYTES_MAX} are possible.",
+            )
+        self._access.set_document(call.bucket, DocumentKind.LIFECYCLE, body, self._clock.now_ms())
+        return empty({_MINIMUM: minimum})
+
+    def delete_configuration(self, call: Call) -> Reply:
+        """None is no error."""
+        call.require(Rights.OWNER)
+        self._access.set_document(call.bucket, DocumentKind.LIFECYCLE, None, self._clock.now_ms())
+        return empty(status=204)
+
+
+def expiry_headers(rules: BucketRules | None, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
+    """`x-amz-expiration`, if the object expires. attributes: those of the object. Noncurrent versions say nothing: when
+    they go depends on their successors."""
+    if rules is None or row.is_noncurrent:
+        return {}
+    expiry = rules.expiry(row.key.name, row.users_size, lambda: tags_of(attributes), row.created_ms)
+    if expiry is None:
+        return {}
+    return {"x-amz-expiration": f'expiry-date="{_date(expiry)}", rule-id="{quote(expiry.rule_id, safe="")}"'}
+
+
+def abort_headers(rules: BucketRules | None, upload: UploadRow) -> dict[str, str]:
+    """`x-amz-abort-date` and `x-amz-abort-rule-id`, if a rule aborts the upload."""
+    expiry = None if rules is None else rules.abort(upload.key.name, upload.since_ms)
+    if expiry is None:
+        return {}
+    return {"x-amz-abort-date": _date(expiry), "x-amz-abort-rule-id": quote(expiry.rule_id, safe="")}
+
+
+def _date(expiry: Expiry) -> str:
+    return http_date(min(expiry.due_ms, _TIME_MS_MAX))

@@ -1,0 +1,175 @@
+"""Listings of objects."""
+
+from __future__ import annotations
+
+import base64
+from binascii import Error as BadBase64
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from nos_ec.core.errors import NotFound
+from nos_ec.core.parts import users_attributes
+from nos_ec.core.versions import VERSION_MAX
+from nos_ec.engine.objects.store import Store
+from nos_ec.gateway.message.call import Call, object_key
+from nos_ec.gateway.message.object_headers import CHECKSUM, STORAGE_CLASS, checksum_of, etag
+from nos_ec.gateway.message.reply import Reply, xml
+from nos_ec.gateway.message.versions import id_of, number_of
+from nos_ec.ports.metadata import EntryPage, ObjectSummary, Rights, VersionEntry, VersionPage, summary
+from nos_ec.s3 import answers
+from nos_ec.s3.answers import Listed, Page
+from nos_ec.s3.errors import S3Error
+
+KEYS_MAX = 1000
+PAGE_MS_MAX = 1000
+"""How long a page may take to be found. It may then have fewer entries than were asked for, as S3 allows."""
+
+
+class Listings:
+    """Safe to call from several threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def list_objects(self, call: Call) -> Reply:
+        """Version 1."""
+        marker = call.request.parameter("marker") or ""
+        page, entries = self._page(call, marker)
+        next_marker = entries.next_after if page.delimiter or not entries.objects else None
+        return xml(answers.list_objects(page, marker, next_marker, call.owner))
+
+    def list_objects_v2(self, call: Call) -> Reply:
+        """Version 2. A token is the last name, in base64. An empty one is none, as Ceph's RGW has it."""
+        token, start_after = call.request.parameter("continuation-token"), call.request.parameter("start-after")
+        after = _name_of(token) if token else start_after or ""
+        page, entries = self._page(call, after)
+        owner = call.owner if (call.request.parameter("fetch-owner") or "").lower() == "true" else None
+        next_token = None if entries.next_after is None else _token_of(entries.next_after)
+        return xml(
+            answers.list_objects_v2(page, token=token, next_token=next_token, start_after=start_after, owner=owner)
+        )
+
+    def list_object_versions(self, call: Call) -> Reply:
+        """All versions and delete markers. In a bucket that never had versions, each object is its only one, `null`."""
+        key_marker = call.request.parameter("key-marker") or ""
+        version_marker = call.request.parameter("version-id-marker") or ""
+        if version_marker and not key_marker:
+            raise _bad("version-id-marker", "A version-id marker cannot be specified without a key marker.")
+        asked = self._asked(call)
+        found = VersionPage([], None)
+        if asked.limit:
+            after = self._after(call, key_marker, version_marker)
+            found = self._store.list_versions(
+                call.bucket, asked.prefix, asked.delimiter, after, asked.limit, PAGE_MS_MAX
+            )
+        versions = [entry for entry in found.entries if isinstance(entry, VersionEntry)]
+        folders = [entry for entry in found.entries if isinstance(entry, str)]
+        last = versions[-1] if found.next_after is not None and not isinstance(found.entries[-1], str) else None
+        return xml(
+            answers.list_object_versions(
+                asked.page([_listed_version(entry) for entry in versions], folders, found.next_after is not None),
+                key_marker=key_marker,
+                version_marker=version_marker,
+                next_key_marker=None if found.next_after is None else found.next_after[0],
+                next_version_marker=None if last is None else id_of(last),
+                owner=call.owner,
+            )
+        )
+
+    def _after(self, call: Call, key_marker: str, version_marker: str) -> tuple[str, int | None]:
+        """Where a listing of versions begins. The null version has a number, too. If it is gone, the key
+        begins again."""
+        if not version_marker:
+            return key_marker, None
+        number = number_of(version_marker)
+        if number is None:
+            number = VERSION_MAX
+            with suppress(NotFound):
+                number = self._store.version(object_key(call.bucket, key_marker), None).version
+        return key_marker, number
+
+    def _asked(self, call: Call) -> _Asked:
+        call.require(Rights.LIST)
+        prefix, delimiter = call.request.parameter("prefix") or "", call.request.parameter("delimiter") or ""
+        encoding = call.request.parameter("encoding-type")
+        if encoding not in (None, "url"):
+            raise _bad("encoding-type", "Invalid Encoding Method specified in Request")
+        limit = call.number("max-keys", KEYS_MAX, KEYS_MAX)
+        return _Asked(call.bucket, prefix, delimiter, limit, encoding == "url")
+
+    def _page(self, call: Call, after: str) -> tuple[Page, EntryPage[ObjectSummary]]:
+        asked = self._asked(call)
+        entries: EntryPage[ObjectSummary] = EntryPage([], None)
+        if asked.limit:
+            entries = self._store.list_summaries(
+                call.bucket, asked.prefix, asked.delimiter, after, asked.limit, PAGE_MS_MAX
+            )
+        found = [_listed(one) for one in entries.objects]
+        return asked.page(found, entries.folders, entries.next_after is not None), entries
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What all listings of objects are asked for. encodes: names as of `encoding-type=url`."""
+
+    bucket: str
+    prefix: str
+    delimiter: str
+    limit: int
+    encodes: bool
+
+    def page(self, objects: Sequence[Listed], folders: Sequence[str], is_truncated: bool) -> Page:
+        return Page(
+            bucket=self.bucket,
+            prefix=self.prefix,
+            delimiter=self.delimiter,
+            max_keys=self.limit,
+            truncated=is_truncated,
+            objects=objects,
+            folders=folders,
+            encode=self.encodes,
+        )
+
+
+def _listed_version(entry: VersionEntry) -> Listed:
+    told: dict[str, Any] = {"version_id": id_of(entry), "latest": entry.is_latest}
+    if entry.row is None:
+        return Listed(entry.key.name, entry.created_ms, "", 0, delete_marker=True, **told)
+    row = entry.row
+    of_row = summary(row.key.name, row.size, row.md5, row.created_ms, row.attributes)
+    return _listed(of_row)._replace(**told)
+
+
+_STORAGE_CLASS, _CHECKSUM = STORAGE_CLASS.encode(), CHECKSUM.encode()
+"""The attributes that a listing tells."""
+
+
+def _listed(one: ObjectSummary) -> Listed:
+    told = Listed(one.name, one.created_ms, etag(one.md5, one.parts), one.size)
+    kept = one.attributes
+    if not kept or (_STORAGE_CLASS not in kept and _CHECKSUM not in kept):
+        return told
+    attributes = users_attributes(kept)
+    checksum = checksum_of(attributes)
+    return told._replace(
+        storage_class=attributes.get(STORAGE_CLASS, "STANDARD"),
+        checksum_algorithm=None if checksum is None else checksum.algorithm,
+        checksum_type=None if checksum is None else checksum.kind,
+    )
+
+
+def _token_of(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def _name_of(token: str) -> str:
+    try:
+        return base64.b64decode(token.encode(), b"-_", validate=True).decode()
+    except (BadBase64, ValueError):
+        raise _bad("continuation-token", "The continuation token provided is incorrect") from None
+
+
+def _bad(name: str, message: str) -> S3Error:
+    return S3Error("InvalidArgument", message, ArgumentName=name)

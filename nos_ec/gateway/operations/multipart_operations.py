@@ -1,0 +1,420 @@
+"""Operations on multipart uploads.
+
+Sources: CreateMultipartUpload, UploadPart, UploadPartCopy, ListParts, ListMultipartUploads, CompleteMultipartUpload and
+AbortMultipartUpload of the S3 API reference; "Amazon S3 multipart upload limits" of the user guide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import quote
+
+from nos_ec.core.errors import NotFound
+from nos_ec.core.folders import folder_of
+from nos_ec.core.parts import PARTS_MAX, UploadId, users_attributes
+from nos_ec.engine.objects.store import Store
+from nos_ec.engine.objects.uploads import Choose, MultipartUploads, StoredPart
+from nos_ec.gateway.auth.access import Access
+from nos_ec.gateway.message.body import OBJECT_BYTES_MAX, CheckedBody
+from nos_ec.gateway.message.call import Call, owner_named
+from nos_ec.gateway.message.failures import no_such_upload
+from nos_ec.gateway.message.object_headers import (
+    CHECKSUM,
+    STORAGE_CLASS,
+    checksum_attribute,
+    checksum_headers,
+    checksum_of,
+    encoded,
+    etag_of,
+    refuse_unsupported,
+    told_checksum,
+)
+from nos_ec.gateway.message.preconditions import write_condition
+from nos_ec.gateway.message.reply import Reply, empty, xml
+from nos_ec.gateway.message.stored_body import CopiedBody, store_body
+from nos_ec.gateway.message.versions import no_such_key, source_headers, stored_headers
+from nos_ec.gateway.operations.bucket_operations import document
+from nos_ec.gateway.operations.lifecycle import abort_headers
+from nos_ec.gateway.operations.object_operations import ObjectOperations, attributes_of_call
+from nos_ec.ports.metadata import ObjectRow, Rights, UploadRow, UploadState
+from nos_ec.s3 import answers, checksums, documents
+from nos_ec.s3.checksums import Algorithm, ChecksumType
+from nos_ec.s3.documents import CompletedPart
+from nos_ec.s3.errors import S3Error
+
+PART_BYTES_MIN = 5 << 20
+"""Of all parts but the last."""
+UPLOADS_MAX = 1000
+_UPLOAD_CHECKSUM = "s3:upload-checksum"
+"""An attribute of uploads alone: algorithm and type of the checksum that the object is to have."""
+_CHECKSUM_LENGTH_MAX = 64
+_RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{1,19})")
+_LAST_ID = UploadId(b"\xff" * 16)
+_LAST_CHARACTER = "\U0010ffff"
+
+
+class MultipartOperations:
+    """Safe to call from several threads."""
+
+    def __init__(self, store: Store, uploads: MultipartUploads, objects: ObjectOperations, access: Access) -> None:
+        self._store = store
+        self._uploads = uploads
+        self._objects = objects
+        self._access = access
+
+    def create_upload(self, call: Call) -> Reply:
+        """Headers and tags are those of the object to be."""
+        call.require(Rights.WRITE)
+        request = call.request
+        refuse_unsupported(request)
+        attributes = attributes_of_call(call)
+        kind = request.header("x-amz-checksum-type")
+        name = request.header("x-amz-checksum-algorithm")
+        headers = {}
+        if name is not None:
+            algorithm = checksums.algorithm_named(name)
+            wanted = checksums.type_of_upload(algorithm, kind)
+            attributes[_UPLOAD_CHECKSUM] = f"{algorithm.value} {wanted.value}"
+            headers = {"x-amz-checksum-algorithm": algorithm.value, "x-amz-checksum-type": wanted.value}
+        elif kind is not None:
+            raise S3Error("InvalidRequest", "x-amz-checksum-type needs x-amz-checksum-algorithm.")
+        encoded(attributes | {CHECKSUM: "x" * _CHECKSUM_LENGTH_MAX})  # that of the object must fit as well
+        row = self._uploads.create(call.object_key, call.account or "", encoded(attributes))
+        headers |= abort_headers(self._access.rules(call.bucket), row)
+        return xml(answers.upload_created(call.bucket, call.key, row.upload_id.hex()), headers)
+
+    # --- parts ------------------------------------------------------------------------------------
+    def upload_part(self, call: Call) -> Reply:
+        """Durable when it is answered. In place of an earlier one of that number."""
+        call.require(Rights.WRITE)
+        refuse_unsupported(call.request)
+        number, upload = call.part_number(), self._open(call)
+        algorithm, _ = _checksum_of_upload(upload)
+        body = CheckedBody(call.request, call.signed, call.source, computed=algorithm)
+        if algorithm is not None and body.algorithm is not algorithm:
+            raise S3Error(
+                "InvalidRequest",
+                f"Checksum Type mismatch occurred, expected checksum Type: {algorithm.value.lower()}, actual checksum"
+                f" Type: {'null' if body.algorithm is None else body.algorithm.value.lower()}",
+            )
+        _, attributes = self._store_part(upload, number, body, told_checksum(call.request))
+        assert body.computed is not None
+        return empty({"etag": f'"{body.computed.md5.hex()}"', **checksum_headers(attributes)})
+
+    def upload_part_copy(self, call: Call) -> Reply:
+        """Reads the source, or a range of it, and writes it again."""
+        call.require(Rights.WRITE)
+        request = call.request
+        refuse_unsupported(request)
+        number, upload = call.part_number(), self._open(call)
+        row, _, versioning = self._objects.source_of_copy(call)
+        first, length = _range_to_copy(request.header("x-amz-copy-source-range"), row.users_size)
+        algorithm, _ = _checksum_of_upload(upload)
+        body = CopiedBody(self._store.open_version(row, first, length), length, algorithm)
+        made, attributes = self._store_part(upload, number, body, {})
+        assert body.computed is not None
+        answer = answers.copied(body.computed.md5.hex(), made.created_ms, checksum_of(attributes), part=True)
+        return xml(answer, source_headers(versioning, row))
+
+    def _store_part(
+        self, upload: UploadRow, number: int, body: CheckedBody | CopiedBody, given: dict[str, str]
+    ) -> tuple[ObjectRow, dict[str, str]]:
+        return store_body(
+            body,
+            given,
+            self._store.packed_size_max,
+            lambda stream, attributes: self._uploads.put_part(upload, number, stream, attributes),
+            self._store.set_attributes_of,
+        )
+
+    def list_parts(self, call: Call) -> Reply:
+        """Of an upload that is open."""
+        call.require(Rights.WRITE)
+        upload = self._open(call)
+        marker = call.number("part-number-marker", 0, PARTS_MAX)
+        limit = call.number("max-parts", 1000, 1000)
+        parts = self._uploads.list_parts(upload, marker, limit + 1)
+        listed = [
+            answers.Part(
+                part.number, part.row.size, part.row.created_ms, etag_of(part.row), checksum_of(_attributes(part.row))
+            )
+            for part in parts[:limit]
+        ]
+        answer = answers.list_parts(
+            call.bucket,
+            self._told(upload, call),
+            listed,
+            marker=marker,
+            max_parts=limit,
+            truncated=len(parts) > limit,
+        )
+        return xml(answer, abort_headers(self._access.rules(call.bucket), upload))
+
+    # --- the end of uploads -----------------------------------------------------------------------
+    def complete_upload(self, call: Call) -> Reply:
+        """Complete an upload. May be repeated with the same parts as long as the object exists."""
+        call.require(Rights.WRITE)
+        upload_id = _upload_id(call)
+        wanted = documents.complete_upload(document(call, of_object=True))
+        upload = self._uploads.find(upload_id, call.object_key)
+        is_done = upload.state is UploadState.COMPLETED
+        choose = self._choice(call, upload, wanted)
+        row = self._completed(upload, choose) if is_done else self._complete(call, upload, choose)
+        attributes = _attributes(row)
+        location = f"{call.request.base}/{call.bucket}/{quote(call.key, safe='/')}"
+        answer = answers.upload_completed(location, call.bucket, call.key, etag_of(row), checksum_of(attributes))
+        headers = self._objects.expiry_headers(row, attributes) | stored_headers(call.versioning, row)
+        return xml(answer, headers)
+
+    def _completed(self, upload: UploadRow, choose: Choose) -> ObjectRow:
+        try:
+            return self._uploads.completed(upload, choose)
+        except NotFound:
+            raise no_such_upload() from None
+
+    def _choice(self, call: Call, upload: UploadRow, wanted: Sequence[CompletedPart]) -> Choose:
+        """Chooses the listed parts, and compares the request's checksum and size with those of the object."""
+        request = call.request
+        algorithm, kind = _checksum_of_upload(upload)
+        told_type = request.header("x-amz-checksum-type")
+        if told_type is not None and (kind is None or told_type != kind.value):
+            raise S3Error("InvalidRequest", "The checksum type is not the one that the upload was created with.")
+        given = {name: value for name, value in _attributes(upload).items() if name != _UPLOAD_CHECKSUM}
+        of_object = checksums.object_checksum_of(request)
+
+        def choose(stored: Sequence[StoredPart]) -> tuple[Sequence[StoredPart], Mapping[str, str]]:
+            parts = _chosen(wanted, stored)
+            size = sum(part.row.size for part in parts)
+            told_size = request.header("x-amz-mp-object-size")
+            if told_size is not None and told_size != str(size):
+                raise S3Error(
+                    "InvalidRequest", f"The parts have {size} bytes, not the {told_size} of x-amz-mp-object-size."
+                )
+            told = [one.checksum for one in wanted]
+            checksum = None if algorithm is None or kind is None else _checksum(algorithm, kind, parts, told)
+            _compare_checksum(of_object, algorithm, checksum)
+            made = {} if algorithm is None or checksum is None else checksum_attribute(algorithm.value, checksum)
+            return parts, given | made
+
+        return choose
+
+    def _complete(self, call: Call, upload: UploadRow, choose: Choose) -> ObjectRow:
+        request = call.request
+        try:
+            return self._uploads.complete(upload, choose, write_condition(request), call.versioning)
+        except NotFound as error:
+            if request.header("if-match") is not None and not self._is_there(call):
+                raise no_such_key(call.key) from None
+            # The same request may have been served meanwhile, or one with other parts.
+            again = self._uploads.find(upload.upload_id, upload.key)
+            if again.state is UploadState.COMPLETED:
+                return self._completed(again, choose)
+            raise no_such_upload() from error
+
+    def _is_there(self, call: Call) -> bool:
+        try:
+            self._store.head(call.object_key)
+        except NotFound:
+            return False
+        return True
+
+    def abort_upload(self, call: Call) -> Reply:
+        """Its parts are deleted later."""
+        call.require(Rights.WRITE)
+        if call.request.header("x-amz-if-match-initiated-time") is not None:
+            raise S3Error("NotImplemented", "The header x-amz-if-match-initiated-time is not supported.")
+        self._uploads.abort(_upload_id(call), call.object_key)
+        return empty(status=204)
+
+    # --- listing ----------------------------------------------------------------------------------
+    def list_uploads(self, call: Call) -> Reply:
+        """Those that are open."""
+        call.require(Rights.LIST)
+        request = call.request
+        prefix, delimiter = request.parameter("prefix") or "", request.parameter("delimiter") or ""
+        encoding = request.parameter("encoding-type")
+        if encoding not in (None, "url"):
+            raise S3Error(
+                "InvalidArgument", "Invalid Encoding Method specified in Request", ArgumentName="encoding-type"
+            )
+        key_marker = request.parameter("key-marker") or ""
+        id_marker = (request.parameter("upload-id-marker") or "") if key_marker else ""
+        limit = call.number("max-uploads", UPLOADS_MAX, UPLOADS_MAX)
+        entries = self._entries(call.bucket, prefix, delimiter, _after(key_marker, id_marker), limit)
+        found = [entry for _, entry in zip(range(limit + 1), entries, strict=False)] if limit else []
+        shown = found[:limit]
+        last = shown[-1] if len(found) > limit else None
+        answer = answers.list_uploads(
+            call.bucket,
+            [self._told(entry, call) for entry in shown if isinstance(entry, UploadRow)],
+            [entry for entry in shown if isinstance(entry, str)],
+            prefix=prefix,
+            delimiter=delimiter,
+            key_marker=key_marker,
+            id_marker=id_marker,
+            next_key_marker=last.key.name if isinstance(last, UploadRow) else last,
+            next_id_marker=last.upload_id.hex() if isinstance(last, UploadRow) else None,
+            max_uploads=limit,
+            encode=encoding == "url",
+        )
+        return xml(answer)
+
+    def _entries(
+        self, bucket: str, prefix: str, delimiter: str, after: tuple[str, UploadId] | None, limit: int
+    ) -> Iterator[UploadRow | str]:
+        """Uploads and folders. Behind a folder the search goes on with the next name that is not in it."""
+        folder = None if after is None else folder_of(after[0], prefix, delimiter)
+        while True:
+            if folder is not None:
+                after = folder + _LAST_CHARACTER, _LAST_ID
+            rows = self._uploads.list_uploads(bucket, prefix, after, limit + 1)
+            for row in rows:
+                found = folder_of(row.key.name, prefix, delimiter)
+                if found is None:
+                    yield row
+                    folder = None
+                elif found != folder:
+                    folder = found
+                    yield folder
+                    break
+                after = row.key.name, row.upload_id
+            else:
+                if len(rows) <= limit:
+                    return
+                folder = None
+
+    def _told(self, upload: UploadRow, call: Call) -> answers.Upload:
+        """As its owner, S3 and radosgw name who has begun it, unless the owner of the bucket is enforced."""
+        assert call.access is not None
+        initiator = owner_named(upload.owner) if upload.owner else call.owner
+        attributes = _attributes(upload)
+        algorithm, kind = _checksum_of_upload(upload)
+        return answers.Upload(
+            upload.key.name,
+            upload.upload_id.hex(),
+            upload.since_ms,
+            initiator,
+            initiator if call.access.has_acls else call.owner,
+            attributes.get(STORAGE_CLASS, "STANDARD"),
+            None if algorithm is None else algorithm.value,
+            None if kind is None else kind.value,
+        )
+
+    def _open(self, call: Call) -> UploadRow:
+        return self._uploads.find_open(_upload_id(call), call.object_key)
+
+
+def _upload_id(call: Call) -> UploadId:
+    text = call.request.parameter("uploadId") or ""
+    if not re.fullmatch("[0-9a-f]{32}", text):
+        raise no_such_upload()
+    return UploadId(bytes.fromhex(text))
+
+
+def _attributes(row: UploadRow | ObjectRow) -> dict[str, str]:
+    return users_attributes(row.attributes)
+
+
+def _checksum_of_upload(upload: UploadRow) -> tuple[Algorithm | None, ChecksumType | None]:
+    algorithm, _, kind = _attributes(upload).get(_UPLOAD_CHECKSUM, "").partition(" ")
+    return (Algorithm(algorithm), ChecksumType(kind)) if kind else (None, None)
+
+
+def _range_to_copy(header: str | None, size: int) -> tuple[int, int]:
+    """(first byte, length) of what is to be copied. Raises InvalidArgument, InvalidRange, InvalidRequest."""
+    first, last = 0, size - 1
+    if header is not None:
+        match = _RANGE.fullmatch(header.strip())
+        if match is None or int(match[1]) > int(match[2]):
+            raise S3Error(
+                "InvalidArgument",
+                "The x-amz-copy-source-range value must be of the form bytes=first-last where first and last are the"
+                " zero-based offsets of the first and last bytes to copy",
+                ArgumentName="x-amz-copy-source-range",
+                ArgumentValue=header,
+            )
+        first, last = int(match[1]), int(match[2])
+        if last >= size:
+            raise S3Error("InvalidRange", "The specified range is not valid for the source object.")
+    if last - first + 1 > OBJECT_BYTES_MAX:
+        raise S3Error("InvalidRequest", "The specified copy source is larger than the maximum of a copy.")
+    return first, last - first + 1
+
+
+def _chosen(wanted: Sequence[CompletedPart], stored: Sequence[StoredPart]) -> list[StoredPart]:
+    """The parts that a CompleteMultipartUpload lists. Raises InvalidPart, EntityTooSmall."""
+    there = {part.number: part for part in stored}
+    found: list[StoredPart] = []
+    for one in wanted:
+        part = there.get(one.number)
+        if part is None or etag_of(part.row) != one.etag.lower() or not _has_checksum(one, part):
+            raise S3Error(
+                "InvalidPart",
+                "One or more of the specified parts could not be found. The part may not have been uploaded, or the"
+                " specified entity tag may not match the part's entity tag.",
+                PartNumber=str(one.number),
+                ETag=one.etag,
+            )
+        found.append(part)
+    for part in found[:-1]:
+        if part.row.size < PART_BYTES_MIN:
+            raise S3Error(
+                "EntityTooSmall",
+                "Your proposed upload is smaller than the minimum allowed size",
+                ProposedSize=str(part.row.size),
+                MinSizeAllowed=str(PART_BYTES_MIN),
+                PartNumber=str(part.number),
+                ETag=etag_of(part.row),
+            )
+    return found
+
+
+def _has_checksum(wanted: CompletedPart, part: StoredPart) -> bool:
+    if wanted.checksum is None:
+        return True
+    algorithm, value = wanted.checksum
+    stored = checksum_of(_attributes(part.row))
+    return stored is None or (stored.algorithm, stored.value) == (algorithm.value, checksums.in_base64(value))
+
+
+def _checksum(
+    algorithm: Algorithm,
+    kind: ChecksumType,
+    parts: Sequence[StoredPart],
+    told: Sequence[tuple[Algorithm, bytes] | None],
+) -> str | None:
+    """The checksum of the object, from those of its parts. A part lacks it if the gateway died behind its last byte, or
+    could not store it: then the one that the request tells of the part counts. None if that is missing, too."""
+    values = []
+    for part, listed in zip(parts, told, strict=True):
+        stored = checksum_of(_attributes(part.row))
+        value = None if stored is None else checksums.decoded(stored.value, algorithm.size)
+        if stored is None and listed is not None and listed[0] is algorithm:
+            value = listed[1]
+        if value is None or (stored is not None and stored.algorithm != algorithm.value):
+            return None
+        values.append((value, part.row.size))
+    if kind is ChecksumType.FULL_OBJECT:
+        return checksums.in_base64(checksums.joined(algorithm, values))
+    return f"{checksums.in_base64(checksums.composite(algorithm, [value for value, _ in values]))}-{len(values)}"
+
+
+def _compare_checksum(told: tuple[Algorithm, str] | None, algorithm: Algorithm | None, checksum: str | None) -> None:
+    """With the one of the object that the request tells. Raises BadDigest."""
+    if told is not None:
+        right = () if told[0] is not algorithm or checksum is None else (checksum, checksum.partition("-")[0])
+        if told[1] not in right:
+            raise S3Error("BadDigest", f"The {told[0].value} you specified did not match the calculated checksum.")
+
+
+def _after(key_marker: str, id_marker: str) -> tuple[str, UploadId] | None:
+    if not key_marker:
+        return None
+    if not id_marker:
+        return key_marker, _LAST_ID
+    if not re.fullmatch("[0-9a-f]{32}", id_marker):
+        raise S3Error(
+            "InvalidArgument", "Invalid uploadId marker", ArgumentName="upload-id-marker", ArgumentValue=id_marker
+        )
+    return key_marker, UploadId(bytes.fromhex(id_marker))

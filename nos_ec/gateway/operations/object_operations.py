@@ -1,0 +1,558 @@
+"""Operations on objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from nos_ec.core.conditions import Condition
+from nos_ec.core.errors import Conflict, NosError, NotFound, Transient
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.parts import PARTS_MAX, UploadId
+from nos_ec.core.versions import Versioning
+from nos_ec.engine.objects.store import READ_TRIES, Store
+from nos_ec.engine.objects.uploads import MultipartUploads
+from nos_ec.gateway.auth.access import Access, BucketAccess
+from nos_ec.gateway.auth.acls import grants_of, of_headers
+from nos_ec.gateway.message.body import OBJECT_BYTES_MAX, CheckedBody
+from nos_ec.gateway.message.call import Call, denied, object_key
+from nos_ec.gateway.message.failures import translated
+from nos_ec.gateway.message.form_body import FormBody
+from nos_ec.gateway.message.object_headers import (
+    ACL,
+    CHECKSUM,
+    STORAGE_CLASS,
+    TAGS,
+    acl_attribute,
+    attributes_of,
+    attributes_of_request,
+    checksum_headers,
+    checksum_of,
+    etag_of,
+    headers_of,
+    http_date,
+    refuse_unsupported,
+    tags_attribute,
+    tags_of,
+    told_checksum,
+)
+from nos_ec.gateway.message.preconditions import check_read, delete_condition, range_of, write_condition
+from nos_ec.gateway.message.reply import Reply, empty, xml
+from nos_ec.gateway.message.stored_body import CopiedBody, store_body
+from nos_ec.gateway.message.versions import (
+    asked_version,
+    hidden_by,
+    id_of,
+    is_marker,
+    no_such_key,
+    no_such_version,
+    not_there,
+    number_of,
+    source_headers,
+    stored_headers,
+    version_headers,
+)
+from nos_ec.gateway.operations.attribute_changes import AttributeChanges
+from nos_ec.gateway.operations.bucket_operations import acl_of, document
+from nos_ec.gateway.operations.lifecycle import expiry_headers
+from nos_ec.gateway.operations.policies import rights_on
+from nos_ec.ports.metadata import AddMarker, DeleteVersion, ObjectRow, Rights
+from nos_ec.s3 import answers, checksums, documents
+from nos_ec.s3.checksums import ChecksumType
+from nos_ec.s3.chunked import content_encoding_of
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.names import copy_source
+from nos_ec.s3.request import Request
+
+ATTRIBUTE_WORDS = ("ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize")
+_OVERRIDABLE = (
+    "content-type",
+    "content-language",
+    "expires",
+    "cache-control",
+    "content-disposition",
+    "content-encoding",
+)
+"""Headers of the answer that a signed request may set."""
+_OF_304 = ("etag", "last-modified", "cache-control", "expires", "x-amz-version-id")
+"""What an answer without a body says of an object that has not changed (RFC 9110, section 15.4.5)."""
+
+
+class _Part(NamedTuple):
+    """A part of an object: `length` bytes from `first`. upload_id: None for an object that is not composed, whose only
+    part is all of it."""
+
+    number: int
+    first: int
+    length: int
+    upload_id: UploadId | None = None
+
+
+class ObjectOperations:
+    """Safe to call from several threads."""
+
+    def __init__(self, store: Store, uploads: MultipartUploads, access: Access, changes: AttributeChanges) -> None:
+        self._store = store
+        self._uploads = uploads
+        self._access = access
+        self._changes = changes
+
+    # --- reading ----------------------------------------------------------------------------------
+    def get_object(self, call: Call) -> Reply:
+        """The object or a range of it, exactly as of the version that the headers tell."""
+        for _ in range(READ_TRIES):
+            row, attributes = self._readable(call, call.object_key)
+            reply, first = self._head(call, row, attributes)
+            if not reply.size:
+                return reply
+            try:
+                pieces = self._store.open_version(row, first, reply.size)
+            except Conflict:
+                continue  # it was overwritten or deleted meanwhile
+            # The bytes of a small object are in memory already. Each piece of an iterator costs a turn of a thread.
+            reply.body = pieces if row.in_windows else b"".join(pieces)
+            return reply
+        raise Transient(f"{call.object_key} changed again and again while it was read; try again")
+
+    def head_object(self, call: Call) -> Reply:
+        """The headers of a GET."""
+        row, attributes = self._readable(call, call.object_key)
+        return self._head(call, row, attributes)[0]
+
+    def _head(self, call: Call, row: ObjectRow, attributes: dict[str, str]) -> tuple[Reply, int]:
+        """The answer without its bytes, and where these begin in the object."""
+        request = call.request
+        headers = headers_of(row, attributes, with_checksum=request.header("x-amz-checksum-mode") == "ENABLED")
+        headers |= self.expiry_headers(row, attributes) | version_headers(call.versioning, row)
+        for name in _OVERRIDABLE if request.query else ():
+            value = request.parameter(f"response-{name}")
+            if value is not None:
+                if call.account is None:
+                    raise S3Error("InvalidRequest", "Request specific response headers need a signed request.")
+                headers[name] = value
+        size = row.users_size
+        part = self._part(call, row)
+        try:
+            check_read(request, row)
+        except S3Error as error:
+            if error.status != 304:
+                raise
+            return Reply(304, {name: headers[name] for name in _OF_304 if name in headers}), 0
+        wanted = range_of(request, size)
+        if part is not None:
+            if wanted is not None:
+                raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
+            wanted = part.first, part.length
+            if row.composition is not None:
+                headers["x-amz-mp-parts-count"] = str(row.composition.parts)
+        if wanted is None or (not size and part is not None):
+            return Reply(200, headers, length=size), 0
+        first, length = wanted
+        headers["content-range"] = f"bytes {first}-{first + length - 1}/{size}"
+        if part is None or part.upload_id is not None:
+            told = [name for name in headers if name.startswith("x-amz-checksum-")]
+            kind = headers.get("x-amz-checksum-type")
+            for name in told:
+                del headers[name]  # they describe the whole object
+            if part is not None and kind is not None:
+                headers |= self._checksum_of_part(row.key, part) | {"x-amz-checksum-type": kind}
+        return Reply(206, headers, length=length), first
+
+    def _checksum_of_part(self, key: ObjectKey, part: _Part) -> dict[str, str]:
+        """Return the headers with the checksum with which a part was stored; none without one."""
+        assert part.upload_id is not None
+        stored = self._uploads.parts_of(key, part.upload_id, part.number - 1, 1)
+        return checksum_headers(attributes_of(stored[0].row)) if stored and stored[0].number == part.number else {}
+
+    def _part(self, call: Call, row: ObjectRow) -> _Part | None:
+        """Return the part that `partNumber` asks for; None without it."""
+        if not call.request.parameter("partNumber"):
+            return None
+        number = call.part_number()
+        manifest = self._store.manifest(row)
+        if manifest is None and number == 1:
+            return _Part(number, 0, row.size)
+        for index, part in enumerate(() if manifest is None else manifest.parts):
+            if part.number == number:
+                assert manifest is not None
+                return _Part(number, manifest.starts[index], part.size, manifest.upload_id)
+        raise S3Error("InvalidPart", "The requested partnumber is not satisfiable", PartNumber=str(number))
+
+    def _readable(self, call: Call, key: ObjectKey) -> tuple[ObjectRow, dict[str, str]]:
+        """The version that is asked for, or the current one. Who may not list the bucket does not learn whether there
+        is one."""
+        if call.request.parameter("partNumber"):
+            call.part_number()
+        return self._asked(call, Rights.READ, key)
+
+    def _asked(self, call: Call, needs: Rights, key: ObjectKey | None = None) -> tuple[ObjectRow, dict[str, str]]:
+        assert call.access is not None
+        return self.read_in(call, key or call.object_key, call.rights, needs, asked_version(call), call.access)
+
+    def read_in(
+        self,
+        call: Call,
+        key: ObjectKey,
+        rights: Rights,
+        needs: Rights,
+        version: str | None,
+        access: BucketAccess,
+    ) -> tuple[ObjectRow, dict[str, str]]:
+        """The version of this id, or the current one. access: of the bucket that it is in. Raises AccessDenied unless
+        `rights` or the ACL of the object have what it needs."""
+        row = self._find(call, key, version, access.versioning)
+        attributes = attributes_of(row)
+        if needs not in rights and needs not in access.object_rights(attributes.get(ACL, "private"), call.account):
+            raise denied()
+        return row, attributes
+
+    def _find(self, call: Call, key: ObjectKey, version: str | None, versioning: Versioning | None) -> ObjectRow:
+        try:
+            if version is None:
+                return self._store.head(key)
+            entry = self._store.version(key, number_of(version))
+        except NotFound:
+            if not self._may_list(call, key):
+                raise denied() from None
+            if version is not None:
+                raise no_such_version(key.name, version) from None
+            marker = None if versioning is None else self._store.latest_marker(key)
+            if marker is not None:
+                raise hidden_by(marker) from None
+            raise not_there(key.name) from None
+        if entry.row is None:
+            raise is_marker(entry) if self._may_list(call, key) else denied()
+        return entry.row
+
+    def _may_list(self, call: Call, key: ObjectKey) -> bool:
+        """Whether the account may know which objects there are. Who may read them by a policy alone may not."""
+        access = self._access.bucket(key.bucket)
+        if access.rights_of(call.account) & (Rights.LIST | Rights.READ):
+            return True
+        try:
+            return Rights.LIST in rights_on(access, "ListObjectsV2", "", call.account)
+        except S3Error:
+            return False
+
+    def get_attributes(self, call: Call) -> Reply:
+        """Of those that the header names."""
+        sent = call.request.header_values.get(b"x-amz-object-attributes", [])  # some clients send one header for each
+        words = {word.strip() for word in b",".join(sent).decode("latin-1").split(",")} - {""}
+        if not words:
+            raise S3Error("InvalidRequest", "The x-amz-object-attributes header is missing, or names no attribute.")
+        if not words <= set(ATTRIBUTE_WORDS):
+            raise S3Error(
+                "InvalidArgument", "Invalid attribute name specified.", ArgumentName="x-amz-object-attributes"
+            )
+        call.require(Rights.READ)
+        row, attributes = self._readable(call, call.object_key)
+        check_read(call.request, row)
+        parts = self._parts(call, row, attributes) if "ObjectParts" in words else {}
+        body = answers.object_attributes(
+            etag=etag_of(row) if "ETag" in words else None,
+            checksum=_without_parts(checksum_of(attributes)) if "Checksum" in words else None,
+            storage_class=attributes.get(STORAGE_CLASS, "STANDARD") if "StorageClass" in words else None,
+            size=row.users_size if "ObjectSize" in words else None,
+            **parts,
+        )
+        return xml(body, {"last-modified": http_date(row.created_ms), **version_headers(call.versioning, row)})
+
+    def _parts(self, call: Call, row: ObjectRow, attributes: dict[str, str]) -> dict[str, Any]:
+        """What GetObjectAttributes tells of the parts of an object; nothing of one that is not composed."""
+        manifest = self._store.manifest(row)
+        if manifest is None:
+            return {}
+        marker = call.number_of_header("x-amz-part-number-marker", 0, PARTS_MAX)
+        limit = call.number_of_header("x-amz-max-parts", 1000, 1000)
+        rest = [part for part in manifest.parts if part.number > marker]
+        checksum = checksum_of(attributes)
+        told: dict[int, answers.Checksum | None] = {}
+        if checksum is not None and checksum.kind == ChecksumType.COMPOSITE.value and limit:
+            stored = self._uploads.parts_of(row.key, manifest.upload_id, marker, limit)
+            told = {part.number: checksum_of(attributes_of(part.row)) for part in stored}
+        return {
+            "parts_count": len(manifest.parts),
+            "parts": [
+                answers.Part(part.number, part.size, checksum=_alone(told.get(part.number))) for part in rest[:limit]
+            ],
+            "marker": marker,
+            "max_parts": limit,
+            "truncated": len(rest) > limit,
+        }
+
+    # --- writing ----------------------------------------------------------------------------------
+    def put_object(self, call: Call) -> Reply:
+        """Durable when it is answered."""
+        call.require(Rights.WRITE)
+        assert call.access is not None
+        body = CheckedBody(call.request, call.signed, call.source, partial(self._access.require_same, call.access))
+        return empty(self.store(call, body)[1])
+
+    def store(self, call: Call, body: CheckedBody | FormBody) -> tuple[str, dict[str, str]]:
+        """Store a body as the headers of the request say, durably. Returns its ETag, without quotes, and the headers to
+        answer with."""
+        call.require(Rights.WRITE)
+        refuse_unsupported(call.request)
+        condition = write_condition(call.request)
+        attributes = attributes_of_call(call) | told_checksum(call.request)
+        try:
+            row, attributes = store_body(
+                body,
+                attributes,
+                self._store.packed_size_max,
+                lambda stream, told: self._store.put(call.object_key, stream, told, condition, call.versioning),
+                self._store.set_attributes_of,
+            )
+        except NotFound:
+            raise no_such_key(call.key) from None
+        assert body.computed is not None
+        etag = body.computed.md5.hex()
+        headers = self.expiry_headers(row, attributes) | stored_headers(call.versioning, row)
+        return etag, {"etag": f'"{etag}"', **checksum_headers(attributes), **headers}
+
+    def expiry_headers(self, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
+        """The header that says when the object expires, if a rule of its bucket says so."""
+        return expiry_headers(self._access.rules(row.key.bucket), row, attributes)
+
+    def source_of_copy(self, call: Call) -> tuple[ObjectRow, dict[str, str], Versioning | None]:
+        """The version that `x-amz-copy-source` names, its attributes, and the versioning of its bucket. Raises S3Error,
+        also if it is not as the request says."""
+        bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
+        access = self._access.bucket(bucket)
+        access.require_owner(call.request.header("x-amz-source-expected-bucket-owner"))
+        key = object_key(bucket, name)
+        rights = rights_on(access, "GetObject", name, call.account, has_version=version is not None)
+        try:
+            row, attributes = self.read_in(call, key, rights, Rights.READ, version, access)
+        except S3Error as error:
+            if error.code == "MethodNotAllowed":
+                raise S3Error(
+                    "InvalidRequest",
+                    "The source of a copy request may not specifically refer to a delete marker by version id.",
+                ) from None
+            error.headers.clear()  # they would be about the target
+            raise
+        check_read(call.request, row, "x-amz-copy-source-")
+        return row, attributes, access.versioning
+
+    def _require_tags_of_copy(self, call: Call) -> None:
+        """That the account may read the tags of the source, which no ACL of an object says, and set those of the
+        target. Raises AccessDenied."""
+        assert call.access is not None
+        bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
+        source, has_version = self._access.bucket(bucket), version is not None
+        if Rights.READ not in rights_on(source, "GetObjectTagging", name, call.account, has_version=has_version):
+            raise denied()
+        if Rights.WRITE not in rights_on(call.access, "PutObjectTagging", call.key, call.account):
+            raise denied()
+
+    def copy_object(self, call: Call) -> Reply:
+        """Reads the source, and writes it again."""
+        call.require(Rights.WRITE)
+        request = call.request
+        refuse_unsupported(request)
+        wanted = request.header("x-amz-checksum-algorithm")
+        algorithm = None if wanted is None else checksums.algorithm_named(wanted)
+        row, old, of_source = self.source_of_copy(call)
+        if row.users_size > OBJECT_BYTES_MAX:
+            raise S3Error("InvalidRequest", "The specified copy source is larger than the maximum of a copy.")
+        given = attributes_of_call(call)
+        keeps, keeps_tags = _directive(request, "metadata"), _directive(request, "tagging")
+        is_same = row.key == call.object_key and not row.is_noncurrent
+        if is_same and keeps and request.header("x-amz-storage-class") is None and of_headers(request) is None:
+            raise S3Error(
+                "InvalidRequest",
+                "This copy request is illegal because it is trying to copy an object to itself without changing the"
+                " object's metadata, storage class, website redirect location or encryption attributes.",
+            )
+        of_request = (ACL, STORAGE_CLASS)
+        attributes = {
+            name: value
+            for name, value in (old if keeps else given).items()
+            if name not in (*of_request, TAGS, CHECKSUM)
+        }
+        attributes |= {name: given[name] for name in of_request if name in given}
+        if keeps_tags and TAGS in old:
+            self._require_tags_of_copy(call)
+        tags = (old if keeps_tags else given).get(TAGS)
+        attributes |= {} if tags is None else {TAGS: tags}
+        known = checksum_of(old)
+        of_bytes = known is not None and known.kind == ChecksumType.FULL_OBJECT.value
+        if known is not None and of_bytes and (algorithm is None or known.algorithm == algorithm.value):
+            attributes[CHECKSUM], algorithm = old[CHECKSUM], None
+        condition = write_condition(request)
+        assert call.access is not None
+        at_end = partial(self._access.require_same, call.access)
+        body = CopiedBody(self._store.open_version(row), row.users_size, algorithm, at_end)
+        made, attributes = store_body(
+            body,
+            attributes,
+            self._store.packed_size_max,
+            lambda stream, told: self._store.put(call.object_key, stream, told, condition, call.versioning),
+            self._store.set_attributes_of,
+        )
+        headers = stored_headers(call.versioning, made) | source_headers(of_source, row)
+        headers |= self.expiry_headers(made, attributes)
+        return xml(answers.copied(etag_of(made), made.created_ms, checksum_of(attributes)), headers)
+
+    def delete_object(self, call: Call) -> Reply:
+        """One that is not there is no error, unless it must be as a condition says. Without a version id, a bucket with
+        versions gets a delete marker."""
+        call.require(Rights.WRITE)
+        header, version = call.request.header, asked_version(call)
+        assert call.access is not None
+        if (
+            version is not None
+            and Rights.WRITE not in call.access.rights_of(call.account, with_acl=False) | call.allowed
+        ):
+            raise denied()  # an ACL lets others write, and not remove what was written
+        condition = delete_condition(
+            header("if-match"), header("x-amz-if-match-last-modified-time"), header("x-amz-if-match-size")
+        )
+        if version is None and call.versioning is None:
+            self._delete(call.object_key, condition)
+            return empty(status=204)
+        (answer,) = self._store.delete_versions([_deletion(call.object_key, version, call.versioning, condition)])
+        if isinstance(answer, NosError):
+            raise _undeleted(answer, call.key)
+        headers = {} if version is None else {"x-amz-version-id": version}
+        if answer is not None and answer.row is None:
+            headers = {"x-amz-delete-marker": "true", "x-amz-version-id": id_of(answer)}
+        return empty(headers, 204)
+
+    def _delete(self, key: ObjectKey, condition: Condition | None) -> None:
+        try:
+            self._store.delete(key, condition=condition)
+        except NotFound as error:
+            if condition is not None:
+                raise _undeleted(error, key.name) from None
+
+    def delete_objects(self, call: Call) -> Reply:
+        """Up to 1,000: plain ones in one transaction, versions in some."""
+        assert call.access is not None
+        if call.access.policy is None:
+            call.require(Rights.WRITE)
+        listed, quiet = documents.delete_objects(document(call))
+        errors: list[tuple[str, str | None, S3Error]] = []
+        plain: list[ObjectKey] = []
+        versions: dict[int, DeleteVersion | AddMarker] = {}
+        done: list[answers.Deleted] = []
+        for number, one in enumerate(listed):
+            try:
+                self._require_delete(call, one)
+                key, condition = object_key(call.bucket, one.key), delete_condition(one.etag, one.modified, one.size)
+                if one.version_id is not None or call.versioning is not None:
+                    versions[number] = _deletion(key, one.version_id, call.versioning, condition)
+                    continue
+                if condition is None:
+                    plain.append(key)
+                else:
+                    self._delete(key, condition)
+                done.append(answers.Deleted(one.key))
+            except (S3Error, NosError) as error:
+                errors.append((one.key, one.version_id, translated(error, bucket=call.bucket, key=one.key)))
+        try:
+            self._store.delete_many(plain)
+        except NosError as error:
+            failure = translated(error, bucket=call.bucket)
+            undone = {key.name for key in plain}
+            errors += [(one.key, None, failure) for one in done if one.key in undone]
+            done = [one for one in done if one.key not in undone]
+        for number, answer in zip(versions, self._store.delete_versions(list(versions.values())), strict=True):
+            key_name, version = listed[number].key, listed[number].version_id
+            if isinstance(answer, NosError):
+                refusal = translated(_undeleted(answer, key_name), bucket=call.bucket, key=key_name)
+                errors.append((key_name, version, refusal))
+            else:
+                marker = None if answer is None or answer.row is not None else id_of(answer)
+                done.append(answers.Deleted(key_name, version, marker))
+        return xml(answers.deleted(done, errors, quiet=quiet))
+
+    def _require_delete(self, call: Call, one: documents.ToDelete) -> None:
+        """Raises AccessDenied. A policy says for each key whether it may be deleted."""
+        assert call.access is not None
+        has_version = one.version_id is not None
+        if Rights.WRITE not in rights_on(call.access, "DeleteObject", one.key, call.account, has_version=has_version):
+            raise denied()
+
+    # --- what can be changed later ----------------------------------------------------------------
+    def get_tagging(self, call: Call) -> Reply:
+        """None is no error. They come in the order of their keys, as from radosgw; S3 names no order. An ACL that lets
+        others read an object does not show its tags."""
+        call.require(Rights.READ)
+        row, attributes = self._readable(call, call.object_key)
+        return xml(answers.tagging(dict(sorted(tags_of(attributes).items()))), version_headers(call.versioning, row))
+
+    def put_tagging(self, call: Call) -> Reply:
+        """In place of all tags that it had."""
+        call.require(Rights.WRITE)
+        tags = documents.tagging(document(call))
+        return empty(self._change(call, TAGS, tags_attribute(tags)))
+
+    def delete_tagging(self, call: Call) -> Reply:
+        """All tags."""
+        call.require(Rights.WRITE)
+        return empty(self._change(call, TAGS, {}), 204)
+
+    def get_acl(self, call: Call) -> Reply:
+        """As grants."""
+        row, attributes = self._asked(call, Rights.READ_ACL)
+        assert call.access is not None
+        acl = call.access.effective(attributes.get(ACL, "private"))
+        body = answers.access_control(call.owner, grants_of(acl, call.owner))
+        return xml(body, version_headers(call.versioning, row))
+
+    def put_acl(self, call: Call) -> Reply:
+        """A canned one, or grants."""
+        self._asked(call, Rights.WRITE_ACL)
+        return empty(self._change(call, ACL, acl_attribute(acl_of(call)), Rights.WRITE_ACL))
+
+    def _change(self, call: Call, name: str, value: dict[str, str], needs: Rights = Rights.WRITE) -> dict[str, str]:
+        """Returns the headers to answer with."""
+        row = self._changes.replace(lambda: self._asked(call, needs), (name,), value)
+        return version_headers(call.versioning, row)
+
+
+def _deletion(
+    key: ObjectKey, version: str | None, versioning: Versioning | None, condition: Condition | None
+) -> DeleteVersion | AddMarker:
+    """What a DELETE asks for. Raises InvalidArgument."""
+    if version is not None:
+        return DeleteVersion(key, number_of(version), condition)
+    assert versioning is not None
+    return AddMarker(key, versioning, condition)
+
+
+def _undeleted(error: NosError, key: str) -> Exception:
+    """Why a DELETE has not taken effect."""
+    return no_such_key(key) if isinstance(error, NotFound) else error
+
+
+def _without_parts(checksum: answers.Checksum | None) -> answers.Checksum | None:
+    """Return the checksum of an object without the number of parts, which HEAD and CompleteMultipartUpload append to a
+    composite checksum, but GetObjectAttributes does not."""
+    return None if checksum is None else replace(checksum, value=checksum.value.partition("-")[0])
+
+
+def _alone(checksum: answers.Checksum | None) -> answers.Checksum | None:
+    """The checksum of a part, which has no type."""
+    return None if checksum is None else answers.Checksum(checksum.algorithm, checksum.value)
+
+
+def attributes_of_call(call: Call) -> dict[str, str]:
+    """What a request says of its object. Raises S3Error, also if the bucket allows no such ACL."""
+    found = attributes_of_request(call.request, content_encoding_of(call.request, call.payload))
+    acl = of_headers(call.request)
+    if acl is not None and call.access is not None:
+        call.access.require_acl(acl, of_headers=True)
+    return found
+
+
+def _directive(request: Request, name: str) -> bool:
+    """Whether a copy keeps what the source has."""
+    header = request.header(f"x-amz-{name}-directive") or "COPY"
+    if header not in ("COPY", "REPLACE"):
+        raise S3Error("InvalidArgument", f"Unknown {name} directive.", ArgumentName=f"x-amz-{name}-directive")
+    return header == "COPY"

@@ -1,0 +1,157 @@
+"""Policies of buckets: the operations on them, and the rights that they add to those of grants and ACLs.
+
+An explicit Deny beats everything, also the rights of the owner and of root, who can still read, replace and delete the
+policy itself. A public policy of a bucket that restricts these allows nothing to other accounts than the owner's. What
+a policy allows counts for the one operation that was asked for: `Required.rights` is what this
+operation asks of its caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nos_ec.gateway.auth.access import Access, BucketAccess
+from nos_ec.gateway.auth.accounts import AccountsMetadata
+from nos_ec.gateway.message.call import Call, denied
+from nos_ec.gateway.message.reply import Reply, empty, xml
+from nos_ec.gateway.operations.bucket_operations import document
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import ROOT_ACCOUNT, DocumentKind, Rights
+from nos_ec.s3 import answers
+from nos_ec.s3.actions import BUCKET_ACTIONS, BY_KEY, OBJECT_ACTIONS, OF_VERSION
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.policy import Policy, Verdict, policy_of
+from nos_ec.s3.request import Request
+
+_REPAIRS = frozenset(["GetBucketPolicy", "PutBucketPolicy", "DeleteBucketPolicy"])
+"""What no policy can take from the owner."""
+_RIGHTS = {
+    **dict.fromkeys(["HeadBucket", "ListObjects", "ListObjectsV2", "ListObjectVersions"], Rights.LIST),
+    **dict.fromkeys(["ListMultipartUploads", "GetBucketLocation"], Rights.LIST),
+    **dict.fromkeys(["GetObject", "HeadObject", "GetObjectAttributes", "GetObjectTagging"], Rights.READ),
+    **dict.fromkeys(["GetBucketAcl", "GetObjectAcl"], Rights.READ_ACL),
+    **dict.fromkeys(["PutBucketAcl", "PutObjectAcl"], Rights.WRITE_ACL),
+    **dict.fromkeys(["PutObject", "PostObject", "CopyObject", "DeleteObject"], Rights.WRITE),
+    **dict.fromkeys(["PutObjectTagging", "DeleteObjectTagging"], Rights.WRITE),
+    **dict.fromkeys(["CreateMultipartUpload", "UploadPart", "UploadPartCopy", "ListParts"], Rights.WRITE),
+    **dict.fromkeys(["CompleteMultipartUpload", "AbortMultipartUpload"], Rights.WRITE),
+}
+"""What operations ask for that do not ask for Rights.OWNER."""
+_STORES = frozenset(["PutObject", "PostObject", "CopyObject", "CreateMultipartUpload"])
+
+
+@dataclass(frozen=True, slots=True)
+class Required:
+    """What an operation needs. actions: all of them, on the bucket, or on the object if `on_object`. rights: what the
+    operation asks for where no policy allows it."""
+
+    actions: tuple[str, ...]
+    on_object: bool
+    rights: Rights
+
+
+REQUIRED: Mapping[str, Required] = {
+    **{name: Required(actions, False, _RIGHTS.get(name, Rights.OWNER)) for name, actions in BUCKET_ACTIONS.items()},
+    **{name: Required(actions, True, _RIGHTS.get(name, Rights.OWNER)) for name, actions in OBJECT_ACTIONS.items()},
+}
+"""By operation. Those of BY_KEY ask for each key."""
+
+
+def allowed_rights(access: BucketAccess, operation: str, request: Request, key: str, account: str | None) -> Rights:
+    """The rights that the policy of a bucket adds for the operation that a request asks for. Raises AccessDenied if it
+    denies one of the actions that this needs."""
+    more = _of_headers(request) if operation in _STORES else []
+    return _allowed(access, operation, key, account, more, has_version="versionId" in request.query)
+
+
+def rights_on(
+    access: BucketAccess, operation: str, key: str, account: str | None, *, has_version: bool = False
+) -> Rights:
+    """All rights of an account for one operation on one object, for requests that concern several objects. Raises
+    AccessDenied as `allowed_rights` does."""
+    own = access.rights_of(account, with_acl=not (has_version and operation == "DeleteObject"))
+    return own | _allowed(access, operation, key, account, [], has_version=has_version)
+
+
+def _allowed(
+    access: BucketAccess, operation: str, key: str, account: str | None, more: Sequence[str], *, has_version: bool
+) -> Rights:
+    policy, required = access.policy, REQUIRED.get(operation)
+    if policy is None or required is None:
+        return Rights.NONE
+    is_repair = operation in _REPAIRS
+    if is_repair and account in (access.row.owner, ROOT_ACCOUNT):
+        return Rights.NONE
+    resource = f"{access.row.name}/{key}" if required.on_object else access.row.name
+    actions = [*required.actions, *more]
+    verdicts = [_verdict(policy, account, action, resource, has_version=has_version) for action in actions]
+    if Verdict.DENY in verdicts:
+        raise denied()
+    if access.public_access.restrict_buckets and policy.is_public and account not in (access.row.owner, ROOT_ACCOUNT):
+        return Rights.NONE
+    # Who may do everything may still not change what others may do: S3 gives that to nobody but the owner.
+    return required.rights if set(verdicts) == {Verdict.ALLOW} and not is_repair else Rights.NONE
+
+
+def _verdict(policy: Policy, account: str | None, action: str, resource: str, *, has_version: bool) -> Verdict:
+    """A version that a request names may be the current one. So it is denied as that, too."""
+    of_object = policy.verdict(account, action, resource)
+    if not has_version or of_object is Verdict.DENY or action not in OF_VERSION:
+        return of_object
+    return policy.verdict(account, OF_VERSION[action], resource)
+
+
+def _of_headers(request: Request) -> list[str]:
+    """The actions that the headers of a PUT need besides."""
+    names = request.header_values.keys()
+    found = ["s3:PutObjectTagging"] * (b"x-amz-tagging" in names)
+    sets_acl = any(name == b"x-amz-acl" or name.startswith(b"x-amz-grant-") for name in names)
+    return [*found, *["s3:PutObjectAcl"] * sets_acl]
+
+
+class PolicyOperations:
+    """Safe to call from several threads."""
+
+    def __init__(self, metadata: AccountsMetadata, access: Access, clock: Clock) -> None:
+        self._metadata = metadata
+        self._access = access
+        self._clock = clock
+
+    def get_policy(self, call: Call) -> Reply:
+        """As it was put."""
+        call.require(Rights.OWNER)
+        return Reply(200, {"content-type": "application/json"}, self._body(call))
+
+    def get_status(self, call: Call) -> Reply:
+        """Whether it allows anything to everybody."""
+        call.require(Rights.OWNER)
+        is_public = policy_of(self._body(call), call.bucket).is_public
+        return xml(answers.configuration("PolicyStatus", ("IsPublic", str(is_public).lower())))
+
+    def put_policy(self, call: Call) -> Reply:
+        """In place of the one that it had. Raises AccessDenied for a public one, if the bucket blocks these."""
+        call.require(Rights.OWNER)
+        body = document(call)
+        is_public = policy_of(body, call.bucket, is_new=True).is_public
+        self._access.forget_bucket(call.bucket)  # another gateway may just have blocked public policies
+        if is_public and self._access.bucket(call.bucket).public_access.block_policy:
+            raise S3Error("AccessDenied", "The public access block of the bucket allows no public policies.")
+        self._access.set_document(call.bucket, DocumentKind.POLICY, body, self._clock.now_ms())
+        return empty(status=204)
+
+    def delete_policy(self, call: Call) -> Reply:
+        """None is no error."""
+        call.require(Rights.OWNER)
+        self._access.set_document(call.bucket, DocumentKind.POLICY, None, self._clock.now_ms())
+        return empty(status=204)
+
+    def _body(self, call: Call) -> bytes:
+        body = self._metadata.bucket_document(call.bucket, DocumentKind.POLICY)
+        if body is None:
+            raise S3Error("NoSuchBucketPolicy", "The bucket policy does not exist", BucketName=call.bucket)
+        return body
+
+
+assert BY_KEY.keys().isdisjoint(REQUIRED)
+assert set(_RIGHTS) <= REQUIRED.keys()

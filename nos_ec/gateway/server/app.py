@@ -1,0 +1,343 @@
+"""The ASGI application: reads requests and bodies, sends answers. Operations run in a pool of threads.
+
+A request with a small body is served by one thread once its body is there. One with a large body lets others run while
+it waits for its client, so slow clients do not hold up others. A large answer takes a thread for each window of it, and
+none while the client reads.
+
+Source: ASGI specification, HTTP and WebSocket message format, version 2.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from nos_ec.gateway.message.body import BodyWanted, Source, Unasked
+from nos_ec.gateway.message.failures import translated
+from nos_ec.gateway.message.reply import Reply
+from nos_ec.gateway.server.access_log import log_access
+from nos_ec.gateway.server.probes import Probes, send_answer
+from nos_ec.gateway.server.proxies import TrustedProxies
+from nos_ec.gateway.server.record import CLIENT_CLOSED, Record
+from nos_ec.gateway.server.service import Service
+from nos_ec.gateway.server.tally import Tally
+from nos_ec.gateway.server.workers import Workers
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.request import Request
+
+SMALL_BODY_BYTES = 256 << 10
+"""Bodies up to this size are read before a thread serves the request."""
+DRAINED_BYTES_MAX = 1 << 20
+DRAIN_WAIT_S = 1.0
+"""The rest of a body that nobody wants is read if it is no longer than this and comes soon, so that the client reads
+the answer and keeps the connection. Otherwise the connection is closed behind the answer."""
+LINGERED_BYTES_MAX = 256 << 20
+LINGER_S = 20.0
+LINGER_WAIT_S = 2.0
+"""How much of such a body is read behind the answer before the connection is closed, for how long, and how long without
+a byte."""
+BYTES_PER_S_MIN = 4096
+GRACE_S = 60.0
+"""A body that arrives more slowly than this is given up, once the grace is over: it would hold a thread for ever."""
+LOOP_WAIT_S = 5.0
+"""How long a thread waits for the event loop itself, which may have ended."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+
+
+class Connection(Protocol):
+    """What the server tells of a request's connection, as `scope["connection"]`: a `http_protocol.GatewayProtocol`."""
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there are more connections than there should be."""
+        ...
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing more can be sent."""
+        ...
+
+    def join_head(self) -> None:
+        """Send the head of the answer, which comes next, together with the first piece of its body."""
+        ...
+
+    def abort(self) -> None:
+        """Close it, so that the client notices that the answer is not whole."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AppOptions:
+    """body_wait_s: how long a client may send nothing of a body. requests_max: requests that are served at a time; more
+    are told to slow down. logs_access: whether each request gets a line in the log. proxies: those that may say who a
+    client is."""
+
+    body_wait_s: float
+    requests_max: int
+    logs_access: bool
+    proxies: TrustedProxies = field(default_factory=lambda: TrustedProxies([]))
+
+
+class App:
+    """One for each process.
+
+    A body of up to SMALL_BODY_BYTES is read before anybody looks at its signature. So strangers can make a process hold
+    `requests_max` times that at most, the same as senders of valid requests can.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        workers: Workers,
+        uploads: Workers,
+        new_id: Callable[[], str],
+        options: AppOptions,
+        tally: Tally,
+        probes: Probes,
+    ) -> None:
+        """uploads: serve the requests whose bodies are read while they are served, so that slow ones hold up no
+        others."""
+        self._probes = probes
+        self._service = service
+        self._workers = workers
+        self._uploads = uploads
+        self._new_id = new_id
+        self._options = options
+        self._tally = tally
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send) -> None:
+        """Serve one request."""
+        assert scope["type"] == "http"
+        connection: Connection = scope["connection"]
+        probe = self._probes.find(scope)
+        if probe is not None:
+            way = _Way(receive, send, connection, Record("", scope["method"], ""))
+            with suppress(_ClientGone):
+                await send_answer(await probe(), way.send, closes=connection.is_crowded)
+            return
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        proxies, sent, peer = self._options.proxies, scope["headers"], (scope["client"] or ("",))[0]
+        record = Record(self._new_id(), scope["method"], proxies.remote(peer, sent))
+        body = _Body(receive, loop, self._options.body_wait_s, self._uploads)
+        request = Request(scope["method"], b"/", b"", [])
+        is_refused = connection.is_crowded or self._tally.under_way >= self._options.requests_max
+        self._tally.under_way += not is_refused
+        try:
+            try:
+                target = scope["raw_path"], scope["query_string"]
+                scheme = proxies.scheme(peer, sent, scope["scheme"])
+                request = Request(scope["method"], *target, sent, scheme)
+                headers = proxies.headers(peer, sent)
+                if headers is not sent:
+                    request = replace(request, headers=headers)
+                record.agent = b" ".join(request.header_values.get(b"user-agent", [])).decode("latin-1")
+                if is_refused:
+                    raise S3Error("SlowDown", "Please reduce your request rate.")
+                reply = await self._reply(request, body, record)
+            except S3Error as error:
+                reply = self._service.refuse(request, error, record)
+            awaits_100 = b"expect" in request.header_values
+            closes = not await body.drain(awaits_100=awaits_100) or connection.is_crowded
+            record.first_byte_s = loop.time() - began_s
+            try:
+                await self._send(reply, body, _Way(receive, send, connection, record), closes=closes)
+            except _ClientGone:
+                record.code = record.code or CLIENT_CLOSED
+        finally:
+            self._tally.under_way -= not is_refused
+            record.received, record.whole_s = body.size, loop.time() - began_s
+            self._tally.add(record)
+            if self._options.logs_access:
+                log_access(record)
+
+    async def _reply(self, request: Request, body: _Body, record: Record) -> Reply:
+        length = request.header("content-length")
+        is_small = length is not None and length.isascii() and length.isdigit() and int(length) <= SMALL_BODY_BYTES
+        has_body = length not in (None, "0") or b"transfer-encoding" in request.header_values
+        if not has_body:
+            body.end()
+        elif is_small:
+            if b"expect" in request.header_values and b"authorization" not in request.header_values:
+                # Reading the body tells the client to send it. A stranger may have to be refused before that.
+                with suppress(BodyWanted):
+                    return await self._workers.run(self._service.answer, request, Unasked(), record)
+            await body.fetch_all()
+        workers = self._uploads if has_body and not is_small else self._workers
+        return await workers.run(self._service.answer, request, body, record)
+
+    async def _send(self, reply: Reply, body: _Body, way: _Way, *, closes: bool) -> None:
+        headers = [(name.encode("latin-1"), _encoded(value)) for name, value in reply.headers.items()]
+        if reply.status not in (204, 304):
+            headers.append((b"content-length", b"%d" % reply.size))
+        if closes:
+            headers.append((b"connection", b"close"))
+        if reply.body and isinstance(reply.body, bytes):
+            way.connection.join_head()
+        await way.send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        if isinstance(reply.body, bytes):
+            if closes:
+                await way.send_piece(reply.body)
+                await body.linger()
+                reply.body = b""
+            await way.send_piece(reply.body, last=True)
+            return
+        await self._send_pieces(reply.body, way)
+
+    async def _send_pieces(self, pieces: Iterator[bytes], way: _Way) -> None:
+        gone = asyncio.ensure_future(_disconnected(way.receive))
+        try:
+            while piece := await self._workers.run(_next, pieces):
+                if gone.done():
+                    raise _ClientGone
+                await way.send_piece(piece)
+            await way.send_piece(b"", last=True)
+        except (_ClientGone, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            refusal = translated(error, request_id=way.record.request_id)
+            way.record.status, way.record.code = refusal.status, refusal.code
+            way.connection.abort()
+        finally:
+            gone.cancel()
+            await self._workers.run(_close, pieces)
+
+
+class _ClientGone(Exception):
+    """The client has closed the connection before it had all of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """To the client."""
+
+    receive: _Receive
+    asgi_send: _Send
+    connection: Connection
+    record: Record
+
+    async def send(self, message: _Message) -> None:
+        """Raises _ClientGone."""
+        if not self.connection.is_closing:
+            try:
+                await self.asgi_send(message)
+            except (RuntimeError, OSError):
+                if not self.connection.is_closing:
+                    raise
+            else:
+                return
+        raise _ClientGone
+
+    async def send_piece(self, piece: bytes, *, last: bool = False) -> None:
+        """Raises _ClientGone."""
+        await self.send({"type": "http.response.body", "body": piece, "more_body": not last})
+        self.record.sent += len(piece)
+
+
+async def _disconnected(receive: _Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Body(Source):
+    """The body of one request. `next_piece` is called by a thread, the others by the event loop."""
+
+    def __init__(self, receive: _Receive, loop: asyncio.AbstractEventLoop, wait_s: float, uploads: Workers) -> None:
+        """uploads: the pool whose threads read the pieces."""
+        self._receive = receive
+        self._loop = loop
+        self._wait_s = wait_s
+        self._uploads = uploads
+        self._ready: list[bytes] = []
+        self._begun = False
+        self._ended = False
+        self._waited_s = 0.0
+        self.size = 0
+        """Bytes read so far."""
+
+    def next_piece(self) -> bytes:
+        """See `Source`."""
+        if self._ready:
+            return self._ready.pop(0)
+        while not self._ended:
+            with self._uploads.aside(self.size):
+                piece = asyncio.run_coroutine_threadsafe(self._next(), self._loop).result(self._wait_s + LOOP_WAIT_S)
+            if piece:
+                return piece
+        return b""
+
+    def end(self) -> None:
+        """There is none: the request has neither a length nor chunks (RFC 9112, section 6.3)."""
+        self._ended = True
+
+    async def fetch_all(self) -> None:
+        """Have all of it. Raises S3Error."""
+        while not self._ended:
+            piece = await self._next()
+            if piece:
+                self._ready.append(piece)
+
+    async def drain(self, *, awaits_100: bool) -> bool:
+        """Read on until its end. Returns False if there is too much of it, or it does not come. awaits_100: the client
+        sends no body before it is asked to, which reading it would do."""
+        if awaits_100 and not self._begun:
+            return self._ended
+        left = DRAINED_BYTES_MAX
+        self._wait_s = min(self._wait_s, DRAIN_WAIT_S)
+        try:
+            while not self._ended and left > 0:
+                left -= len(await self._next())
+        except S3Error:
+            return False
+        return self._ended
+
+    async def linger(self) -> None:
+        """Read on behind an answer for a while, and throw it away. Closing at once would make the kernel reset the
+        connection, and a client that still sends would lose the answer."""
+        if not self._begun:
+            return
+        left, until_s = LINGERED_BYTES_MAX, self._loop.time() + LINGER_S
+        self._wait_s = LINGER_WAIT_S
+        with suppress(S3Error):
+            while not self._ended and left > 0 and self._loop.time() < until_s:
+                left -= len(await self._next())
+
+    async def _next(self) -> bytes:
+        self._begun = True
+        left_s = GRACE_S + self.size / BYTES_PER_S_MIN - self._waited_s
+        began_s = self._loop.time()
+        try:
+            async with asyncio.timeout(max(0.0, min(self._wait_s, left_s))):
+                message = await self._receive()
+        except TimeoutError:
+            raise S3Error("RequestTimeout", "The body did not arrive in time.") from None
+        self._waited_s += self._loop.time() - began_s
+        if message["type"] == "http.disconnect":
+            raise S3Error("IncompleteBody", "The client has closed the connection.")
+        self._ended = not message.get("more_body", False)
+        piece: bytes = message.get("body", b"")
+        self.size += len(piece)
+        return piece
+
+
+def _next(pieces: Iterator[bytes]) -> bytes:
+    return next(pieces, b"")
+
+
+def _close(pieces: Iterator[bytes]) -> None:
+    close = getattr(pieces, "close", None)
+    if close is not None:
+        close()
+
+
+def _encoded(value: str) -> bytes:
+    """A header, as UTF-8, or as the bytes that surrogates stand for. Control characters cannot be there."""
+    return _CONTROLS.sub(" ", value).strip().encode("utf-8", "surrogateescape")

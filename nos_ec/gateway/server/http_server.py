@@ -1,0 +1,127 @@
+"""Puts a gateway together, and serves until the process is asked to stop."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from random import Random
+from types import TracebackType
+
+import uvicorn
+
+from nos_ec.composition.uploads import multipart_uploads
+from nos_ec.composition.wiring import System
+from nos_ec.gateway.auth.access import Access
+from nos_ec.gateway.auth.sealed_secrets import MasterKeys
+from nos_ec.gateway.operations.attribute_changes import AttributeChanges
+from nos_ec.gateway.operations.bucket_operations import BucketOperations
+from nos_ec.gateway.operations.cors import Cors
+from nos_ec.gateway.operations.lifecycle import LifecycleOperations
+from nos_ec.gateway.operations.listings import Listings
+from nos_ec.gateway.operations.multipart_operations import MultipartOperations
+from nos_ec.gateway.operations.object_operations import ObjectOperations
+from nos_ec.gateway.operations.policies import PolicyOperations
+from nos_ec.gateway.operations.post_forms import PostForms
+from nos_ec.gateway.operations.public_access import PublicAccessOperations
+from nos_ec.gateway.server.accepting import SharingServer
+from nos_ec.gateway.server.app import App, AppOptions
+from nos_ec.gateway.server.certificate import Certificate
+from nos_ec.gateway.server.connection_counts import ConnectionCounts
+from nos_ec.gateway.server.http_protocol import IDLE_WAIT_S, GatewayProtocol
+from nos_ec.gateway.server.probes import Probes
+from nos_ec.gateway.server.proxies import TrustedProxies
+from nos_ec.gateway.server.service import Service
+from nos_ec.gateway.server.tally import Tally
+from nos_ec.gateway.server.workers import Workers
+from nos_ec.monitoring.health import Health
+from nos_ec.monitoring.web_server import WebServer, listening
+from nos_ec.settings import S3Settings
+
+STOP_WAIT_S = 30
+BEAT_MS = 1000
+UNREAD_WAIT_MS = 60_000
+"""How long a client may read nothing of an answer. Connections that are accepted inherit it."""
+
+
+def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> Service:
+    """The gateway of an open store, without its server."""
+    store, metadata, clock = system.store(), system.metadata, system.clock
+    uploads = multipart_uploads(system, store)
+    access = Access(metadata, masters, clock, settings.access_cache_ms)
+    objects = ObjectOperations(store, uploads, access, AttributeChanges(store, clock, Random().random))
+    return Service(
+        access,
+        BucketOperations(metadata, uploads, access, clock, settings.region),
+        Listings(store),
+        objects,
+        MultipartOperations(store, uploads, objects, access),
+        Cors(metadata, access, clock),
+        LifecycleOperations(metadata, access, clock),
+        PolicyOperations(metadata, access, clock),
+        PublicAccessOperations(metadata, access, clock),
+        PostForms(access, objects, clock),
+        clock,
+        settings.domain_names,
+        settings.region,
+    )
+
+
+def listening_for_gateways(settings: S3Settings) -> socket.socket:
+    """The socket of one gateway, or of several. Raises ConfigError when the address cannot be used."""
+    listener = listening("s3", settings.host, settings.port)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_WAIT_MS)
+    return listener
+
+
+class GatewayServer(WebServer):
+    """The server of a gateway, with the threads that serve its requests."""
+
+    def __init__(
+        self,
+        service: Service,
+        settings: S3Settings,
+        new_id: Callable[[], str],
+        listener: socket.socket,
+        health: Health,
+        certificate: Certificate | None = None,
+        share: tuple[ConnectionCounts, int] | None = None,
+    ) -> None:
+        """listener: see `listening_for_gateways`. health: of the process; it gets a heart for the event loop.
+        certificate: None for plain HTTP. share: counts of the processes that share the listener, and the number of this
+        one; None if it is alone."""
+
+        beat = health.heart("serving")
+
+        async def notify() -> None:
+            beat(BEAT_MS)
+
+        proxies = TrustedProxies(settings.trusted_networks)
+        options = AppOptions(settings.body_wait_ms / 1000, settings.requests_max, settings.access_log, proxies)
+        self.tally = Tally()
+        self.certificate = certificate
+        self._workers = Workers(settings.threads, "s3")
+        self._uploads = Workers(settings.threads, "s3-upload")
+        self._probes = Probes(health, settings.domain_names, proxies)
+        super().__init__(
+            App(service, self._workers, self._uploads, new_id, options, self.tally, self._probes),
+            "s3",
+            listener,
+            stop_wait_s=STOP_WAIT_S,
+            idle_wait_s=IDLE_WAIT_S,
+            http=GatewayProtocol,
+            loop="uvloop",
+            proxy_headers=False,
+            limit_concurrency=None,
+            callback_notify=notify,
+            timeout_notify=BEAT_MS // 1000,
+            new_server=uvicorn.Server if share is None else lambda config: SharingServer(config, *share),
+            ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Also ends the threads."""
+        super().__exit__(kind, error, trace)
+        for threads in (self._workers, self._uploads, self._probes):
+            threads.close()

@@ -1,0 +1,208 @@
+"""Several processes that serve one address: starts them, replaces those that end or hang, adds up what they report.
+
+Each process is a fresh one, not a fork: drivers of databases and of Ceph do not survive a fork. It inherits the
+listening socket, the counts of connections, and one end of a socket over which it reports. When the supervisor dies,
+however it dies, the other end closes, and the process finishes its requests and ends. So none is ever left alone.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import structlog
+
+from nos_ec.core.errors import Transient
+from nos_ec.gateway.server.connection_counts import ConnectionCounts
+from nos_ec.gateway.server.reports import Report, Sums, report_of
+from nos_ec.gateway.server.samples import process_samples
+from nos_ec.monitoring.exposition import Sample
+from nos_ec.ports.clock import Clock, waits
+
+BACK_OFF_MS, BACK_OFF_MS_MAX = 1000, 60_000
+"""How long before a process is replaced: doubled each time, and the least again for one that has lived for a minute."""
+START_MS_MAX = 120_000
+"""How long a process may take to open the store, if that is more than it may be silent later."""
+END_WAIT_MS = 60_000
+"""How long processes may take to end. Those that still run are killed."""
+_TURN_MS = 50
+
+_log = structlog.get_logger(__name__)
+
+Start = Callable[[int, socket.socket], "subprocess.Popen[bytes]"]
+"""Starts the process of this number, which reports over this socket."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One of the processes, or the place of one that has ended."""
+
+    number: int
+    process: subprocess.Popen[bytes] | None = None
+    channel: socket.socket | None = None
+    reader: threading.Thread | None = None
+    report: Report | None = None
+    heard_ms: int = 0
+    started_ms: int = 0
+    failures: int = 0
+    due_ms: int = 0
+    back_off_ms: int = field(default=0)
+
+
+class Supervisor:
+    """`look` and `end` are for one thread; what shows figures and health may be called by any."""
+
+    def __init__(self, start: Start, counts: ConnectionCounts, clock: Clock, stall_ms_max: int) -> None:
+        """counts: those of the processes. stall_ms_max: a process that is not heard of for this long is killed, and
+        replaced."""
+        self._start = start
+        self._counts = counts
+        self._clock = clock
+        self._stall_ms_max = stall_ms_max
+        self._workers = [_Worker(number) for number in range(len(counts))]
+        self._sums = Sums()
+        self._lock = threading.Lock()
+        self._restarts = 0
+
+    # --- processes ------------------------------------------------------------------------------------
+    def begin(self, stop: threading.Event) -> int | None:
+        """Start the first process, and wait until it serves. Returns its exit code if it ends instead, which is that of
+        a wrong configuration, for example; None if it serves, or `stop` is set. Raises OSError if no process can be
+        started."""
+        first = self._workers[0]
+        self._begin(first)
+        assert first.process is not None
+        while first.report is None and not self._clock.wait(stop, _TURN_MS):
+            code = first.process.poll()
+            if code is not None and first.report is None:
+                self._bury(first)
+                return code
+        return None
+
+    def look(self) -> None:
+        """Start what is due, and kill what hangs. Call it often."""
+        now_ms = self._clock.now_ms()
+        for worker in self._workers:
+            if worker.process is None:
+                if not waits(worker.due_ms, now_ms, worker.back_off_ms):
+                    self._try_to_begin(worker, now_ms)
+                continue
+            code = worker.process.poll()
+            if code is not None:
+                self._replace_later(worker, code, now_ms)
+            elif reason := self._hangs(worker, now_ms):
+                _log.error("a process of the gateway hangs; killing it", process=worker.process.pid, reason=reason)
+                worker.process.kill()
+                worker.heard_ms = now_ms
+
+    def end(self) -> None:
+        """Ask all processes to finish their requests, wait for them, and kill those that do not end in time."""
+        running = [worker.process for worker in self._workers if worker.process is not None]
+        for process in running:
+            process.terminate()
+        nothing, left_ms = threading.Event(), END_WAIT_MS
+        while left_ms > 0 and any(process.poll() is None for process in running):
+            self._clock.wait(nothing, _TURN_MS)
+            left_ms -= _TURN_MS
+        for process in running:
+            if process.poll() is None:
+                _log.error("a process of the gateway does not end; killing it", process=process.pid)
+                process.kill()
+                process.wait()
+        for worker in self._workers:
+            if worker.process is not None:
+                self._bury(worker)
+
+    def _try_to_begin(self, worker: _Worker, now_ms: int) -> None:
+        try:
+            self._begin(worker)
+        except OSError as error:
+            self._back_off(worker, now_ms)
+            _log.error("no process can be started", error=str(error), again_in_ms=worker.back_off_ms)
+
+    def _begin(self, worker: _Worker) -> None:
+        mine, theirs = socket.socketpair()
+        with theirs:
+            try:
+                worker.process = self._start(worker.number, theirs)
+            except BaseException:
+                mine.close()
+                raise
+        worker.channel, worker.report = mine, None
+        worker.started_ms = worker.heard_ms = self._clock.now_ms()
+        worker.reader = threading.Thread(target=self._hear, args=(worker, mine), name="s3-reports", daemon=True)
+        worker.reader.start()
+        _log.info("a process of the gateway starts", process=worker.process.pid)
+
+    def _hear(self, worker: _Worker, channel: socket.socket) -> None:
+        """Take the reports of one process, on a thread of its own."""
+        with channel.makefile("rb") as lines:
+            for line in lines:
+                if line.endswith(b"\n"):
+                    worker.report, worker.heard_ms = report_of(line), self._clock.now_ms()
+
+    def _hangs(self, worker: _Worker, now_ms: int) -> str | None:
+        report = worker.report
+        limit_ms = max(self._stall_ms_max, 0 if report is not None else START_MS_MAX)
+        if now_ms - worker.heard_ms > limit_ms:
+            return f"not heard of for {limit_ms} ms"
+        return None if report is None or not report.stalled else "; ".join(report.stalled.values())
+
+    def _replace_later(self, worker: _Worker, code: int, now_ms: int) -> None:
+        lived_ms = now_ms - worker.started_ms
+        worker.failures = 0 if lived_ms >= BACK_OFF_MS_MAX else worker.failures
+        self._back_off(worker, now_ms)
+        assert worker.process is not None
+        _log.error(
+            "a process of the gateway has ended; starting another",
+            process=worker.process.pid,
+            exit_code=code,
+            in_ms=worker.back_off_ms,
+        )
+        self._bury(worker)
+        self._restarts += 1
+
+    def _back_off(self, worker: _Worker, now_ms: int) -> None:
+        worker.back_off_ms = min(BACK_OFF_MS_MAX, BACK_OFF_MS << min(worker.failures, 16))
+        worker.failures += 1
+        worker.due_ms = now_ms + worker.back_off_ms
+
+    def _bury(self, worker: _Worker) -> None:
+        """Take its last report, and make room for another."""
+        assert worker.channel is not None
+        assert worker.reader is not None
+        self._counts.vacate(worker.number)
+        worker.reader.join(1)  # it reads to the end, which the process has closed
+        with self._lock:
+            if worker.report is not None:
+                self._sums.bury(worker.report)
+            worker.process, worker.report = None, None
+        worker.channel.close()
+
+    # --- what they report -----------------------------------------------------------------------------
+    @property
+    def store_id(self) -> str:
+        """Of the store that is served; empty before the first report."""
+        return next((report.store_id for report in self._reports()), "")
+
+    def samples(self) -> Iterator[Sample]:
+        """The figures of all processes together."""
+        with self._lock:
+            reports = self._reports()
+            found = list(self._sums.samples(reports))
+        yield from found
+        yield from process_samples(len(reports), self._restarts)
+
+    def require_ready(self) -> None:
+        """Raises Transient unless at least one process can serve requests."""
+        problems = [report.problems for report in self._reports()]
+        if any(not lacks for lacks in problems):
+            return
+        lacks = "; ".join(f"{name}: {reason}" for name, reason in (problems[0].items() if problems else ()))
+        raise Transient(lacks or "no process serves requests")
+
+    def _reports(self) -> list[Report]:
+        return [report for worker in self._workers if (report := worker.report) is not None]

@@ -1,0 +1,150 @@
+"""Bulk loading of files: small ones in batches, large ones as streams."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+from nos_ec.core.errors import Conflict, InvalidInput
+from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.objects.store import Store
+from nos_ec.engine.objects.streams import read_up_to
+
+BATCH_OBJECTS_MAX = 256
+BATCH_BYTES_MAX = 8 << 20
+
+
+@dataclass(slots=True)
+class Loaded:
+    """Totals of a bulk load."""
+
+    objects: int = 0
+    bytes: int = 0
+
+
+def load_tree(
+    store: Store,
+    files: Iterable[tuple[ObjectKey, Path]],
+    on_file: Callable[[int], object],
+    on_problem: Callable[[Path, str], object] | None = None,
+    on_changed: Callable[[Path], object] = lambda _: None,
+) -> Loaded:
+    """PUT every file, and call `on_file` with its size in bytes when it is durable.
+
+    on_problem: called with the path and the reason of each file that cannot be read; without it, raises InvalidInput
+    naming the first. on_changed: called with the path of each that changed while it was read, and is stored as it was
+    read. Raises NoSpace, Transient.
+
+    Memory: one batch of at most BATCH_BYTES_MAX plus one small object, or one block of a large one.
+    """
+    return _Load(store, on_file, on_problem, on_changed).run(files)
+
+
+class _SourceFailed(InvalidInput):
+    """A file could not be read to its end. An error of this kind makes a large PUT clean up at once."""
+
+
+class _SourceFile:
+    """A regular file. Reading raises _SourceFailed."""
+
+    def __init__(self, path: Path) -> None:
+        """Does not wait for a pipe, and follows no link at the end of the path. Raises OSError, _SourceFailed."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        self._file = FileIO(fd, "rb")
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            self._file.close()
+            raise _SourceFailed("is no longer a regular file")
+        self._opened = self._state()
+
+    def __enter__(self) -> _SourceFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, size: int, /) -> bytes:
+        """See `ByteStream`."""
+        try:
+            return self._file.read(size) or b""
+        except OSError as error:
+            raise _SourceFailed(str(error.strerror)) from error
+
+    def rewind(self) -> None:
+        """Read from the start again."""
+        self._file.seek(0)
+
+    def changed(self) -> bool:
+        """Whether it has been written to since it was opened."""
+        return self._state() != self._opened
+
+    def _state(self) -> tuple[int, int]:
+        found = os.fstat(self._file.fileno())
+        return found.st_size, found.st_mtime_ns
+
+
+class _Load:
+    """One bulk load."""
+
+    def __init__(
+        self,
+        store: Store,
+        on_file: Callable[[int], object],
+        on_problem: Callable[[Path, str], object] | None,
+        on_changed: Callable[[Path], object],
+    ) -> None:
+        self._store = store
+        self._on_file = on_file
+        self._on_problem = on_problem
+        self._on_changed = on_changed
+        self._loaded = Loaded()
+        self._batch: list[tuple[ObjectKey, bytes]] = []
+        self._batch_bytes = 0
+
+    def run(self, files: Iterable[tuple[ObjectKey, Path]]) -> Loaded:
+        for key, path in files:
+            try:
+                with _SourceFile(path) as file:
+                    self._load(key, file)
+                    if file.changed():
+                        self._on_changed(path)
+            except FileNotFoundError:
+                self._refuse(path, "has vanished")
+            except OSError as error:
+                self._refuse(path, str(error.strerror))
+            except (_SourceFailed, Conflict) as error:
+                self._refuse(path, str(error))
+        self._flush()
+        return self._loaded
+
+    def _load(self, key: ObjectKey, file: _SourceFile) -> None:
+        data = read_up_to(file, self._store.packed_size_max + 1)
+        if len(data) > self._store.packed_size_max:
+            file.rewind()
+            self._note(self._store.put(key, file).size)
+            return
+        self._batch.append((key, data))
+        self._batch_bytes += len(data)
+        if len(self._batch) >= BATCH_OBJECTS_MAX or self._batch_bytes >= BATCH_BYTES_MAX:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._batch:
+            self._store.put_many(self._batch)
+        for _, data in self._batch:
+            self._note(len(data))
+        self._batch.clear()
+        self._batch_bytes = 0
+
+    def _note(self, size: int) -> None:
+        self._loaded.objects += 1
+        self._loaded.bytes += size
+        self._on_file(size)
+
+    def _refuse(self, path: Path, reason: str) -> None:
+        if self._on_problem is None:
+            raise InvalidInput(f"{path}: {reason}")
+        self._on_problem(path, reason)

@@ -1,1 +1,0 @@
-"""The contract suites that every adapter must pass, and the fakes that tests use."""
