@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from nos_ec.core.errors import NosError, NoSpace
-from nos_ec.engine.parking import BackOff
+from nos_ec.engine.retry_queue import BackOff
 from nos_ec.ports.clock import Clock, waits
 
 _log = structlog.get_logger(__name__)

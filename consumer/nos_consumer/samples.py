@@ -39,7 +39,7 @@ def consumer_samples(service: ConsumerService, geometry: Geometry, now_ms: int) 
     yield Sample(m.MERGE_LIST_BYTES, service.waiting_bytes)
     yield Sample(m.PAUSED, service.paused)
     yield from _lane_samples(service)
-    yield from parking_samples([service.unread.parking], now_ms)
+    yield from parking_samples([service.unread.retry_queue], now_ms)
 
 
 def stream_samples(merge_list: StreamedMergeList[Packable] | None) -> Iterator[Sample]:

@@ -14,14 +14,14 @@ import structlog
 
 from nos_consumer.backlog import Backlog
 from nos_consumer.counters import ConsumerCounters
-from nos_consumer.diary import Diary
 from nos_consumer.offsets import Offsets
 from nos_consumer.pause import Pause
+from nos_consumer.progress_log import ProgressLog
 from nos_consumer.unread import UnreadObjects
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.formats.messages import NamedVersion, PackRequest, decode_pack_request
 from nos_ec.core.packing.plan import MergeList
-from nos_ec.engine.limited_log import LimitedLog
+from nos_ec.engine.log_throttle import ThrottledLog
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.packing.lanes import Lanes
 from nos_ec.engine.packing.stripe_writer import Failure, WriteResult
@@ -77,7 +77,7 @@ class ConsumerService:
         self._backlog = Backlog(metadata, new_merge_list, unread, clock)
         self._offsets = Offsets(messages, clock, self.counters)
         self._pause = Pause(clock)
-        self._errors = LimitedLog(__name__, clock)
+        self._errors = ThrottledLog(__name__, clock)
         self._unread_moves = False
         self._paused = False
         messages.on_revoke(self._revoked)
@@ -111,7 +111,7 @@ class ConsumerService:
     def run(self, stop: Event, beat: Beat = unwatched) -> None:
         """Pack until `stop` is set. Objects that still wait then are delivered again, because their offsets are not
         committed."""
-        diary = Diary(self._clock.now_ms())
+        progress_log = ProgressLog(self._clock.now_ms())
         while not stop.is_set():
             beat(self._options.idle_wait_ms)
             try:
@@ -119,8 +119,8 @@ class ConsumerService:
             except Transient as error:
                 _log.warning("packing failed; trying again", error=str(error))
                 self._clock.wait(stop, TURN_WAIT_MS)
-            diary.turn(self._clock.now_ms(), self._messages.assignment(), self.counters, self.waiting_objects)
-        diary.report(self.counters, self.waiting_objects)
+            progress_log.turn(self._clock.now_ms(), self._messages.assignment(), self.counters, self.waiting_objects)
+        progress_log.report(self.counters, self.waiting_objects)
 
     def drain(
         self, make_room: Callable[[], bool], watch: Callable[[ConsumerCounters], object] = lambda _: None
@@ -152,7 +152,7 @@ class ConsumerService:
                 return
 
     def _require_all_read(self) -> None:
-        for packable, parked in self.unread.parking:
+        for packable, parked in self.unread.retry_queue:
             count = len(self.unread)
             raise Transient(
                 f"{count} {'object is' if count == 1 else 'objects are'} not packed: the landing copy of {packable.key}"
@@ -303,7 +303,7 @@ class ConsumerService:
                 for placed in plan.placed:
                     self._backlog.wait(placed.candidate.payload)
         elif (result.packed or result.superseded) and self._pause.succeeded():
-            self.unread.parking.hasten()  # the cause that blocked all objects may have blocked the parked ones too
+            self.unread.retry_queue.hasten()  # the cause that blocked all objects may have blocked the parked ones too
 
     def _record(self, result: WriteResult) -> None:
         for packable in (*result.packed, *result.superseded, *(failure.packable for failure in result.failed)):

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from nos_ec.core.errors import NosError
 from nos_ec.engine.packable import Packable
-from nos_ec.engine.parking import BackOff, Parking
+from nos_ec.engine.retry_queue import BackOff, RetryQueue
 from nos_ec.ports.clock import Clock
 
 BACK_OFF = BackOff(first_ms=5_000, max_ms=600_000)
@@ -37,7 +37,7 @@ class UnreadObjects:
     """
 
     def __init__(self, read: Callable[[Packable], bytes | NosError], clock: Clock) -> None:
-        self.parking: Parking[Packable] = Parking("object", _name, clock, BACK_OFF, PARKED_MAX)
+        self.retry_queue: RetryQueue[Packable] = RetryQueue("object", _name, clock, BACK_OFF, PARKED_MAX)
         self._read = read
         self._pool = ThreadPoolExecutor(PROBES_MAX, thread_name_prefix="probe")
         self._probes: dict[Future[NosError | None], Packable] = {}
@@ -53,14 +53,14 @@ class UnreadObjects:
 
     def park(self, packable: Packable, error: NosError) -> bool:
         """Set an object aside until its next try. False when too many are parked already."""
-        if not self.parking.park(packable, error):
+        if not self.retry_queue.park(packable, error):
             return False
         self._aside.add(packable)
         return True
 
     def is_given_up(self, packable: Packable) -> bool:
         """Whether the latest failure is the one after which the object's event no longer holds up the offsets."""
-        return self.parking.failures(packable) == HELD_FAILURES_MAX
+        return self.retry_queue.failures(packable) == HELD_FAILURES_MAX
 
     def leave(self, packable: Packable) -> None:
         """Note that an object returns to the merge list. It stays parked, but is not tried here meanwhile."""
@@ -69,19 +69,19 @@ class UnreadObjects:
 
     def release(self, packable: Packable) -> None:
         """Remove an object that needs no more work. An object that is not parked is ignored."""
-        if self.parking:
-            self.parking.release(packable)
+        if self.retry_queue:
+            self.retry_queue.release(packable)
             self._aside.discard(packable)
 
     def forget(self, partitions: frozenset[int]) -> None:
         """Remove the objects whose messages came from these partitions."""
-        for packable, _ in self.parking:
+        for packable, _ in self.retry_queue:
             if any(partition in partitions for partition, _ in packable.tickets):
                 self.release(packable)
 
     def due(self) -> list[Packable]:
         """Objects to try now, as many as there are threads for. The caller must probe or release each of them."""
-        return self.parking.due(PROBES_MAX - len(self._probes)) if self._aside else []
+        return self.retry_queue.due(PROBES_MAX - len(self._probes)) if self._aside else []
 
     def probe(self, packables: Iterable[Packable]) -> None:
         """Start reading the copies of these objects."""

@@ -15,15 +15,15 @@ from nos_ec.core.ids import BlockId
 from nos_ec.engine.expiry.lifecycle_walk import LifecycleWalk
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.control import GcControl
-from nos_ec.engine.gc.manners import POLL_MS
 from nos_ec.engine.gc.options import LEASE_NAME
 from nos_ec.engine.gc.progress import CollectionResult, GcCounters
 from nos_ec.engine.gc.run_stop import Stopped
+from nos_ec.engine.gc.throttling import POLL_MS
 from nos_ec.engine.gc.victims import CollectionPlan
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.objects.trash import Purged, TrashCan
 from nos_ec.engine.packing.stripe_writer import StripeWriter
-from nos_ec.engine.parking import Parking
+from nos_ec.engine.retry_queue import RetryQueue
 from nos_ec.engine.upkeep.housekeeping import Housekeeping
 from nos_ec.engine.upkeep.upload_reaper import UploadReaper
 from nos_ec.ports.clock import Beat, Clock, unwatched
@@ -61,7 +61,7 @@ class GcService:
         """The lease, during a run."""
 
     @property
-    def parkings(self) -> tuple[Parking[Any], ...]:
+    def retry_queues(self) -> tuple[RetryQueue[Any], ...]:
         """The blocks that GC has parked. Any thread may read the figures."""
         return (self._collector.parked,)
 

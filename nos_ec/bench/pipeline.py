@@ -34,7 +34,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import SegmentId, in_log, record_offset, segment_of
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
-from nos_ec.core.runs import Range, runs_of
+from nos_ec.core.range_coalescing import Range, merged_ranges
 from nos_ec.engine.landing.log_reader import GAP_BYTES_MAX
 from nos_ec.settings.sections import ConsumerSettings
 
@@ -216,5 +216,5 @@ def bare_reads(copies: Sequence[Copy]) -> list[tuple[str, int, int]]:
             reads.append((object_name("landing copy", landing_id), 0, size))
     for segment, places in records.items():
         name = object_name("segment", segment)
-        reads += [(name, run.offset, run.length) for run in runs_of(places, GAP_BYTES_MAX)]
+        reads += [(name, run.offset, run.length) for run in merged_ranges(places, GAP_BYTES_MAX)]
     return reads

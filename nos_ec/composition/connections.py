@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from nos_ec.adapters.local.blocks.block_store import LocalBlockStore
+from nos_ec.adapters.local.connection_check import look_at_log, missing_shards, try_folder
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.store_mark import find_owner
-from nos_ec.adapters.local.trial import look_at_log, missing_shards, try_folder
+from nos_ec.adapters.sql.connection_check import DatabaseCheck
 from nos_ec.adapters.sql.driver.engine import is_missing, parse_url
-from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.composition.backends import (
     OF_CONNECTION,
     OF_LOG,
@@ -26,11 +26,11 @@ from nos_ec.composition.backends import (
     rados_options,
     settings_named,
 )
+from nos_ec.composition.connection_check import Check, NotTried
 from nos_ec.composition.landing import is_configured, open_devices
 from nos_ec.composition.ownership import compare_owner
-from nos_ec.composition.trial import Check, NotTried
 from nos_ec.core.errors import FREE_SPACE, ConfigError, NoSpace
-from nos_ec.engine.room import PUT_RESERVES
+from nos_ec.engine.space_reserve import PUT_RESERVES
 from nos_ec.ports.clock import Clock
 from nos_ec.settings import Settings
 
@@ -92,7 +92,7 @@ class Connections:
     # --- the metadata -----------------------------------------------------------------------------
     def _database(self) -> Iterator[Check]:
         store = self._settings.store
-        opened: list[DatabaseTrial] = []
+        opened: list[DatabaseCheck] = []
 
         def connect() -> str:
             with settings_named("store.metadata_url"):
@@ -100,7 +100,7 @@ class Connections:
                 if is_missing(parsed):
                     self.initialised = False
                     raise NotTried(f"{parsed.database} does not exist: {NOT_INITIALISED}")
-                trial = DatabaseTrial(store.url(), replica=store.metadata_replica)
+                trial = DatabaseCheck(store.url(), replica=store.metadata_replica)
                 said = trial.connect()
             self._stack.callback(trial.close)
             opened.append(trial)
@@ -266,7 +266,7 @@ class Connections:
             return f"OSDs accept objects and writes of {LIMITS.segment_bytes} bytes"
 
         def access(name: str, size_bytes: int) -> str:
-            from nos_ec.adapters.rados.trial import try_access
+            from nos_ec.adapters.rados.connection_check import try_access
 
             with settings_named("ceph.user", "ceph.keyring_file", f"ceph.{name}_pool"):
                 return try_access(pools[name], ceph.namespace, size_bytes)
@@ -279,7 +279,7 @@ class Connections:
                 return self._room(*free)
 
         def clocks() -> str:
-            from nos_ec.adapters.rados.trial import monitors_apart_s
+            from nos_ec.adapters.rados.connection_check import monitors_apart_s
 
             return f"monitors at most {monitors_apart_s(opened[0]):.3f} s apart; they do not tell the time itself"
 
@@ -314,7 +314,7 @@ class Connections:
 
         def topics() -> str:
             with settings_named(*OF_LOG):
-                from nos_ec.adapters.kafka.trial import try_topics
+                from nos_ec.adapters.kafka.connection_check import try_topics
 
                 kafka = settings.kafka
                 found = try_topics(
@@ -328,7 +328,7 @@ class Connections:
             return found
 
         def rights() -> str:
-            from nos_ec.adapters.kafka.trial import rights as rights_of
+            from nos_ec.adapters.kafka.connection_check import rights as rights_of
 
             with settings_named(*OF_LOG, "consumer.group"):
                 return rights_of(kafka_topic(settings), group)

@@ -8,7 +8,7 @@ from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS
 from nos_ec.engine.explain.blocks import BlockExplainer
 from nos_ec.engine.explain.object_facts import ObjectOptions
 from nos_ec.engine.explain.objects import ObjectExplainer
-from nos_ec.engine.room import PACKING_RESERVES
+from nos_ec.engine.space_reserve import PACKING_RESERVES
 
 
 def object_explainer(system: System) -> ObjectExplainer:

@@ -16,7 +16,7 @@ from nos_ec.engine.expiry.known_expiry import KnownExpiry
 from nos_ec.engine.expiry.survival import ExpectedLifetimes, StreamSorting
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.packable import Packable
-from nos_ec.engine.room import PUT_RESERVES
+from nos_ec.engine.space_reserve import PUT_RESERVES
 from nos_ec.ports.metadata import Buckets, Survival
 from nos_ec.settings import Settings
 from nos_ec.settings.gc import GcSettings

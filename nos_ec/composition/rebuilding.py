@@ -11,12 +11,12 @@ from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.composition.backends import find_mark, open_objects, require_marks, settings_named
 from nos_ec.composition.wiring import new_block_id
 from nos_ec.core.errors import ConfigError
-from nos_ec.engine.dump.lost import Lost
+from nos_ec.engine.dump.rebuild_input import RebuildInput
 from nos_ec.settings import Settings
 
 
 @contextmanager
-def open_lost(settings: Settings) -> Iterator[tuple[Lost, str]]:
+def open_lost(settings: Settings) -> Iterator[tuple[RebuildInput, str]]:
     """Open block store and landing store beside an empty database, in which tables are created. Yields them, and the id
     of the store. Raises ConfigError when the database has the metadata of a store, Transient."""
     clock = SystemClock()
@@ -39,4 +39,4 @@ def open_lost(settings: Settings) -> Iterator[tuple[Lost, str]]:
             metadata = stack.enter_context(closing(open_metadata(settings.store.url())))
         metadata.claim_store_id(store_id)
         objects = open_objects(settings, stack, lambda: new_block_id(clock), store_id)
-        yield Lost(metadata, objects.blocks, objects.landing, objects.medium, clock), store_id
+        yield RebuildInput(metadata, objects.blocks, objects.landing, objects.medium, clock), store_id

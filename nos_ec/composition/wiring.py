@@ -64,9 +64,9 @@ from nos_ec.engine.objects.trash import TrashCan
 from nos_ec.engine.packing.source_reader import SourceReader
 from nos_ec.engine.packing.stripe_writer import StripeWriter, WriterOptions
 from nos_ec.engine.read_threads import ReadThreads
-from nos_ec.engine.room import PACKING_RESERVES, PUT_RESERVES, require_put_room
 from nos_ec.engine.scrub.planned import PlannedMending
 from nos_ec.engine.scrub.scrubber import Scrubber, ScrubOptions
+from nos_ec.engine.space_reserve import PACKING_RESERVES, PUT_RESERVES, require_put_space
 from nos_ec.engine.upkeep.housekeeping import Housekeeping
 from nos_ec.engine.upkeep.reaper import Reaper
 from nos_ec.engine.upkeep.recovery import Recovery
@@ -289,9 +289,9 @@ class System:
         """Bytes that PUTs leave free."""
         return PUT_RESERVES * self.settings.gc.reserve_bytes
 
-    def require_put_room(self) -> None:
+    def require_put_space(self) -> None:
         """Raises NoSpace while PUTs are refused for lack of space, Transient if the free space is unknown."""
-        require_put_room(self.blocks, self.landing, self._put_reserve)
+        require_put_space(self.blocks, self.landing, self._put_reserve)
 
     # --- writers ----------------------------------------------------------------------------------
     def lease(self, name: str, ttl_ms: int) -> HeldLease:

@@ -173,7 +173,7 @@ def composition_of(attributes: bytes) -> Composition | None:
     return found
 
 
-def require_room(attributes: Mapping[str, str]) -> None:
+def require_space(attributes: Mapping[str, str]) -> None:
     """Raises InvalidInput if an object could not have these attributes besides those of any composition."""
     composed(attributes, Composition(UploadId(bytes(16)), 2**63 - 1, 0, PARTS_MAX, bytes(16)))
 

@@ -23,7 +23,7 @@ from nos_ec.engine.landing.landing_log import LandingLog
 from nos_ec.engine.landing.log_bypass import LogBypass
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.objects.put_queue import PutQueue
-from nos_ec.engine.parking import Parking
+from nos_ec.engine.retry_queue import RetryQueue
 from nos_ec.engine.upkeep.housekeeping import Housekeeping
 from nos_ec.monitoring.declarations import device_metrics as of_devices
 from nos_ec.monitoring.declarations import library_metrics as of_library
@@ -172,9 +172,9 @@ def batch_samples(puts: PutQueue) -> Iterator[Sample]:
 
 def request_samples(requests: Requests) -> Iterator[Sample]:
     """The requests of a store's users in this process."""
-    for operation, tally in requests.tallies.items():
-        yield Sample(of_library.REQUEST_SECONDS, tally.seconds, (operation,))
-        for kind, count in tally.failures.items():
+    for operation, counters in requests.tallies.items():
+        yield Sample(of_library.REQUEST_SECONDS, counters.seconds, (operation,))
+        for kind, count in counters.failures.items():
             yield Sample(of_library.REQUEST_FAILURES, count, (operation, kind))
     for operation in ("put", "get"):
         yield Sample(of_library.REQUEST_BYTES, requests.tallies[operation].sizes, (operation,))
@@ -196,7 +196,7 @@ def housekeeping_samples(housekeeping: Housekeeping, now_ms: int) -> Iterator[Sa
     yield Sample(m.TRIMMER_RELEASED_BYTES, done.trimmer.released_bytes)
     yield Sample(m.FORWARD_OBJECTS, done.forward.objects)
     yield Sample(m.FORWARD_BYTES, done.forward.bytes)
-    yield from parking_samples(housekeeping.parkings, now_ms)
+    yield from parking_samples(housekeeping.retry_queues, now_ms)
 
 
 def lease_samples(held: HeldLease, label: str) -> Iterator[Sample]:
@@ -204,10 +204,10 @@ def lease_samples(held: HeldLease, label: str) -> Iterator[Sample]:
     yield Sample(m.LEASE_LEFT_SECONDS, held.left_ms() / 1000, (label,))
 
 
-def parking_samples(parkings: Sequence[Parking[Any]], now_ms: int) -> Iterator[Sample]:
+def parking_samples(retry_queues: Sequence[RetryQueue[Any]], now_ms: int) -> Iterator[Sample]:
     """The parked items of each type, and how long the oldest has been parked."""
-    for parking in parkings:
-        figures = parking.figures()
+    for retry_queue in retry_queues:
+        figures = retry_queue.figures()
         oldest_ms = now_ms if figures.oldest_since_ms is None else figures.oldest_since_ms
-        yield Sample(m.PARKED_ITEMS, figures.items, (parking.what,))
-        yield Sample(m.PARKED_OLDEST_SECONDS, max(0, now_ms - oldest_ms) / 1000, (parking.what,))
+        yield Sample(m.PARKED_ITEMS, figures.items, (retry_queue.what,))
+        yield Sample(m.PARKED_OLDEST_SECONDS, max(0, now_ms - oldest_ms) / 1000, (retry_queue.what,))

@@ -91,7 +91,7 @@ class ShardStore(Protocol):
         """Yield the blocks that `rebuild` may have work with. Some of them may need none. Raises Transient."""
         ...
 
-    def rebuild(self, block_id: BlockId, pace: Callable[[int], object]) -> RebuiltBlock:
+    def rebuild(self, block_id: BlockId, rate_limit: Callable[[int], object]) -> RebuiltBlock:
         """Make again the shards that a block lacks, of those whose folders can be reached. Also those that are found
         damaged meanwhile. Changes nothing when the block lacks no shard.
 
@@ -104,7 +104,7 @@ class ShardStore(Protocol):
         """
         ...
 
-    def scrub(self, block_id: BlockId, stripes: int, pace: Callable[[int], object]) -> ScrubbedBlock:
+    def scrub(self, block_id: BlockId, stripes: int, rate_limit: Callable[[int], object]) -> ScrubbedBlock:
         """Read all shards of a sealed block from their disks, and compare them with their checksums and with each other
         by the coding. Changes nothing, and needs no `alone`. Holds a few pages of each shard in memory.
 
@@ -113,7 +113,7 @@ class ShardStore(Protocol):
         """
         ...
 
-    def mend(self, block_id: BlockId, shards: Collection[int], pace: Callable[[int], object]) -> RebuiltBlock:
+    def mend(self, block_id: BlockId, shards: Collection[int], rate_limit: Callable[[int], object]) -> RebuiltBlock:
         """As `rebuild`, also for a block that lacks no shard: makes these shards again, and all others that are found
         damaged. Called again after a crash, it ends the same."""
         ...

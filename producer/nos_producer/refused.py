@@ -13,7 +13,7 @@ from typing import TypeVar
 from nos_ec.core.errors import TooLarge, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.publishing.republish import Republishing
-from nos_ec.engine.parking import BackOff, Parking
+from nos_ec.engine.retry_queue import BackOff, RetryQueue
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ObjectRow
 
@@ -43,14 +43,14 @@ class Refused:
         # A row comes due after half of its wait. A row that is not refused again before the whole wait is over was
         # packed or deleted, or another producer has it now: `_release` releases it.
         object_wait_ms = 2 * min(OBJECT_WAIT_MS, rule.step_ms)
-        self._objects: Parking[Item] = Parking(
+        self._objects: RetryQueue[Item] = RetryQueue(
             "event", lambda item: str(item[2]), clock, BackOff(object_wait_ms, 2 * rule.step_ms), OBJECTS_MAX
         )
         partition_back_off = BackOff(
             PARTITION_WAIT_MS, max(PARTITION_WAIT_MS, min(PARTITION_WAIT_MS_MAX, rule.step_ms))
         )
-        self._partitions: Parking[int] = Parking("partition", str, clock, partition_back_off, partitions)
-        self.parkings = (self._objects, self._partitions)
+        self._partitions: RetryQueue[int] = RetryQueue("partition", str, clock, partition_back_off, partitions)
+        self.retry_queues = (self._objects, self._partitions)
 
     def set_apart(self, rows: Sequence[ObjectRow]) -> tuple[list[ObjectRow], RowsByTime]:
         """Returns (rows that can be published, {due time: rows of partitions that wait for their next try})."""
@@ -95,9 +95,9 @@ class Refused:
             for item in self._objects.due(_FORGET_BATCH):
                 self._objects.release(item)
 
-    def _due_ms(self, parking: Parking[T], item: T, parts: int = 1) -> int:
+    def _due_ms(self, retry_queue: RetryQueue[T], item: T, parts: int = 1) -> int:
         """Time of the next try: after 1/`parts` of the item's wait, but no later than published rows come due."""
         now_ms = self._clock.now_ms()
-        parked = parking.get(item)
+        parked = retry_queue.get(item)
         wait_ms = self._rule.step_ms if parked is None else (parked.retry_ms - now_ms) // parts
         return self._rule.without_event_ms(now_ms + max(1, min(wait_ms, self._rule.step_ms)))

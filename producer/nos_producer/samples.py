@@ -21,4 +21,4 @@ def producer_samples(service: ProducerService, held: HeldSlots, now_ms: int) -> 
     yield Sample(m.PUBLISH_FAILURES, counters.failures)
     yield Sample(m.POSTPONED_OBJECTS, counters.postponed)
     yield Sample(m.REFUSED_EVENTS, counters.refused)
-    yield from parking_samples(service.parkings, now_ms)
+    yield from parking_samples(service.retry_queues, now_ms)

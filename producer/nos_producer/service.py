@@ -21,12 +21,12 @@ from nos_ec.core.formats.messages import encode_pack_request
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.publishing.republish import Republishing
 from nos_ec.core.publishing.slots import SLOTS
-from nos_ec.engine.parking import Parking
+from nos_ec.engine.retry_queue import RetryQueue
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.message_log import GroupProgress, MessagePublisher
 from nos_ec.ports.metadata import ObjectRow, Objects
 from nos_producer.refused import Refused
-from nos_producer.repeats import Repeats
+from nos_producer.republish_filter import RepublishFilter
 from nos_producer.slots import HeldSlots
 from nos_producer.spreading import Destination, Spreading, SpreadOptions
 
@@ -79,8 +79,8 @@ class ProducerService:
         self._held = held
         self._options = options
         self._rule = Republishing(options.republish_ms)
-        self._repeats = Repeats(progress, clock, self._rule, options.partitions)
-        self.spreading = Spreading(clock, self._repeats.ask, options.partitions, options.spread)
+        self._republish_filter = RepublishFilter(progress, clock, self._rule, options.partitions)
+        self.spreading = Spreading(clock, self._republish_filter.ask, options.partitions, options.spread)
         self._refused = Refused(clock, self._rule, options.partitions, self.spreading.partition)
         self.counters = ProducerCounters()
 
@@ -90,9 +90,9 @@ class ProducerService:
         return SLOTS - len(self._held.slots())
 
     @property
-    def parkings(self) -> Sequence[Parking[Any]]:
+    def retry_queues(self) -> Sequence[RetryQueue[Any]]:
         """Events and partitions that wait for their next try. Any thread may read them."""
-        return self._refused.parkings
+        return self._refused.retry_queues
 
     def turn(self) -> int:
         """Handle one batch of due rows of the slots held: publish the rows that have no event waiting in the log.
@@ -110,7 +110,7 @@ class ProducerService:
         self.spreading.review(rows, self._look(now_ms, slots) if len(rows) == self._options.batch_objects else None)
         if not slots <= self._held.slots():
             raise Transient("leases of slots expired while looking for due objects: is the metadata store too slow?")
-        due = self._repeats.divide(rows, now_ms)
+        due = self._republish_filter.divide(rows, now_ms)
         # Postpone first. Otherwise every scan would return the same batch of waiting rows while publishing fails.
         self._postpone(due.postponed)
         self.counters.postponed += len(rows) - len(due.publish)
@@ -173,7 +173,7 @@ class ProducerService:
         """The partitions that answer. Returns all partitions if the whole log does not answer, because then the failure
         does not concern single partitions."""
         try:
-            return self._repeats.ask().keys()
+            return self._republish_filter.ask().keys()
         except Transient:
             return range(self._options.partitions)
 

@@ -25,7 +25,7 @@ from nos_ec.adapters.local.audit_files import (
 )
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.formats.audit_trail import AuditEntry, AuditKind, CopyEntry, Recorded, audit_line, read_line
-from tests.rig.clock import FakeClock, SetClock
+from tests.rig.fakes.clock import FakeClock, SetClock
 
 HOUR_MS = 3_600_000
 LIMITS = TrailLimits(FILES * (64 << 10), 24 * HOUR_MS)

@@ -28,7 +28,7 @@ SLOTS = 4
 FILE = SLOTS_AT + SLOTS * SLOT
 BATCHES = 3
 BITS_APART = 7
-"""tests/unit/test_device_format.py tries every bit; here a few are tried."""
+"""tests/unit/adapters/test_device_format.py tries every bit; here a few are tried."""
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 
 from nos_ec.ports.segment_medium import SegmentMedium
 from tests.contract.suites.segment_medium_contract import SegmentMediumContract
-from tests.rig.folder_medium import FolderMedium
-from tests.rig.memory_medium import JOINED
+from tests.rig.fakes.folder_medium import FolderMedium
+from tests.rig.fakes.memory_medium import JOINED
 
 
 class TestFolderMedium(SegmentMediumContract):

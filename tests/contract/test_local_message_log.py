@@ -35,7 +35,7 @@ from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, Transient
 from nos_ec.ports.message_log import DeadLetter, GroupProgress, Message, MessageConsumer, MessagePublisher
 from tests.contract.suites.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take
-from tests.rig.clock import FakeClock
+from tests.rig.fakes.clock import FakeClock
 
 PARTITIONS = 6
 SESSION_MS = 30_000

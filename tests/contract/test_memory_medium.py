@@ -8,7 +8,7 @@ import pytest
 
 from nos_ec.ports.segment_medium import SegmentMedium
 from tests.contract.suites.segment_medium_contract import SegmentMediumContract
-from tests.rig.memory_medium import JOINED, MemoryMedium
+from tests.rig.fakes.memory_medium import JOINED, MemoryMedium
 
 
 class TestMemoryMedium(SegmentMediumContract):

@@ -33,10 +33,11 @@ from nos_ec.core.formats.audit_trail import AuditEntry, AuditKind
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.ports.message_log import Message
-from tests.rig import device_log_work, sqlite_files
-from tests.rig.clock import FakeClock
+from tests.rig import device_log_work
 from tests.rig.device_log_work import Step
+from tests.rig.fakes.clock import FakeClock
 from tests.rig.power_cut import FATES, Operation, Recorder, Site, cuts, memory_folder, points
+from tests.rig.sql import sqlite_files
 
 pytestmark = pytest.mark.invariant(1)
 

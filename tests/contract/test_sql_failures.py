@@ -26,7 +26,7 @@ from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.core.errors import ConfigError, Conflict, NosError, NoSpace, Transient
 from nos_ec.core.states import ObjectState
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 
 MYSQL = make_url("mysql+pymysql://user:hush@db.example:3307/nos_ec")
 
@@ -287,7 +287,7 @@ def test_a_full_disk_is_no_space_and_changes_nothing(metadata: SqlMetadata) -> N
 _KILLED = """
 import sys
 from nos_ec.adapters.sql.metadata import open_metadata
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 bench = MetadataBench(open_metadata(sys.argv[1]))
 row = bench.put("n")
 lease = bench.lease("w")
@@ -316,7 +316,7 @@ _WRITER = """
 import sys
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.core.errors import Transient
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 
 def again(call, *arguments):
     while True:

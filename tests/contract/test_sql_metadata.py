@@ -12,10 +12,10 @@ from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.tables.migrate import migrate
 from tests.contract.suites.metadata_contract import MetadataContract
 from tests.contract.suites.metadata_races import MetadataRaces
-from tests.rig.metadata_bench import MetadataBench
-from tests.rig.sql_damage import SqlDamage
-from tests.rig.sql_figures import SqlFigures
-from tests.rig.sql_plans import SqlPlans, caught
+from tests.rig.fakes.metadata_bench import MetadataBench
+from tests.rig.sql.sql_damage import SqlDamage
+from tests.rig.sql.sql_figures import SqlFigures
+from tests.rig.sql.sql_plans import SqlPlans, caught
 
 
 @pytest.fixture(scope="session")
@@ -39,15 +39,15 @@ class TestSqliteRaces(MetadataRaces):
 
 
 class TestSqliteDamage(SqlDamage):
-    """See tests/rig/sql_damage.py."""
+    """See tests/rig/sql/sql_damage.py."""
 
 
 class TestSqlitePlans(SqlPlans):
-    """See tests/rig/sql_plans.py."""
+    """See tests/rig/sql/sql_plans.py."""
 
 
 class TestSqliteFigures(SqlFigures):
-    """See tests/rig/sql_figures.py."""
+    """See tests/rig/sql/sql_figures.py."""
 
 
 class TestSqliteMetadata(MetadataContract):

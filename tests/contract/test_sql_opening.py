@@ -23,8 +23,8 @@ from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.core.errors import ConfigError, Corrupt, Transient
-from tests.rig.metadata_bench import MetadataBench
-from tests.rig.sql_migrations import SqlMigrations
+from tests.rig.fakes.metadata_bench import MetadataBench
+from tests.rig.sql.sql_migrations import SqlMigrations
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 
 class TestSqliteMigrations(SqlMigrations):
-    """See tests/rig/sql_migrations.py."""
+    """See tests/rig/sql/sql_migrations.py."""
 
 
 def _set_revision(url: str, revision: str) -> None:

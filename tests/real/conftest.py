@@ -14,12 +14,12 @@ import pytest
 
 from tests.rig.ceph_cluster import CephCluster
 from tests.rig.dev_servers import MISSING, SCRIPTS, START_S_MAX, DevServer, ServerFailed, ServerMissing, free_port
-from tests.rig.embedded_gateway import embedded_gateway
 from tests.rig.patience import PATIENCE_MS
 from tests.rig.prometheus import promtool
-from tests.rig.s3_clients import clients_python
-from tests.rig.s3_gateway import Access
-from tests.rig.two_gateways import TwoGateways, two_gateways
+from tests.rig.s3.embedded_gateway import embedded_gateway
+from tests.rig.s3.s3_clients import clients_python
+from tests.rig.s3.s3_gateway import Access
+from tests.rig.s3.two_gateways import TwoGateways, two_gateways
 
 
 def start(server: DevServer) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from nos_ec.composition.backends import remove_log, remove_objects
 from nos_ec.settings import load_settings
-from tests.rig.chaos import run_chaos
-from tests.rig.chaos_strikes import Servers
+from tests.rig.chaos.chaos_run import run_chaos
+from tests.rig.chaos.chaos_strikes import Servers
 from tests.rig.dev_servers import DevServer
 
 pytestmark = [pytest.mark.real, pytest.mark.invariant(1)]

@@ -18,7 +18,7 @@ from nos_ec.engine.check.blocks import ReadShare
 from nos_ec.engine.check.checker import Checked, Checker
 from nos_ec.settings import load_settings
 from tests.rig.at_rest import end_log, settle
-from tests.rig.audit import all_blocks
+from tests.rig.fakes.audit import all_blocks
 
 pytestmark = pytest.mark.real
 

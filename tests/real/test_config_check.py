@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import pytest
 
 from nos_ec.adapters.rados.client.cluster import RadosCluster
+from nos_ec.adapters.sql.connection_check import DatabaseCheck
 from nos_ec.adapters.sql.tables.migrate import schema_head
-from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.errors import ConfigError
 from tests.rig.ceph_cluster import CephCluster
@@ -264,7 +264,7 @@ def test_clocks_are_compared(store: Store, shift_ms: int, says: str | None) -> N
         def now_ms(self) -> int:
             return super().now_ms() + shift_ms
 
-    with closing(DatabaseTrial(store.database(store.name), replica=False)) as trial:
+    with closing(DatabaseCheck(store.database(store.name), replica=False)) as trial:
         trial.connect()
         if says is None:
             assert trial.clock(Shifted()).endswith(" ms apart")

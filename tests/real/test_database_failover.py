@@ -20,8 +20,8 @@ from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from tests.rig.dev_servers import DevServer, free_port
-from tests.rig.metadata_bench import MetadataBench, new_landing_id
-from tests.rig.sql_servers import empty_metadata
+from tests.rig.fakes.metadata_bench import MetadataBench, new_landing_id
+from tests.rig.sql.sql_servers import empty_metadata
 from tests.rig.switched_proxy import SwitchedProxy
 
 from .conftest import start

@@ -33,7 +33,7 @@ from nos_ec.demo.losses import osds_down
 from nos_ec.settings import load_settings, without_settings
 from nos_producer.assemble import producer_service
 from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster, OwnBlockStore
-from tests.rig.chaos_fleet import UNREACHED
+from tests.rig.chaos.chaos_fleet import UNREACHED
 from tests.rig.dev_servers import DevServer
 from tests.rig.patience import patient
 from tests.rig.waiting import until

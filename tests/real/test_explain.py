@@ -22,7 +22,7 @@ from tests.rig.at_rest import end_log
 from tests.rig.ceph_cluster import CephCluster
 from tests.rig.dev_servers import DevServer
 from tests.rig.patience import PATIENCE_MS
-from tests.rig.sql_roles import RoleStore
+from tests.rig.sql.sql_roles import RoleStore
 
 pytestmark = pytest.mark.real
 

@@ -30,13 +30,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from nos_ec.adapters.kafka.cluster import KafkaTopic
+from nos_ec.adapters.kafka.connection_check import try_topics
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.dead_letter_reader import read_dead_letters
 from nos_ec.adapters.kafka.dead_letters import DeadLetters
 from nos_ec.adapters.kafka.message_log import RETENTION_MS, KafkaMessageLog
 from nos_ec.adapters.kafka.progress import KafkaGroupProgress
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
-from nos_ec.adapters.kafka.trial import try_topics
 from nos_ec.core.errors import ConfigError, Conflict, TooLarge, Transient
 from nos_ec.ports.message_log import DeadLetter, GroupProgress, Message, MessageConsumer, MessagePublisher
 from tests.contract.suites.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take

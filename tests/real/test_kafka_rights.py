@@ -18,8 +18,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from nos_ec.adapters.kafka.cluster import KafkaTopic
+from nos_ec.adapters.kafka.connection_check import rights, try_topics
 from nos_ec.adapters.kafka.message_log import RETENTION_MS, KafkaMessageLog
-from nos_ec.adapters.kafka.trial import rights, try_topics
 from nos_ec.core.errors import ConfigError
 from tests.rig.dev_servers import DevServer
 

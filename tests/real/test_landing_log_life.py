@@ -25,13 +25,13 @@ from nos_ec.core.ids import in_log, log_of, segment_of
 from nos_ec.core.states import SegmentState
 from nos_ec.engine.landing.log_lease import LEASE_PREFIX
 from nos_ec.settings import without_settings
-from tests.rig.audit import problems
 from tests.rig.ceph_cluster import POOL_LANDING, CephCluster
-from tests.rig.chaos_fleet import Actor, Fleet
+from tests.rig.chaos.chaos_fleet import Actor, Fleet
 from tests.rig.daemons import until
 from tests.rig.dev_servers import DevServer, free_port, stop_process
+from tests.rig.fakes.audit import problems
 from tests.rig.patience import PATIENCE_MS
-from tests.rig.sql_roles import RoleStore
+from tests.rig.sql.sql_roles import RoleStore
 
 from .gateway_process import ACKNOWLEDGED, REFUSED, data_of, key_of
 

@@ -12,8 +12,8 @@ from nos_ec.adapters.sql.tables.schema import OBJECTS, WAITING
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.publishing.slots import ALL_SLOTS, bucket_slot
 from nos_ec.core.states import ObjectState
-from tests.rig.metadata_bench import MetadataBench, new_landing_id
-from tests.rig.sql_servers import empty_metadata
+from tests.rig.fakes.metadata_bench import MetadataBench, new_landing_id
+from tests.rig.sql.sql_servers import empty_metadata
 
 pytestmark = pytest.mark.real
 

@@ -23,8 +23,8 @@ from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.ports.metadata import ObjectRow
-from tests.rig.metadata_bench import MetadataBench
-from tests.rig.sql_servers import empty_metadata
+from tests.rig.fakes.metadata_bench import MetadataBench
+from tests.rig.sql.sql_servers import empty_metadata
 from tests.rig.switched_proxy import SwitchedProxy
 
 pytestmark = pytest.mark.real

@@ -9,15 +9,15 @@ import pytest
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from tests.contract.suites.metadata_contract import MetadataContract
 from tests.contract.suites.metadata_races import MetadataRaces
-from tests.rig.sql_damage import SqlDamage
-from tests.rig.sql_figures import SqlFigures
-from tests.rig.sql_look_ups import SqlLookUps
-from tests.rig.sql_migrations import SqlMigrations, drop_all
-from tests.rig.sql_plans import SqlPlans
-from tests.rig.sql_races import SqlRaces
-from tests.rig.sql_servers import empty_metadata
-from tests.rig.sql_version_histories import SqlVersionHistories
-from tests.rig.sql_version_races import SqlVersionRaces
+from tests.rig.sql.sql_damage import SqlDamage
+from tests.rig.sql.sql_figures import SqlFigures
+from tests.rig.sql.sql_look_ups import SqlLookUps
+from tests.rig.sql.sql_migrations import SqlMigrations, drop_all
+from tests.rig.sql.sql_plans import SqlPlans
+from tests.rig.sql.sql_races import SqlRaces
+from tests.rig.sql.sql_servers import empty_metadata
+from tests.rig.sql.sql_version_histories import SqlVersionHistories
+from tests.rig.sql.sql_version_races import SqlVersionRaces
 
 pytestmark = pytest.mark.real
 
@@ -37,31 +37,31 @@ class TestMariaDBRaces(MetadataRaces):
 
 
 class TestMariaDBLocks(SqlRaces):
-    """See tests/rig/sql_races.py."""
+    """See tests/rig/sql/sql_races.py."""
 
 
 class TestMariaDBVersionLocks(SqlVersionRaces):
-    """See tests/rig/sql_version_races.py."""
+    """See tests/rig/sql/sql_version_races.py."""
 
 
 class TestMariaDBVersionHistories(SqlVersionHistories):
-    """See tests/rig/sql_version_histories.py."""
+    """See tests/rig/sql/sql_version_histories.py."""
 
 
 class TestMariaDBDamage(SqlDamage):
-    """See tests/rig/sql_damage.py."""
+    """See tests/rig/sql/sql_damage.py."""
 
 
 class TestMariaDBPlans(SqlPlans):
-    """See tests/rig/sql_plans.py."""
+    """See tests/rig/sql/sql_plans.py."""
 
 
 class TestMariaDBLookUps(SqlLookUps):
-    """See tests/rig/sql_look_ups.py."""
+    """See tests/rig/sql/sql_look_ups.py."""
 
 
 class TestMariaDBMigrations(SqlMigrations):
-    """See tests/rig/sql_migrations.py."""
+    """See tests/rig/sql/sql_migrations.py."""
 
     @pytest.fixture
     def url(self, mariadb_url: str) -> Iterator[str]:
@@ -71,7 +71,7 @@ class TestMariaDBMigrations(SqlMigrations):
 
 
 class TestMariaDBFigures(SqlFigures):
-    """See tests/rig/sql_figures.py."""
+    """See tests/rig/sql/sql_figures.py."""
 
     MANY = 1_000_000
 

@@ -13,7 +13,7 @@ from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.core.errors import ConfigError
 from tests.rig.dev_servers import DevServer
-from tests.rig.sql_servers import empty_metadata
+from tests.rig.sql.sql_servers import empty_metadata
 
 pytestmark = pytest.mark.real
 

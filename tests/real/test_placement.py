@@ -26,8 +26,8 @@ from nos_ec.core.ids import BlockId
 from nos_ec.core.placement import ClusterMap, Condition, Fullness, Grade, GroupState, condition
 from nos_ec.settings import Settings, load_settings
 from tests.rig import waiting
-from tests.rig.audit import problems
 from tests.rig.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster
+from tests.rig.fakes.audit import problems
 
 from .write_flow import Work, WriteFlow, prepare
 

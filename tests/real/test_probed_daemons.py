@@ -17,7 +17,7 @@ import pytest
 
 from nos_ec.composition.wiring import initialise
 from nos_ec.settings import load_settings, without_settings
-from tests.rig.chaos_fleet import UNREACHED
+from tests.rig.chaos.chaos_fleet import UNREACHED
 from tests.rig.dev_servers import DevServer, free_port
 from tests.rig.patience import patient
 from tests.rig.readiness import await_ready, readyz

@@ -26,7 +26,7 @@ from nos_ec.engine.dump.stored import newest_dump
 from nos_ec.engine.dump.uncertain import uncertain
 from nos_ec.settings import Settings, load_settings
 from tests.rig.at_rest import end_log, settle
-from tests.rig.audit import all_objects
+from tests.rig.fakes.audit import all_objects
 
 pytestmark = pytest.mark.real
 

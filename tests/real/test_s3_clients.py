@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.s3_clients import CLIENTS, Gateways
-from tests.rig.s3_gateway import Access
+from tests.rig.s3.s3_clients import CLIENTS, Gateways
+from tests.rig.s3.s3_gateway import Access
 
 from .conftest import or_skip
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.s3_clients import Gateways, clients_python
-from tests.rig.s3_gateway import Access
-from tests.rig.s3_multipart import CLIENTS
-from tests.rig.two_gateways import TwoGateways
+from tests.rig.s3.s3_clients import Gateways, clients_python
+from tests.rig.s3.s3_gateway import Access
+from tests.rig.s3.s3_multipart import CLIENTS
+from tests.rig.s3.two_gateways import TwoGateways
 
 from .conftest import or_skip
 

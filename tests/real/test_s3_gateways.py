@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.rig.s3_clients import CLIENTS, Gateways, clients_python
-from tests.rig.two_gateways import TwoGateways
+from tests.rig.s3.s3_clients import CLIENTS, Gateways, clients_python
+from tests.rig.s3.two_gateways import TwoGateways
 
 from .conftest import or_skip
 

@@ -20,7 +20,7 @@ from nos_ec.ports.metadata import BlockRow
 from nos_ec.settings import load_settings
 from nos_producer.assemble import producer_service
 from tests.rig.at_rest import end_log, settle
-from tests.rig.audit import all_blocks
+from tests.rig.fakes.audit import all_blocks
 
 pytestmark = pytest.mark.real
 

@@ -19,9 +19,9 @@ from nos_ec.core.formats.messages import decode_pack_request
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.states import BlockState
 from nos_ec.settings import load_settings
-from tests.rig.audit import all_blocks, problems
 from tests.rig.daemons import DaemonProcess, until
 from tests.rig.dev_servers import DevServer
+from tests.rig.fakes.audit import all_blocks, problems
 
 pytestmark = pytest.mark.real
 

@@ -22,8 +22,8 @@ import pytest
 
 from nos_consumer.assemble import consumer_service, drain
 from nos_ec.adapters.sql.buckets.bucket_rows import TOMBSTONE_MS
+from nos_ec.adapters.sql.connection_check import DatabaseCheck
 from nos_ec.adapters.sql.tables.schema import METADATA
-from nos_ec.adapters.sql.trial import DatabaseTrial
 from nos_ec.api.readings import Readings
 from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
@@ -54,8 +54,8 @@ from nos_ec.ports.metadata import Rights as BucketRights
 from nos_ec.settings import without_settings
 from nos_gc.assemble import gc_collector, gc_service
 from nos_producer.assemble import producer_service
-from tests.rig.audit import problems
-from tests.rig.sql_roles import ROLES, RoleStore, TableRights
+from tests.rig.fakes.audit import problems
+from tests.rig.sql.sql_roles import ROLES, RoleStore, TableRights
 
 pytestmark = pytest.mark.real
 
@@ -376,7 +376,7 @@ def unequal(granted: TableRights, used: TableRights) -> Iterator[tuple[str, str,
 @pytest.mark.parametrize("role", ROLES)
 def test_the_check_of_the_configuration_tells_the_rights_of_each_role(store: RoleStore, role: str) -> None:
     """`nos-ec config check --connect` names what the script grants, with its columns, and fails no role."""
-    with closing(DatabaseTrial(store.settings(role).store.url(), replica=False)) as trial:
+    with closing(DatabaseCheck(store.settings(role).store.url(), replica=False)) as trial:
         trial.connect()
         assert trial.schema() is not None
         said = trial.rights()

@@ -14,7 +14,7 @@ from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.states import ObjectState
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 
 pytestmark = pytest.mark.real
 

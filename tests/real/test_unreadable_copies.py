@@ -77,7 +77,7 @@ def test_copies_that_do_not_answer_do_not_delay_others(ceph: CephCluster, system
             print(f"{others} objects packed in {seconds:.1f} s beside {len(stuck)} that do not answer")
             _turn_until(
                 service,
-                lambda: {packable.key for packable, _ in service.unread.parking} == stuck,
+                lambda: {packable.key for packable, _ in service.unread.retry_queue} == stuck,
                 "not those are parked that do not answer",
             )
             assert len(service.unread) == len(stuck)

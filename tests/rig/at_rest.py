@@ -15,7 +15,7 @@ from nos_ec.engine.landing.log_bypass import LogBypass
 from nos_ec.engine.leases import HeldLeases
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
-from tests.rig.audit import problems
+from tests.rig.fakes.audit import problems
 
 HOUR_MS = 3_600_000
 """By then, every lease, reservation, wait, grace period and republishing wait of a test's configuration is over."""

@@ -27,11 +27,10 @@ from nos_ec.ports.clock import Clock, unwatched
 from nos_ec.settings import Settings, without_settings
 from nos_producer.assemble import producer_service
 from tests.rig.at_rest import end_log, left_over, settle
-from tests.rig.audit import problems
-from tests.rig.clock import FakeClock, SetClock
+from tests.rig.fakes.audit import problems
+from tests.rig.fakes.clock import FakeClock, SetClock
 from tests.rig.preloaded import Preloaded
-
-from .s3_gateway import Gateway, serving
+from tests.service.s3.s3_gateway import Gateway, serving
 
 WAIT_S_MAX = 120.0
 """Longer than a machine that is ten times as busy takes: what has not happened by then never does."""
@@ -277,7 +276,7 @@ def short_leases(bench: Bench) -> None:
 
 def set_clock(service: ConsumerService, clock: Clock) -> None:
     """Give a running consumer another clock; its lease and its lanes keep theirs."""
-    for part in (service, service._backlog, service._offsets, service._pause, service.unread.parking):
+    for part in (service, service._backlog, service._offsets, service._pause, service.unread.retry_queue):
         part._clock = clock
 
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.rig.chaos import Report, run_chaos
-from tests.rig.chaos_strikes import Servers
+from tests.rig.chaos.chaos_run import Report, run_chaos
+from tests.rig.chaos.chaos_strikes import Servers
 from tests.rig.dev_servers import DevServer
 
 SECONDS_MIN = 60.0

@@ -32,7 +32,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.engine.figures.store_totals import StoreTotals
 from nos_ec.monitoring.sources import StoreFigures, store_samples
 from tests.rig.dev_servers import DevServer
-from tests.rig.full_store import Shape, fill
+from tests.rig.sql.full_store import Shape, fill
 
 PAGE_ROWS = 1000
 PAGE_FOLDERS = 100

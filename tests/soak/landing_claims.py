@@ -58,8 +58,8 @@ from nos_ec.engine.objects.put_queue import PutQueue
 from nos_ec.ports.metadata import NewObject, ObjectRow, Objects
 from nos_ec.ports.segment_medium import SegmentMedium
 from nos_ec.settings import load_settings
+from tests.rig.fakes.memory_segments import MemorySegments
 from tests.rig.loop_devices import loop_device
-from tests.rig.memory_segments import MemorySegments
 
 KIB, MIB = 1 << 10, 1 << 20
 STORE = "00112233445566778899aabbccddeeff"

@@ -34,7 +34,7 @@ from nos_ec.adapters.rados.store_mark import make_mark, read_mark
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId
-from nos_ec.core.runs import cut_runs, runs_of
+from nos_ec.core.range_coalescing import cut_ranges, merged_ranges
 from nos_ec.ports.block_store import ReadCounters
 
 STORE_OBJECT = "nos_ec.store"
@@ -192,10 +192,10 @@ class RadosBlockStore:
         decode what is damaged."""
         if not extents:
             return []
-        runs = runs_of(extents, GAP_MAX, RUN_BYTES_MAX)
+        runs = merged_ranges(extents, GAP_MAX, RUN_BYTES_MAX)
         spans = [(run.offset, run.length) for run in runs]
         with self._blocks.translated(block_id), self._counter.noticing_time_outs():
-            found = cut_runs(extents, runs, self._pool.each_read(block_id.hex(), spans))
+            found = cut_ranges(extents, runs, self._pool.each_read(block_id.hex(), spans))
         for span in spans:
             self._counter.count(*span)
         for part, extent in zip(found, extents, strict=True):

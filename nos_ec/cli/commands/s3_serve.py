@@ -134,14 +134,14 @@ def _gateway(
     settings = system.settings.s3
     certificate = find_certificate(settings)
     monitor = system.monitor("s3", writes=True, publishes=False)
-    monitor.health.require("free space", system.require_put_room)
+    monitor.health.require("free space", system.require_put_space)
     masters, accounts = find_master_keys(settings), Accounts(system.metadata, system.clock, os.urandom)
     accounts.require_known_secrets(masters)
     monitor.health.require("master key", lambda: accounts.require_known_secrets(masters))
     service = make_service(system, masters, settings)
     new_id = lambda: os.urandom(8).hex().upper()  # noqa: E731
     with GatewayServer(service, settings, new_id, listener, monitor.health, certificate, share) as server:
-        monitor.metrics.add("gateway", lambda: gateway_samples(server.tally))
+        monitor.metrics.add("gateway", lambda: gateway_samples(server.counters))
         monitor.metrics.add("batches", lambda: batch_samples(system.puts))
         settle()
         yield server, monitor

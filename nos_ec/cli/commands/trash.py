@@ -11,8 +11,8 @@ import typer
 from nos_ec.cli.commands.listing import row_data
 from nos_ec.cli.files.trees import ask, parse_prefix, require_terminal
 from nos_ec.cli.terminal.context import AsJson, context, parse_object
+from nos_ec.cli.terminal.item_counter import ItemCounter, counting
 from nos_ec.cli.terminal.output import count_text, emit, out, print_lines, printable, progress, size_text, time_text
-from nos_ec.cli.terminal.tally import Tally, counting
 from nos_ec.cli.terminal.values import Since, Until, time_of
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput, NotFound
@@ -93,26 +93,26 @@ def _if_off(system: System) -> str:
 
 def _undelete_tree(ctx: typer.Context, target: str, between: tuple[str | None, str | None], as_json: bool) -> None:
     bucket, prefix = parse_prefix(target)
-    tally = Tally("undeleted", as_json, more={"older_versions_left": 0})
+    counter = ItemCounter("undeleted", as_json, more={"older_versions_left": 0})
     with context(ctx).system() as system:
         can, deleted = system.trash(), _Between.of(between, system.clock.now_ms())
         if not any(can.pages(bucket, prefix)):
             where = f"{printable(bucket)}/{printable(prefix)}"
             raise NotFound(f"nothing below {where} is in the trash{_if_off(system)}")
         restored: set[int] = set()
-        with tally.told(f"below {bucket}/{prefix}"), progress() as bar:
-            count = counting(bar, "undelete", tally)
+        with counter.told(f"below {bucket}/{prefix}"), progress() as bar:
+            count = counting(bar, "undelete", counter)
             for page in can.pages(bucket, prefix):
                 wanted = [row for row in page if deleted.has(row)]
                 for row in (back := can.undelete_many(wanted)):
                     count(row.users_size)
                     if len(restored) < RESTORED_MAX:
                         restored.add(row.object_id)
-                _name_the_rest(system, wanted, {row.object_id for row in back}, restored, tally)
+                _name_the_rest(system, wanted, {row.object_id for row in back}, restored, counter)
 
 
 def _name_the_rest(
-    system: System, wanted: Sequence[ObjectRow], back: set[int], restored: set[int], tally: Tally
+    system: System, wanted: Sequence[ObjectRow], back: set[int], restored: set[int], counter: ItemCounter
 ) -> None:
     """restored: what this command has brought back so far, of which older versions stay in the trash."""
     rest = [row for row in wanted if row.object_id not in back]
@@ -121,11 +121,11 @@ def _name_the_rest(
         other = current.get(row.key)
         what = f"{row.key} version {row.version}"
         if other is None:
-            tally.leave_out(what, "it has left the trash meanwhile")
+            counter.leave_out(what, "it has left the trash meanwhile")
         elif other.object_id in restored:
-            tally.more["older_versions_left"] += 1
+            counter.more["older_versions_left"] += 1
         else:
-            tally.problem(what, "another version was stored after the delete")
+            counter.problem(what, "another version was stored after the delete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +203,13 @@ def trash_empty(
     trash = f"the trash of {printable(where)}" if where else "the trash"
     if not yes:
         require_terminal(f"trash empty permanently deletes everything in {trash}")
-    tally = Tally("deleted", as_json)
+    counter = ItemCounter("deleted", as_json)
     with context(ctx).system() as system:
         can = system.trash()
         if not yes:
             ask(f"Permanently delete everything in {trash}? [y/N] ")
-        with tally.told(f"permanently from {trash}"), progress() as bar:
-            count = counting(bar, "trash empty", tally)
+        with counter.told(f"permanently from {trash}"), progress() as bar:
+            count = counting(bar, "trash empty", counter)
             for page in _pages(can, where):
                 for row in can.purge(page):
                     count(row.users_size)

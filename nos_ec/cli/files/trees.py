@@ -15,9 +15,9 @@ import typer
 
 from nos_ec.cli.files.local_files import CannotBeFile, TargetFolder, files_below
 from nos_ec.cli.terminal.context import context
+from nos_ec.cli.terminal.item_counter import ItemCounter, counting
 from nos_ec.cli.terminal.output import count_text, err, printable, progress, size_text
 from nos_ec.cli.terminal.streams import is_folder
-from nos_ec.cli.terminal.tally import Tally, counting
 from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.objects.store import Store
@@ -39,46 +39,46 @@ def put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> No
         if folder.exists():
             raise InvalidInput(f"{folder} is not a folder; to store a single file, leave out -r")
         raise InvalidInput(f"{folder}: no such folder")
-    tally = Tally("stored", as_json)
+    counter = ItemCounter("stored", as_json)
 
     def pairs() -> Iterator[tuple[ObjectKey, Path]]:
-        for path in files_below(folder, tally.problem, tally.leave_out):
+        for path in files_below(folder, counter.problem, counter.leave_out):
             try:
                 yield ObjectKey(bucket, prefix + path.relative_to(folder).as_posix()), path
             except InvalidInput as error:
-                tally.problem(str(path), str(error))
+                counter.problem(str(path), str(error))
 
-    with context(ctx).system() as system, tally.told(f"under {bucket}/{prefix}"), progress() as bar:
+    with context(ctx).system() as system, counter.told(f"under {bucket}/{prefix}"), progress() as bar:
         load_tree(
             system.store(),
             pairs(),
-            counting(bar, "put", tally),
-            lambda path, reason: tally.problem(str(path), reason),
-            lambda path: tally.has_changed(str(path)),
+            counting(bar, "put", counter),
+            lambda path, reason: counter.problem(str(path), reason),
+            lambda path: counter.has_changed(str(path)),
         )
 
 
 def get_tree(ctx: typer.Context, source: str, folder: Path, skip_existing: bool, as_json: bool) -> None:
     """Write every object below a prefix to a file below a folder."""
     bucket, prefix = parse_prefix(source)
-    tally = Tally("written", as_json, more={"unchanged": 0})
+    counter = ItemCounter("written", as_json, more={"unchanged": 0})
     with context(ctx).system() as system:
         store = system.store()
         _require_some(store, bucket, prefix)
-        with TargetFolder(folder) as target, tally.told(f"below {folder}"), progress() as bar:
-            count = counting(bar, "get", tally)
+        with TargetFolder(folder) as target, counter.told(f"below {folder}"), progress() as bar:
+            count = counting(bar, "get", counter)
             for row in _below(store, bucket, prefix):
                 name = row.key.name.removeprefix(prefix)
                 try:
                     part_sizes = None if row.composition is None else partial(_part_sizes, store, row)
                     if skip_existing and target.has(name, row.users_size, row.tag[0], part_sizes):
-                        tally.more["unchanged"] += 1
+                        counter.more["unchanged"] += 1
                         continue
                     count(_write(store, row.key, target, name))
                 except (CannotBeFile, NotFound, Conflict) as error:
-                    tally.problem(str(row.key), str(error))
+                    counter.problem(str(row.key), str(error))
                 except Corrupt as error:
-                    tally.damaged(str(row.key), error)
+                    counter.damaged(str(row.key), error)
 
 
 def remove_tree(ctx: typer.Context, target: str, yes: bool, permanently: bool, as_json: bool) -> None:
@@ -86,14 +86,14 @@ def remove_tree(ctx: typer.Context, target: str, yes: bool, permanently: bool, a
     bucket, prefix = parse_prefix(target)
     if not yes:
         require_terminal(f"rm -r deletes everything below {bucket}/{prefix}")
-    tally = Tally("deleted", as_json)
+    counter = ItemCounter("deleted", as_json)
     with context(ctx).system() as system:
         store = system.store()
         _require_some(store, bucket, prefix)
         if not yes:
             ask(f"Delete {_counted(store, bucket, prefix)} below {printable(bucket)}/{printable(prefix)}? [y/N] ")
-        with tally.told(f"below {bucket}/{prefix}"), progress() as bar:
-            count = counting(bar, "rm", tally)
+        with counter.told(f"below {bucket}/{prefix}"), progress() as bar:
+            count = counting(bar, "rm", counter)
             for page in pages(store, bucket, prefix):
                 for row in store.delete_many([row.key for row in page], permanently=permanently):
                     count(row.users_size)

@@ -14,8 +14,8 @@ import typer
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import count_text, emit, facts, out
+from nos_ec.composition.connection_check import Check, Outcome, Result, try_all, worst
 from nos_ec.composition.connections import DATABASE_LIMIT_MS, FOLDER_LIMIT_MS, NOT_INITIALISED, Connections
-from nos_ec.composition.trial import Check, Outcome, Result, try_all, worst
 from nos_ec.core.errors import ConfigError, NosError
 from nos_ec.settings import Problem, Settings, check_settings, load_settings, refusal, shown_settings
 

@@ -19,7 +19,7 @@ from nos_ec.composition.rebuilding import open_lost
 from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
 from nos_ec.core.formats.dump_format import DumpHead, Read, dump_frames, verify_dump
 from nos_ec.engine.dump.dumper import dump_pages
-from nos_ec.engine.dump.lost import DumpSource, Lost
+from nos_ec.engine.dump.rebuild_input import DumpSource, RebuildInput
 from nos_ec.engine.dump.rebuilder import Rebuilder, RebuildFigures
 from nos_ec.engine.dump.stored import is_ahead, newest_dump
 from nos_ec.engine.dump.uncertain import KINDS, Uncertain, uncertain
@@ -191,7 +191,7 @@ def _list(path: Path | None) -> Iterator[Callable[[Uncertain], object]]:
 
 
 # --- what is told -------------------------------------------------------------------------------------
-def _require_fit(source: DumpSource | None, lost: Lost, store_id: str) -> None:
+def _require_fit(source: DumpSource | None, lost: RebuildInput, store_id: str) -> None:
     if source is None:
         return
     if source.head.store_id != store_id:
@@ -200,7 +200,7 @@ def _require_fit(source: DumpSource | None, lost: Lost, store_id: str) -> None:
         raise InvalidInput(f"{source.name} is a dump of a store of another geometry: {source.head.geometry}")
 
 
-def _outlook(lost: Lost, source: DumpSource | None) -> dict[str, Any]:
+def _outlook(lost: RebuildInput, source: DumpSource | None) -> dict[str, Any]:
     blocks = sum(1 for _ in lost.blocks.list_blocks())
     segments = 0 if lost.medium is None else sum(1 for _ in lost.medium.segments(known_only=True))
     rows = {} if source is None else source.rows

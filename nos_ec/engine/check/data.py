@@ -16,9 +16,9 @@ READ_BYTES_MAX = 4 << 20
 class DataCheck:
     """Reads objects in runs of READ_BYTES_MAX. pace: called with the bytes of each run."""
 
-    def __init__(self, blocks: BlockStore, pace: Callable[[int], object] = lambda _: None) -> None:
+    def __init__(self, blocks: BlockStore, rate_limit: Callable[[int], object] = lambda _: None) -> None:
         self._blocks = blocks
-        self._pace = pace
+        self._rate_limit = rate_limit
         self.bytes = 0
         """Read so far, of objects that were there."""
 
@@ -34,7 +34,7 @@ class DataCheck:
                     crc_checked(data, one.extent.length, one.crc32c, one.key, str(one.key))
                 except Corrupt as error:
                     yield one, error
-            self._pace(sum(one.extent.length for one in run))
+            self._rate_limit(sum(one.extent.length for one in run))
 
     def _bytes_of(self, run: Sequence[Placed]) -> Sequence[bytes | Corrupt]:
         """The bytes of each object, or why there are none: one by one if they cannot be read together."""

@@ -28,7 +28,7 @@ from nos_ec.core.ids import ACCESS_BUCKET, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.dump.bucket_rows import page_of
 from nos_ec.engine.objects.store import Store
-from nos_ec.engine.parking import BackOff
+from nos_ec.engine.retry_queue import BackOff
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import AccessKeys, AccessOf, Buckets, ObjectRow, Objects
 

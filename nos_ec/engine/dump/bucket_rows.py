@@ -10,7 +10,7 @@ from typing import Protocol
 from nos_ec.core.errors import Conflict, Corrupt, NotFound
 from nos_ec.core.formats.dump_format import DumpPage, decode_page
 from nos_ec.core.ids import ACCESS_BUCKET
-from nos_ec.engine.dump.lost import DumpSource, Lost
+from nos_ec.engine.dump.rebuild_input import DumpSource, RebuildInput
 from nos_ec.engine.dump.rows import OBJECTS, objects_of, word
 from nos_ec.ports.metadata import (
     AccessKey,
@@ -139,7 +139,7 @@ def page_of(of: AccessOf, name: str, metadata: AccessMetadata) -> DumpPage:
     )
 
 
-def records_since(lost: Lost, source: DumpSource | None) -> Iterator[AccessRecord]:
+def records_since(lost: RebuildInput, source: DumpSource | None) -> Iterator[AccessRecord]:
     """The records of changes that the dump may not have, once all objects are known. Raises Transient.
 
     It has those whose records it has in objects before its buckets and access keys. Earlier dumps have these first, so
@@ -168,7 +168,7 @@ def records_since(lost: Lost, source: DumpSource | None) -> Iterator[AccessRecor
             yield AccessRecord(AccessOf(of), name, page)
 
 
-def load_records(lost: Lost, source: DumpSource | None, now_ms: int) -> int:
+def load_records(lost: RebuildInput, source: DumpSource | None, now_ms: int) -> int:
     """Apply the records that may be newer than the dump to buckets and access keys. A bucket that was removed stays if
     it contains objects again. Returns how many were loaded. Running it again changes nothing. Raises Transient."""
     loaded = 0

@@ -11,7 +11,7 @@ from dataclasses import replace
 from nos_ec.core.gc.reclaim import BlockAccount
 from nos_ec.core.ids import BlockId
 from nos_ec.core.states import BlockEvent, BlockKind, BlockState, advance_block
-from nos_ec.engine.dump.lost import PAGE_ROWS
+from nos_ec.engine.dump.rebuild_input import PAGE_ROWS
 from nos_ec.ports.metadata import BlockRow, Metadata, Placed
 
 UNREAD_MS = 30 * 86_400_000

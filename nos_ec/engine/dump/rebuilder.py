@@ -40,11 +40,17 @@ from nos_ec.core.states import (
     advance_segment,
 )
 from nos_ec.engine.dump import bucket_rows, rows, tail_rows, upload_rows, version_rows
-from nos_ec.engine.dump.ahead import looked_ahead
 from nos_ec.engine.dump.counters import count_blocks
-from nos_ec.engine.dump.lost import PAGE_ROWS, PUT_MS_MAX, DumpSource, Lost, batches
-from nos_ec.engine.dump.placer import Placer, PlacerFigures
-from nos_ec.engine.dump.told import ToldBlock, ToldEntry, told_by_block, told_by_copies, told_by_segment
+from nos_ec.engine.dump.prefetch import prefetched
+from nos_ec.engine.dump.rebuild_input import PAGE_ROWS, PUT_MS_MAX, DumpSource, RebuildInput, batches
+from nos_ec.engine.dump.recovered_entries import (
+    RecoveredBlock,
+    RecoveredEntry,
+    recover_block,
+    recover_copies,
+    recover_segment,
+)
+from nos_ec.engine.dump.row_rebuilder import RowFigures, RowRebuilder
 from nos_ec.engine.dump.unfinished import maybe_committed
 from nos_ec.engine.landing.landing_labels import labels_of
 from nos_ec.engine.landing.segment_pages import segment_pages
@@ -82,7 +88,7 @@ class RebuildFigures:
     unfinished group. nameless: entries of headers whose names cannot be read. partial: large objects that were put
     since and are not whole. copies_read: landing copies that nothing refers to. returned: objects that have landing
     copies again, as their blocks are nowhere. gone: rows of the dump removed. access_records: buckets and access keys
-    that were changed since the dump. placed: see PlacerFigures."""
+    that were changed since the dump. placed: see RowFigures."""
 
     loaded: int = 0
     blocks: int = 0
@@ -97,7 +103,7 @@ class RebuildFigures:
     returned: int = 0
     gone: int = 0
     access_records: int = 0
-    placed: PlacerFigures | None = None
+    placed: RowFigures | None = None
 
 
 class _State(msgspec.Struct):
@@ -114,7 +120,7 @@ class _State(msgspec.Struct):
 class Rebuilder:
     """One run of a rebuild. `figures` count what this run did: a resumed one loads fewer pages."""
 
-    def __init__(self, lost: Lost, source: DumpSource | None, tick: Tick) -> None:
+    def __init__(self, lost: RebuildInput, source: DumpSource | None, tick: Tick) -> None:
         self._lost = lost
         self._metadata = lost.metadata
         self._blocks = lost.blocks
@@ -128,7 +134,7 @@ class Rebuilder:
         self._ends: dict[SegmentId, int] = {}
         self._is_log_whole = True
         """Whether all of the landing log could be looked at: what is not listed is gone only then."""
-        self._parts: dict[tuple[ObjectKey, int, int | None], list[ToldEntry]] = {}
+        self._parts: dict[tuple[ObjectKey, int, int | None], list[RecoveredEntry]] = {}
         """Segments of large objects by key, version, and epoch of their writer: two processes may take one version."""
         self._epoch = 0
         self._unread_segments = 0
@@ -150,15 +156,15 @@ class Rebuilder:
             self._require_log()
         kill_point("rebuild.loaded")
         keep = self._source is not None  # without a dump, all that was ever overwritten would be kept
-        placer = Placer(self._lost, self._now_ms, state.new_ids, keep_replaced=keep)
-        self.figures.placed = placer.figures
-        self.unreadable = placer.unreadable
-        self._read_blocks(None if state.placed else placer)
+        row_rebuilder = RowRebuilder(self._lost, self._now_ms, state.new_ids, keep_replaced=keep)
+        self.figures.placed = row_rebuilder.figures
+        self.unreadable = row_rebuilder.unreadable
+        self._read_blocks(None if state.placed else row_rebuilder)
         kill_point("rebuild.blocks_read")
-        self._read_segments(None if state.placed else placer, state)
+        self._read_segments(None if state.placed else row_rebuilder, state)
         if not state.placed:
-            self._adopt_copies(placer, state)
-            self._place_large(placer, tails=True)
+            self._adopt_copies(row_rebuilder, state)
+            self._place_large(row_rebuilder, tails=True)
             self._set_aside_unread(maybe_committed(self._lost, self._unfinished))
         state.placed = True
         self._metadata.load((), (), _encoded(state))
@@ -173,13 +179,13 @@ class Rebuilder:
         kill_point("rebuild.copies_set_aside")
         self._settle_tails()
         kill_point("rebuild.tails_settled")
-        upload_rows.choose_parts(self._lost, placer.exchange)
+        upload_rows.choose_parts(self._lost, row_rebuilder.exchange)
         kill_point("rebuild.parts_chosen")
         self._settle_trash()
         kill_point("rebuild.trash_settled")
         version_rows.order_all(self._metadata, self._now_ms, self._now_ms + TRASHED_MS_MIN)
         kill_point("rebuild.versions_ordered")
-        self._settle_uploads(placer)
+        self._settle_uploads(row_rebuilder)
         kill_point("rebuild.uploads_settled")
         self.figures.access_records = bucket_rows.load_records(self._lost, self._source, self._now_ms)
         kill_point("rebuild.access_loaded")
@@ -259,39 +265,39 @@ class Rebuilder:
         kill_point("rebuild.page_loaded")
 
     # --- blocks ---------------------------------------------------------------------------------------
-    def _read_blocks(self, placer: Placer | None) -> None:
+    def _read_blocks(self, row_rebuilder: RowRebuilder | None) -> None:
         listed = sorted(self._blocks.list_blocks())
         self.figures.blocks = len(listed)
         entered: list[BlockRow] = []
         unread = self._unread_before()
-        for done, (block_id, told) in enumerate(looked_ahead(self._told, listed), 1):
+        for done, (block_id, told) in enumerate(prefetched(self._told, listed), 1):
             entered.append(self._row_of(block_id, told))
             if told is not None:
                 self._there.add(block_id)
                 self._read[block_id] = entered[-1]
                 if not told.is_read:
                     unread.add(block_id)
-                if placer is not None:
-                    self._place(told, placer)
+                if row_rebuilder is not None:
+                    self._place(told, row_rebuilder)
             if len(entered) >= PAGE_ROWS:
                 self._metadata.enter_blocks(entered)
                 entered = []
             self._tick("blocks", done, len(listed))
         self._metadata.enter_blocks(entered)
         self._set_aside_unread(unread)
-        if placer is not None:
-            self._place_large(placer, tails=False)
+        if row_rebuilder is not None:
+            self._place_large(row_rebuilder, tails=False)
 
-    def _place_large(self, placer: Placer, *, tails: bool) -> None:
+    def _place_large(self, row_rebuilder: RowRebuilder, *, tails: bool) -> None:
         """tails: those large objects that have tails, once the landing copies are known; otherwise the others."""
         partial: set[BlockId] = set()
         for (key, version, _), parts in self._parts.items():
             if tail_rows.has_tail(parts) is not tails:
                 continue
-            if not placer.place_large(key, version, parts, self._there):
+            if not row_rebuilder.place_large(key, version, parts, self._there):
                 self.figures.partial += 1
                 partial |= {part.extent.block_id for part in parts}
-        unread = placer.unread.union(self._unread)
+        unread = row_rebuilder.unread.union(self._unread)
         if unread or self._unread_segments:  # what a large object lacks may lie in them
             unread |= partial
         self._set_aside_unread(unread)
@@ -313,14 +319,14 @@ class Rebuilder:
             found |= {row.block_id for row in page if row.writer == QUARANTINE}
         return {one for one in found if one not in self._dumped or self._dumped[one].writer != QUARANTINE}
 
-    def _place(self, told: ToldBlock, placer: Placer) -> None:
+    def _place(self, told: RecoveredBlock, row_rebuilder: RowRebuilder) -> None:
         for some in batches((entry for entry in told.entries if entry.part is None), PAGE_ROWS):
-            placer.place_small(some, told.last_at)
+            row_rebuilder.place_small(some, told.last_at)
         for entry in told.entries:
             if entry.part is not None:
                 self._parts.setdefault((entry.key, entry.version, told.epoch), []).append(entry)
 
-    def _told(self, block_id: BlockId) -> ToldBlock | None:
+    def _told(self, block_id: BlockId) -> RecoveredBlock | None:
         """What a block tells, without what was in it when the dump was made; None if it is half deleted. What is
         SEALED in the dump is not read: it cannot have changed. Runs in several threads."""
         row = self._dumped.get(block_id)
@@ -331,15 +337,15 @@ class Rebuilder:
             if row is not None and row.state is BlockState.SEALED:
                 with suppress(Corrupt):
                     self._blocks.stripes(block_id)
-                return ToldBlock(block_id, stripes, data_bytes, 0, (), 0, None, None)
+                return RecoveredBlock(block_id, stripes, data_bytes, 0, (), 0, None, None)
             # Acknowledged stripes that the store lost still count, as in recovery: rows of the dump may point there.
-            return told_by_block(self._blocks, block_id, max(self._blocks.seal(block_id), stripes), stripes)
+            return recover_block(self._blocks, block_id, max(self._blocks.seal(block_id), stripes), stripes)
         except NotFound:
             return None
         except Corrupt:
-            return ToldBlock(block_id, stripes, data_bytes, 0, (), 0, None, None, is_read=False)
+            return RecoveredBlock(block_id, stripes, data_bytes, 0, (), 0, None, None, is_read=False)
 
-    def _row_of(self, block_id: BlockId, told: ToldBlock | None) -> BlockRow:
+    def _row_of(self, block_id: BlockId, told: RecoveredBlock | None) -> BlockRow:
         """The row of a block as if nothing in it were live: `count_blocks` mends that."""
         dumped = self._dumped.get(block_id)
         if told is None:
@@ -371,7 +377,7 @@ class Rebuilder:
         )
 
     # --- landing segments -----------------------------------------------------------------------------
-    def _read_segments(self, placer: Placer | None, state: _State) -> None:
+    def _read_segments(self, row_rebuilder: RowRebuilder | None, state: _State) -> None:
         """Landing segments that were SEALED in the dump are not read: what was recorded in them is in the dump. All are
         sealed before the first is read: only then is it known which are there. placer: None if an earlier run has
         placed what they tell. Those that it could not read have no rows."""
@@ -387,19 +393,19 @@ class Rebuilder:
             except Corrupt:
                 self._ends[segment] = medium.limits.segment_bytes
                 unread.add(segment)
-        if placer is None:
+        if row_rebuilder is None:
             known = {row.segment for page in segment_pages(self._metadata) for row in page}
             unread |= {one for one in self._ends if one not in known and not self._is_sealed_in_dump(one)}
         for done, (segment, end) in enumerate(self._ends.items(), 1):
             dumped = self._segments.get(segment)
             records = 0 if dumped is None else dumped.records
-            if placer is not None and not self._is_sealed_in_dump(segment):
+            if row_rebuilder is not None and not self._is_sealed_in_dump(segment):
                 records = 0
                 damaged = set[LandingId]()
                 try:
-                    for batch in batches(told_by_segment(medium, segment, end, damaged), RECORDS_AT_A_TIME):
+                    for batch in batches(recover_segment(medium, segment, end, damaged), RECORDS_AT_A_TIME):
                         records += len(batch)
-                        second = placer.place_landed(batch, self._ends)
+                        second = row_rebuilder.place_landed(batch, self._ends)
                         if second:
                             self._metadata.load((), second, _encoded(state))
                 except Corrupt:
@@ -435,11 +441,11 @@ class Rebuilder:
             )
 
     # --- the landing store ----------------------------------------------------------------------------
-    def _adopt_copies(self, placer: Placer, state: _State) -> None:
+    def _adopt_copies(self, row_rebuilder: RowRebuilder, state: _State) -> None:
         """Copies whose labels are newer than the rows of their objects."""
         for copies in batches(self._unclaimed(), LABELS_AT_A_TIME):
-            for batch in batches(told_by_copies(self._lost.landing, copies), COPIES_READ_AT_A_TIME):
-                if queued := placer.place_landed(batch, self._ends):
+            for batch in batches(recover_copies(self._lost.landing, copies), COPIES_READ_AT_A_TIME):
+                if queued := row_rebuilder.place_landed(batch, self._ends):
                     self._metadata.load((), queued, _encoded(state))
 
     def _set_aside_copies(self) -> None:
@@ -572,12 +578,12 @@ class Rebuilder:
                 self._remove(tail_rows.without_tail(page, self._metadata))
 
     # --- uploads --------------------------------------------------------------------------------------
-    def _settle_uploads(self, placer: Placer) -> None:
+    def _settle_uploads(self, row_rebuilder: RowRebuilder) -> None:
         """When all objects are known: first those that are composed, then the parts to which none of them refers. If
         not everything could be read, there may be others that refer to them, so they stay, and `check` names them."""
         for page in self._lost.all_objects():
             upload_rows.complete_those_of(page, self._metadata, self._now_ms)
-            placer.place_empty(upload_rows.lost_empty_parts(page, self._metadata, self._lost.bytes_of))
+            row_rebuilder.place_empty(upload_rows.lost_empty_parts(page, self._metadata, self._lost.bytes_of))
         if self._is_any_unread():
             return
         upload_rows.doom_those_without_object(self._metadata, self._now_ms)

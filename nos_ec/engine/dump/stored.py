@@ -24,9 +24,9 @@ from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import RESERVED_BUCKET, BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.states import ObjectState
-from nos_ec.engine.dump.ahead import looked_ahead
-from nos_ec.engine.dump.lost import DumpSource
-from nos_ec.engine.dump.told import ToldEntry, whole_parts
+from nos_ec.engine.dump.prefetch import prefetched
+from nos_ec.engine.dump.rebuild_input import DumpSource
+from nos_ec.engine.dump.recovered_entries import RecoveredEntry, whole_parts
 from nos_ec.engine.objects.large import LargeObjects
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.packable import crc_checked
@@ -122,10 +122,10 @@ def newest_dump(blocks: BlockStore, now_ms: int, tick: Callable[[str, int, int |
     Ids of blocks begin with the time, so it reads the fronts of the blocks that were begun since the dump, and few
     others. Dumps that are damaged are logged and passed over. One from the future is taken if there is no other.
     """
-    parts: dict[ObjectKey, list[ToldEntry]] = {}
+    parts: dict[ObjectKey, list[RecoveredEntry]] = {}
     from_future: DumpSource | None = None
     listed = sorted(blocks.list_blocks(), reverse=True)
-    for done, (_, entry) in enumerate(looked_ahead(lambda block_id: _front(blocks, block_id), listed), 1):
+    for done, (_, entry) in enumerate(prefetched(lambda block_id: _front(blocks, block_id), listed), 1):
         tick("blocks looked through for a dump", done, len(listed))
         if entry is None or entry.key.bucket != RESERVED_BUCKET:
             continue
@@ -144,7 +144,7 @@ def newest_dump(blocks: BlockStore, now_ms: int, tick: Callable[[str, int, int |
     return from_future
 
 
-def _front(blocks: BlockStore, block_id: BlockId) -> ToldEntry | None:
+def _front(blocks: BlockStore, block_id: BlockId) -> RecoveredEntry | None:
     """The segment of a large object that the block holds; None if it holds something else, or cannot be read."""
     try:
         front = blocks.read(block_id, 0, _FRONT)
@@ -163,10 +163,10 @@ def _front(blocks: BlockStore, block_id: BlockId) -> ToldEntry | None:
         return None
     (entry,) = header.entries
     extent = Extent(block_id, entry.offset, entry.length)
-    return ToldEntry(key, entry.object_version, extent, entry.crc32c, name.segment, name.attributes)
+    return RecoveredEntry(key, entry.object_version, extent, entry.crc32c, name.segment, name.attributes)
 
 
-def _source(blocks: BlockStore, key: ObjectKey, parts: Sequence[ToldEntry]) -> DumpSource | None:
+def _source(blocks: BlockStore, key: ObjectKey, parts: Sequence[RecoveredEntry]) -> DumpSource | None:
     @contextmanager
     def reading() -> Iterator[Read]:
         yield _reader(_bytes_of(blocks, part) for part in parts)
@@ -180,7 +180,7 @@ def _source(blocks: BlockStore, key: ObjectKey, parts: Sequence[ToldEntry]) -> D
     return DumpSource(str(key), head, dict(rows), reading)
 
 
-def _bytes_of(blocks: BlockStore, part: ToldEntry) -> bytes:
+def _bytes_of(blocks: BlockStore, part: RecoveredEntry) -> bytes:
     extent = part.extent
     data = blocks.read(extent.block_id, extent.offset, extent.length)
     return crc_checked(data, extent.length, part.crc32c, part.key, str(part.key))

@@ -7,14 +7,14 @@ from collections.abc import Container, Sequence
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.states import ObjectState
 from nos_ec.core.tails import block_of_tail, is_tail, tail_place
-from nos_ec.engine.dump.told import ToldEntry, tail_told, whole_parts
+from nos_ec.engine.dump.recovered_entries import RecoveredEntry, recovered_tail, whole_parts
 from nos_ec.ports.metadata import Metadata, ObjectRow
 
 
-def has_tail(parts: Sequence[ToldEntry]) -> bool:
+def has_tail(parts: Sequence[RecoveredEntry]) -> bool:
     """Whether these segments of a large object are whole, but for a tail."""
     whole = whole_parts(parts)
-    return whole is not None and tail_told(whole) is not None
+    return whole is not None and recovered_tail(whole) is not None
 
 
 def stray_tails(page: Sequence[ObjectRow], there: Container[BlockId | None]) -> list[ObjectRow]:

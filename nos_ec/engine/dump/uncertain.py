@@ -14,9 +14,9 @@ from nos_ec.core.tails import is_tail
 from nos_ec.engine.check.quarantine import HeldKind, held
 from nos_ec.engine.dump import rows
 from nos_ec.engine.dump.bucket_rows import records_since
-from nos_ec.engine.dump.lost import PAGE_ROWS, DumpSource, Lost, batches
-from nos_ec.engine.dump.placer import is_in_doubt
+from nos_ec.engine.dump.rebuild_input import PAGE_ROWS, DumpSource, RebuildInput, batches
 from nos_ec.engine.dump.rebuilder import NEW_IDS
+from nos_ec.engine.dump.row_rebuilder import is_in_doubt
 from nos_ec.engine.landing.segment_pages import segment_pages
 from nos_ec.engine.landing.unreadable_slots import unreadable_slots
 from nos_ec.ports.metadata import QUARANTINE, ROOT_ACCOUNT, AccessOf, Metadata, ObjectRow, Rebuilt
@@ -44,7 +44,7 @@ class Uncertain:
     size: int | None = None
 
 
-def uncertain(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
+def uncertain(lost: RebuildInput, source: DumpSource | None) -> Iterator[Uncertain]:
     """All that a finished run leaves to be looked at, whichever runs it took; not the dumps in the store. Raises
     Transient."""
     metadata, now_ms = lost.metadata, lost.clock.now_ms()
@@ -112,7 +112,7 @@ def _objects(source: DumpSource | None) -> Iterator[list[Rebuilt]]:
                 yield list(rows.objects_of(page))
 
 
-def _access(lost: Lost, source: DumpSource | None) -> Iterator[Uncertain]:
+def _access(lost: RebuildInput, source: DumpSource | None) -> Iterator[Uncertain]:
     """Yield records that cannot be read or applied, and buckets whose owner is not known."""
     for record in records_since(lost, source):
         if record.page is None:
@@ -144,7 +144,7 @@ def _held(metadata: Metadata) -> Iterator[Uncertain]:
             yield Uncertain("held", one.id.hex())
 
 
-def _segments_without_rows(lost: Lost) -> Iterator[Uncertain]:
+def _segments_without_rows(lost: RebuildInput) -> Iterator[Uncertain]:
     if lost.medium is not None:
         known = {row.segment for page in segment_pages(lost.metadata) for row in page}
         for segment in lost.medium.segments(known_only=True):

@@ -11,19 +11,19 @@ from collections.abc import Iterable
 
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BlockId
-from nos_ec.engine.dump.lost import Lost
-from nos_ec.engine.dump.told import ToldEntry, told_by_unfinished
+from nos_ec.engine.dump.rebuild_input import RebuildInput
+from nos_ec.engine.dump.recovered_entries import RecoveredEntry, recover_unfinished
 from nos_ec.ports.metadata import ObjectRow
 
 
-def maybe_committed(lost: Lost, blocks: Iterable[BlockId]) -> set[BlockId]:
+def maybe_committed(lost: RebuildInput, blocks: Iterable[BlockId]) -> set[BlockId]:
     """Return those of these blocks whose unfinished group has objects as a whole that no row has, neither in this
     version nor in a later one, and those whose names cannot be read. To be called when all else has its rows. Raises
     Transient."""
     found: set[BlockId] = set()
     for block_id in blocks:
         try:
-            entries = told_by_unfinished(lost.blocks, block_id)
+            entries = recover_unfinished(lost.blocks, block_id)
         except NotFound:
             continue
         if entries is None:
@@ -36,7 +36,7 @@ def maybe_committed(lost: Lost, blocks: Iterable[BlockId]) -> set[BlockId]:
     return found
 
 
-def _is_known(entry: ToldEntry, row: ObjectRow | None) -> bool:
+def _is_known(entry: RecoveredEntry, row: ObjectRow | None) -> bool:
     """Return whether the row of its key, if there is one, is of this version or a later one. That of a landing copy
     only has the time of its PUT."""
     if row is None:

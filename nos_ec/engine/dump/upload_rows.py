@@ -24,7 +24,7 @@ from nos_ec.core.parts import (
     parts_prefix,
     upload_of_part,
 )
-from nos_ec.engine.dump.lost import Lost, batches
+from nos_ec.engine.dump.rebuild_input import RebuildInput, batches
 from nos_ec.engine.dump.rows import word
 from nos_ec.engine.objects.composed import manifest_in
 from nos_ec.ports.metadata import Metadata, ObjectRow, UploadRow, Uploads, UploadState
@@ -89,7 +89,7 @@ def complete_those_of(page: Sequence[ObjectRow], metadata: Metadata, now_ms: int
     )
 
 
-def choose_parts(lost: Lost, exchange: Callable[[ObjectRow | None, ObjectRow], ObjectRow | None]) -> None:
+def choose_parts(lost: RebuildInput, exchange: Callable[[ObjectRow | None, ObjectRow], ObjectRow | None]) -> None:
     """Let each composed object have the parts that its manifest lists: exchange a current version that has another size
     or CRC32C for one in the trash, if there is one that fits. The greater number says nothing of a part, as it may be
     of a PUT that came too late, or of one whose clock was ahead. The times of the trash are not settled yet.

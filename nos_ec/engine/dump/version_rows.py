@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from nos_ec.core.formats.dump_format import DumpPage
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.states import ObjectState
-from nos_ec.engine.dump.lost import PUT_MS_MAX
+from nos_ec.engine.dump.rebuild_input import PUT_MS_MAX
 from nos_ec.engine.expiry.noncurrent import noncurrent_of
 from nos_ec.ports.metadata import MarkerRow, Metadata, ObjectRow, Versions
 

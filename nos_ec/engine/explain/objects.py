@@ -27,7 +27,7 @@ from nos_ec.engine.explain.object_reasons import ObjectEvidence, ObjectReason, j
 from nos_ec.engine.objects.large_places import own_extents, tail_of, with_tail
 from nos_ec.engine.objects.second_copy import copy_ranges
 from nos_ec.engine.packable import crc_checked
-from nos_ec.engine.room import require_room
+from nos_ec.engine.space_reserve import require_space
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.landing_store import LandingStore
@@ -341,7 +341,7 @@ class ObjectExplainer:
 
     def _ask_space(self, asked: _Asked) -> None:
         try:
-            require_room(self._blocks, self._blocks.geometry.stripe_size, self._options.packing_reserve_bytes)
+            require_space(self._blocks, self._blocks.geometry.stripe_size, self._options.packing_reserve_bytes)
         except NoSpace as error:
             asked.no_space = str(error)
         except Transient as error:

@@ -21,17 +21,17 @@ from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.gc.batches import Batch, BatchPlanner
 from nos_ec.engine.gc.condemned import CondemnedBlocks
 from nos_ec.engine.gc.draining import Drained, Draining
-from nos_ec.engine.gc.manners import Manners
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.set_aside import SetAside
 from nos_ec.engine.gc.space import Outlook, is_above, is_space_short
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
+from nos_ec.engine.gc.throttling import Throttle
 from nos_ec.engine.gc.victims import ChosenBlock, choose
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.packing.stripe_writer import StripeWriter
-from nos_ec.engine.room import require_room
+from nos_ec.engine.space_reserve import require_space
 from nos_ec.ports.metadata import BlockRow
 
 _log = structlog.get_logger(__name__)
@@ -43,16 +43,16 @@ class Collection:
     def __init__(
         self,
         run: RunContext,
-        manners: Manners,
+        throttle: Throttle,
         new_merge_list: Callable[[], MergeList[Packable]],
         new_writer: Callable[[], StripeWriter],
     ) -> None:
         self._run = run
-        self._manners = manners
+        self._throttle = throttle
         self._new_merge_list = new_merge_list
         self._writer = SurvivorWriter(run, new_writer)
         self._set_aside = SetAside(run)
-        self._condemned = CondemnedBlocks(run, manners.look)
+        self._condemned = CondemnedBlocks(run, throttle.look)
         self._batches = BatchPlanner(run, self._condemned)
         self._outlook: Outlook | None = None
 
@@ -62,7 +62,7 @@ class Collection:
         Blocks that fail are parked and named in the result. Raises LeaseLost, Transient, and NoSpace when there is no
         room to rewrite any block. A failed run undoes nothing.
         """
-        self._manners.look()
+        self._throttle.look()
         try:
             return self._collect()
         except KeyboardInterrupt:
@@ -70,7 +70,7 @@ class Collection:
             raise
         finally:
             self._run.progress.stopped(self._run.stop.why)
-            self._manners.end()
+            self._throttle.end()
 
     def _collect(self) -> CollectionResult:
         stop = self._run.stop
@@ -94,7 +94,7 @@ class Collection:
         also when the block does not answer."""
         run = self._run
         needed = block.size_bytes + run.blocks.geometry.group_size_max
-        require_room(run.blocks, needed, run.options.floor_bytes)
+        require_space(run.blocks, needed, run.options.floor_bytes)
         with closing(self._writer):
             drained = self._drain(Batch([ChosenBlock(block, block.stripes)], 1))
         if drained.ended_by is not None:
@@ -145,7 +145,7 @@ class Collection:
 
     def _drain(self, batch: Batch) -> Drained:
         draining = Draining(
-            self._run, self._new_merge_list, self._writer, self._condemned, self._set_aside, self._manners, batch.lanes
+            self._run, self._new_merge_list, self._writer, self._condemned, self._set_aside, self._throttle, batch.lanes
         )
         return draining.drain([victim.block for victim in batch.victims])
 

@@ -16,16 +16,16 @@ from nos_ec.core.ids import BlockId
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.core.states import BlockKind
 from nos_ec.engine.gc.collection import Collection
-from nos_ec.engine.gc.manners import Manners
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.gc.progress import CollectionResult, Progress, Watch
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.run_stop import RunStop
 from nos_ec.engine.gc.space import ANY_WASTE, PolicyChoice, price_days
+from nos_ec.engine.gc.throttling import Throttle
 from nos_ec.engine.gc.victims import BlockDecision, ChosenBlock, CollectionPlan, choose, decide, is_sealed
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.packing.stripe_writer import StripeWriter
-from nos_ec.engine.parking import Parking
+from nos_ec.engine.retry_queue import RetryQueue
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
@@ -63,7 +63,7 @@ class Collector:
         self._rng = rng
         self._process = process
         self._trail = trail
-        self.parked: Parking[BlockId] = Parking(
+        self.parked: RetryQueue[BlockId] = RetryQueue(
             "block to collect", bytes.hex, clock, options.cool_down, BLOCKS_PARKED_MAX
         )
         """Blocks that could not be read. Their rows record when they are tried again, for all processes."""
@@ -125,8 +125,8 @@ class Collector:
         """
         self._release_collected()
         run = self._run(watch, stop)
-        manners = Manners(run, self._rng, self._process, max_ms)
-        return Collection(run, manners, self._new_merge_list, new_writer).run()
+        throttle = Throttle(run, self._rng, self._process, max_ms)
+        return Collection(run, throttle, self._new_merge_list, new_writer).run()
 
     def rewrite(self, block_id: BlockId, new_writer: Callable[[], StripeWriter]) -> CollectionResult:
         """Move what lives out of one block, and condemn it. Changes nothing unless it is a sealed block of groups.
@@ -137,8 +137,8 @@ class Collector:
         if block.kind is BlockKind.LARGE:
             return CollectionResult()
         run = self._run(lambda _: None, None)
-        manners = Manners(run, self._rng, self._process, None, alone=True)
-        return Collection(run, manners, self._new_merge_list, new_writer).rewrite(block)
+        throttle = Throttle(run, self._rng, self._process, None, alone=True)
+        return Collection(run, throttle, self._new_merge_list, new_writer).rewrite(block)
 
     def _run(self, watch: Watch, stop: Event | None) -> RunContext:
         return RunContext(
@@ -148,7 +148,7 @@ class Collector:
             clock=self._clock,
             timer=self._timer,
             options=self._options,
-            parking=self.parked,
+            retry_queue=self.parked,
             progress=Progress(watch),
             stop=RunStop(stop),
         )

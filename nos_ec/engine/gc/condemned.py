@@ -38,7 +38,7 @@ class CondemnedBlocks:
         self._trail = run.trail
         self._clock = run.clock
         self._options = run.options
-        self._parking = run.parking
+        self._retry_queue = run.retry_queue
         self._progress = run.progress
         self._stop = run.stop
         self._undeletable: set[BlockId] = set()
@@ -67,7 +67,7 @@ class CondemnedBlocks:
         if not self._metadata.condemn_block(block.block_id, delete_after_ms):
             return False
         self._progress.condemned()
-        self._parking.release(block.block_id)
+        self._retry_queue.release(block.block_id)
         kill_point("gc.condemned")
         self._look()
         return True

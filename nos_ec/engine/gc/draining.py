@@ -20,11 +20,11 @@ from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.packing.plan import GroupPlan, MergeList
 from nos_ec.engine.gc.condemned import CondemnedBlocks
-from nos_ec.engine.gc.manners import Manners
 from nos_ec.engine.gc.read_ahead import ReadAhead
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.set_aside import SetAside
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
+from nos_ec.engine.gc.throttling import Throttle
 from nos_ec.engine.packable import Packable, survivor
 from nos_ec.engine.packing.stripe_writer import Failure, WriteResult
 from nos_ec.ports.metadata import BlockRow
@@ -65,12 +65,12 @@ class Draining:
         writer: SurvivorWriter,
         condemned: CondemnedBlocks,
         set_aside: SetAside,
-        manners: Manners,
+        throttle: Throttle,
         lanes: int,
     ) -> None:
         """lanes: the most groups to write at a time."""
         self._run = run
-        self._manners = manners
+        self._throttle = throttle
         self._lane_count = lanes
         self._clock = run.clock
         self._progress = run.progress
@@ -93,7 +93,7 @@ class Draining:
     def drain(self, blocks: Sequence[BlockRow]) -> Drained:
         """Move the live objects out of the blocks, and condemn each block as soon as it is empty. Raises LeaseLost,
         Transient."""
-        self._manners.begin(blocks)
+        self._throttle.begin(blocks)
         with ReadAhead(self._run, blocks) as ahead:
             for block in blocks:
                 self._settle_some(wait_ms=0)  # lanes rest after a failure until it is settled
@@ -119,7 +119,7 @@ class Draining:
             self._park(block, error)
             return
         self._progress.examined(decision)
-        self._manners.spend(decision.header_bytes_read, 1)
+        self._throttle.spend(decision.header_bytes_read, 1)
         self._progress.show()
         survivors = [survivor(one, self._merge_list.size_max) for one in live]
         emptying = _Emptying(block, {_identity(one): one for one in survivors})
@@ -138,11 +138,11 @@ class Draining:
     def _write_ready(self, *, flush: bool) -> None:
         """Hand the groups that are ready to the lanes; with `flush`, write all waiting objects."""
         while self._may_go_on():
-            self._writer.limit(self._manners.groups(self._lane_count))
+            self._writer.limit(self._throttle.groups(self._lane_count))
             if self._is_stale or self._writer.full:
                 self._settle_some()
                 continue
-            if self._manners.wants_rest(self._lane_count):
+            if self._throttle.wants_rest(self._lane_count):
                 self._rest()
                 continue
             plan = self._next_plan(flush=flush)
@@ -160,7 +160,7 @@ class Draining:
         plan = self._merge_list.plan(self._clock.now_ms(), flush=flush)
         if plan is not None:
             moved_bytes = plan.data_length + plan.stripe_count * self._run.blocks.geometry.stripe_size
-            self._manners.spend(moved_bytes, len(plan.placed) + 1)
+            self._throttle.spend(moved_bytes, len(plan.placed) + 1)
         return plan
 
     def _rest(self) -> None:
@@ -168,19 +168,19 @@ class Draining:
         self._withdrawn.extendleft(reversed(self._writer.withdraw()))
         while self._writer.pending:
             self._settle_some()
-        self._manners.rest()
+        self._throttle.rest()
 
     def _settle_some(self, wait_ms: int = SETTLE_WAIT_MS) -> None:
         """Settle the groups that are written. Waits a moment for the first if there is none."""
         if self._writer.pending:
-            self._manners.watch()
+            self._throttle.watch()
         causes: list[NosError] = []
         for written in self._writer.collect(wait_ms):
             causes += self._settle(written)
             self._progress.show()
             kill_point("gc.rewritten")
         self._ended_by = self._ended_by or self._writer.wait_or_give_up(causes)
-        self._manners.look()
+        self._throttle.look()
         if self._is_stale and not self._writer.pending:
             self._replan()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nos_ec.core.gc.gc_policy import GcPolicy, Price
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.packable import Packable
-from nos_ec.engine.parking import BackOff
+from nos_ec.engine.retry_queue import BackOff
 
 LEASE_NAME = "gc"
 """Only one GC runs in a store at a time, because two would rewrite the same survivors."""

@@ -9,7 +9,7 @@ from nos_ec.core.ids import BlockId
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.gc.progress import Progress
 from nos_ec.engine.gc.run_stop import RunStop
-from nos_ec.engine.parking import Parking
+from nos_ec.engine.retry_queue import RetryQueue
 from nos_ec.ports.audit_trail import AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
@@ -27,7 +27,7 @@ class RunContext:
     timer: Callable[[], float]
     """Monotonic seconds, from any start."""
     options: CollectorOptions
-    parking: Parking[BlockId]
+    retry_queue: RetryQueue[BlockId]
     """Blocks that did not answer, in this run or in earlier ones."""
     progress: Progress
     stop: RunStop

@@ -28,12 +28,12 @@ class SetAside:
         self._metadata = run.metadata
         self._clock = run.clock
         self._options = run.options
-        self._parking = run.parking
+        self._retry_queue = run.retry_queue
         self._progress = run.progress
 
     def park(self, block: BlockRow, error: NosError) -> None:
         """Set aside a block that does not answer."""
-        self._parking.park(block.block_id, error)
+        self._retry_queue.park(block.block_id, error)
         self._progress.parked(block.block_id, error)
         self._cool_down_after_failure(block)
         self._progress.show()

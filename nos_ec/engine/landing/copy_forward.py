@@ -26,7 +26,7 @@ from nos_ec.engine.audit_entries import copies_moved
 from nos_ec.engine.landing.lander import Lander, NewCopy
 from nos_ec.engine.landing.segment_pages import segment_pages
 from nos_ec.engine.packable import crc_checked
-from nos_ec.engine.parking import BackOff, Parking
+from nos_ec.engine.retry_queue import BackOff, RetryQueue
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.metadata import LandedMove, LandingSegments, ObjectRow, SegmentRow
@@ -122,7 +122,9 @@ class CopyForward:
         self._look_ms = 0
         self._hastened: dict[SegmentId, int] = {}
         """Sparse segments whose objects were made due, and until when they are left alone."""
-        self.parked: Parking[SegmentId] = Parking("sparse landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX)
+        self.parked: RetryQueue[SegmentId] = RetryQueue(
+            "sparse landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX
+        )
         """Segments with objects that could not be copied, until their next try."""
 
     def run_once(self, beat: Beat = unwatched) -> ForwardResult:

@@ -16,7 +16,7 @@ from nos_ec.core.ids import LandingId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.audit_entries import abandoned_copies
 from nos_ec.engine.landing.lander import NewCopy
-from nos_ec.engine.room import require_landing_room
+from nos_ec.engine.space_reserve import require_landing_space
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingPut, LandingStore
@@ -101,7 +101,7 @@ class CopyLander:
         for copy in batch:
             size = len(copy.data)
             try:
-                require_landing_room(free, size, self._reserve_bytes)
+                require_landing_space(free, size, self._reserve_bytes)
             except NoSpace as error:
                 outcomes.append(error)
             else:

@@ -14,7 +14,7 @@ import google_crc32c
 from nos_ec.core.errors import Corrupt, NosError, NotFound
 from nos_ec.core.formats.landing_format import RECORD_HEADER_SIZE, RecordHeader, decode_record_header, segment_found
 from nos_ec.core.ids import LandingId, SegmentId, record_offset, segment_of
-from nos_ec.core.runs import cut_runs, runs_of
+from nos_ec.core.range_coalescing import cut_ranges, merged_ranges
 from nos_ec.ports.segment_medium import SegmentMedium
 
 T = TypeVar("T")
@@ -73,13 +73,13 @@ class LogReader:
 
     def _of_segment(self, segment: SegmentId, wanted: Sequence[tuple[LandingId, int]]) -> list[bytes | NosError]:
         ranges = [(record_offset(landing_id), RECORD_HEADER_SIZE + size) for landing_id, size in wanted]
-        runs = runs_of(ranges, GAP_BYTES_MAX)
+        runs = merged_ranges(ranges, GAP_BYTES_MAX)
         try:
             found = self._medium.read(segment, [(run.offset, run.length) for run in runs])
         except NosError as error:
             return [_of_record(error, landing_id) for landing_id, _ in wanted]
         # As views, so that a record is copied once, out of its run.
-        pieces = cut_runs(ranges, runs, [memoryview(run) for run in found])
+        pieces = cut_ranges(ranges, runs, [memoryview(run) for run in found])
         return [self._outcome(landing_id, size, data) for (landing_id, size), data in zip(wanted, pieces, strict=True)]
 
     def _outcome(self, landing_id: LandingId, size: int, data: memoryview) -> bytes | NosError:

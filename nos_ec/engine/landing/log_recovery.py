@@ -24,7 +24,7 @@ from nos_ec.engine.landing.log_lease import LEASE_PREFIX
 from nos_ec.engine.landing.segment_pages import segment_pages
 from nos_ec.engine.landing.segment_seal import SealMetadata, SegmentSeal
 from nos_ec.engine.landing.unknown_segments import UnknownSegments
-from nos_ec.engine.parking import BackOff, Parking
+from nos_ec.engine.retry_queue import BackOff, RetryQueue
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, Clock, waits
 from nos_ec.ports.metadata import Leases, SegmentRow
@@ -59,7 +59,9 @@ class LogRecovery:
         self._in_medium = SegmentSeal(metadata, medium, trail)
         self._clock = clock
         self._look_ms = 0
-        self.parked: Parking[SegmentId] = Parking("orphaned landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX)
+        self.parked: RetryQueue[SegmentId] = RetryQueue(
+            "orphaned landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX
+        )
         """Segments that could not be sealed, or in which records could not be made void, until their next try."""
 
     def run_once(self, beat: Beat, *, fenced: bool) -> int:

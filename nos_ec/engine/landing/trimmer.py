@@ -19,7 +19,7 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.core.states import SegmentState
 from nos_ec.engine.audit_entries import segments_released
 from nos_ec.engine.landing.segment_pages import segment_pages
-from nos_ec.engine.parking import BackOff, Parking
+from nos_ec.engine.retry_queue import BackOff, RetryQueue
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import LandingSegments, SegmentRow
@@ -56,7 +56,7 @@ class Trimmer:
         self._metadata = metadata
         self._medium = medium
         self._trail = trail
-        self.parked: Parking[SegmentId] = Parking("landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX)
+        self.parked: RetryQueue[SegmentId] = RetryQueue("landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX)
         """Segments that could not be given back, until their next try."""
 
     def run_once(self, beat: Beat = unwatched) -> TrimResult:

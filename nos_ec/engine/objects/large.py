@@ -46,7 +46,7 @@ from nos_ec.engine.packing.group_bytes import GroupPlace
 from nos_ec.engine.packing.late_blocks import remove_late_block
 from nos_ec.engine.packing.refused_blocks import forget_refused_block
 from nos_ec.engine.packing.stripe_writer import APPEND_TRIES, another_place_may_do
-from nos_ec.engine.room import require_room
+from nos_ec.engine.space_reserve import require_space
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
@@ -266,7 +266,7 @@ class LargeObjects:
         self, block: LargeBlock, about: tuple[int, int, bytes], loan: Loan, made: list[BlockId]
     ) -> Segment:
         """about: version, size and attributes of the object, as the name record of this segment has them."""
-        require_room(self._blocks, block.stripes * self._blocks.geometry.stripe_size, self._reserve_bytes)
+        require_space(self._blocks, block.stripes * self._blocks.geometry.stripe_size, self._reserve_bytes)
         for tries_left in reversed(range(APPEND_TRIES)):
             block_id = self._placement.new_block_id()
             self._allocate(block_id, loan, made)

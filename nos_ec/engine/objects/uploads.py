@@ -30,12 +30,12 @@ from nos_ec.core.parts import (
     part_number,
     parts_bucket,
     parts_prefix,
-    require_room,
+    require_space,
 )
 from nos_ec.core.versions import Versioning
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.streams import ByteStream
-from nos_ec.engine.parking import BackOff
+from nos_ec.engine.retry_queue import BackOff
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Completes, Metadata, ObjectRow, PartOf, UploadRow, UploadState
 
@@ -72,7 +72,7 @@ class MultipartUploads:
         """Begin an upload, durably. attributes: kept for the caller, to be given to the object. Raises InvalidInput
         (the name of the bucket is too long, or the attributes are too many), Transient."""
         parts_bucket(key.bucket)
-        require_room(decode_attributes(attributes))
+        require_space(decode_attributes(attributes))
         row = UploadRow(
             UploadId(self._new_id()), key, UploadState.OPEN, self._clock.now_ms(), owner=owner, attributes=attributes
         )

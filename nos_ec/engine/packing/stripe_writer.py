@@ -38,7 +38,7 @@ from nos_ec.engine.packing.late_blocks import remove_late_block
 from nos_ec.engine.packing.long_group import LongGroup, item_at
 from nos_ec.engine.packing.refused_blocks import forget_refused_block
 from nos_ec.engine.packing.source_reader import SourceReader
-from nos_ec.engine.room import require_room
+from nos_ec.engine.space_reserve import require_space
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock, waits
@@ -255,7 +255,7 @@ class StripeWriter:
 
     def _allocate(self, stream: int, stripe_count: int) -> _OpenBlock:
         size = stripe_count * self._blocks.geometry.stripe_size
-        require_room(self._blocks, size, self._options.reserve_bytes)
+        require_space(self._blocks, size, self._options.reserve_bytes)
         block_id, now_ms = self._placement.new_block_id(), self._clock.now_ms()
         self._metadata.allocate_block(self._lease, block_id, self._options.kind, now_ms)
         kill_point("writer.allocated")

@@ -20,7 +20,7 @@ from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockRow, Metadata, Placed
 from nos_ec.ports.shard_store import ScrubbedBlock, ShardStore
 
-Pace = Callable[[int], object]
+RateLimit = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,13 @@ class Look:
 class BlockScrub:
     """Looks at one block at a time. shards: None where the store looks after its shards itself."""
 
-    def __init__(self, metadata: Metadata, blocks: BlockStore, shards: ShardStore | None, pace: Pace) -> None:
+    def __init__(
+        self, metadata: Metadata, blocks: BlockStore, shards: ShardStore | None, rate_limit: RateLimit
+    ) -> None:
         self._metadata = metadata
         self._blocks = blocks
         self._shards = shards
-        self._pace = pace
+        self._rate_limit = rate_limit
         self._check = BlockCheck(metadata, blocks, ReadShare())
 
     def look(self, row: BlockRow) -> Look | None:
@@ -107,7 +109,7 @@ class BlockScrub:
         if row.state in (BlockState.CONDEMNED, BlockState.FENCED):
             return Look(tuple(structure))
         lost: list[tuple[Finding, Placed]] = []
-        data = DataCheck(self._blocks, self._pace)
+        data = DataCheck(self._blocks, self._rate_limit)
         if not {one.kind for one in structure} & {FindingKind.BLOCK_MISSING, FindingKind.BLOCK_LENGTH}:
             self._of_names(row, placed, found)
             misplaced = {one.what for one in structure if one.kind is FindingKind.EXTENT_UNCONFIRMED}
@@ -124,7 +126,7 @@ class BlockScrub:
     ) -> tuple[ScrubbedBlock, tuple[int, ...]]:
         """Scrub the shards. What a killed writer left behind the last object is no damage: it was never acknowledged,
         and nothing refers to it."""
-        seen = store.scrub(row.block_id, row.stripes, self._pace)
+        seen = store.scrub(row.block_id, row.stripes, self._rate_limit)
         if len(seen.unreachable) > self._blocks.geometry.m:
             shards = ", ".join(map(str, seen.unreachable))
             raise Transient(f"{block_name(row.block_id)}: shards {shards} are on disks that are away; mount them")
@@ -171,7 +173,7 @@ class BlockScrub:
             read_names(self._blocks, header)
         except Corrupt:
             return False
-        self._pace(header.names_length)
+        self._rate_limit(header.names_length)
         return True
 
 

@@ -17,7 +17,7 @@ from nos_ec.core.states import ObjectState
 from nos_ec.engine.audit_entries import object_reverted, shards_written
 from nos_ec.engine.objects.second_copy import SecondCopies
 from nos_ec.engine.packable import crc_checked
-from nos_ec.engine.scrub.blocks import Look, Pace, shard_name
+from nos_ec.engine.scrub.blocks import Look, RateLimit, shard_name
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.landing_store import LandingStore
@@ -52,7 +52,7 @@ class Mending:
         shards: ShardStore | None,
         clock: Clock,
         put_ms_max: int,
-        pace: Pace,
+        rate_limit: RateLimit,
         trail: AuditTrail = NO_TRAIL,
     ) -> None:
         """put_ms_max: longest duration of a PUT."""
@@ -62,7 +62,7 @@ class Mending:
         self._shards = shards
         self._clock = clock
         self._copies = SecondCopies(metadata, landing, put_ms_max)
-        self._pace = pace
+        self._rate_limit = rate_limit
         self.written_bytes = 0
         self._refused = False
         """Another process has rebuilt shards for ALONE_MS. It may go on for days, so nobody waits for it again."""
@@ -115,7 +115,7 @@ class Mending:
         while True:
             try:
                 with self._shards.alone():
-                    done = self._shards.mend(row.block_id, sorted(wrong), self._pace)
+                    done = self._shards.mend(row.block_id, sorted(wrong), self._rate_limit)
                 break
             except LeaseLost:
                 raise
@@ -124,7 +124,7 @@ class Mending:
                     self._refused = True
                     return RebuiltBlock(), str(error), False
                 self._clock.wait(Event(), ALONE_WAIT_MS)
-                self._pace(0)
+                self._rate_limit(0)
             except (Corrupt, NotFound, Transient) as error:
                 return RebuiltBlock(), str(error), isinstance(error, Corrupt)
         self._refused = False

@@ -23,12 +23,12 @@ class PlannedMending:
     ) -> None:
         """put_ms_max: longest duration of a PUT."""
 
-        def pace(_: int) -> None:
+        def rate_limit(_: int) -> None:
             """One block is not worth a limit."""
 
         self._metadata = checked.metadata
-        self._scrub = BlockScrub(checked.metadata, checked.blocks, shards, pace)
-        self._mending = Mending(checked.metadata, checked.landing, shards, checked.clock, put_ms_max, pace, trail)
+        self._scrub = BlockScrub(checked.metadata, checked.blocks, shards, rate_limit)
+        self._mending = Mending(checked.metadata, checked.landing, shards, checked.clock, put_ms_max, rate_limit, trail)
 
     def mend(self, block_id: BlockId, kind: FindingKind, what: str) -> bool:
         """See `Mender`."""

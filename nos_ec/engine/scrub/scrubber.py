@@ -23,8 +23,8 @@ from nos_ec.engine.check.checker import UNANSWERED_MAX, Checked, Unfinished
 from nos_ec.engine.check.second_look import WAIT_MS
 from nos_ec.engine.check.short_blocks import ShortBlocks
 from nos_ec.engine.leases import HeldLease
-from nos_ec.engine.limited_log import LimitedLog
-from nos_ec.engine.pace import Pace
+from nos_ec.engine.log_throttle import ThrottledLog
+from nos_ec.engine.rate_limit import RateLimit
 from nos_ec.engine.scrub.blocks import BlockScrub, Look
 from nos_ec.engine.scrub.mending import Mending, Scrubbed
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
@@ -112,16 +112,16 @@ class Scrubber:
         self._clock = checked.clock
         self._new_lease = new_lease
         self._options = options
-        self._limit = Pace(checked.clock, options.bytes_per_s)
-        self._pace: Callable[[int], object] = lambda _: None
-        self._errors = LimitedLog(__name__, checked.clock)
+        self._limit = RateLimit(checked.clock, options.bytes_per_s)
+        self._rate_limit: Callable[[int], object] = lambda _: None
+        self._errors = ThrottledLog(__name__, checked.clock)
 
-        def pace(count_bytes: int) -> None:
-            self._pace(count_bytes)
+        def rate_limit(count_bytes: int) -> None:
+            self._rate_limit(count_bytes)
 
-        self._scrub = BlockScrub(checked.metadata, checked.blocks, shards, pace)
+        self._scrub = BlockScrub(checked.metadata, checked.blocks, shards, rate_limit)
         self._mending = Mending(
-            checked.metadata, checked.landing, shards, checked.clock, options.put_ms_max, pace, trail
+            checked.metadata, checked.landing, shards, checked.clock, options.put_ms_max, rate_limit, trail
         )
         self._short = ShortBlocks()
         self._state = self._saved = ScrubState()
@@ -155,14 +155,14 @@ class Scrubber:
             def over() -> bool:
                 return ms_max is not None and not waits(began_ms + ms_max, self._clock.now_ms(), ms_max)
 
-            def pace(count_bytes: int) -> None:
+            def rate_limit(count_bytes: int) -> None:
                 beat(0)
                 held.require_not_lost()
                 self._limit.spend(count_bytes, stop, beat)
                 if stop.is_set():
                     raise _Stopped
 
-            self._pace = pace
+            self._rate_limit = rate_limit
             self._begin(restart=restart)
             try:
                 self._run(stop, over, tell, watch)
@@ -287,7 +287,7 @@ class Scrubber:
         watch(self._result)
         while rows := self._metadata.list_blocks(self._state.after, PAGE_ROWS):
             for row in rows:
-                self._pace(0)
+                self._rate_limit(0)
                 self._of_block(row, stop, tell)
                 if not waits(self._saved_ms + SAVE_MS, self._clock.now_ms(), SAVE_MS):
                     self._save()
@@ -322,7 +322,7 @@ class Scrubber:
 
     def _second(self, row: BlockRow, stop: Event) -> Look | None:
         self._clock.wait(stop, self._options.wait_ms)
-        self._pace(0)
+        self._rate_limit(0)
         return self._scrub.look(row)
 
     def _mended(self, row: BlockRow, look: Look) -> tuple[list[Scrubbed], tuple[int, ...]]:

@@ -18,7 +18,7 @@ from nos_ec.engine.expiry.survival import Survey
 from nos_ec.engine.figures.header_survey import HeaderSurvey
 from nos_ec.engine.landing.copy_forward import CopyForward, ForwardResult
 from nos_ec.engine.landing.trimmer import Trimmer, TrimResult
-from nos_ec.engine.parking import Parking
+from nos_ec.engine.retry_queue import RetryQueue
 from nos_ec.engine.upkeep.reaper import Reaper, ReapResult
 from nos_ec.engine.upkeep.recovery import Recovery, RecoveryResult
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
@@ -84,9 +84,9 @@ class Housekeeping:
         self.failures = 0
 
     @property
-    def parkings(self) -> tuple[Parking[Any], ...]:
+    def retry_queues(self) -> tuple[RetryQueue[Any], ...]:
         """The items that housekeeping has parked, by kind. Any thread may read the figures."""
-        kinds: list[Parking[Any]] = [self._recovery.parked, self._reaper.parked]
+        kinds: list[RetryQueue[Any]] = [self._recovery.parked, self._reaper.parked]
         if self._recovery.logs is not None:
             kinds.append(self._recovery.logs.parked)
         if self._trimmer is not None:

@@ -22,10 +22,10 @@ from nos_ec.core.ids import BlockId, LandingId, in_log
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.states import ObjectState
 from nos_ec.engine.audit_entries import copies_deleted, object_reverted
-from nos_ec.engine.limited_log import LimitedLog
+from nos_ec.engine.log_throttle import ThrottledLog
 from nos_ec.engine.packable import crc_checked
-from nos_ec.engine.parking import BackOff, Parking
 from nos_ec.engine.read_threads import ReadThreads
+from nos_ec.engine.retry_queue import BackOff, RetryQueue
 from nos_ec.engine.upkeep.verifier import PackedObject, Verifier
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
@@ -94,10 +94,10 @@ class Reaper:
         self._trail = trail
         self._held: frozenset[LandingId] = frozenset()
         """Entries that stay until their segments are sealed, and are in the trail already."""
-        self._errors = LimitedLog(__name__, clock)
+        self._errors = ThrottledLog(__name__, clock)
         self._look_ms = 0
         """When to look again for parked entries that another reaper has settled."""
-        self.parked: Parking[_Copy] = Parking("landing copy", _name, clock, BACK_OFF, PARKED_MAX)
+        self.parked: RetryQueue[_Copy] = RetryQueue("landing copy", _name, clock, BACK_OFF, PARKED_MAX)
         """Entries that could not be settled because of an error; any thread may read its figures."""
 
     def run_once(self, beat: Beat = unwatched) -> ReapResult:

@@ -24,7 +24,7 @@ from nos_ec.engine.audit_entries import late_block
 from nos_ec.engine.header_scan import live_entries, scan_headers
 from nos_ec.engine.landing.log_recovery import LogRecovery
 from nos_ec.engine.leases import RETRY_WAIT_MS, HeldLeases
-from nos_ec.engine.parking import BackOff, Parking
+from nos_ec.engine.retry_queue import BackOff, RetryQueue
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
@@ -88,7 +88,9 @@ class Recovery:
         self._away = False
         self._others_ms = 0
         """When leases of other processes may be fenced again, after the metadata store was away."""
-        self.parked: Parking[BlockId] = Parking("fenced block", bytes.hex, clock, BLOCK_BACK_OFF, BLOCKS_PARKED_MAX)
+        self.parked: RetryQueue[BlockId] = RetryQueue(
+            "fenced block", bytes.hex, clock, BLOCK_BACK_OFF, BLOCKS_PARKED_MAX
+        )
         """Blocks that could not be sealed, until their next try. Each has its own wait and holds up no other block."""
 
     def run_once(self, beat: Beat = unwatched) -> RecoveryResult:

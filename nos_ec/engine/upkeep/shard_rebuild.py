@@ -17,8 +17,8 @@ from nos_ec.core.errors import Conflict, Corrupt, NosError, NoSpace, NotFound, T
 from nos_ec.core.ids import BlockId
 from nos_ec.core.states import BlockState
 from nos_ec.engine.audit_entries import shards_written
-from nos_ec.engine.limited_log import LimitedLog
-from nos_ec.engine.pace import Pace
+from nos_ec.engine.log_throttle import ThrottledLog
+from nos_ec.engine.rate_limit import RateLimit
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import Metadata, Notes
@@ -127,8 +127,8 @@ class ShardRebuild:
         self._metadata = metadata
         self._clock = clock
         self._trail = trail
-        self._pace = Pace(clock, bytes_per_s)
-        self._errors = LimitedLog(__name__, clock)
+        self._rate_limit = RateLimit(clock, bytes_per_s)
+        self._errors = ThrottledLog(__name__, clock)
         self.counters = RebuildCounters()
 
     def run_once(
@@ -155,9 +155,9 @@ class ShardRebuild:
         def over() -> bool:
             return stop.is_set() or (end_ms is not None and self._clock.now_ms() >= end_ms)
 
-        def pace(count_bytes: int) -> None:
+        def rate_limit(count_bytes: int) -> None:
             beat(0)
-            self._pace.spend(count_bytes, stop, beat)
+            self._rate_limit.spend(count_bytes, stop, beat)
             if over():
                 raise _Stopped
 
@@ -169,17 +169,17 @@ class ShardRebuild:
                 result = replace(result, stopped=True)
                 break
             try:
-                result = self._rebuild(block_id, pace, result)
+                result = self._rebuild(block_id, rate_limit, result)
             except _Stopped:
                 result = replace(result, stopped=True)
                 break
             watch(result)
         return replace(result, short=self._shards.blocks_short())
 
-    def _rebuild(self, block_id: BlockId, pace: Callable[[int], None], result: RebuildResult) -> RebuildResult:
+    def _rebuild(self, block_id: BlockId, rate_limit: Callable[[int], None], result: RebuildResult) -> RebuildResult:
         result = replace(result, looked_at=result.looked_at + 1)
         try:
-            done = self._shards.rebuild(block_id, pace)
+            done = self._shards.rebuild(block_id, rate_limit)
         except NotFound:
             return result
         except NoSpace:

@@ -7,7 +7,7 @@ from threading import Event
 
 from nos_ec.core.errors import Transient
 from nos_ec.engine.objects.store import READ_TRIES, Store
-from nos_ec.engine.parking import BackOff
+from nos_ec.engine.retry_queue import BackOff
 from nos_ec.gateway.message.object_headers import encoded
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ObjectRow

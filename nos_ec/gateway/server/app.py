@@ -21,10 +21,10 @@ from nos_ec.gateway.message.failures import translated
 from nos_ec.gateway.message.reply import Reply
 from nos_ec.gateway.server.access_log import log_access
 from nos_ec.gateway.server.probes import Probes, send_answer
-from nos_ec.gateway.server.proxies import TrustedProxies
 from nos_ec.gateway.server.record import CLIENT_CLOSED, Record
+from nos_ec.gateway.server.request_counters import RequestCounters
 from nos_ec.gateway.server.service import Service
-from nos_ec.gateway.server.tally import Tally
+from nos_ec.gateway.server.trusted_proxies import TrustedProxies
 from nos_ec.gateway.server.workers import Workers
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request
@@ -99,7 +99,7 @@ class App:
         uploads: Workers,
         new_id: Callable[[], str],
         options: AppOptions,
-        tally: Tally,
+        counters: RequestCounters,
         probes: Probes,
     ) -> None:
         """uploads: serve the requests whose bodies are read while they are served, so that slow ones hold up no
@@ -110,7 +110,7 @@ class App:
         self._uploads = uploads
         self._new_id = new_id
         self._options = options
-        self._tally = tally
+        self._counters = counters
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send) -> None:
         """Serve one request."""
@@ -128,8 +128,8 @@ class App:
         record = Record(self._new_id(), scope["method"], proxies.remote(peer, sent))
         body = _Body(receive, loop, self._options.body_wait_s, self._uploads)
         request = Request(scope["method"], b"/", b"", [])
-        is_refused = connection.is_crowded or self._tally.under_way >= self._options.requests_max
-        self._tally.under_way += not is_refused
+        is_refused = connection.is_crowded or self._counters.under_way >= self._options.requests_max
+        self._counters.under_way += not is_refused
         try:
             try:
                 target = scope["raw_path"], scope["query_string"]
@@ -152,9 +152,9 @@ class App:
             except _ClientGone:
                 record.code = record.code or CLIENT_CLOSED
         finally:
-            self._tally.under_way -= not is_refused
+            self._counters.under_way -= not is_refused
             record.received, record.whole_s = body.size, loop.time() - began_s
-            self._tally.add(record)
+            self._counters.add(record)
             if self._options.logs_access:
                 log_access(record)
 

@@ -29,9 +29,9 @@ from nos_ec.gateway.server.certificate import Certificate
 from nos_ec.gateway.server.connection_counts import ConnectionCounts
 from nos_ec.gateway.server.http_protocol import IDLE_WAIT_S, GatewayProtocol
 from nos_ec.gateway.server.probes import Probes
-from nos_ec.gateway.server.proxies import TrustedProxies
+from nos_ec.gateway.server.request_counters import RequestCounters
 from nos_ec.gateway.server.service import Service
-from nos_ec.gateway.server.tally import Tally
+from nos_ec.gateway.server.trusted_proxies import TrustedProxies
 from nos_ec.gateway.server.workers import Workers
 from nos_ec.monitoring.health import Health
 from nos_ec.monitoring.web_server import WebServer, listening
@@ -97,13 +97,13 @@ class GatewayServer(WebServer):
 
         proxies = TrustedProxies(settings.trusted_networks)
         options = AppOptions(settings.body_wait_ms / 1000, settings.requests_max, settings.access_log, proxies)
-        self.tally = Tally()
+        self.counters = RequestCounters()
         self.certificate = certificate
         self._workers = Workers(settings.threads, "s3")
         self._uploads = Workers(settings.threads, "s3-upload")
         self._probes = Probes(health, settings.domain_names, proxies)
         super().__init__(
-            App(service, self._workers, self._uploads, new_id, options, self.tally, self._probes),
+            App(service, self._workers, self._uploads, new_id, options, self.counters, self._probes),
             "s3",
             listener,
             stop_wait_s=STOP_WAIT_S,

@@ -12,7 +12,7 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
-from nos_ec.gateway.server.proxies import TrustedProxies
+from nos_ec.gateway.server.trusted_proxies import TrustedProxies
 from nos_ec.gateway.server.workers import Workers
 from nos_ec.monitoring.health import Answer, Health
 from nos_ec.s3.errors import S3Error

@@ -9,7 +9,7 @@ import pytest
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX, encode_attributes
 from nos_ec.core.formats.messages import NamedVersion
 from nos_ec.core.publishing.slots import ALL_SLOTS
-from tests.rig.metadata_bench import MetadataBench, pack_request
+from tests.rig.fakes.metadata_bench import MetadataBench, pack_request
 
 SOME = encode_attributes({"content-type": "image/jpeg", "été": "\0 '\"%s"})
 MOST = bytes(range(256)) * (ATTRIBUTES_SIZE_MAX // 256)

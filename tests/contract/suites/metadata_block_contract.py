@@ -9,7 +9,7 @@ from nos_ec.core.gc.gc_policy import SealedBlock, StoredBytes
 from nos_ec.core.ids import BlockId
 from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.ports.metadata import BlockRow, Lease, SpaceUse, WaitReason
-from tests.rig.metadata_bench import GEOMETRY, TTL_MS, MetadataBench, new_block_id
+from tests.rig.fakes.metadata_bench import GEOMETRY, TTL_MS, MetadataBench, new_block_id
 
 SIZE = GEOMETRY.stripe_size
 COOL_DOWN_MS_MAX = 1000

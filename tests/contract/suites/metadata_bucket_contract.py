@@ -24,7 +24,7 @@ from nos_ec.ports.metadata import (
     Rights,
 )
 from nos_ec.ports.metadata.buckets import DOCUMENT_BYTES_MAX
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 
 PRIVATE, PUBLIC = CannedAcl.PRIVATE, CannedAcl.PUBLIC_READ
 DAY_MS = 86_400_000

@@ -13,7 +13,7 @@ from nos_ec.core.states import BlockState
 from nos_ec.core.versions import Versioning, as_version
 from nos_ec.ports.metadata import AddMarker, NewObject, ObjectRow, VersionEntry
 from tests.contract.suites.metadata_segment_contract import SegmentBench
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 
 OTHER = Condition(b"another MD5 sum.")
 

@@ -45,8 +45,8 @@ from tests.contract.suites.metadata_tail_contract import TailContract
 from tests.contract.suites.metadata_trash_contract import TrashContract
 from tests.contract.suites.metadata_upload_contract import UploadContract
 from tests.contract.suites.metadata_version_contract import VersionContract
-from tests.rig.audit import counted_totals
-from tests.rig.metadata_bench import GEOMETRY, HEADER, TTL_MS, MetadataBench, new_block_id, new_landing_id
+from tests.rig.fakes.audit import counted_totals
+from tests.rig.fakes.metadata_bench import GEOMETRY, HEADER, TTL_MS, MetadataBench, new_block_id, new_landing_id
 
 SIZE = GEOMETRY.stripe_size
 

@@ -13,7 +13,7 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import NAME_BYTES_MAX
 from nos_ec.core.parts import Composition, UploadId, composed
 from nos_ec.ports.metadata import EntryPage, ObjectRow, ObjectSummary
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 
 FOREVER_MS = 10**9
 LAST = "\U0010ffff"

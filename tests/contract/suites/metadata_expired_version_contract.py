@@ -8,7 +8,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.versions import Versioning, as_version
 from nos_ec.ports.metadata import DeleteVersion, ExpireMarker, ExpireVersion, ObjectRow, VersionDeletion, VersionEntry
 from tests.contract.suites.metadata_version_contract import ENABLED, KEY, SUSPENDED, listed, mark, numbers, put, remove
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 
 HOUR_MS = 3_600_000
 

@@ -9,7 +9,7 @@ from nos_ec.core.ids import BlockId, LandingId, ObjectKey, record_ids_between
 from nos_ec.core.states import BlockState, ObjectState, SegmentState
 from nos_ec.ports.metadata import QueueEntry, WaitReason
 from tests.contract.suites.metadata_segment_contract import SegmentBench
-from tests.rig.metadata_bench import MetadataBench, new_block_id
+from tests.rig.fakes.metadata_bench import MetadataBench, new_block_id
 
 LOWEST, HIGHEST = LandingId(bytes(16)), LandingId(b"\xff" * 16)
 

@@ -9,7 +9,7 @@ from nos_ec.core.ids import BlockId
 from nos_ec.core.publishing.slots import bucket_slot
 from nos_ec.core.states import ObjectState
 from nos_ec.ports.metadata import QueueEntry, WaitingRow
-from tests.rig.metadata_bench import MetadataBench, new_landing_id
+from tests.rig.fakes.metadata_bench import MetadataBench, new_landing_id
 
 
 def paged(page: Callable[[Any, int], Sequence[Any]], after: Any, key: Callable[[Any], Any]) -> Iterator[Any]:

@@ -19,8 +19,8 @@ from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.publishing.slots import ALL_SLOTS
 from nos_ec.core.states import BlockKind, BlockState, ObjectState
 from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow
-from tests.rig.audit import counted_totals
-from tests.rig.metadata_bench import GEOMETRY, MetadataBench
+from tests.rig.fakes.audit import counted_totals
+from tests.rig.fakes.metadata_bench import GEOMETRY, MetadataBench
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e", "é", "a/b"])
 SIZES = st.integers(min_value=0, max_value=5000)

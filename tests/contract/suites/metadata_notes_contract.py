@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nos_ec.ports.metadata import NOTE_CHARS_MAX
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 
 
 class NotesContract:

@@ -12,7 +12,7 @@ from nos_ec.core.formats.messages import NamedVersion
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.publishing.slots import ALL_SLOTS, bucket_slot
 from nos_ec.core.states import ObjectState
-from tests.rig.metadata_bench import MetadataBench, pack_request
+from tests.rig.fakes.metadata_bench import MetadataBench, pack_request
 
 
 class ProducerContract:

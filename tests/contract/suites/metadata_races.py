@@ -32,7 +32,7 @@ from nos_ec.ports.metadata import (
 from tests.contract.suites import metadata_version_contract as versions
 from tests.contract.suites.metadata_contract import MetadataSuite
 from tests.contract.suites.metadata_tail_contract import tail_of
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 
 ROUNDS = 12
 WRITERS = 64

@@ -11,7 +11,7 @@ from nos_ec.core.errors import Conflict
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, new_segment_id
 from nos_ec.core.states import BlockKind, BlockState, ObjectState, SegmentState
 from nos_ec.ports.metadata import BlockRow, Metadata, ObjectRow, QueueEntry, Rebuilt, Segment, SegmentRow
-from tests.rig.metadata_bench import GEOMETRY, MetadataBench, new_block_id, new_landing_id
+from tests.rig.fakes.metadata_bench import GEOMETRY, MetadataBench, new_block_id, new_landing_id
 
 NOW_MS = 1_700_000_000_000
 

@@ -12,12 +12,12 @@ from nos_ec.core.gc.reclaim import BlockAccount
 from nos_ec.core.states import BlockState
 from nos_ec.ports.metadata import QUARANTINE, QUARANTINE_ENDED, QueueEntry
 from tests.contract.suites.metadata_segment_contract import copy_of
-from tests.rig.metadata_bench import MetadataBench, new_block_id, new_landing_id
+from tests.rig.fakes.metadata_bench import MetadataBench, new_block_id, new_landing_id
 
 
 class RepairContract:
     """What is wrong enough for wait_again and stop_waiting, none of the port's methods can make:
-    tests/service/test_repairs.py does it by SQL."""
+    tests/service/check/test_repairs.py does it by SQL."""
 
     def test_counters_are_set_while_the_row_is_the_same(self, bench: MetadataBench) -> None:
         bench.pack([bench.put("a", 10), bench.put("b", 20)])

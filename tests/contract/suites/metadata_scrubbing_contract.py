@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from nos_ec.core.ids import BlockId
 from nos_ec.ports.metadata import ScrubPass, ScrubState
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 
 
 class ScrubbingContract:

@@ -23,7 +23,7 @@ from nos_ec.core.ids import (
 )
 from nos_ec.core.states import ObjectState, SegmentState
 from nos_ec.ports.metadata import LandedMove, Lease, NewObject, ObjectRow, SegmentRow
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.packing.lifetimes import AGE_RANGES, HALF_LIFE_DAYS, OTHERS, Counts
 from nos_ec.ports.metadata import LivingObject, Metadata, ObjectRow
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 
 DAY_MS = 86_400_000
 

@@ -11,8 +11,8 @@ from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.states import BlockKind, ObjectState
 from nos_ec.core.tails import TAILS_BUCKET, tail_key
 from nos_ec.ports.metadata import NewObject, ObjectRow, TailOf
-from tests.rig.audit import counted_totals
-from tests.rig.metadata_bench import MetadataBench, new_block_id
+from tests.rig.fakes.audit import counted_totals
+from tests.rig.fakes.metadata_bench import MetadataBench, new_block_id
 
 
 def tail_of(bench: MetadataBench, block_id: BlockId, size: int = 700) -> NewObject:

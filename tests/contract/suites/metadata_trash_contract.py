@@ -13,7 +13,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.publishing.slots import ALL_SLOTS
 from nos_ec.core.states import ObjectState
 from nos_ec.ports.metadata import Metadata, ObjectRow, TrashMark
-from tests.rig.metadata_bench import MetadataBench, pack_request
+from tests.rig.fakes.metadata_bench import MetadataBench, pack_request
 
 DAY_MS = 86_400_000
 

@@ -12,7 +12,7 @@ from nos_ec.core.errors import Conflict, NosError, NoSuchUpload, PreconditionFai
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import Composition, UploadId, composed, part_key
 from nos_ec.ports.metadata import Completes, NewObject, ObjectRow, PartOf, UploadRow, UploadState, UploadStep
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 
 OPEN, COMPLETED, DOOMED = UploadState.OPEN, UploadState.COMPLETED, UploadState.DOOMED
 

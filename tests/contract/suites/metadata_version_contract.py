@@ -23,7 +23,7 @@ from nos_ec.ports.metadata import (
     ObjectRow,
     VersionEntry,
 )
-from tests.rig.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench
 
 ENABLED, SUSPENDED = Versioning.ENABLED, Versioning.SUSPENDED
 KEY = ObjectKey("bucket", "k")

@@ -15,7 +15,7 @@ from nos_ec.core.ids import BlockId
 WINDOW_PAGES = 32
 """Pages of each shard that are held in memory at a time, at most."""
 
-Pace = Callable[[int], object]
+RateLimit = Callable[[int], object]
 
 
 class BlockWindows:
@@ -28,7 +28,7 @@ class BlockWindows:
         block_id: BlockId,
         files: Mapping[int, ShardFile],
         stripes: int,
-        pace: Pace,
+        rate_limit: RateLimit,
     ) -> None:
         self.block_id = block_id
         self.stripes = stripes
@@ -38,7 +38,7 @@ class BlockWindows:
         self._layout = layout
         self._coder = coder
         self._files = files
-        self._pace = pace
+        self._rate_limit = rate_limit
 
     def windows(self) -> Iterator[tuple[int, int]]:
         """The pages of a shard: the number of the first one and the count. A window lies in one stripe."""

@@ -21,7 +21,7 @@ from nos_ec.adapters.file_system import open_new
 from nos_ec.adapters.local.blocks import block_locks
 from nos_ec.adapters.local.blocks.block_end import readable_stripes, sealed_stripes, whole_stripes
 from nos_ec.adapters.local.blocks.block_locks import BlockLocks
-from nos_ec.adapters.local.blocks.block_windows import BlockWindows, Pace, intact_head
+from nos_ec.adapters.local.blocks.block_windows import BlockWindows, RateLimit, intact_head
 from nos_ec.adapters.local.blocks.erasure import StripeCoder, payload
 from nos_ec.adapters.local.blocks.shard_file import Pages, ShardFile, ShardLayout
 from nos_ec.adapters.local.blocks.shard_folders import UNFINISHED, ShardFolders
@@ -72,15 +72,15 @@ class LocalShards:
         """Yield the blocks that lack a file on a reachable shard, or have an unfinished one."""
         return self._folders.short_blocks()
 
-    def rebuild(self, block_id: BlockId, pace: Pace) -> RebuiltBlock:
+    def rebuild(self, block_id: BlockId, rate_limit: RateLimit) -> RebuiltBlock:
         """Make again the shards that a block lacks. Reads all others, so it finds those that are damaged as well."""
-        return self._made_whole(block_id, frozenset(), pace)
+        return self._made_whole(block_id, frozenset(), rate_limit)
 
-    def mend(self, block_id: BlockId, shards: Collection[int], pace: Pace) -> RebuiltBlock:
+    def mend(self, block_id: BlockId, shards: Collection[int], rate_limit: RateLimit) -> RebuiltBlock:
         """As `rebuild`, for a block of which these shards are damaged, if it still has them."""
-        return self._made_whole(block_id, frozenset(shards), pace)
+        return self._made_whole(block_id, frozenset(shards), rate_limit)
 
-    def scrub(self, block_id: BlockId, stripes: int, pace: Pace) -> ScrubbedBlock:
+    def scrub(self, block_id: BlockId, stripes: int, rate_limit: RateLimit) -> ScrubbedBlock:
         """Read all shards of a block, without its lock: a file that is replaced meanwhile is read to its end."""
         with ExitStack() as stack:
             files, unreachable = self._folders.open(stack, block_id, write=False)
@@ -88,7 +88,7 @@ class LocalShards:
             with translated(f"block {block_id.hex()}", block_id):
                 sealed = sealed_stripes(files.values())
             stripes = stripes if sealed is None else sealed
-            scan = ShardScan(self._layout, self._coder, block_id, files, stripes, pace)
+            scan = ShardScan(self._layout, self._coder, block_id, files, stripes, rate_limit)
             damages, contradictions = scan.run()
             self._folders.require(block_id, list(files.values()), unreachable)
             lost = [shard for shard in self._folders.shards if shard not in files and shard not in unreachable]
@@ -97,7 +97,7 @@ class LocalShards:
             away = tuple(shard for shard in unreachable if shard not in unreadable)
             return ScrubbedBlock(tuple(lost), away, damages, contradictions, scan.read_bytes)
 
-    def _made_whole(self, block_id: BlockId, damaged: Collection[int], pace: Pace) -> RebuiltBlock:
+    def _made_whole(self, block_id: BlockId, damaged: Collection[int], rate_limit: RateLimit) -> RebuiltBlock:
         """Damaged shards get their files first: while a shard is missing, the block is found again after a crash."""
         with ExitStack() as stack:
             with self._locks.held(block_id):
@@ -108,7 +108,7 @@ class LocalShards:
                 if not lost and not damaged:
                     return RebuiltBlock()
                 stripes = self._sealed(block_id, files)
-            copy = _Copy(self._layout, self._coder, block_id, files, stripes, pace)
+            copy = _Copy(self._layout, self._coder, block_id, files, stripes, rate_limit)
             copy.damaged.update(files.keys() & damaged, self._folders.unreadable(block_id, unreachable))
             # Without a missing shard nothing is gained by gaps. What a damaged shard still has is not replaced by them.
             made = self._made(stack, copy, lost, with_gaps=bool(lost) and not unreachable)
@@ -229,9 +229,9 @@ class _Copy(BlockWindows):
         block_id: BlockId,
         files: Mapping[int, ShardFile],
         stripes: int,
-        pace: Pace,
+        rate_limit: RateLimit,
     ) -> None:
-        super().__init__(layout, coder, block_id, files, stripes, pace)
+        super().__init__(layout, coder, block_id, files, stripes, rate_limit)
         self.damaged: set[int] = set()
         self.gaps: set[int] = set()
         """Pages that cannot be read any more."""
@@ -258,7 +258,7 @@ class _Copy(BlockWindows):
                 written += len(made) * run * PAGE
             self.damaged |= {shard for shard, one in pages.items() if not one.bad <= self.gaps}
             self.written_bytes += written
-            self._pace(sum(one.read_bytes for one in pages.values()) + written)
+            self._rate_limit(sum(one.read_bytes for one in pages.values()) + written)
         if self.gaps and (not self.written_bytes or self.refused):
             raise self._unreadable(min(self.gaps))
         for file in made:
@@ -272,7 +272,7 @@ class _Copy(BlockWindows):
         for first, count in self.windows():
             pages = self.read(file, first, count)
             bad |= pages.bad
-            self._pace(pages.read_bytes)
+            self._rate_limit(pages.read_bytes)
         if not good or bad != self.gaps:
             raise Transient(
                 f"{file.path} does not read back as it was written: its disk is failing", block_id=self.block_id

@@ -56,7 +56,7 @@ class ShardScan(BlockWindows):
                 page = self._contradicting(pages, first, count)
                 if page is not None:
                     contradictions[stripe] = Contradiction(stripe, self._suspect(pages, page))
-            self._pace(sum(one.read_bytes for one in pages.values()))
+            self._rate_limit(sum(one.read_bytes for one in pages.values()))
         damages = (self._damage(file, bad[shard]) for shard, file in self._files.items())
         return tuple(one for one in damages if one is not None), tuple(contradictions.values())
 

@@ -17,7 +17,7 @@ from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, nul
 
 from nos_ec.adapters.sql.blocks import block_rows, leases
 from nos_ec.adapters.sql.objects import waiting
-from nos_ec.adapters.sql.objects.release import Burial, enter_copies, queueing
+from nos_ec.adapters.sql.objects.release_version import Burial, enter_copies, queueing
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import by_primary, require_all
 from nos_ec.adapters.sql.tables.schema import BLOCKS, ID_BYTES, OBJECTS

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Connection, bindparam, select
 
 from nos_ec.adapters.sql.objects import floors, object_rows
-from nos_ec.adapters.sql.objects.retired import (
+from nos_ec.adapters.sql.objects.make_noncurrent import (
     COLUMNS,
     NEWEST,
     OF_KEY,

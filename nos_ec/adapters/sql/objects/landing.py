@@ -30,7 +30,7 @@ from sqlalchemy import (
 from nos_ec.adapters.sql.blocks import landing_segments
 from nos_ec.adapters.sql.objects import waiting
 from nos_ec.adapters.sql.objects.puts import QUEUED, lock_entries
-from nos_ec.adapters.sql.objects.release import Burial
+from nos_ec.adapters.sql.objects.release_version import Burial
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed
 from nos_ec.adapters.sql.tables.rows import (
     IDS,

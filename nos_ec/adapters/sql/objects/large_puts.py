@@ -10,8 +10,8 @@ from __future__ import annotations
 from sqlalchemy import Connection, insert, update
 
 from nos_ec.adapters.sql.blocks import block_rows, leases
-from nos_ec.adapters.sql.objects import floors, object_rows, puts, retired, uploads, versions
-from nos_ec.adapters.sql.objects.release import release
+from nos_ec.adapters.sql.objects import floors, make_noncurrent, object_rows, puts, uploads, versions
+from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.rows import noncurrent_mark
 from nos_ec.adapters.sql.tables.schema import OBJECTS, SEGMENTS
 from nos_ec.core.errors import NosError, Transient
@@ -58,21 +58,21 @@ def record_large(
     if not wins:
         return refusal or False
     new = puts.beside_others(new, current)
-    stays = current is not None and retired.stays(current, new.versioning)
+    stays = current is not None and make_noncurrent.stays(current, new.versioning)
     if current is not None and stays and not is_below:
-        retired.retire(connection, [current])
+        make_noncurrent.retire(connection, [current])
     elif current is not None and not stays:
         release(connection, [current], now_ms)
     if new.versioning is Versioning.SUSPENDED or (stays and new.versioning is None):
         # `newest` does not include one that was added while it waited for another one that was removed.
-        newest = max(newest, retired.remove_nulls(connection, [new.key], now_ms).get(new.key, 0))
+        newest = max(newest, make_noncurrent.remove_nulls(connection, [new.key], now_ms).get(new.key, 0))
     over = None if stays or is_below else current
     object_id = _put_large_row(connection, over, new, now_ms, is_below=is_below)
     connection.execute(insert(SEGMENTS), _segment_rows(object_id, new))
     if current is None and not is_below and newest > new.version:
         floors.raise_to(connection, new.key, newest, now_ms)  # what is stored over it is to be newer than that, too
     if is_below:
-        retired.retire_large(connection, new, object_id, now_ms)
+        make_noncurrent.retire_large(connection, new, object_id, now_ms)
     elif current is None and new.versioning is Versioning.ENABLED:
         versions.raise_if_newer(connection, {new.key: new.version}, {new.key: new.version})
     elif current is None and new.versioning is Versioning.SUSPENDED:
@@ -84,7 +84,7 @@ def _newest(connection: Connection, new: NewLargeObject, current: ObjectRow | No
     """The newest version of its key, or 0; a marker counts only for a bucket with versions."""
     if current is not None:
         return current.version
-    return 0 if new.versioning is None else retired.newest_versions(connection, [new.key]).get(new.key, 0)
+    return 0 if new.versioning is None else make_noncurrent.newest_versions(connection, [new.key]).get(new.key, 0)
 
 
 def _refused_large(

@@ -20,8 +20,8 @@ from sqlalchemy import (
     update,
 )
 
-from nos_ec.adapters.sql.objects import retired, trash
-from nos_ec.adapters.sql.objects.release import release
+from nos_ec.adapters.sql.objects import make_noncurrent, trash
+from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import (
     FIRST_MARK,
@@ -251,7 +251,7 @@ def remove(
     if condition is not None and (refusal := condition.refusal(key, row.tag, row.facts)) is not None:
         raise refusal
     if row.is_of_versions:
-        retired.hide(connection, [row], now_ms, until_ms, conditional=condition is not None)
+        make_noncurrent.hide(connection, [row], now_ms, until_ms, conditional=condition is not None)
         return row
     if until_ms is not None:
         trash.put_into(connection, [row], now_ms, until_ms)
@@ -287,10 +287,10 @@ def _remove_locked(
 ) -> None:
     of_versions = [row for row in rows if row.is_of_versions]
     if of_versions:
-        retired.hide(connection, of_versions, now_ms, until_ms, conditional=conditional)
+        make_noncurrent.hide(connection, of_versions, now_ms, until_ms, conditional=conditional)
     plain = [row for row in rows if not row.is_of_versions] if of_versions else rows
     if plain:
-        retired.discard(connection, plain, now_ms, until_ms)
+        make_noncurrent.discard(connection, plain, now_ms, until_ms)
 
 
 def list_names(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[str]:

@@ -25,8 +25,8 @@ from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, se
 from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql.blocks import landing_segments
-from nos_ec.adapters.sql.objects import object_rows, retired, tails, uploads, versions, waiting
-from nos_ec.adapters.sql.objects.release import release
+from nos_ec.adapters.sql.objects import make_noncurrent, object_rows, tails, uploads, versions, waiting
+from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import IDS, by_index, by_keys, delete_listed, id_rows, key_rows, require_all
 from nos_ec.adapters.sql.tables.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, WAITING
@@ -238,7 +238,7 @@ def _divided(
     beside: list[NewObject] = []
     for one in new:
         row = current.get(one.key)
-        (beside if row is None or retired.stays(row, one.versioning) else over).append(one)
+        (beside if row is None or make_noncurrent.stays(row, one.versioning) else over).append(one)
     return over, beside
 
 
@@ -247,14 +247,14 @@ def _insert_beside(
 ) -> dict[ObjectKey, ObjectRow]:
     """Add rows for these objects. What was current of their keys, and is locked, becomes noncurrent."""
     gone = [current[one.key] for one in new if one.key in current]
-    retired.retire(connection, gone)
+    make_noncurrent.retire(connection, gone)
     unlocked = [one.key for one in new if one.versioning is not None and one.key not in current]
     newest = _highest(connection, new, current)
     for row in gone:
         newest[row.key] = max(newest.get(row.key, 0), row.version)
     enabled = Versioning.ENABLED
     replacing = [one.key for one in new if one.versioning is not enabled and (one.versioning or one.key in current)]
-    for key, number in retired.remove_nulls(connection, replacing, now_ms).items():
+    for key, number in make_noncurrent.remove_nulls(connection, replacing, now_ms).items():
         newest[key] = max(newest.get(key, 0), number)
     rows = _insert(connection, new, newest, now_ms)
     numbers = {key: rows[key].version for key in unlocked}
@@ -270,7 +270,7 @@ def _highest(
     must be newer. A current version that was stored without versioning may be older than the others."""
     known = {key for key, row in current.items() if row.is_of_versions}
     keys = [one.key for one in new if one.versioning or one.key in known]
-    return retired.highest_numbers(connection, keys, [key for key in keys if key not in known]) if keys else {}
+    return make_noncurrent.highest_numbers(connection, keys, [key for key in keys if key not in known]) if keys else {}
 
 
 def _refused(new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]) -> dict[ObjectKey, NosError]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, func, select
 
-from nos_ec.adapters.sql.objects.release import release
+from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import (
     FIRST_MARK,

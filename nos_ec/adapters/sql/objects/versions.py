@@ -43,7 +43,7 @@ from nos_ec.adapters.sql.driver.transactions import Overtaken
 from nos_ec.adapters.sql.objects import floors, object_rows, trash
 from nos_ec.adapters.sql.objects.entries import FIRST_ROWS, GROWTH, Start, behind, start_of
 from nos_ec.adapters.sql.objects.expired_versions import expire_marker, expire_version
-from nos_ec.adapters.sql.objects.retired import (
+from nos_ec.adapters.sql.objects.make_noncurrent import (
     COLUMNS,
     IS_NULL,
     LOCK_NEWEST,

@@ -12,7 +12,7 @@ do not have these faults.
 A statement that locks goes from the JSON table to the rows, and finds each by its key: `looked_up`, UpdateListed and
 DeleteListed tell MySQL and MariaDB to do so. When they believe that a table has few rows, they would rather read all of
 it. Such a statement would wait for every row that another transaction has locked, and deadlock with that transaction
-(tests/rig/sql_races.py). SQLite would rather go through all rows that have the same value in the first column of an
+(tests/rig/sql/sql_races.py). SQLite would rather go through all rows that have the same value in the first column of an
 index, and compare each with the whole JSON table.
 """
 

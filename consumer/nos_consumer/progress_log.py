@@ -1,0 +1,42 @@
+"""What a consumer logs in normal operation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import structlog
+
+from nos_consumer.counters import ConsumerCounters
+from nos_ec.ports.clock import waits
+
+_log = structlog.get_logger(__name__)
+
+REPORT_WAIT_MS = 10_000
+"""Least time between two progress lines. The metrics have the details."""
+_REPORTED = ("packed", "packed_bytes", "stripes", "superseded", "failed", "retried", "given_up")
+
+
+class ProgressLog:
+    """Logs a line when the partitions change, and from time to time a line of what was packed since the last one."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._due_ms = now_ms + REPORT_WAIT_MS
+        self._partitions: frozenset[int] = frozenset()
+        self._reported = ConsumerCounters()
+
+    def turn(self, now_ms: int, partitions: frozenset[int], counters: ConsumerCounters, waiting: int) -> None:
+        """Log the lines that are due. To be called after each turn. waiting: number of objects on the merge list."""
+        if partitions != self._partitions:
+            self._partitions = partitions
+            _log.info("partitions held", partitions=sorted(partitions))
+        if not waits(self._due_ms, now_ms, REPORT_WAIT_MS):
+            self._due_ms = now_ms + REPORT_WAIT_MS
+            self.report(counters, waiting)
+
+    def report(self, counters: ConsumerCounters, waiting: int) -> None:
+        """Log what changed since the last report. Logs nothing when nothing changed."""
+        before, now = asdict(self._reported), asdict(counters)
+        changes = {name: now[name] - before[name] for name in _REPORTED if now[name] != before[name]}
+        if changes:
+            self._reported = ConsumerCounters(**now)
+            _log.info("progress", **changes, waiting=waiting)

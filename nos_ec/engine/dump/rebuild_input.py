@@ -1,0 +1,103 @@
+"""What a rebuild is given: the store whose metadata was lost, and a dump."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from nos_ec.core.errors import Corrupt, NotFound, Transient
+from nos_ec.core.formats.dump_format import DumpHead, DumpPage, Read, read_dump
+from nos_ec.core.ids import LandingId, in_log, segment_of
+from nos_ec.engine.landing.log_reader import LogReader
+from nos_ec.engine.packable import crc_checked
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.metadata import Metadata, ObjectRow
+from nos_ec.ports.segment_medium import SegmentMedium
+
+PAGE_ROWS = 1000
+"""Rows that a rebuild has in memory at once."""
+
+PUT_MS_MAX = 60_000
+"""Between the id of a landing copy and the version of its object, at most. A slower PUT leaves a copy to be looked
+at."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class DumpSource:
+    """A dump that is whole. name: for people. head: its first frame. open: reads it from its beginning."""
+
+    name: str
+    head: DumpHead
+    rows: dict[str, int]
+    open: Callable[[], AbstractContextManager[Read]]
+
+    def pages(self) -> Iterator[DumpPage]:
+        """Its pages, in order. Raises Corrupt."""
+        with self.open() as read:
+            for found in read_dump(read):
+                if isinstance(found, DumpPage):
+                    yield found
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildInput:
+    """The store whose metadata was lost. metadata: the new, empty one."""
+
+    metadata: Metadata
+    blocks: BlockStore
+    landing: LandingStore
+    medium: SegmentMedium | None
+    clock: Clock
+
+    def all_objects(self) -> Iterator[Sequence[ObjectRow]]:
+        """The rows that there are, in pages. Raises Transient."""
+        after = 0
+        while page := self.metadata.objects_after(after, PAGE_ROWS):
+            after = page[-1].object_id
+            yield page
+
+    def read_copy(self, copy: LandingId) -> bytes:
+        """A landing copy, of landing store or landing log. Raises NotFound, also when its landing segment can only lie
+        in a slot that names none; Corrupt, Transient."""
+        if not in_log(copy):
+            return self.landing.read(copy)
+        if self.medium is None:
+            raise NotFound(f"landing copy {copy.hex()} is in the landing log, and there is none")
+        try:
+            return LogReader(self.medium).read(copy)
+        except Transient:
+            if segment_of(copy) in self.medium.segments(known_only=True):
+                raise
+        raise NotFound(f"landing copy {copy.hex()}: no slot of the landing log names its landing segment")
+
+    def bytes_of(self, row: ObjectRow) -> bytes:
+        """Read the bytes of a small object. Raises NotFound, Corrupt, Transient."""
+        if row.extent is not None:
+            data = self.blocks.read(row.extent.block_id, row.extent.offset, row.extent.length)
+        elif row.landing_id is not None:
+            data = self.read_copy(row.landing_id)
+        else:
+            raise Corrupt(f"{row.key} v{row.version}: its row has no location", key=row.key)
+        return crc_checked(data, row.size, row.crc32c, row.key, f"{row.key} v{row.version}")
+
+    def is_intact(self, copy: LandingId, row: ObjectRow) -> bool:
+        """Whether a landing copy has the bytes of this row. Raises Transient."""
+        try:
+            crc_checked(self.read_copy(copy), row.size, row.crc32c, row.key, f"landing copy of {row.key}")
+        except (Corrupt, NotFound):
+            return False
+        return True
+
+
+def batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    """The items in lists of at most `size`."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch

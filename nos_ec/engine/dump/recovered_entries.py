@@ -1,0 +1,232 @@
+"""What blocks and landing segments tell about the objects in them, without any row.
+
+Whatever a later version of the formats tells beside keys, versions, places and checksums comes in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
+from nos_ec.core.formats.header import GroupHeader, NameRecord
+from nos_ec.core.formats.landing_format import FoundRecord, decode_footer, is_void
+from nos_ec.core.formats.landing_format import decode_names as decode_record_names
+from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, SegmentId
+from nos_ec.core.tails import tail_place
+from nos_ec.engine.header_scan import read_names, scan_headers
+from nos_ec.engine.landing.landing_labels import labels_of, puts_in_segment
+from nos_ec.engine.packable import crc_checked
+from nos_ec.ports.block_store import BlockStore
+from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.segment_medium import SegmentMedium
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredEntry:
+    """An object in a block. part: for a segment of a large one, (its offset in the object, size of the object), as in
+    `NameRecord`; its last segment has the attributes."""
+
+    key: ObjectKey
+    version: int
+    extent: Extent
+    crc32c: int
+    part: tuple[int, int] | None
+    attributes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredBlock:
+    """A block. data_bytes: of all that was written to it, with all of the stripes that have no readable header or are
+    part of an unfinished group. entries: of the groups that were asked for; an unfinished group has none, because
+    some of them were never written, and no row ever referred to the others. nameless: how many more are in groups whose
+    names cannot be read. epoch: the greatest of its writers; written_ms: of the first group (Unix milliseconds); both
+    None without a readable header. is_read: everything was read that was asked for. unfinished: it ends with an
+    unfinished group. last_at: where the last other group begins, in bytes."""
+
+    block_id: BlockId
+    stripes: int
+    data_bytes: int
+    header_bytes: int
+    entries: tuple[RecoveredEntry, ...]
+    nameless: int
+    epoch: int | None
+    written_ms: int | None
+    is_read: bool = True
+    unfinished: bool = False
+    last_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredRecord:
+    """A landing copy, with its data. put_ms: when its PUT was, Unix milliseconds."""
+
+    key: ObjectKey
+    landing_id: LandingId
+    put_ms: int
+    data: bytes
+    crc32c: int
+    attributes: bytes
+
+
+def recover_block(blocks: BlockStore, block_id: BlockId, stripes: int, first_stripe: int) -> RecoveredBlock:
+    """What the headers of a block of `stripes` stripes tell, and the names of its groups from `first_stripe` on. Raises
+    NotFound, Transient."""
+    geometry = blocks.geometry
+    scan = scan_headers(blocks, block_id, stripes)
+    asked = [header for header in scan.headers if header.first_stripe >= first_stripe and header.entries]
+    entries: list[RecoveredEntry] = []
+    nameless = 0
+    for header in asked:
+        named = _entries(blocks, header)
+        entries += named
+        nameless += len(header.entries) - len(named)
+    headers = scan.headers if scan.unfinished is None else (*scan.headers, scan.unfinished)
+    return RecoveredBlock(
+        block_id,
+        stripes,
+        sum(header.data_length for header in scan.headers) + len(scan.dead_stripes) * geometry.stripe_size,
+        scan.bytes_read,
+        tuple(entries),
+        nameless,
+        max((header.writer_epoch for header in headers), default=None),
+        headers[0].written_at_ms if headers else None,
+        not nameless and all(stripe < first_stripe for stripe in scan.damaged_stripes),
+        scan.unfinished is not None,
+        scan.headers[-1].first_stripe * geometry.stripe_size if scan.headers else 0,
+    )
+
+
+def recover_unfinished(blocks: BlockStore, block_id: BlockId) -> list[RecoveredEntry] | None:
+    """Return the objects, of the unfinished group that a sealed block ends with, that lie in it as a whole. None if
+    names of it cannot be read. Raises NotFound, Transient."""
+    stripes = blocks.stripes(block_id)
+    header = scan_headers(blocks, block_id, stripes).unfinished
+    if header is None:
+        return []
+    named = _entries(blocks, header)
+    if len(named) < len(header.entries):
+        return None
+    end = stripes * blocks.geometry.stripe_size
+    return [entry for entry in named if entry.extent.offset + entry.extent.length <= end]
+
+
+def recover_segment(
+    medium: SegmentMedium, segment: SegmentId, end: int, damaged: set[LandingId]
+) -> Iterator[RecoveredRecord]:
+    """The PUTs in a sealed landing segment, in order, each once, from whichever of its copies has it intact. `damaged`
+    receives, at the end, the PUTs that are intact in no copy, as far as their names or the footer of the segment show
+    them. Raises NotFound, Transient."""
+    seen = set[LandingId]()
+    broken = _in_footer(medium, segment, end)
+    for found in puts_in_segment(medium, segment, end):
+        landing_id = found.header.landing_id
+        try:
+            record = _record(found)
+        except Corrupt:
+            broken.add(landing_id)
+            continue
+        if landing_id not in seen:
+            seen.add(landing_id)
+            if record is not None:
+                yield record
+    damaged |= broken - seen
+
+
+def recover_copies(landing: LandingStore, copies: Sequence[LandingId]) -> Iterator[RecoveredRecord]:
+    """What copies of the landing store tell, in order. Those without a label, or with other bytes than it says, tell
+    nothing. Raises Transient."""
+    for copy, label in labels_of(landing, copies).items():
+        try:
+            key = ObjectKey(label.bucket, label.name)
+            data = crc_checked(landing.read(copy), label.size, label.crc32c, key, f"landing copy of {key}")
+        except (Corrupt, InvalidInput, NotFound):
+            continue
+        yield RecoveredRecord(key, copy, label.put_ms, data, label.crc32c, label.attributes)
+
+
+def whole_parts(parts: Sequence[RecoveredEntry]) -> list[RecoveredEntry] | None:
+    """The segments of a large object in order, one for each place; None if some are missing. They sum to less than the
+    size that the last one tells if a tail follows (core.tails)."""
+    by_offset: dict[int, RecoveredEntry] = {}
+    end = 0
+    for part in parts:
+        assert part.part is not None
+        offset, object_size = part.part
+        by_offset[offset] = part
+        if object_size:
+            end = max(end, offset + part.extent.length)
+    at = 0
+    whole = []
+    while at < end:
+        if at not in by_offset:
+            return None
+        whole.append(by_offset[at])
+        at += by_offset[at].extent.length
+    return whole if whole and at == end else None
+
+
+def recovered_size(whole: Sequence[RecoveredEntry]) -> int:
+    """Bytes of a large object, tail included, as its last segment tells."""
+    last = whole[-1].part
+    assert last is not None
+    return last[1]
+
+
+def recovered_tail(whole: Sequence[RecoveredEntry]) -> tuple[ObjectKey, int] | None:
+    """The key and the bytes of the tail of a large object with these segments, in order; None without one."""
+    return tail_place(recovered_size(whole), [(part.extent.block_id, part.extent.length) for part in whole])
+
+
+def _entries(blocks: BlockStore, header: GroupHeader) -> list[RecoveredEntry]:
+    """Return what a header tells, as far as its names can be read."""
+    entries: list[RecoveredEntry] = []
+    for entry, name in zip(header.entries, _names(blocks, header) or (), strict=False):
+        key = _key(name.bucket, name.name, entry.key_md5)
+        if key is not None:
+            at = header.first_stripe * blocks.geometry.stripe_size + entry.offset
+            extent = Extent(header.block_id, at, entry.length)
+            entries.append(
+                RecoveredEntry(key, entry.object_version, extent, entry.crc32c, name.segment, name.attributes)
+            )
+    return entries
+
+
+def _names(blocks: BlockStore, header: GroupHeader) -> list[NameRecord] | None:
+    try:
+        return read_names(blocks, header) or None
+    except Corrupt:
+        return None
+
+
+def _in_footer(medium: SegmentMedium, segment: SegmentId, end: int) -> set[LandingId]:
+    """The records that the footer of a segment lists; none without an intact footer. Only the writer of the segment
+    writes one."""
+    for copy in range(medium.limits.copies):
+        (data,) = medium.read(segment, [(end, medium.limits.segment_bytes - end)], copy)
+        with suppress(Corrupt):
+            return {entry.landing_id for entry in decode_footer(data, segment, end)}
+    return set()
+
+
+def _record(found: FoundRecord) -> RecoveredRecord | None:
+    """Return the record of a PUT; None if it is void or its key is not valid by today's rules. Raises Corrupt when its
+    names are damaged."""
+    header = found.header
+    if is_void(found.names):
+        return None
+    names = decode_record_names(found.names)
+    key = _key(names.bucket, names.name, header.key_md5)
+    if key is None:
+        return None
+    return RecoveredRecord(key, header.landing_id, header.put_ms, found.data, header.data_crc32c, names.attributes)
+
+
+def _key(bucket: str, name: str, key_md5: bytes) -> ObjectKey | None:
+    """None unless it is a key of today's rules, and that of the entry."""
+    try:
+        key = ObjectKey(bucket, name)
+    except InvalidInput:
+        return None
+    return key if key.md5 == key_md5 else None

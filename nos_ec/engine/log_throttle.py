@@ -1,0 +1,55 @@
+"""Log lines for events that may come by the thousand: the first few of each kind, then how many more there were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from nos_ec.ports.clock import Clock, waits
+
+LINES_MAX = 10
+"""Lines of one kind in WINDOW_MS."""
+WINDOW_MS = 60_000
+
+
+@dataclass(slots=True)
+class _Window:
+    ends_ms: int
+    lines: int = 0
+    left_out: int = 0
+
+
+class ThrottledLog:
+    """Logs at most LINES_MAX errors of one kind in WINDOW_MS. When that time is over, one line counts the rest.
+
+    For events that a metric also counts. Not thread-safe. The kinds are few and fixed in the program.
+    """
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self._log = structlog.get_logger(name)
+        self._clock = clock
+        self._windows: dict[str, _Window] = {}
+
+    def error(self, kind: str, **fields: object) -> None:
+        """Log an event of that kind, or only count it."""
+        self.report()
+        window = self._windows.get(kind)
+        if window is None:
+            window = self._windows[kind] = _Window(self._clock.now_ms() + WINDOW_MS)
+        if window.lines < LINES_MAX:
+            window.lines += 1
+            self._log.error(kind, **fields)
+        else:
+            window.left_out += 1
+
+    def report(self, *, closing: bool = False) -> None:
+        """Log how many events were left out in windows that are over; when closing, in all windows. Cheap."""
+        if not self._windows:
+            return
+        now_ms = self._clock.now_ms()
+        for kind, window in list(self._windows.items()):
+            if closing or not waits(window.ends_ms, now_ms, WINDOW_MS):
+                del self._windows[kind]
+                if window.left_out:
+                    self._log.error(f"{kind}: further lines left out", count=window.left_out, named=window.lines)

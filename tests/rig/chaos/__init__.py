@@ -1,0 +1,1 @@
+"""Chaos: clients, strikes on servers and daemons, and the check that nothing was lost."""

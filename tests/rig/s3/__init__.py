@@ -1,0 +1,1 @@
+"""S3 clients and gateways for tests."""

@@ -1,0 +1,1 @@
+"""Suites and servers for the SQL databases: plans, races, damage, figures, histories of versions."""

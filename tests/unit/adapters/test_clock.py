@@ -1,0 +1,38 @@
+"""Both clocks keep the port's promises."""
+
+from __future__ import annotations
+
+import time
+from threading import Event
+
+import pytest
+
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.ports.clock import Clock
+from tests.rig.fakes.clock import FakeClock
+
+
+@pytest.mark.parametrize("clock", [SystemClock(), FakeClock()])
+def test_wait_says_whether_stop_is_set(clock: Clock) -> None:
+    stop = Event()
+    before_ms = clock.now_ms()
+    assert clock.wait(stop, 20) is False
+    assert clock.now_ms() >= before_ms + 19
+    stop.set()
+    assert clock.wait(stop, 60_000) is True
+
+
+def test_system_clock_is_wall_clock_time() -> None:
+    assert abs(SystemClock().now_ms() - time.time() * 1000) < 1000
+
+
+def test_fake_time_passes_only_on_request() -> None:
+    clock = FakeClock(now_ms=5)
+    clock.advance(7)
+    assert clock.now_ms() == 12
+    stop = Event()
+    stop.set()
+    clock.wait(stop, 1000)
+    assert clock.now_ms() == 12
+    with pytest.raises(ValueError, match="backwards"):
+        clock.advance(-1)

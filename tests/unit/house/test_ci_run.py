@@ -1,0 +1,91 @@
+""".ci/run with parts that take no time: what it runs, when it fails, and what it says at the end."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PARTS = ("venv", "lint", "types", "fresh", "tests")
+CLOSING = "=== 3 passed, 1 skipped in 0.01s ==="
+
+MAKEFILE = """
+venv lint types:
+	@echo "making $@"; test "$@" != "{failing}"
+fresh:
+	@echo "NOS_EC_FRESH_KEEP=$$NOS_EC_FRESH_KEEP"; echo "   7 s  make up"; {sleep} test "$@" != "{failing}"
+test:
+	@echo "REQUIRE_REAL=$$REQUIRE_REAL"; echo "{closing}"; test "$@" != "{failing}"
+"""
+
+
+def run_parts(folder: Path, failing: str = "", sleep: str = "") -> subprocess.CompletedProcess[str]:
+    """A copy of the script in a folder where `make` has such parts, one of which fails."""
+    for name in (".ci", "deploy/dev"):
+        (folder / name).mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
+    (folder / "Makefile").write_text(MAKEFILE.format(failing=failing, sleep=sleep, closing=CLOSING))
+    install = folder / "deploy" / "dev" / "stack.sh"
+    install.write_text('#!/bin/sh\necho "stack.sh $*"\n')
+    install.chmod(0o755)
+    # What the make that runs these tests hands down would change what the ones inside say.
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
+    return subprocess.run(
+        [str(folder / ".ci" / "run")],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def times(said: str) -> list[str]:
+    """The names of the parts in the table, with what it says about them."""
+    table = said.partition("how long each part took:\n")[2]
+    return re.findall(r"^ *\d+ s  (\w+.*)$", table, re.M)
+
+
+def test_all_parts_are_run_and_the_last_line_is_the_result_of_the_tests(tmp_path: Path) -> None:
+    ran = run_parts(tmp_path)
+    assert ran.returncode == 0, ran.stdout
+    assert times(ran.stdout) == ["venv", "lint", "types", "fresh", "make up", "tests"]
+    assert ran.stdout.splitlines()[-1] == CLOSING
+    assert "REQUIRE_REAL=1" in ran.stdout
+    kept = (tmp_path / "var" / "ci" / "fresh.log").read_text()
+    assert "NOS_EC_FRESH_KEEP=1" in kept
+    assert "stack.sh install" in kept
+    assert kept.splitlines()[0] not in ran.stdout
+
+
+def test_the_run_fails_with_the_fresh_machine_and_shows_its_output(tmp_path: Path) -> None:
+    ran = run_parts(tmp_path, failing="fresh")
+    assert ran.returncode == 1
+    assert "NOS_EC_FRESH_KEEP=1" in ran.stdout
+    assert "fresh FAILED" in times(ran.stdout)
+    assert ran.stdout.splitlines()[-1] == CLOSING
+
+
+def test_the_run_fails_with_the_tests(tmp_path: Path) -> None:
+    ran = run_parts(tmp_path, failing="test")
+    assert ran.returncode == 2
+    assert times(ran.stdout) == ["venv", "lint", "types", "fresh", "make up", "tests FAILED"]
+    assert ran.stdout.splitlines()[-1] == CLOSING
+
+
+@pytest.mark.parametrize("failing", ["venv", "lint", "types"])
+def test_the_run_ends_at_the_first_part_that_fails(tmp_path: Path, failing: str) -> None:
+    """The fresh machine is then stopped: the run does not wait for it, and leaves nothing of it behind."""
+    ran = run_parts(tmp_path, failing, sleep="sleep 1000;")
+    assert ran.returncode == 2
+    before = PARTS[: PARTS.index(failing)]
+    assert times(ran.stdout) == [*before, f"{failing} FAILED"]
+    assert CLOSING not in ran.stdout
