@@ -124,16 +124,17 @@ class BlockStore(Protocol):
         ...
 
     def blocks_short(self) -> Mapping[int, int] | None:
-        """{n: number of blocks that lack n shards}, without those that lack none. Such blocks survive fewer losses.
-        Costs a listing of the store.
+        """Return {n: number of blocks that lack n shards}, without complete blocks. A block that lacks shards survives
+        fewer losses. The call lists the whole store.
 
-        None if the store finds and repairs such blocks itself.
+        Returns None if the storage system finds and repairs such blocks itself.
         """
         ...
 
     def missing_shards(self, block_id: BlockId) -> Sequence[int]:
-        """The shards that have nothing of this block, lost shards included. Empty if the store finds and repairs such
-        blocks itself. For a block that is not being created or deleted. Raises Transient."""
+        """Return the shards that have no data of this block, including lost shards. Returns an empty sequence if the
+        storage system finds and repairs incomplete blocks itself. The block must not be created or deleted during the
+        call. Raises Transient."""
         ...
 
     def counters(self) -> ReadCounters:

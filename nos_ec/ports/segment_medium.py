@@ -70,96 +70,104 @@ class Seal:
 
 
 class SegmentWriter(Protocol):
-    """Appends to one segment."""
+    """The writer of one segment."""
 
     def append(self, offset: int, batch: Sequence[Buffer], seal: Seal | None = None) -> None:
-        """Write a batch at `offset`. Durable on return.
+        """Append a batch at `offset`. Durable on return.
 
-        The batches of a segment follow each other without gaps: `offset` is where the batch before this one ends, of
-        which at most `writes_max` - 1 may still be under way in other threads. With `seal` the batch is the last one,
-        and the segment is sealed on return; no other append may be under way then. Raises Conflict when another process
-        has sealed the segment, or had it before the first append; NoSpace, Transient. After any error the end of the
-        segment is unknown: it must not be appended to again, and the batch may or may not be there, sealed or not.
+        The batches of a segment follow each other without gaps: `offset` is the end of the previous batch. At most
+        `writes_max` - 1 earlier batches may still be in flight in other threads. With `seal`, the batch is the last one
+        and the segment is sealed on return; no other append may be in flight then.
+
+        Raises Conflict when another process has sealed the segment, even before the first append; NoSpace, Transient.
+        After any error the end of the segment is unknown: the caller must not append to it again, and the batch may or
+        may not exist, sealed or not.
         """
         ...
 
     def close(self) -> None:
-        """Release the writer's resources. Does not seal. Idempotent."""
+        """Release the writer's resources without sealing the segment. Idempotent."""
         ...
 
 
 class SegmentMedium(Protocol):
-    """All segments of one store, whichever process writes them. Safe to call from several threads."""
+    """All segments of one store, no matter which process writes them. Safe to call from several threads."""
 
     @property
     def limits(self) -> MediumLimits:
-        """Sizes that are fixed while the medium is open."""
+        """Return the sizes that are fixed while the medium is open."""
         ...
 
     def create(self, segment: SegmentId, epoch: int, first_lsn: int) -> SegmentWriter:
-        """Begin an empty segment: durably, or with its first append where the medium `ends_in_appends`, which then
-        raises the errors. Raises Conflict when it exists, NoSpace when no room for a segment is left, Transient. epoch:
-        that of the lease of the log; first_lsn: none of its records has a smaller number."""
+        """Begin an empty segment. Durable on return, unless the medium `ends_in_appends`: then the first append creates
+        the segment and raises these errors. `epoch` belongs to the lease of the log. No record of the segment has a
+        number below `first_lsn`. Raises Conflict when the segment exists, NoSpace when there is no room for another
+        one, Transient."""
         ...
 
     def read(self, segment: SegmentId, ranges: Sequence[tuple[int, int]], copy: int = 0) -> list[bytes]:
         """Return the bytes of (offset, length) ranges, cut off at the segment's end. Raises NotFound when the segment
-        is not there (or no longer), Transient.
+        does not exist (any longer), Transient.
 
-        The caller checks what it gets: a segment may be released, and its place used again, while it is read, and
-        behind the last batch there may be anything, or nothing. When the check fails, it reads again with the next
-        `copy`, below `limits.copies`. A copy that cannot be read is replaced by another one.
+        The caller verifies the bytes: a segment may be released, and its place used again, during the read, and there
+        may be anything, or nothing, after the last batch. When the check fails, the caller reads again with the next
+        `copy`, below `limits.copies`. If a copy cannot be read, another one is read instead.
         """
         ...
 
     def seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
-        """End a segment. After that no writer, of any process, can append to it, until it is released. Idempotent;
-        returns the end of its last batch, before the footer.
+        """End a segment: no writer, of any process, can append to it again before it is released. Idempotent. Returns
+        the end of its last batch, before the footer.
 
-        `footer` is what its own writer appends with the seal, so that a scan need not read the records; None for a
-        segment whose writer is gone. Raises NotFound when it is not there, Transient. Where the medium
-        `ends_in_appends`, a segment that is not there may be one that its writer is about to begin: then this returns
-        0, and has put a sealed, empty one in its place unless nobody but its own writer could begin it. If that has no
-        row any more, the caller releases it (nos_ec.engine.landing.segment_seal).
+        The segment's own writer passes the `footer` that it appends with the seal, so that a scan need not read the
+        records; `footer` is None when that writer is gone. Raises NotFound when the segment does not exist, Transient.
+
+        Where the medium `ends_in_appends`, a missing segment may be one that its writer is about to begin. Then this
+        method returns 0. Unless only the segment's own writer could begin it, a sealed, empty segment has been created
+        in its place, which the caller releases if it has no row any more (nos_ec.engine.landing.segment_seal).
         """
         ...
 
     def overwrite(self, segment: SegmentId, offset: int, expected: bytes, new: bytes) -> None:
-        """Replace a few bytes of a batch that was appended, on every copy, while the segment is open or sealed. They
-        must not cross a multiple of RECORD_ALIGN. Durable on return, and idempotent.
+        """Replace a few bytes of an appended batch on every copy, while the segment is open or sealed. The range must
+        not cross a multiple of RECORD_ALIGN. Durable on return, and idempotent.
 
-        Each copy then has `new`, or had neither `new` nor `expected` before, and was left alone. Raises NotFound when
-        the segment does not exist, and Transient when a copy could not be changed: the others were, as far as possible.
+        Afterwards each copy has `new`, except copies that had neither `new` nor `expected` before: those are left
+        unchanged. Raises NotFound when the segment does not exist, and Transient when a copy could not be changed; the
+        other copies are changed as far as possible.
         """
         ...
 
     def release(self, segments: Sequence[SegmentId], beat: Beat = unwatched) -> Mapping[SegmentId, Transient]:
-        """Give back the space of segments. Returns those that may still exist, each with the reason. Idempotent: an
-        absent segment is no error. `beat` is called as the work progresses."""
+        """Give back the space of segments. Returns the segments that may still exist, each with the reason. Idempotent:
+        an absent segment is not an error. `beat` is called as the work progresses."""
         ...
 
     def segments(self, *, known_only: bool = False) -> Iterator[SegmentId]:
-        """Yield every segment that exists, in no particular order. Raises Transient rather than end early. known_only:
-        leave out segments that may lie only in slots whose owners are not known (see `UnreadableSlot`), instead of
-        raising Transient because of such slots."""
+        """Yields every segment that exists, in no particular order. Raises Transient rather than end early. With
+        `known_only`, it leaves out segments that may exist only in slots whose owners are unknown (see
+        `UnreadableSlot`), instead of raising Transient because of such slots."""
         ...
 
     def free_bytes(self) -> int:
-        """An estimate of the bytes of further segments that fit. Cheap, because every PUT asks."""
+        """Return an estimate of the bytes of further segments that fit. The call is cheap, because every PUT makes
+        it."""
         ...
 
     def raw_bytes(self) -> int:
-        """The bytes allocated for all segments, with all copies."""
+        """Return the bytes allocated for all segments, with all copies."""
         ...
 
     def devices(self) -> DeviceStates | None:
-        """Try each of the medium's own devices, and return which work. None for a medium without devices of its own."""
+        """Try each of the medium's own devices, and return which of them work. Returns None for a medium without
+        devices of its own."""
         ...
 
     def settle_slot(self, found: UnreadableSlot, epoch: int | None) -> bool:
-        """Write the header of a slot again, durably: the header of its segment, for a log with this epoch of its lease;
-        without an epoch, zeros, which free the slot. The caller has determined from the metadata which of them is
-        right. Returns False, and changes nothing, when the slot is no longer as it was found. Raises Transient."""
+        """Write the header of a slot again, durably. With an epoch, it becomes the header of `found.segment` for a log
+        whose lease has that epoch; without one, zeros, which free the slot. The caller has determined from the metadata
+        which of the two is right. Returns False, and changes nothing, when the slot is not as it was found any more.
+        Raises Transient."""
         ...
 
     def probe(self) -> None:

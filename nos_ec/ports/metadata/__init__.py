@@ -1,20 +1,20 @@
-"""The metadata store, in sixteen parts: objects, the trash, buckets, access keys, multipart uploads, writer leases,
-blocks, the deletion queue of landing copies, the segments of the landing log, pages of whole tables for checks, repairs
-of what they find, what explains one object or block, where a scrub is, notes about GC, how long objects live, and the
-rebuilding of lost rows.
+"""The metadata store, as a set of protocols: objects, the trash, versions, buckets, access keys, multipart uploads,
+writer leases, blocks, the deletion queue of landing copies, segments of the landing log, pages of whole tables for
+checks, repairs of what the checks find, explanations of one object or block, the progress of a scrub, notes about GC,
+the survival of objects, and the rebuilding of lost rows.
 
-Each part is a protocol of its own, in the module of its name, beside the records that it takes and returns. `Metadata`
-combines all parts and adds the methods that concern the whole store. A caller asks only for the parts that it needs.
+Each protocol has a module of its own, with the records that it takes and returns. `Metadata` combines all of them and
+adds the methods that concern the whole store. A caller asks only for the protocols that it needs.
 
-Every method is one transaction: on return all of its changes are durable, or none was made. Every method may
-raise Transient (lost connection, deadlock, lock wait). The outcome is then unknown, and calling it again with the
-same arguments is safe, because every change is a compare-and-set or idempotent by its ids.
+Every method is one transaction: on return all of its changes are durable, or none was made. Every method may raise
+Transient (lost connection, deadlock, lock wait). The outcome is then unknown, and calling it again with the same
+arguments is safe, because every change is a compare-and-set or idempotent by its ids.
 
 Invariants kept here (numbers of docs/INVARIANTS.md):
   2  a landing copy is doomed only through `doom_landing`, which checks the row it was verified for
   3  an extent is only written by `commit_group` and `record_large`, with the CRC of the row
   4  a block is condemned only when no row points into it
-  5  a move that matches no row is counted as dead and is no error
+  5  a move that matches no row is counted as dead and is not an error
   6  live + dead + overhead = stripes x stripe_size after every method
   8  a commit checks the lease epoch and the block's state in its own transaction
 """

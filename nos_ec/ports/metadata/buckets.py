@@ -1,8 +1,8 @@
-"""Buckets as their owners see them, who may use them, and the access keys of the S3 gateway.
+"""Buckets as their owners see them, the rights of accounts in them, and the access keys of the S3 gateway.
 
 A bucket needs no row to hold objects: the Python library and the command line put objects into any bucket. A bucket
-that holds an object and has no row belongs to ROOT_ACCOUNT; a change to it adds the row. So PUTs lock no row of a
-bucket, and cost nothing more (docs/adr/0030).
+that holds an object and has no row belongs to ROOT_ACCOUNT; changing the bucket adds the row. Therefore PUTs lock no
+row of a bucket, and cost nothing more (docs/adr/0030).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Flag, StrEnum
 from typing import Protocol
 
 ROOT_ACCOUNT = "root"
-"""The account that owns every bucket, besides the owner that a bucket names: its keys may do everything."""
+"""The account that owns every bucket, in addition to the owner that a bucket names. Its keys may do everything."""
 ACCOUNT_BYTES_MAX = 64
 ACCESS_KEY_BYTES_MAX = 128
 SECRET_BYTES_MAX = 512
@@ -22,8 +22,9 @@ DOCUMENT_BYTES_MAX = 32 << 10
 
 
 class CannedAcl(StrEnum):
-    """What S3 calls the canned ACL of a bucket. Its owner may always do everything. GRANTS: none of these; what it
-    grants is in the bucket's document ACL, and without that it grants nothing."""
+    """The canned ACL of a bucket, as S3 calls it. The bucket's owner may always do everything. GRANTS stands for an ACL
+    that is not canned: its grants are in the bucket's document of kind ACL, and without that document it grants
+    nothing."""
 
     PRIVATE = "private"
     PUBLIC_READ = "public-read"
@@ -33,9 +34,9 @@ class CannedAcl(StrEnum):
 
 
 class DocumentKind(StrEnum):
-    """What a bucket may have besides its row: TAGS, CORS, POLICY and PUBLIC_ACCESS as they were sent, ACL as the
-    gateway writes it, LIFECYCLE as `core.expiry` does, VERSIONING a word of `core.versions.Versioning`, OWNERSHIP one
-    of `s3.public_access.Ownership`."""
+    """The documents that a bucket may have in addition to its row. TAGS, CORS, POLICY and PUBLIC_ACCESS are stored as
+    they were sent, ACL as the gateway writes it, LIFECYCLE as `core.expiry` writes it, VERSIONING as a word of
+    `core.versions.Versioning`, OWNERSHIP as a word of `s3.public_access.Ownership`."""
 
     TAGS = "tags"
     ACL = "acl"
@@ -48,21 +49,21 @@ class DocumentKind(StrEnum):
 
 
 class KeyState(StrEnum):
-    """An access key is only good while it is ACTIVE."""
+    """The state of an access key, which is valid only while it is ACTIVE."""
 
     ACTIVE = "active"
     DISABLED = "disabled"
 
 
 class AccessOf(StrEnum):
-    """The kinds of records that decide who may do what."""
+    """The kinds of records that decide which account may do what."""
 
     BUCKET = "bucket"
     KEY = "key"
 
 
 class Rights(Flag):
-    """What an account may do in a bucket of another one. READ_ACL and WRITE_ACL come from ACLs alone."""
+    """The rights of an account in a bucket that it does not own. READ_ACL and WRITE_ACL come from ACLs alone."""
 
     NONE = 0
     READ = 1
@@ -75,7 +76,7 @@ class Rights(Flag):
 
 @dataclass(frozen=True, slots=True)
 class BucketRow:
-    """created_ms: 0 for a bucket without a row, which exists because it holds objects."""
+    """A bucket. `created_ms` is 0 for a bucket without a row, which exists because it holds objects."""
 
     name: str
     owner: str
@@ -85,7 +86,8 @@ class BucketRow:
 
 @dataclass(frozen=True, slots=True)
 class AccessKey:
-    """secret: encrypted, nothing here looks into it. note: whatever says whose it is."""
+    """An access key of an account. `secret` is encrypted and opaque here. `note` is free text about the key's
+    holder."""
 
     access_key: str
     account: str
@@ -97,7 +99,7 @@ class AccessKey:
 
 @dataclass(frozen=True, slots=True)
 class BucketRecord:
-    """A bucket with all that it has: what accounts may do in it, and its documents."""
+    """A bucket with everything that belongs to it: the rights of accounts in it, and its documents."""
 
     row: BucketRow
     grants: Mapping[str, Rights]
@@ -108,70 +110,71 @@ class Buckets(Protocol):
     """Rows of buckets and of grants. See the package docstring. Safe to call from several threads."""
 
     def create_bucket(self, name: str, owner: str, acl: CannedAcl, now_ms: int) -> bool:
-        """Returns False, and changes nothing, if the bucket exists: it has a row, or holds an object."""
+        """Create a bucket. Returns False, and changes nothing, if it exists: it has a row, or holds an object."""
         ...
 
     def bucket(self, name: str) -> BucketRow | None:
-        """None when it has no row and holds no object."""
+        """Return the bucket; None when it has no row and holds no object."""
         ...
 
     def delete_bucket(self, name: str, now_ms: int) -> bool:
-        """Returns False if there was none. Raises Conflict while it holds an object, which stays. Its documents and
-        grants go with it.
+        """Delete a bucket with its documents and grants. Returns False if there was none. Raises Conflict, and changes
+        nothing, while it holds an object.
 
-        A PUT that comes at the same time may put an object into the bucket. Then it exists again, and belongs to the
-        same owner: that is remembered until somebody else creates the bucket.
+        A concurrent PUT may put an object into the bucket. Then the bucket exists again and belongs to the same owner,
+        which is remembered until the bucket is created again.
         """
         ...
 
     def buckets_of(self, owner: str, after: str, limit: int) -> list[BucketRow]:
-        """Buckets with a row and this owner, by UTF-8 byte order of their names. Of ROOT_ACCOUNT, also those that have
-        no row."""
+        """Return buckets with a row and this owner, by UTF-8 byte order of their names. For ROOT_ACCOUNT, also those
+        without a row."""
         ...
 
     def set_bucket_owner(self, name: str, owner: str, now_ms: int) -> bool:
-        """Give a bucket to another account, whose grant in it is removed because an owner needs none. Returns False if
-        there is no such bucket."""
+        """Give a bucket to another account, and remove the grant of that account, because an owner needs none. Returns
+        False if there is no such bucket."""
         ...
 
     def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None = None) -> bool:
         """Set the ACL and its document at once, so that a bucket never has the grants of one ACL and the kind of
-        another. grants: the document of kind ACL; None removes it. Returns False if there is no such bucket. Raises
+        another. `grants` is the document of kind ACL; None removes it. Returns False if there is no such bucket. Raises
         InvalidInput for more than DOCUMENT_BYTES_MAX bytes."""
         ...
 
     def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
-        """The body that was set last."""
+        """Return the document's body as it was set last; None if it was never set, or removed."""
         ...
 
     def bucket_documents(self, name: str, kinds: Collection[DocumentKind]) -> dict[DocumentKind, bytes]:
-        """Those of these kinds that the bucket has, as of one point in time."""
+        """Return the documents of these kinds that the bucket has, all as of one point in time."""
         ...
 
     def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
-        """None removes it. Returns False if there is no such bucket. Raises InvalidInput for a body of more than
-        DOCUMENT_BYTES_MAX bytes."""
+        """Set a document of a bucket; a body of None removes it. Returns False if there is no such bucket. Raises
+        InvalidInput for a body of more than DOCUMENT_BYTES_MAX bytes."""
         ...
 
     def documents_of(self, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
-        """One page of the documents of this kind, with the names of their buckets, by UTF-8 byte order of these. Passes
-        over the documents of other kinds: costs a step for each."""
+        """Return one page of the documents of this kind, with the names of their buckets, by UTF-8 byte order of these
+        names. The query also steps over each document of another kind."""
         ...
 
     def grant(self, name: str, account: str, rights: Rights, now_ms: int) -> bool:
-        """Replace what an account may do in a bucket; NONE removes it. Returns False if there is no such bucket."""
+        """Replace the rights of an account in a bucket; NONE removes them. Returns False if there is no such bucket."""
         ...
 
     def grants(self, name: str) -> dict[str, Rights]:
-        """What accounts may do in a bucket that is not theirs."""
+        """Return the rights of accounts in a bucket that is not theirs."""
         ...
 
     def bucket_records(self, after: str, limit: int) -> list[BucketRecord]:
-        """One page of the buckets that have a row, for dumps, by UTF-8 byte order of their names."""
+        """Return one page of the buckets that have a row, for dumps, by UTF-8 byte order of their names."""
         ...
 
     def restore_buckets(self, records: Sequence[BucketRecord]) -> None:
-        """Write buckets as they were, in place of those with these names. Running it again changes nothing."""
+        """Write buckets as they were dumped, in place of existing ones of the same names. Calling it again changes
+        nothing."""
         ...
 
 
@@ -179,8 +182,9 @@ class AccessChanges(Protocol):
     """Reports changes of `Buckets` and `AccessKeys`."""
 
     def on_access_changed(self, call: Callable[[AccessOf, str], object]) -> None:
-        """Make this call, with the name of the bucket or access key, in each later method that changes its row,
-        documents or grants, after the change is durable and before the method returns. Its exceptions are passed on."""
+        """Register a callback. Each later method that changes a row, documents or grants makes this call with the name
+        of the bucket or access key, after the change is durable and before the method returns. Exceptions of the
+        callback are passed on."""
         ...
 
 
@@ -188,21 +192,21 @@ class AccessKeys(Protocol):
     """Access keys of accounts. See the package docstring. Safe to call from several threads."""
 
     def add_access_key(self, key: AccessKey) -> None:
-        """Raises Conflict if there is another one of this name."""
+        """Add an access key. Raises Conflict if the name is taken."""
         ...
 
     def access_key(self, access_key: str) -> AccessKey | None:
-        """None if there is no such key."""
+        """Return the access key; None if it does not exist."""
         ...
 
     def access_keys(self, after: str, limit: int) -> list[AccessKey]:
-        """One page of all keys, by UTF-8 byte order of their names."""
+        """Return one page of all keys, by UTF-8 byte order of their names."""
         ...
 
     def change_access_key(self, access_key: str, state: KeyState, secret: bytes | None = None) -> bool:
-        """Set its state, and its secret unless that is None. Returns False if there is no such key."""
+        """Set the state of a key, and its secret unless `secret` is None. Returns False if there is no such key."""
         ...
 
     def remove_access_key(self, access_key: str) -> bool:
-        """Returns False if there was none."""
+        """Remove an access key. Returns False if there was none."""
         ...

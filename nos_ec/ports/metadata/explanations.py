@@ -1,4 +1,4 @@
-"""What rows say about one object or one block, for who asks why it is where it is."""
+"""The rows about one object or one block, for explaining to an operator why it is where it is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from nos_ec.ports.metadata.objects import ObjectRow
 
 @dataclass(frozen=True, slots=True)
 class ObjectFacts:
-    """An object as of one point in time. `row` has its due time if it waits to be packed. block: that of its extent."""
+    """An object as of one point in time. `row` has its due time if it waits to be packed. `block` is the block of its
+    extent."""
 
     row: ObjectRow
     block: BlockRow | None
@@ -21,8 +22,9 @@ class ObjectFacts:
 
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
-    """A block as of one point in time. waits: why GC leaves it alone now. until_ms: when that ends, if a time decides.
-    Both are None for an empty block, for one of a large object, and for a candidate."""
+    """A block as of one point in time. `waits` is the reason why GC leaves it alone now, and `until_ms` the time when
+    that ends, if it depends on time. Both are None for an empty block, for a block of a large object, and for a
+    candidate."""
 
     row: BlockRow
     sealed_ms: int | None
@@ -32,17 +34,17 @@ class BlockFacts:
 
 
 class Explanations(Protocol):
-    """Each method takes a fixed number of statements, which find their rows by keys. Safe to call from several
-    threads."""
+    """Looks up rows for explanations. Each method takes a fixed number of statements, which find their rows by keys.
+    Safe to call from several threads."""
 
     def object_facts(self, key: ObjectKey) -> ObjectFacts:
-        """The current version of an object, in one statement. Raises NotFound, which carries the key."""
+        """Return the current version of an object, found by one statement. Raises NotFound, which carries the key."""
         ...
 
     def find_queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
-        """As `LandingQueue.queued_copy`, also for a copy that is doomed."""
+        """Return the queue entry that `LandingQueue.queued_copy` would find, or that of a copy that is doomed."""
         ...
 
     def block_facts(self, block_id: BlockId, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> BlockFacts:
-        """One block, judged as `Blocks.waiting_blocks` does. Raises NotFound."""
+        """Return one block, judged as `Blocks.waiting_blocks` does. Raises NotFound."""
         ...

@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A writer's right to write. `epoch` is unique and increasing over the whole store, across all names."""
+    """The right of a writer to write. `epoch` is unique and increasing over the whole store, across all names."""
 
     name: str
     epoch: int
@@ -37,7 +37,7 @@ class Leases(Protocol):
     def acquire_leases(self, names: Sequence[str], now_ms: int, ttl_ms: int) -> list[Lease]:
         """Take the leases among `names` that do not exist, in O(1) statements, and return them.
 
-        A lease that exists, expired or not, is left out and is no error.
+        A lease that exists, expired or not, is left out without an error.
         """
         ...
 
@@ -51,16 +51,16 @@ class Leases(Protocol):
         ...
 
     def list_leases(self, prefix: str) -> list[Lease]:
-        """Leases whose names begin with `prefix`, in order of names, including expired ones."""
+        """Return leases whose names begin with `prefix`, in order of names, including expired ones."""
         ...
 
     # --- leases of dead processes -----------------------------------------------------------------
     def expired_leases(self, now_ms: int) -> list[Lease]:
-        """Leases that expired at or before `now_ms`, and those that expire more than LEASE_MS_MAX after it
+        """Return leases that expired at or before `now_ms`, and leases that expire more than LEASE_MS_MAX after it
         (`nos_ec.core.deadlines`)."""
         ...
 
     def fence_lease(self, lease: Lease, now_ms: int) -> bool:
-        """Revoke an expired lease and turn its OPEN blocks FENCED. False when it was renewed, released or fenced
-        meanwhile."""
+        """Revoke an expired lease and turn its OPEN blocks FENCED. Returns False when it was renewed, released or
+        fenced meanwhile."""
         ...

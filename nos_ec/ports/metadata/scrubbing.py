@@ -1,4 +1,4 @@
-"""Where a scrub is, and how the last whole pass ended."""
+"""The progress of a scrub, and the result of its last complete pass."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from nos_ec.core.ids import BlockId
 
 @dataclass(frozen=True, slots=True)
 class ScrubPass:
-    """One pass over all blocks, or what has been done of it. Times in Unix milliseconds.
+    """A pass over all blocks, complete or not. Times are in Unix milliseconds.
 
-    read_bytes: of shards and objects. found: damages. mended: those of them that were mended. unread: blocks that could
-    not be looked at.
+    `read_bytes` counts bytes of shards and objects. `found` counts damages, `mended` those that were repaired, and
+    `unread` the blocks that could not be examined.
     """
 
     began_ms: int
     ended_ms: int = 0
-    """When its last block was looked at; 0 while it goes on."""
+    """When its last block was examined; 0 while the pass is running."""
     blocks: int = 0
     read_bytes: int = 0
     found: int = 0
@@ -27,14 +27,14 @@ class ScrubPass:
 
     @property
     def left(self) -> int:
-        """Damages that were not mended."""
+        """Return the number of damages that were not repaired."""
         return self.found - self.mended
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubState:
-    """current: the pass that goes on, if one does. after: the last block of it that needs no look any more; None at its
-    beginning. last: the last pass that was whole."""
+    """The state of scrubbing. `current` is the pass that is running, if any. `after` is the last block that it has
+    finished; None at its beginning. `last` is the last complete pass."""
 
     current: ScrubPass | None = None
     after: BlockId | None = None
@@ -42,12 +42,13 @@ class ScrubState:
 
 
 class Scrubbing(Protocol):
-    """One row. See the package docstring. Safe to call from several threads."""
+    """One row with the state of scrubbing. See the package docstring. Safe to call from several threads."""
 
     def scrub_state(self) -> ScrubState | None:
-        """What `store_scrub_state` stored last; None if nothing is stored, or by another release."""
+        """Return the last state that `store_scrub_state` stored; None if there is none, or another release stored
+        it."""
         ...
 
     def store_scrub_state(self, new: ScrubState, expected: ScrubState | None) -> bool:
-        """Store `new` if `expected` is what is stored. Returns whether it was."""
+        """Store `new` if the stored state equals `expected`. Returns whether it was stored."""
         ...

@@ -16,7 +16,7 @@ from nos_ec.core.parts import UploadId
 
 
 class UploadState(StrEnum):
-    """Life of an upload."""
+    """The state of an upload."""
 
     OPEN = "open"
     COMPLETED = "completed"
@@ -25,9 +25,9 @@ class UploadState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UploadRow:
-    """owner: the account that began it. since_ms: when it was begun, completed, or, if it is DOOMED, from when on its
-    parts are to be deleted. revision: rises with each part that is stored. attributes: those of the object to be, as of
-    core.attributes."""
+    """A multipart upload. `owner` is the account that began it. `since_ms` is the time when it was begun or completed;
+    for a DOOMED upload, the time from which its parts are to be deleted. `revision` rises with each part that is
+    stored. `attributes` belong to the object that the upload will create (see core.attributes)."""
 
     upload_id: UploadId
     key: ObjectKey
@@ -40,15 +40,15 @@ class UploadRow:
 
 @dataclass(frozen=True, slots=True)
 class PartOf:
-    """The object to be recorded is a part of this upload, which must be OPEN."""
+    """An upload step: the object to be recorded is a part of this upload, which must be OPEN."""
 
     upload_id: UploadId
 
 
 @dataclass(frozen=True, slots=True)
 class Completes:
-    """The object to be recorded is composed of the parts of this upload, which must be OPEN, and have this revision:
-    no part was stored since its parts were read."""
+    """An upload step: the object to be recorded is composed of the parts of this upload, which must be OPEN and have
+    this revision, so that no part was stored since its parts were read."""
 
     upload_id: UploadId
     revision: int
@@ -69,30 +69,30 @@ class Uploads(Protocol):
         ...
 
     def upload(self, upload_id: UploadId) -> UploadRow | None:
-        """The row; None without one."""
+        """Return the row of an upload; None if it has none."""
         ...
 
     def list_uploads(self, bucket: str, prefix: str, after: tuple[str, UploadId] | None, limit: int) -> list[UploadRow]:
-        """OPEN uploads into a bucket whose names begin with `prefix`, in the order of name and id, after this name and
-        id."""
+        """Return OPEN uploads into a bucket whose names begin with `prefix`, in the order of name and id, after this
+        name and id."""
         ...
 
     def abort_upload(self, upload_id: UploadId, now_ms: int) -> bool:
-        """Doom an OPEN upload: its parts are to be deleted from now on, and none is recorded any more. Returns False if
-        there is no such upload, or if it is not OPEN."""
+        """Doom an OPEN upload: its parts are to be deleted from now on, and no further part is recorded. Returns False
+        if there is no such upload, or if it is not OPEN."""
         ...
 
     def abort_uploads(self, bucket: str, limit: int, now_ms: int) -> int:
-        """Doom OPEN uploads into a bucket. Returns how many; fewer than `limit` when none is left."""
+        """Doom up to `limit` OPEN uploads into a bucket. Returns how many; fewer than `limit` when none remain."""
         ...
 
     def old_uploads(self, before_ms: int, limit: int) -> list[UploadRow]:
-        """OPEN uploads that were begun before that time, oldest first."""
+        """Return OPEN uploads that were begun before that time, oldest first."""
         ...
 
     def doomed_uploads(self, now_ms: int, limit: int, after: tuple[int, UploadId] | None = None) -> list[UploadRow]:
-        """DOOMED uploads whose parts are to be deleted by now, in the order of time and id, after this time and id. A
-        time that is more than WAIT_MS_MAX ahead counts as over: only a wrong clock can have set it."""
+        """Return DOOMED uploads whose parts are to be deleted by now, in the order of time and id, after this time and
+        id. A time that is more than WAIT_MS_MAX ahead counts as over: only a wrong clock can have set it."""
         ...
 
     def forget_upload(self, upload_id: UploadId) -> None:
@@ -100,13 +100,13 @@ class Uploads(Protocol):
         ...
 
     def uploads_after(self, after: UploadId | None, limit: int) -> list[UploadRow]:
-        """A page of all rows, in the order of their ids."""
+        """Return one page of all rows, in the order of their ids."""
         ...
 
     def uploads_with(self, upload_ids: Sequence[UploadId]) -> dict[UploadId, UploadRow]:
-        """Those of these uploads that have a row."""
+        """Return the rows of those of these uploads that have one."""
         ...
 
     def restore_uploads(self, rows: Sequence[UploadRow]) -> None:
-        """Write these rows, in place of those with their ids."""
+        """Write these rows, in place of existing rows with their ids."""
         ...

@@ -1,9 +1,9 @@
-"""Versions of a key beside the current one, and delete markers (docs/adr/0034).
+"""Noncurrent versions of a key, and delete markers (docs/adr/0034).
 
-A key has a current version, or none. Beside it there may be any number of noncurrent ones, whose rows go on as if they
-were current: they are packed, moved by GC and verified, and their bytes count as live. A delete marker has no row of an
-object. Without a current version, the newest of the others is a delete marker. So whoever looks for current versions
-alone never meets the others.
+A key has one current version, or none. In addition it may have any number of noncurrent versions, whose rows are
+treated as if they were current: they are packed, moved by GC and verified, and their bytes count as live. A delete
+marker has no object row. If there is no current version, the newest of the others is a delete marker. Therefore code
+that looks only for current versions never sees the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nos_ec.ports.metadata.objects import ObjectRow
 
 @dataclass(frozen=True, slots=True)
 class VersionEntry:
-    """A version of a key. row: None for a delete marker. is_null: it has no id of its own."""
+    """A version of a key. `row` is None for a delete marker. `is_null` marks a version without an id of its own."""
 
     key: ObjectKey
     version: int
@@ -33,8 +33,8 @@ class VersionEntry:
 
 @dataclass(frozen=True, slots=True)
 class VersionPage:
-    """A page of a listing of versions: entries, and folders (core.folders). next_after: the name, or folder, and the
-    version of the last one; None when this is the end."""
+    """A page of a listing of versions: entries, and folders (core.folders). `next_after` is the name, or folder, and
+    the version of the last entry; None at the end."""
 
     entries: Sequence[VersionEntry | str]
     next_after: tuple[str, int | None] | None
@@ -42,7 +42,8 @@ class VersionPage:
 
 @dataclass(frozen=True, slots=True)
 class DeleteVersion:
-    """Remove one version. version: None for the null version. condition: what must hold of it."""
+    """A request to remove one version. `version` is None for the null version, which has no id of its own. `condition`
+    must hold for the version."""
 
     key: ObjectKey
     version: int | None
@@ -51,8 +52,8 @@ class DeleteVersion:
 
 @dataclass(frozen=True, slots=True)
 class AddMarker:
-    """Delete the object, in a bucket with versions. condition: what must hold of the current version. seen: the row of
-    the current version, which must not have been overwritten since, nor its attributes changed."""
+    """A request to delete the object of a key in a bucket with versions. `condition` must hold for the current version.
+    `seen` is the row of the current version, which must not have been overwritten since, nor its attributes changed."""
 
     key: ObjectKey
     versioning: Versioning
@@ -62,11 +63,11 @@ class AddMarker:
 
 @dataclass(frozen=True, slots=True)
 class ExpireVersion:
-    """Remove the noncurrent version, or marker, of this number, if it is still true that nobody needs it.
+    """A request to remove the noncurrent version, or marker, with this number, if it may still expire.
 
-    seen: its row, whose attributes must not have been changed since; None for a marker. since_ms: it must have been
-    noncurrent since then, or longer: since its successor was created, which is the next newer version or marker that is
-    there. newer: so many noncurrent versions and markers of the key must be newer, at least.
+    `seen` is its row, whose attributes must not have changed since; None for a marker. It must have been noncurrent
+    since `since_ms` or longer: that begins when its successor is created, the next newer version or marker that exists.
+    At least `newer` noncurrent versions and markers of the key must be newer.
     """
 
     key: ObjectKey
@@ -78,7 +79,7 @@ class ExpireVersion:
 
 @dataclass(frozen=True, slots=True)
 class ExpireMarker:
-    """Remove the delete marker of this number, if it is all that is left of its key."""
+    """A request to remove the delete marker with this number, if its key has nothing else left."""
 
     key: ObjectKey
     version: int
@@ -89,7 +90,7 @@ VersionDeletion = DeleteVersion | AddMarker | ExpireVersion | ExpireMarker
 
 @dataclass(frozen=True, slots=True)
 class MarkerRow:
-    """A delete marker, as dumps have it."""
+    """A delete marker, as it is dumped."""
 
     key: ObjectKey
     version: int
@@ -98,22 +99,26 @@ class MarkerRow:
 
 
 class Versions(Protocol):
-    """See the module docstring. Safe to call from several threads.
+    """Rows of noncurrent versions and delete markers. See the module docstring. Safe to call from several threads.
 
-    `Objects.record_puts` and `record_large` make versions noncurrent: with ENABLED whatever was current, otherwise a
-    current version that has an id. Without any versioning, this is what programs do that know no versions.
+    `Objects.record_puts` and `record_large` make versions noncurrent: with ENABLED any current version, otherwise a
+    current version that has an id. A caller that passes no versioning does the latter; such callers do not know about
+    versions.
     """
 
     def version(self, key: ObjectKey, version: int | None) -> VersionEntry:
-        """One version, current or not, or a marker. None: the null version. Raises NotFound, which carries the key."""
+        """Return one version, current or not, or a marker. None: the null version. Raises NotFound, which carries the
+        key."""
         ...
 
     def latest_marker(self, key: ObjectKey) -> VersionEntry | None:
-        """The newest of the noncurrent versions, if it is a delete marker: what a key without a current version has."""
+        """Return the newest of the noncurrent versions, if it is a delete marker: this is the latest version of a key
+        that has no current version."""
         ...
 
     def same_version(self, row: ObjectRow) -> ObjectRow | None:
-        """The row of this very version as it is now, current or noncurrent; None if it is gone or in the trash."""
+        """Return the row of exactly this version as it is now, current or noncurrent; None if it is gone or in the
+        trash."""
         ...
 
     def list_versions(
@@ -125,36 +130,37 @@ class Versions(Protocol):
         limit: int,
         budget_ms: int,
     ) -> VersionPage:
-        """Like `Objects.list_entries`, of all versions and delete markers: by name, and the newest first. after: a name
-        and a version of it; None: behind all versions of the name, or behind the folder."""
+        """Return one page of all versions and delete markers, like `Objects.list_entries`, by name, newest first.
+        `after` is a name and one of its versions; the version None means after all versions of the name, or after the
+        folder."""
         ...
 
     def delete_versions(
         self, deletions: Sequence[VersionDeletion], now_ms: int, until_ms: int | None = None
     ) -> list[VersionEntry | NosError | None]:
-        """All in one transaction, in their order. Returns for each what was removed, or the marker that was made; None
-        if there was no such version, or if it may not expire; NotFound or PreconditionFailed if its condition does not
-        hold.
+        """Carry out these requests in one transaction, in their order. Returns for each the version that was removed,
+        or the marker that was added; None if there was no such version, or if it may not expire; NotFound or
+        PreconditionFailed if its condition does not hold.
 
-        DeleteVersion: what it holds is released as by `Objects.delete`, or goes into the trash until `until_ms`. When
-        the current version is removed, or the last marker above a version, the next older one becomes current in the
-        same transaction, unless it is a marker. AddMarker: the current version becomes noncurrent; with SUSPENDED, the
-        null version is removed, and the marker is the null version. ExpireVersion: what it holds is released, or goes
-        into the trash; no other version becomes current.
+        DeleteVersion: the version's bytes are released as by `Objects.delete`, or it goes into the trash until
+        `until_ms`. When the current version is removed, or the last marker above a version, the next older one becomes
+        current in the same transaction, unless it is a marker. AddMarker: the current version becomes noncurrent; with
+        SUSPENDED, the null version is removed, and the marker is the null version. ExpireVersion: the version's bytes
+        are released, or it goes into the trash; no other version becomes current.
         """
         ...
 
     def markers_after(self, after: tuple[ObjectKey, int] | None, limit: int) -> list[MarkerRow]:
-        """Delete markers in the order of bucket, name and age, the newest first; behind this key and version."""
+        """Return delete markers after this key and version, in the order of bucket, name and age, newest first."""
         ...
 
     def restore_markers(self, rows: Sequence[MarkerRow]) -> None:
-        """Write markers as they were. Running it again changes nothing."""
+        """Write markers as they were dumped. Calling it again changes nothing."""
         ...
 
     def floors_after(self, after: ObjectKey | None, limit: int) -> list[tuple[ObjectKey, int]]:
         """Return the greatest number that was removed from each key in the last FLOOR_MS, in the order of the keys, for
-        keys after this one. Whatever is added to a key with versions gets a greater number."""
+        keys after this one. Any version that is later added to a key with versions gets a greater number."""
         ...
 
     def restore_floors(self, found: Sequence[tuple[ObjectKey, int]]) -> None:
@@ -167,22 +173,23 @@ class Versions(Protocol):
         ...
 
     def settle_versions(self, rows: Sequence[ObjectRow]) -> None:
-        """Make those of these rows noncurrent that are in the trash, in a rebuild. Running it again changes nothing."""
+        """Make those of these rows noncurrent that are in the trash, in a rebuild. Calling it again changes nothing."""
         ...
 
     def order_versions(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int) -> None:
-        """Make the newest version of these keys current, unless it is a marker; then none is. Of several null versions
-        of a key, markers included, the newest stays: the others were replaced, and go into the trash until `until_ms`.
-        Used in a rebuild, whose sources date from different times. Running it again changes nothing."""
+        """Make the newest version of each of these keys current; if it is a marker, none is current. If a key has
+        several null versions, markers included, the newest stays: it had replaced the others, which go into the trash
+        until `until_ms`. Used in a rebuild, whose sources date from different times. Calling it again changes
+        nothing."""
         ...
 
     def listed_as_noncurrent(self, rows: Sequence[ObjectRow]) -> frozenset[int]:
-        """The object ids of those of these noncurrent versions that a listing of versions finds."""
+        """Return the object ids of those of these noncurrent versions that a listing of versions finds."""
         ...
 
     def noncurrent_after(
         self, after: tuple[ObjectKey, int] | None, limit: int
     ) -> list[tuple[ObjectKey, int, int | None]]:
-        """(key, version, object id, or None for a marker) of all noncurrent versions, in the order of
+        """Return (key, version, object id, or None for a marker) of all noncurrent versions, in the order of
         `markers_after`."""
         ...

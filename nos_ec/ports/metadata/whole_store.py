@@ -1,4 +1,4 @@
-"""The metadata store as a whole: all of its parts, the store's identity, its health and its totals."""
+"""The metadata store as a whole: all of its protocols, the store's identity, its health and its totals."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from nos_ec.ports.metadata.versions import Versions
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over the rows of blocks, and over those of objects still in the landing store. Sizes in bytes.
+    """Sums over the rows of blocks, and over the rows of objects still in the landing store. Sizes are in bytes.
 
-    Ratios are None while there is nothing to divide by.
+    Ratios are None while their denominator is 0.
     """
 
     blocks: Mapping[tuple[BlockKind, BlockState], int]
@@ -45,47 +45,48 @@ class Totals:
     their tails."""
     large_objects: int
     large_bytes: int
-    """Part of live_bytes, with the tails that are packed."""
+    """Part of live_bytes. Includes packed tails."""
     landed_objects: int
-    """With the tails of large objects: they wait like small objects."""
+    """Includes the tails of large objects, which wait like small objects."""
     landed_bytes: int
     queued_objects: int
     queued_bytes: int
     trash_objects: int
-    """Deleted versions in the trash. They are among the other objects too."""
+    """Deleted versions in the trash. They are counted among the other objects too."""
     trash_bytes: int
     landing_deletions: int
     leases: int
-    """Leases of writers. Those of producers guard no blocks and are not counted."""
+    """Leases of writers. Leases of producers guard no blocks and are not counted."""
     open_dead_bytes: int
     """Dead bytes in blocks that are not sealed yet."""
     condemned_dead_bytes: int
     """Dead bytes in condemned blocks, which are deleted after their grace period."""
     user_bytes_written: int
-    """Object bytes ever written to blocks for users: to fresh blocks and to those of large objects, of which some have
-    been deleted since. Counted since the schema knows deleted blocks, so only differences tell something."""
+    """Object bytes ever written to blocks for users: to fresh blocks and to blocks of large objects, including blocks
+    that have been deleted since. Counting began when the schema learned to keep the bytes of deleted blocks, so only
+    differences are meaningful."""
     copied_bytes_written: int
-    """The same of survivor blocks: what GC copied."""
+    """The same for survivor blocks: the bytes that GC copied."""
 
     @property
     def rows(self) -> int:
-        """The rows that these figures are sums of: what computing them costs grows with this number."""
+        """Return the number of rows that these figures sum up. The cost of computing them grows with this number."""
         waiting = self.landed_objects + self.queued_objects + self.landing_deletions
         return sum(self.blocks.values()) + self.large_objects + waiting + self.trash_objects
 
     @property
     def hole_ratio(self) -> float | None:
-        """See core.ratios."""
+        """Return the hole ratio (see core.ratios)."""
         return hole_ratio(self.live_bytes, self.dead_bytes)
 
     @property
     def space_amplification(self) -> float | None:
-        """Stored / live bytes, without condemned blocks, as GC counts; None without live bytes."""
+        """Return stored / live bytes, without condemned blocks, as GC counts them; None without live bytes."""
         return ratio(self.live_bytes + self.dead_bytes - self.condemned_dead_bytes, self.live_bytes)
 
     def raw_cost(self, geometry: Geometry, header_share: float | None = None) -> RawCost | None:
-        """What a live byte in blocks costs on the disks, part by part; None without live bytes. header_share: see
-        `StoredParts`."""
+        """Return how many bytes on the disks a live byte in blocks costs, part by part; None without live bytes. For
+        `header_share` see `StoredParts`."""
         sealed_dead_bytes = self.dead_bytes - self.open_dead_bytes - self.condemned_dead_bytes
         parts = StoredParts(
             self.live_bytes,
@@ -99,23 +100,23 @@ class Totals:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the objects that wait to be packed: one landing copy of each."""
+        """Return the bytes of the objects that wait to be packed: one landing copy of each."""
         return self.landed_bytes + self.queued_bytes
 
     def dead_ratio(self, geometry: Geometry) -> float | None:
-        """The share of all stripes that dead bytes take. With utilisation and overhead_ratio it adds up to 1."""
+        """Return the dead share of all stripes. With utilisation and overhead_ratio it adds up to 1."""
         return geometry.share(self.dead_bytes, self.stripes)
 
     def utilisation(self, geometry: Geometry) -> float | None:
-        """The live share of all stripes."""
+        """Return the live share of all stripes."""
         return geometry.share(self.live_bytes, self.stripes)
 
     def overhead_ratio(self, geometry: Geometry) -> float | None:
-        """The share of all stripes that headers, names and padding take."""
+        """Return the share of all stripes that headers, names and padding take."""
         return geometry.share(self.overhead_bytes, self.stripes)
 
     def raw_bytes_per_user_byte(self, geometry: Geometry) -> float | None:
-        """Bytes on all shards per live byte."""
+        """Return the bytes on all shards per live byte."""
         return ratio(geometry.raw_bytes(self.stripes), self.live_bytes)
 
 
@@ -125,11 +126,11 @@ class StoredTotals:
 
     totals: Totals
     at_ms: int
-    """When computing them began."""
+    """When the computation began."""
     cost_ms: int
-    """How long computing them took."""
+    """How long the computation took."""
     next_ms: int
-    """When they are to be computed again."""
+    """When they are due to be computed again."""
 
 
 class Metadata(
@@ -153,7 +154,7 @@ class Metadata(
     Rebuilding,
     Protocol,
 ):
-    """All parts of the metadata store. See the package docstring. Safe to call from several threads."""
+    """The whole metadata store. See the package docstring. Safe to call from several threads."""
 
     # --- identity ---------------------------------------------------------------------------------
     def bind_geometry(self, geometry: Geometry) -> None:
@@ -161,7 +162,8 @@ class Metadata(
         ...
 
     def is_new(self) -> bool:
-        """True until a geometry is recorded: nothing can have been stored with this metadata, even if it has an id."""
+        """Return True until a geometry is recorded: no object can have been stored with this metadata, even if it has
+        an id."""
         ...
 
     def claim_store_id(self, store_id: str) -> str:
@@ -170,27 +172,28 @@ class Metadata(
         ...
 
     def find_store_id(self) -> str | None:
-        """The id of this store; None when it has none yet."""
+        """Return the id of this store; None when it has none yet."""
         ...
 
     # --- health -----------------------------------------------------------------------------------
     def require_unblocked(self) -> None:
-        """Raises Transient, with the time waited so far, while work of this process waits for a lock that another
-        session of the database has held for seconds. Does not ask the database."""
+        """Raise Transient, with the time waited so far, while work of this process waits for a lock that another
+        session of the database has held for seconds. Does not query the database."""
         ...
 
     # --- totals -----------------------------------------------------------------------------------
     def totals(self) -> Totals:
-        """Exact sums. The cost grows with `Totals.rows`, not with the number of all objects."""
+        """Return exact sums. The cost grows with `Totals.rows`, not with the number of all objects."""
         ...
 
     def stored_totals(self) -> StoredTotals | None:
-        """What `store_totals` stored last; None if nothing is stored. Looks up one row, whatever the store holds."""
+        """Return the totals that `store_totals` stored last; None if there are none. Looks up one row, whatever the
+        store holds."""
         ...
 
     def store_totals(self, new: StoredTotals | None, expected: StoredTotals | None) -> bool:
-        """Store `new`, for None nothing, if `expected` is what is stored. Returns whether it was: of several processes
-        that expect the same, one gets True."""
+        """Store `new` (None: remove the stored totals) if the stored totals equal `expected`. Returns whether it did:
+        if several processes expect the same, only one gets True."""
         ...
 
     def close(self) -> None:
