@@ -125,14 +125,12 @@ def test_metadata_of_a_newer_release_is_refused(url: str, call: object) -> None:
         call(url)  # type: ignore[operator]
 
 
-def test_metadata_of_an_older_release_asks_for_the_upgrade(url: str) -> None:
-    migrate(url, "0001")
-    with pytest.raises(
-        ConfigError, match="schema 0001, but this release needs 0015; stop the daemons, then run `nos-ec init`"
-    ):
-        open_metadata(url)
+@pytest.mark.parametrize("call", [open_metadata, migrate])
+def test_metadata_of_a_development_version_that_is_too_old_is_refused(url: str, call: object) -> None:
     migrate(url)
-    open_metadata(url).close()
+    _set_revision(url, "0014")
+    with pytest.raises(ConfigError, match=r"0014.*before 0\.1\.0 created it: CHANGELOG\.md"):
+        call(url)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

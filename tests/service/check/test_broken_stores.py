@@ -111,11 +111,10 @@ def test_init_in_a_new_folder_takes_no_device_of_another_store(bench: Bench) -> 
     assert _contents(bench.folder) == before
 
 
-def test_init_upgrades_no_database_of_another_store(bench: Bench, tmp_path: Path) -> None:
-    """Its processes, of an older release, would be shut out."""
+def test_init_changes_no_database_of_another_store(bench: Bench, tmp_path: Path) -> None:
     _filled(bench)
     other = tmp_path / "other.db"
-    migrate(f"sqlite:///{other}", "0001")
+    migrate(f"sqlite:///{other}")
     with closing(sqlite3.connect(other)) as connection, connection:
         connection.execute("INSERT INTO store_info (name, value) VALUES ('store_id', ?)", ("f" * 32,))
         connection.execute(

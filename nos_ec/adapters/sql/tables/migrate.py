@@ -29,20 +29,20 @@ _READ_S = 86_400
 """A statement that builds an index takes some minutes for every ten million rows."""
 
 
-def migrate(url: str, to: str = "head") -> None:
+def migrate(url: str) -> None:
     """Bring the metadata store at `url` to this release's schema. Creates a SQLite file, but not a MySQL database.
 
-    `to` names an older schema, for tests of upgrades from it. Safe to call repeatedly, and from several processes at
-    once. Raises ConfigError (bad URL, no such database, a store of a newer release), Transient (server unreachable,
-    with host and port).
+    Safe to call repeatedly, and from several processes at once. Raises ConfigError (bad URL, no such database, a store
+    of a newer release, or of a development version that is too old), Transient (server unreachable, with host and
+    port).
     """
     # A server that hangs must be noticed before it is given a day for each statement.
     with _connected(_writing_engine(url)) as connection:
-        if revision(connection) == (schema_head() if to == "head" else to):
+        if revision(connection) == schema_head():
             return
         _refuse_unknown(connection)
     with _connected(_writing_engine(url, read_s=_READ_S)) as connection, _alone(connection):
-        _upgrade(connection, to)
+        _upgrade(connection)
 
 
 def find_store(url: str, geometry: Geometry) -> tuple[str | None, bool]:
@@ -64,13 +64,13 @@ def _writing_engine(url: str, read_s: int = MYSQL_READ_S) -> Engine:
     return make_engine(url, create=True, read_s=read_s).execution_options(**{WRITES: True})
 
 
-def _upgrade(connection: Connection, to: str) -> None:
+def _upgrade(connection: Connection) -> None:
     from alembic import command
 
     _refuse_unknown(connection)
     config = _config()
     config.attributes["connection"] = connection
-    command.upgrade(config, to)
+    command.upgrade(config, "head")
     connection.commit()
 
 
@@ -110,7 +110,7 @@ def schema_head() -> str:
 
 
 def _revisions() -> set[str]:
-    """The schema versions that this release knows: for example, versions/v0002_slots.py creates 0002."""
+    """The schema versions that this release knows: for example, versions/v0015_first_tables.py creates 0015."""
     return {path.name[1:5] for path in (_SCRIPTS / "versions").glob("v[0-9][0-9][0-9][0-9]_*.py")}
 
 
@@ -124,11 +124,15 @@ def revision(connection: Connection) -> str | None:
 
 def _refuse_unknown(connection: Connection) -> None:
     found = revision(connection)
-    if found is not None and found not in _revisions():
+    if found is None or found in _revisions():
+        return
+    where = f"metadata at {place(connection.engine.url)} has schema {found}, which this release does not know"
+    if found < min(_revisions()):
         raise ConfigError(
-            f"metadata at {place(connection.engine.url)} has schema {found}, which this release does not know;"
-            " a newer release created it: install that release, then run `nos-ec init`"
+            f"{where}; a development version before 0.1.0 created it: CHANGELOG.md says under Upgrading how to bring it"
+            " to a schema that this release can upgrade"
         )
+    raise ConfigError(f"{where}; a newer release created it: install that release, then run `nos-ec init`")
 
 
 def _config() -> Config:
