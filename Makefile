@@ -23,7 +23,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 
 STACK = $(if $(DATABASE),NOS_EC_DEV_DATABASE=$(DATABASE)) deploy/dev/stack.sh
 
-.PHONY: help venv demo up down down-clean stack-status test test-fast fresh memory cost figures economics chaos check lint types format requirements reference man deb clean
+.PHONY: help venv demo up down down-clean stack-status test test-all test-fast fresh memory cost figures economics chaos check lint types format requirements reference man deb clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ test: venv ## run all tests; REQUIRE_REAL=1 fails where a real server cannot be 
 	@echo "Tests that need a server start it themselves. If it cannot be started, they are listed as SKIPPED at the end,"
 	@echo "with the reason; with REQUIRE_REAL=1 they fail. A test on servers or in real time that fails runs once more."
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+test-all: export NOS_EC_DEV_WHOLE = 1
+test-all: test ## run all tests, and in full what `make test` samples (CONTRIBUTING.md)
 
 test-fast: venv ## run the tests that need no server: unit tests, and the contracts of the embedded stores
 	$(BIN)/python -m pytest -n $(WORKERS) tests/unit tests/contract $(PYTEST_ARGS)

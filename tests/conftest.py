@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -116,7 +117,15 @@ def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     if request.node.get_closest_marker("real") or "TMPDIR" in os.environ or not _memory_has_room():
         yield tmp_path
         return
-    with TemporaryDirectory(prefix="nos-ec-test-", dir=MEMORY) as folder:
+    with memory_folder() as folder:
+        yield folder
+
+
+@contextmanager
+def memory_folder() -> Iterator[Path]:
+    """Yield a folder that is removed afterwards: in memory, or in TMPDIR or the usual place as for `tmp_path`."""
+    place = MEMORY if "TMPDIR" not in os.environ and _memory_has_room() else None
+    with TemporaryDirectory(prefix="nos-ec-test-", dir=place) as folder:
         yield Path(folder)
 
 

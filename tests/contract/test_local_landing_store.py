@@ -36,9 +36,10 @@ class TestLocalLandingStoreOnSlowReads(TestLocalLandingStore):
     """The system may return fewer bytes than were asked for, although more follow."""
 
     @pytest.fixture(autouse=True)
-    def one_byte_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def a_third_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The last bytes of each read come one at a time."""
         pread = os.pread
-        monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 1), offset))
+        monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, -(-size // 3), offset))
 
 
 def _file(root: Path, landing_id: LandingId) -> Path:

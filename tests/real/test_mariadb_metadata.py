@@ -9,13 +9,14 @@ import pytest
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from tests.contract.suites.metadata_contract import MetadataContract
 from tests.contract.suites.metadata_races import MetadataRaces
+from tests.rig.sampling import sampled
 from tests.rig.sql.sql_damage import SqlDamage
 from tests.rig.sql.sql_figures import SqlFigures
 from tests.rig.sql.sql_look_ups import SqlLookUps
-from tests.rig.sql.sql_migrations import SqlMigrations, drop_all
+from tests.rig.sql.sql_migrations import SqlMigrations
 from tests.rig.sql.sql_plans import SqlPlans
 from tests.rig.sql.sql_races import SqlRaces
-from tests.rig.sql.sql_servers import empty_metadata
+from tests.rig.sql.sql_servers import drop_all, empty_metadata
 from tests.rig.sql.sql_version_histories import SqlVersionHistories
 from tests.rig.sql.sql_version_races import SqlVersionRaces
 
@@ -73,7 +74,7 @@ class TestMariaDBMigrations(SqlMigrations):
 class TestMariaDBFigures(SqlFigures):
     """See tests/rig/sql/sql_figures.py."""
 
-    MANY = 1_000_000
+    MANY = sampled(200_000, 1_000_000)
 
     @pytest.fixture
     def metadata(self, mariadb_url: str) -> Iterator[SqlMetadata]:

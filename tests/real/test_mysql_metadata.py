@@ -12,10 +12,10 @@ from tests.contract.suites.metadata_races import MetadataRaces
 from tests.rig.sql.sql_damage import SqlDamage
 from tests.rig.sql.sql_figures import SqlFigures
 from tests.rig.sql.sql_look_ups import SqlLookUps
-from tests.rig.sql.sql_migrations import SqlMigrations, drop_all
+from tests.rig.sql.sql_migrations import SqlMigrations
 from tests.rig.sql.sql_plans import SqlPlans
 from tests.rig.sql.sql_races import SqlRaces
-from tests.rig.sql.sql_servers import empty_metadata
+from tests.rig.sql.sql_servers import drop_all, empty_metadata
 from tests.rig.sql.sql_version_histories import SqlVersionHistories
 from tests.rig.sql.sql_version_races import SqlVersionRaces
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from nos_ec.monitoring.declarations.metrics import METRICS
 from tests.rig.prometheus import RULES, TEST_FILES, dashboard_expressions, run_promtool
@@ -43,7 +44,9 @@ def test_alerts_fire_for_recorded_faults_and_for_nothing_else(tmp_path: Path) ->
 
 
 def test_an_alert_that_does_not_fire_is_noticed(tmp_path: Path) -> None:
-    shutil.copy(RULES.parent / "rules_test.yml", tmp_path)
+    tests = yaml.safe_load((RULES.parent / "rules_test.yml").read_text())
+    tests["tests"] = [one for one in tests["tests"] if "NosEcShardLost" in json.dumps(one)]
+    (tmp_path / "rules_test.yml").write_text(yaml.safe_dump(tests))
     wrong = RULES.read_text().replace('{state=~"degraded|undersized"}', '{state=~"degraded"}')
     assert wrong != RULES.read_text()
     (tmp_path / "rules.yml").write_text(wrong)

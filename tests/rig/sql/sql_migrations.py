@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, event, select, text
+from sqlalchemy import Engine, event, select
 
 from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.adapters.sql.metadata import open_metadata
@@ -17,8 +17,6 @@ from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.adapters.sql.tables.schema import COUNTERS, METADATA
 from nos_ec.core.errors import ConfigError
 from tests.rig.fakes.metadata_bench import MetadataBench
-
-_TABLES = (*METADATA.tables, "alembic_version")
 
 
 class SqlMigrations:
@@ -91,12 +89,3 @@ def _cut_off_before(begins: str, number: int) -> Iterator[None]:
         yield
     finally:
         event.remove(Engine, "before_cursor_execute", catch)
-
-
-def drop_all(url: str) -> None:
-    """Remove every table of the metadata."""
-    engine = make_engine(url)
-    with engine.begin() as connection:
-        for name in _TABLES:
-            connection.execute(text(f"DROP TABLE IF EXISTS {name}"))
-    engine.dispose()

@@ -309,7 +309,7 @@ def test_consumer_of_copies_killed(bench: Bench, point: str) -> None:
 
 
 def _kill_consumer(bench: Bench, point: str) -> None:
-    publish_and_delete(bench)
+    bench.prepare(publish_and_delete)
     kill(bench, point, "consumer", "--once")
     assert_recovers(bench)
 
@@ -340,14 +340,14 @@ def test_consumer_killed_while_places_go_bad(bench: Bench, point: str) -> None:
 
 @pytest.mark.parametrize("point", LONG_CONSUMER_POINTS)
 def test_consumer_of_long_groups_killed(bench: Bench, point: str) -> None:
-    publish_and_delete(bench)
+    bench.prepare(publish_and_delete)
     kill_long(bench, point, "consumer")
     assert_recovers(bench)
 
 
 @pytest.mark.parametrize("point", LONG_GC_POINTS)
 def test_gc_of_long_groups_killed(bench: Bench, point: str) -> None:
-    _packed_with_holes(bench)
+    bench.prepare(_packed_with_holes)
     kill_long(bench, point, "gc")
     assert_recovers(bench)
 
@@ -437,14 +437,14 @@ def test_large_put_killed_while_places_go_bad(bench: Bench, point: str) -> None:
 
 @pytest.mark.parametrize("point", GC_POINTS)
 def test_gc_killed(bench: Bench, point: str) -> None:
-    _packed_with_holes(bench)
+    bench.prepare(_packed_with_holes)
     kill(bench, point, "gc", "run", "--apply")
     assert_recovers(bench)
 
 
 @pytest.mark.parametrize("point", GC_EMPTY_POINTS)
 def test_gc_killed_among_empty_blocks(bench: Bench, point: str) -> None:
-    _packed_with_holes(bench)
+    bench.prepare(_packed_with_holes)
     with bench.open() as system:
         large = bench.put(system, "large", bench.data(20 * STRIPE))
         bench.delete(system, large)
@@ -455,7 +455,7 @@ def test_gc_killed_among_empty_blocks(bench: Bench, point: str) -> None:
 @pytest.mark.parametrize("point", GC_CONTROL_POINTS)
 def test_killed_while_gc_is_paused_and_resumed(bench: Bench, point: str) -> None:
     """What was asked holds, and what a run has moved stays moved."""
-    _packed_with_holes(bench)
+    bench.prepare(_packed_with_holes)
     kill(bench, point, "gc", "pause")
     paused = bench.run("gc", "run", "--apply", "--json")
     assert json.loads(paused.stdout)["stopped"] == "paused"
@@ -466,7 +466,7 @@ def test_killed_while_gc_is_paused_and_resumed(bench: Bench, point: str) -> None
 
 @pytest.mark.parametrize("point", GC_SHORT_POINTS)
 def test_gc_killed_while_space_is_short(bench: Bench, point: str) -> None:
-    _packed_with_holes(bench)
+    bench.prepare(_packed_with_holes)
     plenty = bench.config.read_text().replace("block_grace_ms = 0", "block_grace_ms = 30000\nblock_grace_ms_min = 0")
     bench.config.write_text(plenty.replace("reserve_bytes = 0", 'reserve_bytes = "1024TiB"'))
     kill(bench, point, "gc", "run", "--apply")
@@ -685,7 +685,7 @@ def test_gathered_puts_into_the_log_killed(bench: Bench, point: str) -> None:
 
 @pytest.mark.parametrize("point", TRIMMER_POINTS)
 def test_killed_while_segments_are_given_back(bench: Bench, point: str) -> None:
-    publish_and_delete(bench)
+    bench.prepare(publish_and_delete)
     kill(bench, point, "consumer", "--once")
     assert_recovers(bench)
 

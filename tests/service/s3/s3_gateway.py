@@ -25,6 +25,8 @@ from nos_ec.settings import S3Settings
 
 MASTERS = MasterKeys(["12" * 32])
 SETTINGS = S3Settings(port=0, access_cache_ms=0, domains="s3.example.com", threads=8)
+LOADER = Session().get_component("data_loader")
+"""Sessions share it, because it takes longer to load the description of S3 than to run a short test."""
 
 
 class Gateway:
@@ -49,7 +51,9 @@ class Gateway:
             s3={"addressing_style": "path"},
             **options,
         )
-        return Session().create_client(
+        session = Session()
+        session.register_component("data_loader", LOADER)
+        return session.create_client(
             "s3",
             region_name="eu-north-1",
             endpoint_url=self.url,
