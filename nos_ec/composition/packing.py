@@ -72,7 +72,7 @@ class StreamedPacking:
     """Makes the merge lists of a consumer or of GC, with the streams that the settings ask for.
 
     gathered_max: objects that are sorted together. period_ms: a stream that collects too little in such a period is
-    folded; None: in the life of a merge list.
+    folded; None: in the life of a merge list. bytes_max: see StreamOptions.
     """
 
     def __init__(
@@ -83,13 +83,14 @@ class StreamedPacking:
         linger: Linger | int,
         gathered_max: int,
         period_ms: int | None,
+        bytes_max: int | None,
         rng: random.Random,
     ) -> None:
         self._consumer = settings.consumer
         self._geometry = geometry
         self._linger = linger
         self._rng = rng
-        self._options = StreamOptions(settings.gc.streams, gathered_max, period_ms)
+        self._options = StreamOptions(settings.gc.streams, gathered_max, period_ms, bytes_max)
         cuts_days = STREAM_CUTS_DAYS[settings.gc.streams - 1]
         known = KnownExpiry(metadata, settings.s3.lifecycle_day_ms)
         self._sorting = StreamSorting(ExpectedLifetimes(metadata), cuts_days, known)
@@ -104,11 +105,12 @@ class StreamedPacking:
 
     def new_list(self) -> MergeList[Packable]:
         """An empty merge list."""
+        window = self._consumer.window_objects
         if self._options.streams == 1:
-            return self._plain(self._consumer.window_objects)
-        self.newest = StreamedMergeList(
-            self._plain, self._sorting, self._consumer.window_objects, self._linger, self._options
-        )
+            plain = self._plain(window)
+            plain.set_window(window, self._options.window_bytes)
+            return plain
+        self.newest = StreamedMergeList(self._plain, self._sorting, window, self._linger, self._options)
         return self.newest
 
     def _plain(self, window: int) -> MergeList[Packable]:
@@ -123,14 +125,15 @@ def consumer_packing(
     fill_bytes_min = int(consumer.linger_fill_min * geometry.stripe_size)
     linger = Linger(consumer.linger_ms, consumer.linger_max_ms, fill_bytes_min)
     gathered_max = GATHERED_WINDOWS * consumer.window_objects
-    return StreamedPacking(settings, geometry, metadata, linger, gathered_max, max(1, consumer.linger_ms), rng)
+    period_ms, bytes_max = max(1, consumer.linger_ms), consumer.merge_list_bytes_max
+    return StreamedPacking(settings, geometry, metadata, linger, gathered_max, period_ms, bytes_max, rng)
 
 
 def gc_packing(
     settings: Settings, geometry: Geometry, metadata: PackingMetadata, rng: random.Random
 ) -> StreamedPacking:
     """How GC packs survivors: with the same packer as the consumer, but without deadlines."""
-    return StreamedPacking(settings, geometry, metadata, NO_DEADLINE_MS, GC_GATHERED_MAX, None, rng)
+    return StreamedPacking(settings, geometry, metadata, NO_DEADLINE_MS, GC_GATHERED_MAX, None, None, rng)
 
 
 def collector_options(settings: Settings) -> CollectorOptions:

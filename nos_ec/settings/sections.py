@@ -252,7 +252,8 @@ class ConsumerSettings(Section):
         ge=1,
         le=1_000_000,
         description="Number of waiting objects that the packer chooses from. 1000 comes near the proven bound. Of large"
-        " objects it takes fewer, 512 MiB with the default geometry.",
+        " objects it takes fewer: at most 512 MiB with the default geometry, and three quarters of"
+        " merge_list_bytes_max.",
     )
     split_bytes: Size = Field(
         default=SPLIT_BYTES,

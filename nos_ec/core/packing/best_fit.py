@@ -3,7 +3,7 @@
 Objects wait in a list and move from there to the *open group*. Objects can be added to any of its rows (see packer.py)
 until the group is planned. Invariants (tests cite the letter):
   E  when `plan` has no group to return, at most `window` objects wait outside the open group, and at most the bytes of
-     WINDOW_GROUPS groups
+     WINDOW_GROUPS groups, or those given to `set_window` if they are fewer
   F  and since any of these arrived, at most OVERDUE_WINDOWS windows of other objects have arrived
 
 Objects are moved by these rules until both invariants hold:
@@ -131,18 +131,19 @@ class BestFitMergeList(Generic[P]):
         was opened."""
         self._is_last_open = False
         """Whether the last of them is open."""
-        self._window_bytes_max = WINDOW_GROUPS * geometry.group_size_max
         self._ranges: list[SizeRange] = []
         """By which rows are planned while objects of similar sizes wait; empty otherwise."""
         self._ranges_until = 0
         """They hold until so many objects have arrived."""
         self._gap_max = int(GAP_FRACTION * geometry.chunk_size)
         self._full_room = int(FULL_FRACTION * geometry.chunk_size)
-        self.set_window(window)
+        self.set_window(window, None)
 
-    def set_window(self, window: int) -> None:
+    def set_window(self, window: int, bytes_max: int | None) -> None:
         """See MergeList."""
         self._window_max = window
+        bytes_most = WINDOW_GROUPS * self._geometry.group_size_max
+        self._window_bytes_max = bytes_most if bytes_max is None else min(bytes_max, bytes_most)
         self._narrow_window(window)
 
     def _narrow_window(self, window: int) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from math import inf
 from typing import Generic
 
 from nos_ec.core.geometry import Geometry
@@ -33,6 +34,7 @@ class NosMergeList(Generic[P]):
     ) -> None:
         self._geometry = geometry
         self._window = window
+        self._window_bytes_max = inf
         self._linger = lingering(linger)
         self._rng = rng
         self._names = names
@@ -60,7 +62,8 @@ class NosMergeList(Generic[P]):
         if oldest is None:
             return None
         needed = flush or oldest.arrived_ms + self._linger.limit_ms(self._bytes) <= now_ms
-        if not needed and (self._count < self._window or self._count == self._count_put_back):
+        is_full = self._count >= self._window or self._bytes > self._window_bytes_max
+        if not needed and (not is_full or self._count == self._count_put_back):
             return None
         layout = self._lay_out(oldest if needed else self._draw_first())
         plan = layout.seal()
@@ -70,9 +73,10 @@ class NosMergeList(Generic[P]):
         self._count_put_back = 0
         return plan
 
-    def set_window(self, window: int) -> None:
+    def set_window(self, window: int, bytes_max: int | None) -> None:
         """See MergeList."""
         self._window = window
+        self._window_bytes_max = inf if bytes_max is None else bytes_max
 
     def shorten(self) -> None:
         """See MergeList. Groups are never longer."""

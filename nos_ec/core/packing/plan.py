@@ -109,8 +109,9 @@ class MergeList(Protocol[P]):
         """When the oldest object in the list must be packed even if the stripe is not full; None when empty."""
         ...
 
-    def set_window(self, window: int) -> None:
-        """Choose from that many objects from now on, at least 1."""
+    def set_window(self, window: int, bytes_max: int | None) -> None:
+        """Choose from that many objects from now on, at least 1, and from at most `bytes_max` bytes of them. The policy
+        may choose from fewer bytes; None: it decides alone."""
         ...
 
     def shorten(self) -> None:

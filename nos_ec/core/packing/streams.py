@@ -1,16 +1,18 @@
 """Objects of several streams, packed apart and in order, behind the interface of one merge list.
 
 Objects that are expected to die at about the same time share a stream (core/packing/lifetimes.py), and a group holds
-objects of one stream. Before they are packed, objects gather until there are `gathered_max` of them, or the first has
-waited for half of the deadline. Then they go to the merge lists of their streams in the order stream, bucket, prefix,
-age, a few at a time, so that what is deleted together lies together. The merge lists share SHARED_WINDOWS windows.
+objects of one stream. Before they are packed, objects gather until there are `gathered_max` of them, the first has
+waited for half of the deadline, or `bytes_max` bytes wait in all. Then they go to the merge lists of their streams in
+the order stream, bucket, prefix, age, a few at a time, so that what is deleted together lies together. The merge lists
+share SHARED_WINDOWS windows, and WINDOWS_SHARE of `bytes_max`.
 
 Each stream closes groups at deadlines of its own, and half a stripe is lost at each. So a stream that collects less
 than `stream_bytes_min` in a period is folded into its longer-lived neighbour; the longest-lived one into the next
 shorter. A small store has one stream. Invariants (tests cite the letter):
   G  a group holds objects of one stream, or of streams that are folded together
   H  no object waits for the gathering longer than half of the deadline
-  I  at most `gathered_max` objects gather, as many are on their way, and all streams share SHARED_WINDOWS windows
+  I  at most `gathered_max` objects gather, as many are on their way, and all streams share SHARED_WINDOWS windows; when
+     `plan` has no group to return, fewer than `bytes_max` bytes wait, unless open groups have the rest of them
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ GATHERED_WINDOWS = 2
 SHARED_WINDOWS = 2
 """Several streams choose from so many windows together. With one, four streams of W1 would lose 0.2 points of
 utilisation, not 0.06 (docs/PACKING.md)."""
+WINDOWS_SHARE = 0.75
+"""Share of `bytes_max` that the windows of all merge lists may have together. The rest is for their open groups, which
+may be as long as a block, and for what gathers: a caller that stopped adding before the windows are full would only get
+groups that are closed early."""
 _STEPS = 8
 """Objects go to the merge lists in parts of the window, so that each group is chosen from neighbours."""
 
@@ -41,13 +47,20 @@ Sorting = Callable[[P, int], tuple[int, str, str, float]]
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """streams: how many there are at most. gathered_max: objects that are sorted together. stream_bytes_min: what a
-    stream must collect in a period to be packed apart. period_ms: of time; None: the whole life of the list."""
+    """streams: how many there are at most. gathered_max: objects that are sorted together. period_ms: of time; None:
+    the whole life of the list. bytes_max: bytes in the list at which the caller adds no more; None: it always does.
+    stream_bytes_min: what a stream must collect in a period to be packed apart."""
 
     streams: int
     gathered_max: int
     period_ms: int | None
+    bytes_max: int | None = None
     stream_bytes_min: int = STREAM_BYTES_MIN
+
+    @property
+    def window_bytes(self) -> int | None:
+        """The most bytes that the windows of all streams may have together; None: the policy decides."""
+        return None if self.bytes_max is None else int(WINDOWS_SHARE * self.bytes_max)
 
 
 def folded(collected_bytes: Sequence[int], bytes_min: int) -> tuple[int, ...]:
@@ -79,6 +92,7 @@ class StreamedMergeList(Generic[P]):
     ) -> None:
         self._sorting = sorting
         self._window = window
+        self._window_bytes = options.window_bytes
         self._options = options
         self._hold_ms = lingering(linger).wait_ms // 2
         self._lists = [new_list(window) for _ in range(options.streams)]
@@ -95,6 +109,7 @@ class StreamedMergeList(Generic[P]):
         self.stream_bytes = [0] * options.streams
         """Bytes that each stream has collected so far. Any thread may read them."""
         self._into = folded(self._collected, options.stream_bytes_min)
+        self._share_window()
 
     @property
     def streams_open(self) -> int:
@@ -136,9 +151,10 @@ class StreamedMergeList(Generic[P]):
             found.append(self._gathering[0].ref.arrived_ms + self._hold_ms)
         return min(found, default=None)
 
-    def set_window(self, window: int) -> None:
+    def set_window(self, window: int, bytes_max: int | None) -> None:
         """See MergeList."""
         self._window = window
+        self._window_bytes = bytes_max
         self._share_window()
 
     def shorten(self) -> None:
@@ -177,8 +193,10 @@ class StreamedMergeList(Generic[P]):
 
     # --- gathering and sorting ------------------------------------------------------------------------
     def _is_due(self, now_ms: int) -> bool:
-        first = self._gathering[0].ref
-        return len(self._gathering) >= self._options.gathered_max or first.arrived_ms + self._hold_ms <= now_ms
+        options, first = self._options, self._gathering[0].ref
+        if len(self._gathering) >= options.gathered_max or first.arrived_ms + self._hold_ms <= now_ms:
+            return True
+        return options.bytes_max is not None and self.waiting_bytes >= options.bytes_max
 
     def _sort(self) -> None:
         self._fold()
@@ -229,5 +247,6 @@ class StreamedMergeList(Generic[P]):
 
     def _share_window(self) -> None:
         share = max(1, min(self._window, SHARED_WINDOWS * self._window // self.streams_open))
+        bytes_max = None if self._window_bytes is None else self._window_bytes // self.streams_open
         for merge_list in self._lists:
-            merge_list.set_window(share)
+            merge_list.set_window(share, bytes_max)

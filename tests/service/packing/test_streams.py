@@ -9,11 +9,12 @@ import pytest
 from nos_ec.composition import packing
 from nos_ec.composition.wiring import System
 from nos_ec.core.expiry import DAY_MS, ExpiryRule, encode_rules
-from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.packing import streams
 from nos_ec.core.packing.lifetimes import AGE_RANGES, OTHERS, Counts, is_sampled
 from nos_ec.core.packing.streams import StreamOptions
 from nos_ec.core.states import BlockKind, BlockState
+from nos_ec.engine.packable import Packable
 from nos_ec.ports.metadata import CannedAcl, DocumentKind
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
@@ -36,8 +37,8 @@ def learned(system: System) -> System:
 def small_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams are folded when they collect less than 100 KB, for the little that a test stores."""
 
-    def options(count: int, gathered_max: int, period_ms: int | None) -> StreamOptions:
-        return StreamOptions(count, gathered_max, period_ms, 100_000)
+    def options(count: int, gathered_max: int, period_ms: int | None, bytes_max: int | None) -> StreamOptions:
+        return StreamOptions(count, gathered_max, period_ms, bytes_max, 100_000)
 
     monkeypatch.setattr(packing, "StreamOptions", options)
 
@@ -124,6 +125,26 @@ def test_a_store_learns_from_its_deletes(bench: Bench) -> None:
     with bench.open() as system:
         rows = {row.bucket: row.counts for row in system.metadata.survival()}
         assert sum(rows["bucket"].deaths) == pytest.approx(len(names) - 1)
+
+
+@pytest.mark.usefixtures("small_streams")
+@pytest.mark.parametrize("count", [1, 4])
+def test_groups_are_ready_before_the_merge_list_is_full(bench: Bench, count: int) -> None:
+    """Of objects that are large for the geometry. A consumer whose list is full without a group would write one that is
+    closed early, and one at a time."""
+    text = bench.config.read_text().replace("[gc]\n", f"[gc]\nstreams = {count}\n")
+    bench.config.write_text(text.replace("[consumer]\n", '[consumer]\nmerge_list_bytes_max = "8MiB"\n'))
+    rng = random.Random(1)
+    with bench.open() as system:
+        merge = packing.consumer_packing(system.settings, system.geometry, system.metadata, rng).new_list()
+        landed = LandingId(b"landed")
+        for number in range(200):
+            size, version = rng.randint(100_000, 400_000), 1 + rng.randrange(1 << 50)
+            one = Packable(number + 1, ObjectKey(f"b{number % 8}", f"{number}"), version, size, 0, landed)
+            merge.add(one.candidate(0))
+            while merge.plan(0) is not None:
+                pass
+            assert merge.waiting_bytes < 8 << 20
 
 
 def test_with_one_stream_nothing_is_learned_and_nothing_sorted(bench: Bench) -> None:

@@ -182,6 +182,18 @@ def test_large_objects_fill_a_window_before_their_deadline(per_s: int, utilisati
     assert stripes > 8 * len(plans)
 
 
+def test_a_window_can_be_given_fewer_bytes() -> None:
+    """Invariant E."""
+    merge = BestFitMergeList[None](GEOMETRY, 1000, 1 << 40)
+    merge.set_window(1000, 64 << 20)
+    rng = random.Random(1)
+    for _ in range(300):
+        add(merge, rng.randint(1 << 20, 4_180_000), now_ms=0)
+        while merge.plan(0) is not None:
+            pass
+        assert merge.waiting_bytes <= (64 << 20) + GEOMETRY.block_size
+
+
 @pytest.mark.parametrize("names", [True, False])
 def test_a_group_of_one_stripe_takes_what_needs_more(names: bool) -> None:
     merge = BestFitMergeList[None](GEOMETRY, 5, 1 << 40, group_stripes=1, names=names)

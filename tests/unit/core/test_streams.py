@@ -40,11 +40,12 @@ def new_list(
     window: int = 40,
     policy: str = "best",
     period_ms: int | None = None,
+    bytes_max: int | None = None,
 ) -> StreamedMergeList[Thing]:
     def plain(share: int) -> MergeList[Thing]:
         return merge_list(policy, GEOMETRY, share, LINGER_MS, random.Random(1))
 
-    options = StreamOptions(streams, gathered_max, period_ms, bytes_min)
+    options = StreamOptions(streams, gathered_max, period_ms, bytes_max, bytes_min)
     return StreamedMergeList(plain, sorting, window, LINGER_MS, options)
 
 
@@ -204,6 +205,28 @@ def test_no_more_than_the_window_waits_beside_what_gathers() -> None:
     assert sum(merge.stream_bytes) > 3000 * 5000
 
 
+@pytest.mark.parametrize("streams", [2, 4])
+def test_large_objects_are_packed_in_long_groups_before_the_list_is_full(streams: int) -> None:
+    """I. A list that is full without having a group hands out none but on flush."""
+    geometry, bytes_max = Geometry(), 1 << 30
+
+    def plain(share: int) -> MergeList[Thing]:
+        return merge_list("best", geometry, share, LINGER_MS, random.Random(1))
+
+    options = StreamOptions(streams, 2000, None, bytes_max)
+    merge = StreamedMergeList(plain, sorting, 1000, LINGER_MS, options)
+    rng, found = random.Random(1), []
+    for number in range(1500):
+        add(merge, Thing(rng.randrange(streams), born=number), rng.randint(MIB, merge.size_max))
+        while (plan := merge.plan(0)) is not None:
+            found.append(plan)
+        assert merge.waiting_bytes < bytes_max
+    assert {plan.stream for plan in found} == set(range(streams))
+    stripes = sum(plan.stripe_count for plan in found)
+    assert sum(plan.data_length for plan in found) > 0.985 * stripes * geometry.stripe_size
+    assert stripes > 8 * len(found)
+
+
 def test_all_objects_can_be_taken_back() -> None:
     merge = new_list(window=8, gathered_max=20)
     added = [add(merge, Thing(number % 4, born=number), now_ms=number) for number in range(50)]
@@ -227,12 +250,13 @@ def test_a_candidate_is_added_once() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_window_can_be_changed(policy: str) -> None:
+@pytest.mark.parametrize("window", [(20, None), (1000, 64 * KIB)])
+def test_a_window_can_be_changed(policy: str, window: tuple[int, int | None]) -> None:
     merge: MergeList[Thing] = merge_list(policy, Geometry(), 1000, 10_000, random.Random(1))
     for number in range(999):
         add(merge, Thing(0, born=number))
     assert merge.plan(0) is None
-    merge.set_window(20)
+    merge.set_window(*window)
     plan = merge.plan(0)
     assert plan is not None
     assert len(merge) == 999 - len(plan.placed)
