@@ -21,8 +21,8 @@ Objects are moved by these rules until both invariants hold:
 6. A group that holds a window of objects takes no further stripe.
 
 So each choice is made from a window of objects, and a row that is not full can still choose from later arrivals.
-For a deadline, or on flush, the open group is closed as it is: overdue objects join first, then others that fit, in as
-few stripes as possible. Objects leave only in whole groups, so the oldest object of all stays the oldest until then.
+For a deadline, or on flush, the open group is closed: overdue objects join first, then others that fit, in as few
+stripes as possible, or while FULL_GROUPS wait until it is full. Objects leave only in whole groups, so the oldest object of all stays the oldest until then.
 """
 
 from __future__ import annotations
@@ -64,6 +64,10 @@ would wait far longer, and in far greater number, than the window asks for."""
 WINDOW_GROUPS = 128
 """A window has at most the bytes of so many groups of `stripes_per_group_max` stripes, 512 MiB by default. Among large
 objects fewer are choice enough, and many would reach their deadline before a window is full: then groups are short."""
+
+FULL_GROUPS = 2
+"""While the bytes of so many groups of `stripes_per_group_max` stripes wait, a group is filled before it is closed.
+Otherwise it would have as few stripes as its overdue objects need: half of them empty, if a few large ones are due."""
 
 LEFT_FRACTION = 0.5
 """Share of the window that stays in the list when a row is filled, so that there is still a choice for the end of a row
@@ -220,10 +224,13 @@ class BestFitMergeList(Generic[P]):
         return None
 
     def _plan_early(self, now_ms: int, *, flush: bool) -> GroupPlan[P]:
-        """Close the open group with the overdue objects (on flush: with all), in as few stripes as they need."""
+        """Close the open group with the overdue objects (on flush: with all), in as few stripes as they need; while
+        FULL_GROUPS wait, in as many as it would have without a deadline."""
         waiting = self._waiting
         group = self._group or self._begin_group()
         overdue = [] if flush else self._overdue(now_ms)
+        if waiting.waiting_bytes >= FULL_GROUPS * self._geometry.group_size_max:
+            return self._plan_full(group, overdue)
         for into in group.rows:
             self._place_all(group, into, overdue)
             group.narrow(into)
@@ -233,6 +240,15 @@ class BestFitMergeList(Generic[P]):
         # On flush, count only the names of the oldest objects, so that one of them fits. The next group takes the rest.
         named = self._oldest_first() if flush else overdue
         group.limit(size, group.front(count, group.names_size + sum(c.name_size for c in named)))
+        return self._finish(group, overdue)
+
+    def _plan_full(self, group: GroupLayout[P], overdue: list[Candidate[P]]) -> GroupPlan[P]:
+        """Close the group once it is full: first with the overdue objects, then with the oldest."""
+        for into in group.rows:
+            self._place_all(group, into, overdue)
+        self._fill_up(group, overdue)
+        while len(self._waiting) and (any(self._fill(group, into, 0) for into in group.rows) or self._grow(group)):
+            self._fill_up(group, overdue)
         return self._finish(group, overdue)
 
     def _overdue(self, now_ms: int) -> list[Candidate[P]]:
@@ -308,11 +324,7 @@ class BestFitMergeList(Generic[P]):
     def _finish(self, group: GroupLayout[P], overdue: list[Candidate[P]]) -> GroupPlan[P]:
         """Close the group: add the overdue objects as far as they fit, then others that fit; split no more objects than
         its stripes need."""
-        while (opened := self._open_row(group)) is not None:
-            self._place_all(group, opened, overdue)
-            self._fill(group, opened, 0)
-            while self._split(group, opened):
-                self._fill(group, opened, 0)
+        self._fill_up(group, overdue)
         for into in group.rows:
             self._fill(group, into, 0)
             if into.span > 1:
@@ -320,6 +332,14 @@ class BestFitMergeList(Generic[P]):
         group.unsplit()
         self._group = self._oldest = None
         return group.seal()
+
+    def _fill_up(self, group: GroupLayout[P], overdue: list[Candidate[P]]) -> None:
+        """Open rows and fill them until the group has no room for another."""
+        while (opened := self._open_row(group)) is not None:
+            self._place_all(group, opened, overdue)
+            self._fill(group, opened, 0)
+            while self._split(group, opened):
+                self._fill(group, opened, 0)
 
     # --- what goes in ---------------------------------------------------------------------------------
 

@@ -194,6 +194,34 @@ def test_a_window_can_be_given_fewer_bytes() -> None:
         assert merge.waiting_bytes <= (64 << 20) + GEOMETRY.block_size
 
 
+@pytest.mark.parametrize("sizes", [(1 << 20, 1 << 20), (1 << 20, 4_180_000), (100 * KIB, 2 << 20)])
+def test_a_deadline_closes_a_full_group_while_enough_waits(sizes: tuple[int, int]) -> None:
+    """Of large objects that come slowly. In as few stripes as the overdue ones need, they would fill 50 to 90 %."""
+    merge = BestFitMergeList[None](GEOMETRY, 1000, 60_000)
+    rng, plans = random.Random(1), []
+    for now_ms in range(0, 800_000, 500):
+        add(merge, rng.randint(*sizes), now_ms)
+        while (plan := merge.plan(now_ms)) is not None:
+            assert min(placed.candidate.arrived_ms for placed in plan.placed) == now_ms - 60_000
+            plans.append(plan)
+    stripes = sum(plan.stripe_count for plan in plans)
+    assert sum(plan.data_length for plan in plans) > 0.965 * stripes * GEOMETRY.stripe_size
+
+
+def test_a_flush_fills_groups_while_enough_waits() -> None:
+    merge = BestFitMergeList[None](GEOMETRY, 1000, 1 << 40)
+    for _ in range(100):
+        add(merge, 1 << 20, now_ms=0)
+        add(merge, 2 << 20, now_ms=0)
+    plans = []
+    while (plan := merge.plan(0, flush=True)) is not None:
+        check_plan(plan, GEOMETRY, True, splits=True)
+        plans.append(plan)
+    assert max(plan.stripe_count for plan in plans) > 16
+    stripes = sum(plan.stripe_count for plan in plans)
+    assert sum(plan.data_length for plan in plans) > 0.95 * stripes * GEOMETRY.stripe_size
+
+
 @pytest.mark.parametrize("names", [True, False])
 def test_a_group_of_one_stripe_takes_what_needs_more(names: bool) -> None:
     merge = BestFitMergeList[None](GEOMETRY, 5, 1 << 40, group_stripes=1, names=names)
