@@ -20,13 +20,18 @@ Objects are moved by these rules until both invariants hold:
    far as possible and planned.
 6. A group that holds a window of objects takes no further stripe.
 
-So each choice is made from a window of objects, and a row that is not full can still choose from later arrivals.
-For a deadline, or on flush, the open group is closed: overdue objects join first, then others that fit, in as few
-stripes as possible, or while FULL_GROUPS wait until it is full. Objects leave only in whole groups, so the oldest object of all stays the oldest until then.
+So each choice is made from a window of objects, and a row that is not full can still choose from later arrivals. For a
+deadline, or on flush, the open group is closed: overdue objects join first, then others that fit, in as few stripes as
+possible, or while FULL_GROUPS wait until it is full. Objects leave only in whole groups, so the oldest object of all
+stays the oldest until then. Deadlines follow the time at which an object entered, everything else the order in which
+objects were added.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import inf
 from operator import attrgetter
 from typing import Generic
 
@@ -122,6 +127,11 @@ class BestFitMergeList(Generic[P]):
         self._group: GroupLayout[P] | None = None
         # The oldest object of all when the open group was begun. It still is the oldest, in the group or not.
         self._oldest: Candidate[P] | None = None
+        self._latest_ms = -inf
+        """The latest time at which an object entered."""
+        self._earlier: list[tuple[int, int, Candidate[P]]] = []
+        """A heap of (arrived_ms, seq, object): the objects that entered before one that was added before them. Those
+        that were handed out stay here until they are first."""
         self._splits = Splits(split_bytes, geometry.chunk_size)
         self._stripes = self._stripes_aim
         """Of the open group."""
@@ -166,6 +176,7 @@ class BestFitMergeList(Generic[P]):
         taken = [*([] if self._group is None else self._group.candidates()), *self._waiting.by_arrival()]
         self._waiting = SizeClasses(self._chunk)
         self._group = self._oldest = None
+        self._earlier.clear()
         for candidate in taken:
             candidate.waiting = False
         return sorted(taken, key=attrgetter("seq"))
@@ -179,6 +190,10 @@ class BestFitMergeList(Generic[P]):
                 raise ValueError("this candidate is already in the open group; add each candidate once")
         candidate.seq = self._arrivals
         self._arrivals += 1
+        if candidate.arrived_ms >= self._latest_ms:
+            self._latest_ms = candidate.arrived_ms
+        else:
+            heappush(self._earlier, (candidate.arrived_ms, candidate.seq, candidate))
         if size <= self._chunk:
             self._waiting.add_small(candidate)
         else:
@@ -196,8 +211,15 @@ class BestFitMergeList(Generic[P]):
 
     def next_deadline_ms(self) -> int | None:
         """See MergeList."""
-        oldest = self._oldest if self._group is not None else next(iter(self._oldest_first()), None)
-        return None if oldest is None else oldest.arrived_ms + self._linger.limit_ms(self.waiting_bytes)
+        oldest = self._oldest
+        if self._group is None:
+            oldest = next(iter(self._oldest_first()), None)
+            self._forget_handed_out()
+        if oldest is None:
+            return None
+        # Those that are not in the heap entered no earlier than the oldest, which was added before them.
+        first_ms = min(oldest.arrived_ms, self._earlier[0][0]) if self._earlier else oldest.arrived_ms
+        return first_ms + self._linger.limit_ms(self.waiting_bytes)
 
     def __len__(self) -> int:
         return len(self._waiting) + (0 if self._group is None else self._group.count)
@@ -256,17 +278,23 @@ class BestFitMergeList(Generic[P]):
         overdue: list[Candidate[P]] = []
         room = self._stripes * self._geometry.stripe_size
         limit_ms = self._linger.limit_ms(self.waiting_bytes)
-        for candidate in self._waiting.by_arrival():
+        for candidate in sorted(self._waiting.by_arrival(), key=attrgetter("arrived_ms")):
             if room <= 0 or candidate.arrived_ms + limit_ms > now_ms:
                 break
             overdue.append(candidate)
             room -= candidate.size
         return overdue
 
+    def _forget_handed_out(self) -> None:
+        """Let the first of the heap be one that waits. While a group is open, some of its objects may be first."""
+        while self._earlier and not self._earlier[0][2].waiting:
+            heappop(self._earlier)
+
     def _begin_group(self) -> GroupLayout[P]:
         """Open a group with the default number of stripes, or with as many as the oldest object needs. Until the next
         one, a window has as many objects as wait, of their mean size, in its bytes."""
         self._oldest = oldest = self._oldest_first()[0]
+        self._forget_handed_out()
         window = len(self._waiting) * self._window_bytes_max // self._waiting.waiting_bytes
         self._narrow_window(max(1, min(self._window_max, window)))
         alone: GroupLayout[P] = GroupLayout(self._geometry, 1, names=self._names)
@@ -335,7 +363,7 @@ class BestFitMergeList(Generic[P]):
 
     def _fill_up(self, group: GroupLayout[P], overdue: list[Candidate[P]]) -> None:
         """Open rows and fill them until the group has no room for another."""
-        while (opened := self._open_row(group)) is not None:
+        while (opened := self._open_row(group, overdue)) is not None:
             self._place_all(group, opened, overdue)
             self._fill(group, opened, 0)
             while self._split(group, opened):
@@ -373,19 +401,24 @@ class BestFitMergeList(Generic[P]):
             return tuple(c for c in (small, large) if c is not None)
         return (small, large) if small.seq < large.seq else (large, small)
 
-    def _open_row(self, group: GroupLayout[P]) -> Row[P] | None:
-        """Open a row with the oldest object that the group still has room for."""
+    def _open_row(self, group: GroupLayout[P], overdue: Sequence[Candidate[P]] = ()) -> Row[P] | None:
+        """Open a row with the first overdue object, or else the oldest one that the group still has room for."""
         if not group.chunks_free:
             return None
+        oldest_first = self._oldest_first()
+        for first in overdue:
+            if first.waiting:
+                oldest_first = (first, *oldest_first)
+                break
         if self._equal_rows is not None and self._waiting.is_one_size():
             span = 0 if self._is_last_open else self._equal_rows.spans[group.chunks_free]
             self._is_last_open = self._is_last_open or self._equal_rows.last[group.chunks_free]
-            opened = self._open_with(group, self._oldest_first()[0]) if span else None
+            opened = self._open_with(group, oldest_first[0]) if span else None
             if opened is not None:
                 group.widen(opened, span - 1)
             if opened is not None or group.rows:
                 return opened
-        for oldest in self._oldest_first():
+        for oldest in oldest_first:
             opened = self._open_with(group, oldest)
             if opened is None and oldest.size > self._chunk:
                 opened = self._open_with(group, self._waiting.oldest_large_within(group.chunks_free - 2))

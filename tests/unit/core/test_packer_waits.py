@@ -222,6 +222,25 @@ def test_a_flush_fills_groups_while_enough_waits() -> None:
     assert sum(plan.data_length for plan in plans) > 0.95 * stripes * GEOMETRY.stripe_size
 
 
+@pytest.mark.parametrize(("window", "large"), [(1000, 0), (1000, 20), (8, 0), (8, 20)])
+def test_deadlines_follow_the_time_of_arrival_not_the_order(window: int, large: int) -> None:
+    """A merge list of several streams adds objects sorted by bucket. With the smaller window, some are in an open
+    group."""
+    merge = BestFitMergeList[None](GEOMETRY, window, 500)
+    for arrived_ms in (300, 100, 400, 0, 200, 10, 20, 110, 210, 310, 410):
+        add(merge, 110 * KIB, arrived_ms)
+    for _ in range(large):
+        add(merge, 1 << 20, now_ms=450)
+    while merge.plan(450) is not None:
+        pass
+    assert len(merge)
+    while (due_ms := merge.next_deadline_ms()) is not None:
+        assert merge.plan(due_ms - 1) is None
+        plan = merge.plan(due_ms)
+        assert plan is not None
+        assert min(placed.candidate.arrived_ms for placed in plan.placed) == due_ms - 500
+
+
 @pytest.mark.parametrize("names", [True, False])
 def test_a_group_of_one_stripe_takes_what_needs_more(names: bool) -> None:
     merge = BestFitMergeList[None](GEOMETRY, 5, 1 << 40, group_stripes=1, names=names)

@@ -191,6 +191,29 @@ def test_objects_gather_for_half_of_the_deadline_and_are_packed_by_its_end() -> 
     assert [things(plan) for plan in plans(merge, 5000 + LINGER_MS)] == [[Thing(0)]]
 
 
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 9), st.integers(1, 60_000)), max_size=200))
+def test_no_order_delays_an_object_beyond_its_deadline(objects: list[tuple[int, int, int]]) -> None:
+    """Objects are sorted by bucket, so those that came first may be the last to reach the merge lists."""
+    merge = new_list(2, window=1000, gathered_max=1000)
+    now_ms = 0
+
+    def pack() -> None:
+        for plan in plans(merge, now_ms):
+            assert all(now_ms <= candidate.arrived_ms + LINGER_MS for candidate, _ in plan.placed)
+
+    for wait_ms, bucket, size in objects:
+        while (due_ms := merge.next_deadline_ms()) is not None and due_ms <= now_ms + wait_ms:
+            now_ms = max(now_ms, due_ms)
+            pack()
+        now_ms += wait_ms
+        add(merge, Thing(bucket % 2, f"b{bucket}"), size, now_ms)
+        pack()
+    while (due_ms := merge.next_deadline_ms()) is not None:
+        now_ms = max(now_ms, due_ms)
+        pack()
+    assert len(merge) == 0
+
+
 # --- I: bounds ---------------------------------------------------------------------------------------------
 def test_no_more_than_the_window_waits_beside_what_gathers() -> None:
     window, gathered_max = 40, 100
