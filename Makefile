@@ -23,7 +23,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 
 STACK = $(if $(DATABASE),NOS_EC_DEV_DATABASE=$(DATABASE)) deploy/dev/stack.sh
 
-.PHONY: help venv demo up down down-clean stack-status test test-all test-fast fresh memory cost figures economics chaos check lint types format requirements reference man deb clean
+.PHONY: help venv demo up down down-clean stack-status test test-all test-fast fresh memory cost figures economics chaos check lint types format requirements docs reference man deb clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,10 +93,11 @@ chaos: venv ## kill daemons, OSDs, Kafka and MySQL under load for 10 minutes, th
 
 check: lint types test ## run lint, types and test
 
-lint: venv ## check style, format, layering, and the shell scripts
+lint: venv ## check style, format, layering, links of the pages, and the shell scripts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/sphinx-build -q -W --keep-going -b dummy -c docs . var/docs
 	$(BIN)/shellcheck --check-sourced $(SCRIPTS)
 
 types: venv ## check types with mypy, strictly
@@ -111,6 +112,9 @@ requirements: ## compile requirements/*.txt from pyproject.toml with uv (UPGRADE
 	$(COMPILE) --output-file requirements/runtime.txt pyproject.toml
 	$(COMPILE) --extra dev --output-file requirements/dev.txt pyproject.toml requirements/build.in
 	$(COMPILE) --output-file requirements/clients.txt requirements/clients.in
+
+docs: venv ## build all pages as a site in var/site; a broken link is an error
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . var/site
 
 reference: venv ## write docs/CONFIG.md, docs/METRICS.md and the Grafana dashboard from the code
 	$(BIN)/python -c 'import pathlib, nos_ec.settings.reference as s; pathlib.Path("docs/CONFIG.md").write_text(s.reference())'

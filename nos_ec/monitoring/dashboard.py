@@ -75,7 +75,7 @@ def _overview() -> list[Panel]:
                     "{{alertname}}",
                 )
             ],
-            "What to do about each is in docs/OPERATIONS.md.",
+            "What to do about each is in docs/MONITORING.md.",
         ),
         Panel(
             "Objects per second",

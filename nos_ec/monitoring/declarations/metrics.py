@@ -582,7 +582,7 @@ def reference() -> str:
         "",
         "<!-- Generated from nos_ec/monitoring/declarations/metrics.py by `make reference`; edit it there. -->",
         "",
-        "The metrics that the daemons and the API serve at `/metrics` ([OPERATIONS.md](OPERATIONS.md)), and those of",
+        "The metrics that the daemons and the API serve at `/metrics` ([MONITORING.md](MONITORING.md)), and those of",
         "programs that use the Python API (`library`: [PYTHON.md](PYTHON.md#metrics)). Counters start at 0 with the",
         "process. `nos_ec_store_*` are figures of the whole store, which several processes export with",
         "the same value: take their `max`, never their `sum`. The usual `process_*` metrics are exported as well.",
