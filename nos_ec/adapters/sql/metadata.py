@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from nos_ec.adapters.sql.blocks import block_rows, landing_segments, leases
+from nos_ec.adapters.sql.blocks.block_rows import SqlBlocks
+from nos_ec.adapters.sql.blocks.landing_segments import SqlLandingSegments
+from nos_ec.adapters.sql.blocks.leases import SqlLeases
 from nos_ec.adapters.sql.objects import commits, entries, landing, large_puts, object_rows, puts, trash, versions
 from nos_ec.adapters.sql.operator import survival, totals
 from nos_ec.adapters.sql.tables import store_info
@@ -36,13 +38,10 @@ from nos_ec.adapters.sql.upkeep import (
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.formats.messages import NamedVersion, PackRequest
-from nos_ec.core.gc.gc_policy import SealedBlock
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.packing.lifetimes import Counts
-from nos_ec.core.states import BlockKind, SegmentState
 from nos_ec.ports.metadata import (
-    BlockRow,
     EntryPage,
     GroupCommit,
     LandedMove,
@@ -54,16 +53,12 @@ from nos_ec.ports.metadata import (
     NewObject,
     ObjectRow,
     ObjectSummary,
-    Placed,
     Segment,
-    SegmentRow,
-    SpaceUse,
     StoredTotals,
     SurvivalRow,
     Totals,
     TrashMark,
     TrashPage,
-    WaitingBlocks,
 )
 from nos_ec.ports.metadata.survival import Died
 
@@ -208,153 +203,12 @@ class _SqlTrash(SqlPart):
         return self._write(versions.undelete, rows) if rows else []
 
 
-class _SqlLeases(SqlPart):
-    """`Leases` of the port."""
-
-    def acquire_lease(self, name: str, now_ms: int, ttl_ms: int, holder: str = "") -> Lease:
-        """See the port."""
-        return self._write(leases.acquire, name, now_ms, ttl_ms, holder)
-
-    def renew_lease(self, lease: Lease, now_ms: int, ttl_ms: int) -> Lease:
-        """See the port."""
-        return self._write(leases.renew, lease, now_ms, ttl_ms)
-
-    def release_lease(self, lease: Lease) -> None:
-        """See the port."""
-        self._write(leases.release, lease)
-
-    def acquire_leases(self, names: Sequence[str], now_ms: int, ttl_ms: int) -> list[Lease]:
-        """See the port."""
-        return self._write(leases.acquire_free, names, now_ms, ttl_ms) if names else []
-
-    def renew_leases(self, held: Sequence[Lease], now_ms: int, ttl_ms: int) -> list[Lease]:
-        """See the port."""
-        return self._write(leases.renew_held, held, now_ms, ttl_ms) if held else []
-
-    def release_leases(self, held: Sequence[Lease]) -> None:
-        """See the port."""
-        if held:
-            self._write(leases.release_all, held)
-
-    def list_leases(self, prefix: str) -> list[Lease]:
-        """See the port."""
-        return self._read(leases.listed, prefix)
-
-    def expired_leases(self, now_ms: int) -> list[Lease]:
-        """See the port."""
-        return self._read(leases.expired, now_ms)
-
-    def fence_lease(self, lease: Lease, now_ms: int) -> bool:
-        """See the port."""
-        return self._write(leases.fence, lease, now_ms)
-
-
-class _SqlBlocks(SqlPart):
-    """`Blocks` of the port."""
-
-    def block(self, block_id: BlockId) -> BlockRow:
-        """See the port."""
-        return self._read(block_rows.get, block_id)
-
-    def list_blocks(self, after: BlockId | None, limit: int) -> list[BlockRow]:
-        """See the port."""
-        return self._read(block_rows.page, after, limit)
-
-    def placed_in(self, block_id: BlockId) -> list[Placed]:
-        """See the port."""
-        return self._read(block_rows.placed_in, block_id)
-
-    def allocate_block(self, lease: Lease, block_id: BlockId, kind: BlockKind, now_ms: int) -> None:
-        """See the port."""
-        self._write(block_rows.allocate, lease, block_id, kind, now_ms)
+class _SqlPacking(SqlPart):
+    """What of `Blocks` changes rows of objects."""
 
     def commit_group(self, commit: GroupCommit) -> frozenset[int]:
         """See the port."""
         return self._write(commits.commit_group, self._bound(), commit)
-
-    def seal_block(self, lease: Lease, block_id: BlockId, now_ms: int) -> None:
-        """See the port."""
-        self._write(block_rows.seal, lease, block_id, now_ms)
-
-    def fence_block(self, lease: Lease, block_id: BlockId) -> None:
-        """See the port."""
-        self._write(block_rows.fence, lease, block_id)
-
-    def forget_unwritten(self, lease: Lease, block_id: BlockId) -> bool:
-        """See the port."""
-        return self._write(block_rows.forget_unwritten, lease, block_id)
-
-    def fenced_blocks(self, limit: int) -> list[BlockRow]:
-        """See the port."""
-        return self._read(block_rows.fenced, limit)
-
-    def seal_reconciled(
-        self, block_id: BlockId, stripes: int, live_bytes: int, dead_bytes: int, live_objects: int, now_ms: int
-    ) -> bool:
-        """See the port."""
-        found = (stripes, live_bytes, dead_bytes, live_objects)
-        return self._write(block_rows.seal_reconciled, self._bound(), block_id, *found, now_ms)
-
-    def empty_blocks(self, limit: int) -> list[BlockRow]:
-        """See the port."""
-        return self._read(block_rows.empty, limit)
-
-    def gc_candidates(
-        self,
-        waste_ratio_min: float,
-        now_ms: int,
-        cool_down_ms_max: int,
-        limit: int,
-        *,
-        overhead_ratio_min: float = 0.0,
-    ) -> list[BlockRow]:
-        """See the port."""
-        return self._read(block_rows.candidates, waste_ratio_min, now_ms, cool_down_ms_max, limit, overhead_ratio_min)
-
-    def padded_blocks(
-        self,
-        overhead_ratio_min: float,
-        price_days: float,
-        now_ms: int,
-        cool_down_ms_max: int,
-        limit: int,
-    ) -> list[BlockRow]:
-        """See the port."""
-        return self._read(block_rows.padded, overhead_ratio_min, price_days, now_ms, cool_down_ms_max, limit)
-
-    def space_use(self) -> SpaceUse:
-        """See the port."""
-        return self._read(block_rows.space_use)
-
-    def blocks_with_holes(
-        self, after: BlockId | None, now_ms: int, cool_down_ms_max: int, limit: int
-    ) -> list[SealedBlock]:
-        """See the port."""
-        return self._read(block_rows.with_holes, after, now_ms, cool_down_ms_max, limit)
-
-    def waiting_blocks(self, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> list[WaitingBlocks]:
-        """See the port."""
-        return self._read(block_rows.waiting, waste_ratio_min, now_ms, cool_down_ms_max)
-
-    def cool_down_block(self, block_id: BlockId, not_before_ms: int, *, failed: bool) -> None:
-        """See the port."""
-        self._write(block_rows.cool_down, block_id, not_before_ms, failed=failed)
-
-    def condemn_block(self, block_id: BlockId, delete_after_ms: int) -> bool:
-        """See the port."""
-        return self._write(block_rows.condemn, block_id, delete_after_ms)
-
-    def condemned_blocks(self, now_ms: int, limit: int) -> list[BlockRow]:
-        """See the port."""
-        return self._read(block_rows.condemned, now_ms, limit)
-
-    def blocks_in_grace(self, limit: int) -> list[BlockRow]:
-        """See the port."""
-        return self._read(block_rows.in_grace, limit)
-
-    def forget_block(self, block_id: BlockId) -> None:
-        """See the port."""
-        self._write(block_rows.forget, block_id)
 
 
 class _SqlLandingQueue(SqlPart):
@@ -401,46 +255,8 @@ class _SqlLandingQueue(SqlPart):
         return self._read(landing.needed, landing_ids)
 
 
-class _SqlLandingSegments(SqlPart):
-    """`LandingSegments` of the port."""
-
-    def open_segment(self, segment: SegmentId, lease: Lease, now_ms: int) -> None:
-        """See the port."""
-        self._write(landing_segments.open_segment, segment, lease, now_ms)
-
-    def seal_segments(self, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int | None) -> None:
-        """See the port."""
-        if ends:
-            self._write(landing_segments.seal, ends, now_ms)
-
-    def segments_of_log(self, log: int, epoch_max: int) -> list[SegmentRow]:
-        """See the port."""
-        return self._read(landing_segments.of_log, log, epoch_max)
-
-    def landing_segment(self, segment: SegmentId) -> SegmentRow | None:
-        """See the port."""
-        return self._read(landing_segments.find, segment)
-
-    def list_segments(self, after: SegmentId | None, limit: int) -> list[SegmentRow]:
-        """See the port."""
-        return self._read(landing_segments.page, after, limit)
-
-    def releasable_segments(self, segments: Sequence[SegmentId]) -> frozenset[SegmentId]:
-        """See the port."""
-        return self._read(landing_segments.releasable, segments) if segments else frozenset()
-
-    def doom_segment(self, segment: SegmentId) -> bool:
-        """See the port."""
-        return self._write(landing_segments.doom, segment)
-
-    def forget_segments(self, segments: Sequence[SegmentId]) -> None:
-        """See the port."""
-        if segments:
-            self._write(landing_segments.forget, segments)
-
-    def live_in(self, segment: SegmentId, after: LandingId | None, limit: int) -> list[ObjectRow]:
-        """See the port."""
-        return self._read(landing_segments.live_in, segment, after, limit)
+class _SqlLandedObjects(SqlPart):
+    """What of `LandingSegments` changes rows of objects."""
 
     def make_due(self, rows: Sequence[ObjectRow], now_ms: int) -> int:
         """See the port."""
@@ -449,10 +265,6 @@ class _SqlLandingSegments(SqlPart):
     def move_landed(self, moves: Sequence[LandedMove]) -> frozenset[LandingId]:
         """See the port."""
         return self._write(landing.move, moves) if moves else frozenset()
-
-    def segment_totals(self) -> dict[SegmentState, tuple[int, int]]:
-        """See the port."""
-        return self._read(landing_segments.totals)
 
 
 class _SqlSurvival(SqlPart):
@@ -499,10 +311,12 @@ class SqlMetadata(
     SqlBuckets,
     SqlAccessKeys,
     SqlUploads,
-    _SqlLeases,
-    _SqlBlocks,
+    SqlLeases,
+    SqlBlocks,
+    _SqlPacking,
     _SqlLandingQueue,
-    _SqlLandingSegments,
+    SqlLandingSegments,
+    _SqlLandedObjects,
     _SqlSurvival,
     SqlInspection,
     SqlRepairs,

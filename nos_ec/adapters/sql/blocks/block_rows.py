@@ -28,6 +28,7 @@ from sqlalchemy import (
 
 from nos_ec.adapters.sql.blocks import leases
 from nos_ec.adapters.sql.blocks.deleted_bytes import count_deleted
+from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.json_rows import looked_up
 from nos_ec.adapters.sql.tables.rows import BLOCK_COLUMNS, IDS, block_row, by_index, by_primary, id_rows, place_of
 from nos_ec.adapters.sql.tables.schema import BLOCKS, ID_BYTES, OBJECTS, SEGMENTS
@@ -182,58 +183,202 @@ def lock(connection: Connection, block_id: BlockId) -> BlockRow | None:
     return None if row is None else block_row(row)
 
 
-def get(connection: Connection, block_id: BlockId) -> BlockRow:
-    """See `Metadata.block`."""
-    row = connection.execute(BY_ID, {"block_id": block_id}).first()
-    if row is None:
-        raise NotFound(f"block {block_id.hex()} has no row", block_id=block_id)
-    return block_row(row)
+class SqlBlocks(SqlPart):
+    """`Blocks` of the port."""
 
+    @reads
+    def block(self, connection: Connection, block_id: BlockId) -> BlockRow:
+        row = connection.execute(BY_ID, {"block_id": block_id}).first()
+        if row is None:
+            raise NotFound(f"block {block_id.hex()} has no row", block_id=block_id)
+        return block_row(row)
 
-def allocate(connection: Connection, lease: Lease, block_id: BlockId, kind: BlockKind, now_ms: int) -> None:
-    """See `Metadata.allocate_block`."""
-    leases.require(connection, lease)
-    found = lock(connection, block_id)
-    if found is not None:
-        same = (found.writer, found.epoch, found.kind, found.state, found.stripes)
-        if same == (lease.name, lease.epoch, kind, BlockState.OPEN, 0):
-            return
-        raise Conflict(f"block {block_id.hex()} already exists; an id is never used again", block_id=block_id)
-    state = advance_block(None, BlockEvent.ALLOCATE)
-    made: dict[str, Any] = {"block_id": block_id, "kind": kind, "state": state, "created_ms": now_ms}
-    connection.execute(insert(BLOCKS), made | _EMPTY | {"writer": lease.name, "epoch": lease.epoch})
+    @reads
+    def list_blocks(self, connection: Connection, after: BlockId | None, limit: int) -> list[BlockRow]:
+        found = select(*BLOCK_COLUMNS).order_by(_B.block_id).limit(limit)
+        if after is not None:
+            found = found.where(_B.block_id > after)
+        return [block_row(row) for row in connection.execute(found)]
 
+    @reads
+    def placed_in(self, connection: Connection, block_id: BlockId) -> list[Placed]:
+        # One statement, so that it sees a single point in time.
+        placed = [
+            Placed(
+                object_id,
+                ObjectKey(bucket, name),
+                version,
+                Extent(block_id, offset, length),
+                crc32c,
+                attributes,
+                place_of(trashed)[0] or None if trashed else None,
+            )
+            for object_id, bucket, name, version, offset, length, crc32c, attributes, trashed in connection.execute(
+                PLACED, {"block_id": block_id}
+            )
+        ]
+        return sorted(placed, key=lambda one: (one.extent.offset, one.object_id))
 
-def seal(connection: Connection, lease: Lease, block_id: BlockId, now_ms: int) -> None:
-    """See `Metadata.seal_block`."""
-    leases.require(connection, lease)
-    found = lock(connection, block_id)
-    if found is None:
-        raise NotFound(f"block {block_id.hex()} has no row", block_id=block_id)
-    if not _is_of(found, lease) or found.state is BlockState.FENCED:
-        raise LeaseLost(
-            f"block {block_id.hex()} was taken from writer {lease.name!r}, which must not write to it",
-            block_id=block_id,
+    @writes
+    def allocate_block(
+        self, connection: Connection, lease: Lease, block_id: BlockId, kind: BlockKind, now_ms: int
+    ) -> None:
+        leases.require(connection, lease)
+        found = lock(connection, block_id)
+        if found is not None:
+            same = (found.writer, found.epoch, found.kind, found.state, found.stripes)
+            if same == (lease.name, lease.epoch, kind, BlockState.OPEN, 0):
+                return
+            raise Conflict(f"block {block_id.hex()} already exists; an id is never used again", block_id=block_id)
+        state = advance_block(None, BlockEvent.ALLOCATE)
+        made: dict[str, Any] = {"block_id": block_id, "kind": kind, "state": state, "created_ms": now_ms}
+        connection.execute(insert(BLOCKS), made | _EMPTY | {"writer": lease.name, "epoch": lease.epoch})
+
+    @writes
+    def seal_block(self, connection: Connection, lease: Lease, block_id: BlockId, now_ms: int) -> None:
+        leases.require(connection, lease)
+        found = lock(connection, block_id)
+        if found is None:
+            raise NotFound(f"block {block_id.hex()} has no row", block_id=block_id)
+        if not _is_of(found, lease) or found.state is BlockState.FENCED:
+            raise LeaseLost(
+                f"block {block_id.hex()} was taken from writer {lease.name!r}, which must not write to it",
+                block_id=block_id,
+            )
+        if found.state is BlockState.OPEN:
+            sealed = {"state": advance_block(found.state, BlockEvent.SEAL), "sealed_ms": now_ms}
+            connection.execute(update(BLOCKS).where(_B.block_id == block_id).values(sealed))
+
+    @writes
+    def fence_block(self, connection: Connection, lease: Lease, block_id: BlockId) -> None:
+        mine = and_(
+            _B.block_id == block_id, _B.writer == lease.name, _B.epoch == lease.epoch, _B.state == BlockState.OPEN
         )
-    if found.state is BlockState.OPEN:
-        sealed = {"state": advance_block(found.state, BlockEvent.SEAL), "sealed_ms": now_ms}
-        connection.execute(update(BLOCKS).where(_B.block_id == block_id).values(sealed))
+        fenced = {"state": advance_block(BlockState.OPEN, BlockEvent.FENCE)}
+        connection.execute(by_primary(update(BLOCKS)).where(mine).values(fenced))
 
+    @writes
+    def forget_unwritten(self, connection: Connection, lease: Lease, block_id: BlockId) -> bool:
+        found = lock(connection, block_id)
+        if found is None or not _is_of(found, lease) or found.state is not BlockState.OPEN or found.stripes:
+            return False
+        connection.execute(delete(BLOCKS).where(_B.block_id == block_id))
+        return True
 
-def fence(connection: Connection, lease: Lease, block_id: BlockId) -> None:
-    """See `Metadata.fence_block`."""
-    mine = and_(_B.block_id == block_id, _B.writer == lease.name, _B.epoch == lease.epoch, _B.state == BlockState.OPEN)
-    fenced = {"state": advance_block(BlockState.OPEN, BlockEvent.FENCE)}
-    connection.execute(by_primary(update(BLOCKS)).where(mine).values(fenced))
+    @reads
+    def fenced_blocks(self, connection: Connection, limit: int) -> list[BlockRow]:
+        return [block_row(row) for row in connection.execute(FENCED, {"rows_max": limit})]
 
+    def seal_reconciled(
+        self, block_id: BlockId, stripes: int, live_bytes: int, dead_bytes: int, live_objects: int, now_ms: int
+    ) -> bool:
+        found = (stripes, live_bytes, dead_bytes, live_objects)
+        return self._write(_seal_reconciled, self._bound(), block_id, *found, now_ms)
 
-def forget_unwritten(connection: Connection, lease: Lease, block_id: BlockId) -> bool:
-    """See `Metadata.forget_unwritten`."""
-    found = lock(connection, block_id)
-    if found is None or not _is_of(found, lease) or found.state is not BlockState.OPEN or found.stripes:
-        return False
-    connection.execute(delete(BLOCKS).where(_B.block_id == block_id))
-    return True
+    @reads
+    def empty_blocks(self, connection: Connection, limit: int) -> list[BlockRow]:
+        return [block_row(row) for row in connection.execute(EMPTY, {"rows_max": limit})]
+
+    @reads
+    def gc_candidates(
+        self,
+        connection: Connection,
+        waste_ratio_min: float,
+        now_ms: int,
+        cool_down_ms_max: int,
+        limit: int,
+        *,
+        overhead_ratio_min: float = 0.0,
+    ) -> list[BlockRow]:
+        limits = {"ppm_min": int(waste_ratio_min * _PPM), "ratio_min": waste_ratio_min, "rows_max": limit}
+        limits["overhead_min"] = overhead_ratio_min
+        return _most_wasteful(connection, CANDIDATES, limits, now_ms, cool_down_ms_max)
+
+    @reads
+    def padded_blocks(
+        self,
+        connection: Connection,
+        overhead_ratio_min: float,
+        price_days: float,
+        now_ms: int,
+        cool_down_ms_max: int,
+        limit: int,
+    ) -> list[BlockRow]:
+        limits = {"ppm_min": int(overhead_ratio_min * _PPM), "overhead_min": overhead_ratio_min, "rows_max": limit}
+        limits |= {"until_ms": float(now_ms), "price_ms": price_days * _DAY_MS}
+        return _most_wasteful(connection, PADDED, limits, now_ms, cool_down_ms_max)
+
+    @reads
+    def space_use(self, connection: Connection) -> SpaceUse:
+        row = connection.execute(SPACE_USE).one()
+        return SpaceUse(row[0], row[1], row[2])
+
+    @reads
+    def blocks_with_holes(
+        self, connection: Connection, after: BlockId | None, now_ms: int, cool_down_ms_max: int, limit: int
+    ) -> list[SealedBlock]:
+        page = {"after": after or _BEFORE_ALL, "now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max, "rows_max": limit}
+        return [
+            SealedBlock(block_id, live_bytes, dead_bytes, (now_ms - since_ms) / _DAY_MS)
+            for block_id, live_bytes, dead_bytes, since_ms in connection.execute(WITH_HOLES, page)
+        ]
+
+    @reads
+    def waiting_blocks(
+        self, connection: Connection, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int
+    ) -> list[WaitingBlocks]:
+        limits = {"ratio_min": waste_ratio_min, "now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
+        found = {row.reason: row for row in connection.execute(WAITING, limits)}
+        return [
+            WaitingBlocks(reason, row.blocks, row.dead_bytes, row.until_ms)
+            for reason in WaitReason
+            if (row := found.get(reason.value)) is not None
+        ]
+
+    @writes
+    def cool_down_block(self, connection: Connection, block_id: BlockId, not_before_ms: int, *, failed: bool) -> None:
+        sealed = and_(_B.block_id == block_id, _B.state == BlockState.SEALED)
+        later = {"gc_not_before_ms": not_before_ms, "gc_failures": _B.gc_failures + 1 if failed else 0}
+        connection.execute(by_primary(update(BLOCKS)).where(sealed).values(later))
+
+    @writes
+    def condemn_block(self, connection: Connection, block_id: BlockId, delete_after_ms: int) -> bool:
+        # Once the row is locked and SEALED, no commit can point into the block any more.
+        found = lock(connection, block_id)
+        if found is None or found.state is not BlockState.SEALED:
+            return False
+        used = select(exists().where(_O.block_id == block_id), exists().where(_S.block_id == block_id))
+        if any(connection.execute(used).one()):
+            return False
+        doomed = {"state": advance_block(found.state, BlockEvent.CONDEMN), "delete_after_ms": delete_after_ms}
+        connection.execute(update(BLOCKS).where(_B.block_id == block_id).values(doomed))
+        return True
+
+    @reads
+    def condemned_blocks(self, connection: Connection, now_ms: int, limit: int) -> list[BlockRow]:
+        rows = connection.execute(CONDEMNED, {"now_ms": now_ms, "rows_max": limit}).all()
+        if len(rows) < limit:
+            far = {"far_ms": now_ms + WAIT_MS_MAX, "rows_max": limit - len(rows)}
+            rows = [*rows, *connection.execute(FAR_CONDEMNED, far)]
+        return [block_row(row) for row in rows]
+
+    @reads
+    def blocks_in_grace(self, connection: Connection, limit: int) -> list[BlockRow]:
+        return [block_row(row) for row in connection.execute(IN_GRACE, {"rows_max": limit})]
+
+    @writes
+    def forget_block(self, connection: Connection, block_id: BlockId) -> None:
+        # Raises Conflict for a block that was not condemned: its data may be in use.
+        found = lock(connection, block_id)
+        if found is None:
+            return
+        if found.state is not BlockState.CONDEMNED:
+            raise Conflict(
+                f"block {block_id.hex()} is {found.state.value}; only a condemned block may be forgotten",
+                block_id=block_id,
+            )
+        count_deleted(connection, found.kind, found.live_bytes + found.dead_bytes)
+        connection.execute(delete(BLOCKS).where(_B.block_id == block_id))
 
 
 def seal_large(
@@ -285,12 +430,7 @@ def _lock_listed(connection: Connection, block_ids: list[BlockId]) -> dict[Block
     return found
 
 
-def fenced(connection: Connection, limit: int) -> list[BlockRow]:
-    """See `Metadata.fenced_blocks`."""
-    return [block_row(row) for row in connection.execute(FENCED, {"rows_max": limit})]
-
-
-def seal_reconciled(
+def _seal_reconciled(
     connection: Connection,
     geometry: Geometry,
     block_id: BlockId,
@@ -300,7 +440,6 @@ def seal_reconciled(
     live_objects: int,
     now_ms: int,
 ) -> bool:
-    """See `Metadata.seal_reconciled`."""
     overhead_bytes = stripes * geometry.stripe_size - live_bytes - dead_bytes
     if min(stripes, live_bytes, dead_bytes, live_objects, overhead_bytes) < 0:
         raise ValueError(f"block {block_id.hex()}: {live_bytes} + {dead_bytes} bytes do not fit into {stripes} stripes")
@@ -316,147 +455,12 @@ def seal_reconciled(
     return connection.execute(by_primary(update(BLOCKS)).where(as_found).values(counters)).rowcount == 1
 
 
-def page(connection: Connection, after: BlockId | None, limit: int) -> list[BlockRow]:
-    """See `Metadata.list_blocks`."""
-    found = select(*BLOCK_COLUMNS).order_by(_B.block_id).limit(limit)
-    if after is not None:
-        found = found.where(_B.block_id > after)
-    return [block_row(row) for row in connection.execute(found)]
-
-
-def placed_in(connection: Connection, block_id: BlockId) -> list[Placed]:
-    """See `Metadata.placed_in`. One statement, so that it sees a single point in time."""
-    placed = [
-        Placed(
-            object_id,
-            ObjectKey(bucket, name),
-            version,
-            Extent(block_id, offset, length),
-            crc32c,
-            attributes,
-            place_of(trashed)[0] or None if trashed else None,
-        )
-        for object_id, bucket, name, version, offset, length, crc32c, attributes, trashed in connection.execute(
-            PLACED, {"block_id": block_id}
-        )
-    ]
-    return sorted(placed, key=lambda one: (one.extent.offset, one.object_id))
-
-
-def empty(connection: Connection, limit: int) -> list[BlockRow]:
-    """See `Metadata.empty_blocks`."""
-    return [block_row(row) for row in connection.execute(EMPTY, {"rows_max": limit})]
-
-
-def candidates(
-    connection: Connection,
-    waste_ratio_min: float,
-    now_ms: int,
-    cool_down_ms_max: int,
-    limit: int,
-    overhead_ratio_min: float,
-) -> list[BlockRow]:
-    """See `Metadata.gc_candidates`."""
-    limits = {"ppm_min": int(waste_ratio_min * _PPM), "ratio_min": waste_ratio_min, "rows_max": limit}
-    limits["overhead_min"] = overhead_ratio_min
-    return _most_wasteful(connection, CANDIDATES, limits, now_ms, cool_down_ms_max)
-
-
-def padded(
-    connection: Connection,
-    overhead_ratio_min: float,
-    price_days: float,
-    now_ms: int,
-    cool_down_ms_max: int,
-    limit: int,
-) -> list[BlockRow]:
-    """See `Metadata.padded_blocks`."""
-    limits = {"ppm_min": int(overhead_ratio_min * _PPM), "overhead_min": overhead_ratio_min, "rows_max": limit}
-    limits |= {"until_ms": float(now_ms), "price_ms": price_days * _DAY_MS}
-    return _most_wasteful(connection, PADDED, limits, now_ms, cool_down_ms_max)
-
-
 def _most_wasteful(
     connection: Connection, query: Select[Any], limits: Mapping[str, float], now_ms: int, cool_down_ms_max: int
 ) -> list[BlockRow]:
     times = {"now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
     found = [block_row(row) for row in connection.execute(query, {**limits, **times})]
     return sorted(found, key=lambda row: row.waste_ratio, reverse=True)
-
-
-def space_use(connection: Connection) -> SpaceUse:
-    """See `Metadata.space_use`."""
-    row = connection.execute(SPACE_USE).one()
-    return SpaceUse(row[0], row[1], row[2])
-
-
-def with_holes(
-    connection: Connection, after: BlockId | None, now_ms: int, cool_down_ms_max: int, limit: int
-) -> list[SealedBlock]:
-    """See `Metadata.blocks_with_holes`."""
-    page = {"after": after or _BEFORE_ALL, "now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max, "rows_max": limit}
-    return [
-        SealedBlock(block_id, live_bytes, dead_bytes, (now_ms - since_ms) / _DAY_MS)
-        for block_id, live_bytes, dead_bytes, since_ms in connection.execute(WITH_HOLES, page)
-    ]
-
-
-def waiting(connection: Connection, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> list[WaitingBlocks]:
-    """See `Metadata.waiting_blocks`."""
-    limits = {"ratio_min": waste_ratio_min, "now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
-    found = {row.reason: row for row in connection.execute(WAITING, limits)}
-    return [
-        WaitingBlocks(reason, row.blocks, row.dead_bytes, row.until_ms)
-        for reason in WaitReason
-        if (row := found.get(reason.value)) is not None
-    ]
-
-
-def cool_down(connection: Connection, block_id: BlockId, not_before_ms: int, *, failed: bool) -> None:
-    """See `Metadata.cool_down_block`."""
-    sealed = and_(_B.block_id == block_id, _B.state == BlockState.SEALED)
-    later = {"gc_not_before_ms": not_before_ms, "gc_failures": _B.gc_failures + 1 if failed else 0}
-    connection.execute(by_primary(update(BLOCKS)).where(sealed).values(later))
-
-
-def condemn(connection: Connection, block_id: BlockId, delete_after_ms: int) -> bool:
-    """See `Metadata.condemn_block`. Once the row is locked and SEALED, no commit can point into the block any more."""
-    found = lock(connection, block_id)
-    if found is None or found.state is not BlockState.SEALED:
-        return False
-    used = select(exists().where(_O.block_id == block_id), exists().where(_S.block_id == block_id))
-    if any(connection.execute(used).one()):
-        return False
-    doomed = {"state": advance_block(found.state, BlockEvent.CONDEMN), "delete_after_ms": delete_after_ms}
-    connection.execute(update(BLOCKS).where(_B.block_id == block_id).values(doomed))
-    return True
-
-
-def condemned(connection: Connection, now_ms: int, limit: int) -> list[BlockRow]:
-    """See `Metadata.condemned_blocks`."""
-    rows = connection.execute(CONDEMNED, {"now_ms": now_ms, "rows_max": limit}).all()
-    if len(rows) < limit:
-        far = {"far_ms": now_ms + WAIT_MS_MAX, "rows_max": limit - len(rows)}
-        rows = [*rows, *connection.execute(FAR_CONDEMNED, far)]
-    return [block_row(row) for row in rows]
-
-
-def in_grace(connection: Connection, limit: int) -> list[BlockRow]:
-    """See `Metadata.blocks_in_grace`."""
-    return [block_row(row) for row in connection.execute(IN_GRACE, {"rows_max": limit})]
-
-
-def forget(connection: Connection, block_id: BlockId) -> None:
-    """See `Metadata.forget_block`. Raises Conflict for a block that was not condemned: its data may be in use."""
-    found = lock(connection, block_id)
-    if found is None:
-        return
-    if found.state is not BlockState.CONDEMNED:
-        raise Conflict(
-            f"block {block_id.hex()} is {found.state.value}; only a condemned block may be forgotten", block_id=block_id
-        )
-    count_deleted(connection, found.kind, found.live_bytes + found.dead_bytes)
-    connection.execute(delete(BLOCKS).where(_B.block_id == block_id))
 
 
 def _is_of(row: BlockRow, lease: Lease) -> bool:

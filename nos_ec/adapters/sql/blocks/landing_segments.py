@@ -41,6 +41,7 @@ from sqlalchemy import (
 )
 
 from nos_ec.adapters.sql.blocks import leases
+from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed
 from nos_ec.adapters.sql.tables.rows import OBJECT_COLUMNS, by_index, delete_listed, object_row
 from nos_ec.adapters.sql.tables.schema import LANDING_DELETIONS, LANDING_SEGMENTS, OBJECTS, WAITING
@@ -112,42 +113,79 @@ LOCK_STATE = select(_G.state).where(_G.segment_id == bindparam("segment", type_=
 STATES = select(_G.segment_id, _G.state).join_from(_IDS.table, LANDING_SEGMENTS, _G.segment_id == _IDS["id"])
 
 
-def open_segment(connection: Connection, segment: SegmentId, lease: Lease, now_ms: int) -> None:
-    """See `Metadata.open_segment`."""
-    leases.require(connection, lease)
-    found = connection.execute(BY_ID, {"segment": segment}).first()
-    if found is None:
-        row = {"segment_id": segment, "log": log_of(segment), "epoch": lease.epoch, "state": _OPEN}
-        row |= {"opened_ms": now_ms, "end_bytes": 0, "records": 0}
-        connection.execute(insert(LANDING_SEGMENTS), row)
-    elif found.epoch != lease.epoch:
-        raise Conflict(
-            f"landing segment {segment.hex()} was opened under epoch {found.epoch}, not {lease.epoch}; take another id"
-        )
+class SqlLandingSegments(SqlPart):
+    """`LandingSegments` of the port, except `make_due` and `move_landed`, which change rows of objects."""
+
+    @writes
+    def open_segment(self, connection: Connection, segment: SegmentId, lease: Lease, now_ms: int) -> None:
+        leases.require(connection, lease)
+        found = connection.execute(BY_ID, {"segment": segment}).first()
+        if found is None:
+            row = {"segment_id": segment, "log": log_of(segment), "epoch": lease.epoch, "state": _OPEN}
+            row |= {"opened_ms": now_ms, "end_bytes": 0, "records": 0}
+            connection.execute(insert(LANDING_SEGMENTS), row)
+        elif found.epoch != lease.epoch:
+            raise Conflict(
+                f"landing segment {segment.hex()} was opened under epoch {found.epoch}, not {lease.epoch};"
+                " take another id"
+            )
+
+    def seal_segments(self, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int | None) -> None:
+        if ends:
+            self._write(_seal_segments, ends, now_ms)
+
+    @reads
+    def segments_of_log(self, connection: Connection, log: int, epoch_max: int) -> list[SegmentRow]:
+        return [_segment_row(row) for row in connection.execute(OPEN_OF_LOG, {"of_log": log, "epoch_max": epoch_max})]
+
+    @reads
+    def landing_segment(self, connection: Connection, segment: SegmentId) -> SegmentRow | None:
+        row = connection.execute(BY_ID, {"segment": segment}).first()
+        return None if row is None else _segment_row(row)
+
+    @reads
+    def list_segments(self, connection: Connection, after: SegmentId | None, limit: int) -> list[SegmentRow]:
+        found = select(*_COLUMNS).order_by(_G.segment_id).limit(limit)
+        if after is not None:
+            found = found.where(_G.segment_id > after)
+        return [_segment_row(row) for row in connection.execute(found)]
+
+    def releasable_segments(self, segments: Sequence[SegmentId]) -> frozenset[SegmentId]:
+        return self._read(_releasable_segments, segments) if segments else frozenset()
+
+    @writes
+    def doom_segment(self, connection: Connection, segment: SegmentId) -> bool:
+        row = connection.execute(BY_ID.with_for_update(), {"segment": segment}).first()
+        if row is None or row.state is _OPEN:
+            return False
+        if row.state is _SEALED:
+            if _referred(connection, [segment]):
+                return False
+            dooming = update(LANDING_SEGMENTS).where(_G.segment_id == segment)
+            connection.execute(dooming.values(state=advance_segment(row.state, SegmentEvent.DOOM)))
+        return True
+
+    def forget_segments(self, segments: Sequence[SegmentId]) -> None:
+        if segments:
+            self._write(_forget_segments, segments)
+
+    @reads
+    def live_in(
+        self, connection: Connection, segment: SegmentId, after: LandingId | None, limit: int
+    ) -> list[ObjectRow]:
+        first, last = ids_in_segment(segment)
+        before = (int.from_bytes(first, "big") - 1).to_bytes(len(first), "big")
+        bounds = {"after": max(before, after or before), "last": last, "rows_max": limit}
+        return [object_row(row) for row in connection.execute(LIVE_IN, bounds)]
+
+    @reads
+    def segment_totals(self, connection: Connection) -> dict[SegmentState, tuple[int, int]]:
+        sums = select(_G.state, func.count(), func.sum(_G.end_bytes)).group_by(_G.state)
+        return {state: (count, int(end_bytes)) for state, count, end_bytes in connection.execute(sums)}
 
 
-def seal(connection: Connection, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int | None) -> None:
-    """See `Metadata.seal_segments`."""
+def _seal_segments(connection: Connection, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int | None) -> None:
     connection.execute(SEAL, {**_ENDS.dump(sorted(ends)), "now_ms": now_ms})
-
-
-def of_log(connection: Connection, log: int, epoch_max: int) -> list[SegmentRow]:
-    """See `Metadata.segments_of_log`."""
-    return [_segment_row(row) for row in connection.execute(OPEN_OF_LOG, {"of_log": log, "epoch_max": epoch_max})]
-
-
-def find(connection: Connection, segment: SegmentId) -> SegmentRow | None:
-    """See `Metadata.landing_segment`."""
-    row = connection.execute(BY_ID, {"segment": segment}).first()
-    return None if row is None else _segment_row(row)
-
-
-def page(connection: Connection, after: SegmentId | None, limit: int) -> list[SegmentRow]:
-    """See `Metadata.list_segments`."""
-    found = select(*_COLUMNS).order_by(_G.segment_id).limit(limit)
-    if after is not None:
-        found = found.where(_G.segment_id > after)
-    return [_segment_row(row) for row in connection.execute(found)]
 
 
 def lock_open(connection: Connection, landing_ids: Iterable[LandingId]) -> frozenset[SegmentId]:
@@ -177,8 +215,7 @@ def recorded_in(connection: Connection, first: LandingId, last: LandingId, at_ms
     return [SegmentId(segment) for segment in connection.execute(RECORDED_IN, bounds).scalars()]
 
 
-def releasable(connection: Connection, segments: Collection[SegmentId]) -> frozenset[SegmentId]:
-    """See `Metadata.releasable_segments`."""
+def _releasable_segments(connection: Connection, segments: Collection[SegmentId]) -> frozenset[SegmentId]:
     states = {SegmentId(row[0]): row[1] for row in connection.execute(STATES, _id_rows(segments))}
     doomed = {segment for segment, state in states.items() if state is _DOOMED}
     sealed = sorted(segment for segment, state in states.items() if state is _SEALED)
@@ -190,37 +227,9 @@ def releasable(connection: Connection, segments: Collection[SegmentId]) -> froze
     return frozenset(doomed.union(sealed) - referred)
 
 
-def doom(connection: Connection, segment: SegmentId) -> bool:
-    """See `Metadata.doom_segment`."""
-    row = connection.execute(BY_ID.with_for_update(), {"segment": segment}).first()
-    if row is None or row.state is _OPEN:
-        return False
-    if row.state is _SEALED:
-        if _referred(connection, [segment]):
-            return False
-        dooming = update(LANDING_SEGMENTS).where(_G.segment_id == segment)
-        connection.execute(dooming.values(state=advance_segment(row.state, SegmentEvent.DOOM)))
-    return True
-
-
-def forget(connection: Connection, segments: Collection[SegmentId]) -> None:
-    """See `Metadata.forget_segments`."""
+def _forget_segments(connection: Connection, segments: Collection[SegmentId]) -> None:
     gone = delete_listed(connection, LANDING_SEGMENTS, _G.segment_id, _IDS, "id").where(_G.state == _DOOMED)
     connection.execute(gone, _id_rows(segments))
-
-
-def live_in(connection: Connection, segment: SegmentId, after: LandingId | None, limit: int) -> list[ObjectRow]:
-    """See `Metadata.live_in`."""
-    first, last = ids_in_segment(segment)
-    before = (int.from_bytes(first, "big") - 1).to_bytes(len(first), "big")
-    bounds = {"after": max(before, after or before), "last": last, "rows_max": limit}
-    return [object_row(row) for row in connection.execute(LIVE_IN, bounds)]
-
-
-def totals(connection: Connection) -> dict[SegmentState, tuple[int, int]]:
-    """See `Metadata.segment_totals`."""
-    sums = select(_G.state, func.count(), func.sum(_G.end_bytes)).group_by(_G.state)
-    return {state: (count, int(end_bytes)) for state, count, end_bytes in connection.execute(sums)}
 
 
 def _referred(connection: Connection, segments: Sequence[SegmentId]) -> list[SegmentId]:

@@ -19,6 +19,7 @@ from sqlalchemy import (
     update,
 )
 
+from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import IDS, id_rows
 from nos_ec.adapters.sql.tables.schema import BLOCKS, COUNTERS, LEASES, STORE_INFO, WRITER_BYTES_MAX, utf8
@@ -45,17 +46,57 @@ _FENCE = (
 )
 
 
-def acquire(connection: Connection, name: str, now_ms: int, ttl_ms: int, holder: str) -> Lease:
-    """See `Metadata.acquire_lease`."""
-    taken = acquire_free(connection, [name], now_ms, ttl_ms)
-    if not taken:
-        raise _taken(connection, name, now_ms)
-    if holder:
-        # The note is not part of the lease's row. Its epoch shows whether it is about the present holder.
-        connection.execute(delete(STORE_INFO).where(_I.name == _holder_row(name)))
-        note = {"name": _holder_row(name), "value": f"{taken[0].epoch} {holder}"}
-        connection.execute(insert(STORE_INFO), note)
-    return taken[0]
+class SqlLeases(SqlPart):
+    """`Leases` of the port."""
+
+    @writes
+    def acquire_lease(self, connection: Connection, name: str, now_ms: int, ttl_ms: int, holder: str = "") -> Lease:
+        taken = acquire_free(connection, [name], now_ms, ttl_ms)
+        if not taken:
+            raise _taken(connection, name, now_ms)
+        if holder:
+            # The note is not part of the lease's row. Its epoch shows whether it is about the present holder.
+            connection.execute(delete(STORE_INFO).where(_I.name == _holder_row(name)))
+            note = {"name": _holder_row(name), "value": f"{taken[0].epoch} {holder}"}
+            connection.execute(insert(STORE_INFO), note)
+        return taken[0]
+
+    @writes
+    def renew_lease(self, connection: Connection, lease: Lease, now_ms: int, ttl_ms: int) -> Lease:
+        expires_ms = now_ms + ttl_ms
+        if connection.execute(update(LEASES).where(_IS).values(expires_ms=expires_ms), _of(lease)).rowcount == 0:
+            raise _lost(lease)
+        return Lease(lease.name, lease.epoch, expires_ms)
+
+    @writes
+    def release_lease(self, connection: Connection, lease: Lease) -> None:
+        release_all(connection, [lease])
+
+    def acquire_leases(self, names: Sequence[str], now_ms: int, ttl_ms: int) -> list[Lease]:
+        return self._write(acquire_free, names, now_ms, ttl_ms) if names else []
+
+    def renew_leases(self, held: Sequence[Lease], now_ms: int, ttl_ms: int) -> list[Lease]:
+        return self._write(_renew_leases, held, now_ms, ttl_ms) if held else []
+
+    def release_leases(self, held: Sequence[Lease]) -> None:
+        if held:
+            self._write(release_all, held)
+
+    @reads
+    def list_leases(self, connection: Connection, prefix: str) -> list[Lease]:
+        return _listed(connection, begins_with(prefix))
+
+    @reads
+    def expired_leases(self, connection: Connection, now_ms: int) -> list[Lease]:
+        found = select(_L.name, _L.epoch, _L.expires_ms).where(_over(now_ms)).order_by(_L.expires_ms)
+        return [Lease(*row) for row in connection.execute(found)]
+
+    @writes
+    def fence_lease(self, connection: Connection, lease: Lease, now_ms: int) -> bool:
+        gone = connection.execute(delete(LEASES).where(_IS, _over(now_ms)), _of(lease)).rowcount
+        if gone:
+            _fence_blocks(connection, lease)
+        return bool(gone)
 
 
 def _taken(connection: Connection, name: str, now_ms: int) -> Conflict:
@@ -80,7 +121,7 @@ def _holder_row(name: str) -> str:
 
 
 def acquire_free(connection: Connection, names: Sequence[str], now_ms: int, ttl_ms: int) -> list[Lease]:
-    """See `Metadata.acquire_leases`."""
+    """Acquire the leases of these names that nobody holds, and return them. Raises InvalidInput for a bad name."""
     for name in names:
         if not 0 < len(utf8(name)) <= WRITER_BYTES_MAX:
             raise InvalidInput(f"a lease's name must have 1 to {WRITER_BYTES_MAX} bytes of UTF-8; this one is {name!r}")
@@ -97,27 +138,13 @@ def acquire_free(connection: Connection, names: Sequence[str], now_ms: int, ttl_
     return leases
 
 
-def renew(connection: Connection, lease: Lease, now_ms: int, ttl_ms: int) -> Lease:
-    """See `Metadata.renew_lease`."""
-    expires_ms = now_ms + ttl_ms
-    if connection.execute(update(LEASES).where(_IS).values(expires_ms=expires_ms), _of(lease)).rowcount == 0:
-        raise _lost(lease)
-    return Lease(lease.name, lease.epoch, expires_ms)
-
-
-def renew_held(connection: Connection, held: Sequence[Lease], now_ms: int, ttl_ms: int) -> list[Lease]:
-    """See `Metadata.renew_leases`."""
+def _renew_leases(connection: Connection, held: Sequence[Lease], now_ms: int, ttl_ms: int) -> list[Lease]:
     connection.execute(update(LEASES).where(_among(held)).values(expires_ms=now_ms + ttl_ms))
     return _listed(connection, _among(held))
 
 
-def release(connection: Connection, lease: Lease) -> None:
-    """See `Metadata.release_lease`."""
-    release_all(connection, [lease])
-
-
 def release_all(connection: Connection, held: Sequence[Lease]) -> None:
-    """See `Metadata.release_leases`."""
+    """Release these leases as far as they are held, and fence their OPEN blocks."""
     # One by one, because planners would read all leases, or all blocks, if given several leases at once.
     for lease in sorted(held, key=lambda lease: lease.name):
         connection.execute(delete(LEASES).where(_IS), _of(lease))
@@ -125,29 +152,10 @@ def release_all(connection: Connection, held: Sequence[Lease]) -> None:
         _fence_blocks(connection, lease)
 
 
-def expired(connection: Connection, now_ms: int) -> list[Lease]:
-    """See `Metadata.expired_leases`."""
-    found = select(_L.name, _L.epoch, _L.expires_ms).where(_over(now_ms)).order_by(_L.expires_ms)
-    return [Lease(*row) for row in connection.execute(found)]
-
-
-def listed(connection: Connection, prefix: str) -> list[Lease]:
-    """See `Metadata.list_leases`."""
-    return _listed(connection, begins_with(prefix))
-
-
 def begins_with(prefix: str) -> ColumnElement[bool]:
     """The condition that a lease's name begins with `prefix`: a range of the primary key."""
     # UTF-8 has no byte 0xFF, so every name with this prefix sorts below the end of the range.
     return and_(_L.name >= _bytes("from", utf8(prefix)), _L.name < _bytes("to", utf8(prefix) + b"\xff"))
-
-
-def fence(connection: Connection, lease: Lease, now_ms: int) -> bool:
-    """See `Metadata.fence_lease`."""
-    gone = connection.execute(delete(LEASES).where(_IS, _over(now_ms)), _of(lease)).rowcount
-    if gone:
-        _fence_blocks(connection, lease)
-    return bool(gone)
 
 
 def require(connection: Connection, lease: Lease) -> None:

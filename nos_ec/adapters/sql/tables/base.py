@@ -1,9 +1,18 @@
-"""What the parts of the metadata store share."""
+"""The base class of the parts of the metadata store, and the decorators that make a transaction of a method.
+
+Each part is a class next to the SQL that it runs. The body of a decorated method is the work of one transaction: it
+gets the connection as its first argument, which callers leave out, and it may be run several times (see
+`Transactions`). So it changes nothing but the database. A method without a decorator runs its transactions itself: it
+returns early without one, needs the geometry first, or does something after COMMIT. What a method promises to callers
+is written in the port (nos_ec.ports.metadata).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from functools import wraps
+from types import MethodType
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
 
@@ -15,16 +24,18 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.ports.metadata import AccessOf
 
 OVERTAKEN_TRIES = 20
-"""Each further one means that another transaction was committed meanwhile."""
+"""Each further try means that another transaction was committed meanwhile."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class SqlPart:
-    """The transactions, the fast way to look up one object, and the geometry."""
+    """A part of the metadata store. All parts of one store share the transactions, the look-ups by key, and the
+    geometry."""
 
     def __init__(self, engine: Engine, *, replica: bool = False) -> None:
+        """Use this engine, whose tables exist. `replica` allows reading from a read-only server."""
         self._engine = engine
         self._transactions = Transactions(engine, replica=replica)
         reading = self._transactions.reading
@@ -37,7 +48,8 @@ class SqlPart:
         self._access_changed: Callable[[AccessOf, str], object] = lambda _of, _name: None
 
     def _write_again(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Like `_write`, for work that others may overtake."""
+        """Run `work` as `_write` does, and run it again when it raises Overtaken. Raises Transient after
+        OVERTAKEN_TRIES."""
         for tries_left in reversed(range(OVERTAKEN_TRIES)):
             try:
                 return self._write(work, *args, **kwargs)
@@ -47,10 +59,47 @@ class SqlPart:
         raise AssertionError("unreachable")
 
     def _bound(self) -> Geometry:
-        """The store's geometry. The counters of blocks need the size of a stripe."""
+        """Return the store's geometry. The counters of blocks need the size of a stripe. Raises ConfigError if the
+        store has none yet."""
         if self._geometry is None:
             self._geometry = self._read(_require_geometry)
         return self._geometry
+
+
+S = TypeVar("S", bound=SqlPart)
+
+
+def reads(work: Callable[Concatenate[S, Connection, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Make the method run as `Transactions.read`."""
+
+    @wraps(work)
+    def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        bound: Work[P, T] = MethodType(work, self)
+        return self._read(bound, *args, **kwargs)
+
+    return method
+
+
+def writes(work: Callable[Concatenate[S, Connection, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Make the method run as `Transactions.write`."""
+
+    @wraps(work)
+    def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        bound: Work[P, T] = MethodType(work, self)
+        return self._write(bound, *args, **kwargs)
+
+    return method
+
+
+def writes_again(work: Callable[Concatenate[S, Connection, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Make the method run as `SqlPart._write_again`."""
+
+    @wraps(work)
+    def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        bound: Work[P, T] = MethodType(work, self)
+        return self._write_again(bound, *args, **kwargs)
+
+    return method
 
 
 def _require_geometry(connection: Connection) -> Geometry:
