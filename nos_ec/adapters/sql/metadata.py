@@ -17,21 +17,22 @@ from collections.abc import Collection, Mapping, Sequence
 from nos_ec.adapters.sql.blocks.block_rows import SqlBlocks
 from nos_ec.adapters.sql.blocks.landing_segments import SqlLandingSegments
 from nos_ec.adapters.sql.blocks.leases import SqlLeases
+from nos_ec.adapters.sql.buckets.access_keys import SqlAccessKeys
+from nos_ec.adapters.sql.buckets.bucket_rows import SqlBuckets
 from nos_ec.adapters.sql.objects import commits, entries, landing, large_puts, object_rows, puts, trash, versions
-from nos_ec.adapters.sql.operator import survival, totals
+from nos_ec.adapters.sql.operator.explanations import SqlExplanations
+from nos_ec.adapters.sql.operator.inspection import SqlInspection
+from nos_ec.adapters.sql.operator.notes import SqlNotes
+from nos_ec.adapters.sql.operator.rebuilding import SqlRebuilding
+from nos_ec.adapters.sql.operator.repairs import SqlRepairs
+from nos_ec.adapters.sql.operator.scrubbing import SqlScrubbing
+from nos_ec.adapters.sql.operator.survival import SqlSurvival
+from nos_ec.adapters.sql.operator.totals import SqlTotals
 from nos_ec.adapters.sql.tables import store_info
 from nos_ec.adapters.sql.tables.base import SqlPart
 from nos_ec.adapters.sql.tables.look_up import FAILURES
 from nos_ec.adapters.sql.tables.migrate import open_checked
 from nos_ec.adapters.sql.upkeep import (
-    SqlAccessKeys,
-    SqlBuckets,
-    SqlExplanations,
-    SqlInspection,
-    SqlNotes,
-    SqlRebuilding,
-    SqlRepairs,
-    SqlScrubbing,
     SqlUploads,
     SqlVersions,
 )
@@ -40,27 +41,21 @@ from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.formats.messages import NamedVersion, PackRequest
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
-from nos_ec.core.packing.lifetimes import Counts
 from nos_ec.ports.metadata import (
     EntryPage,
     GroupCommit,
     LandedMove,
     LandingDeletion,
     Lease,
-    LivingObject,
     Metadata,
     NewLargeObject,
     NewObject,
     ObjectRow,
     ObjectSummary,
     Segment,
-    StoredTotals,
-    SurvivalRow,
-    Totals,
     TrashMark,
     TrashPage,
 )
-from nos_ec.ports.metadata.survival import Died
 
 
 def open_metadata(url: str, *, replica: bool = False) -> SqlMetadata:
@@ -267,43 +262,6 @@ class _SqlLandedObjects(SqlPart):
         return self._write(landing.move, moves) if moves else frozenset()
 
 
-class _SqlSurvival(SqlPart):
-    """`Survival` of the port."""
-
-    def watch_deaths(self, died: Died | None) -> None:
-        """See the port."""
-
-        def tell(noted: list[tuple[Sequence[ObjectRow], int]]) -> None:
-            for rows, now_ms in noted:
-                if died is not None:
-                    died(rows, now_ms)
-
-        self._transactions.on_noted = tell
-
-    def survival(self) -> list[SurvivalRow]:
-        """See the port."""
-        return self._read(survival.whole)
-
-    def count_deaths(self, counts: Mapping[str, Counts], now_ms: int) -> None:
-        """See the port."""
-        if counts:
-            self._write(survival.count, counts, now_ms)
-
-    def count_survey(
-        self, counts: Mapping[str, Counts], previous_ms: int | None, now_ms: int, folded: Collection[str] = ()
-    ) -> bool:
-        """See the port."""
-        return self._write(survival.survey, counts, previous_ms, now_ms, folded)
-
-    def last_object_id(self) -> int:
-        """See the port."""
-        return self._read(survival.last_object_id)
-
-    def living_between(self, first: int, last: int) -> list[LivingObject]:
-        """See the port."""
-        return self._read(survival.living, first, last)
-
-
 class SqlMetadata(
     _SqlObjects,
     _SqlTrash,
@@ -317,7 +275,8 @@ class SqlMetadata(
     _SqlLandingQueue,
     SqlLandingSegments,
     _SqlLandedObjects,
-    _SqlSurvival,
+    SqlSurvival,
+    SqlTotals,
     SqlInspection,
     SqlRepairs,
     SqlExplanations,
@@ -347,18 +306,6 @@ class SqlMetadata(
     def require_unblocked(self) -> None:
         """See the port."""
         self._transactions.lock_waits.require_none()
-
-    def totals(self) -> Totals:
-        """See the port."""
-        return self._read(totals.totals)
-
-    def stored_totals(self) -> StoredTotals | None:
-        """See the port."""
-        return self._read(totals.stored)
-
-    def store_totals(self, new: StoredTotals | None, expected: StoredTotals | None) -> bool:
-        """See the port."""
-        return self._write(totals.store, new, expected)
 
     def close(self) -> None:
         """See the port."""

@@ -8,18 +8,19 @@ again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from nos_ec.adapters.sql.objects import object_rows, versions
+from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.tables.rows import LIVE, by_index, delete_listed
 from nos_ec.adapters.sql.tables.schema import BUCKET_DOCUMENTS, BUCKET_GRANTS, BUCKETS, OBJECTS, utf8
 from nos_ec.core.errors import Conflict, InvalidInput
 from nos_ec.core.ids import BUCKET_BYTES_MAX, RESERVED_BUCKET
-from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRecord, BucketRow, CannedAcl, DocumentKind, Rights
+from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessOf, BucketRecord, BucketRow, CannedAcl, DocumentKind, Rights
 from nos_ec.ports.metadata.buckets import DOCUMENT_BYTES_MAX
 
 _B, _D, _G, _O = BUCKETS.c, BUCKET_DOCUMENTS.c, BUCKET_GRANTS.c, OBJECTS.c
@@ -59,8 +60,99 @@ GRANTS_OF = looked_up(
 )
 
 
-def create(connection: Connection, name: str, owner: str, acl: CannedAcl, now_ms: int) -> bool:
-    """See `Buckets.create_bucket`."""
+class SqlBuckets(SqlPart):
+    """`Buckets` and `AccessChanges` of the port. Changes are reported after COMMIT."""
+
+    def on_access_changed(self, call: Callable[[AccessOf, str], object]) -> None:
+        self._access_changed = call
+
+    def create_bucket(self, name: str, owner: str, acl: CannedAcl, now_ms: int) -> bool:
+        done = self._write(_create_bucket, name, owner, acl, now_ms)
+        self._access_changed(AccessOf.BUCKET, name)
+        return done
+
+    @reads
+    def bucket(self, connection: Connection, name: str) -> BucketRow | None:
+        row, deleted = _row_of(connection.execute(FIND, {"bucket": name}).first())
+        if row is not None and not deleted:
+            return row
+        if not _holds_object(connection, name):
+            return None
+        return row or BucketRow(name, ROOT_ACCOUNT, 0)
+
+    def delete_bucket(self, name: str, now_ms: int) -> bool:
+        done = self._write(_delete_bucket, name, now_ms)
+        self._access_changed(AccessOf.BUCKET, name)
+        return done
+
+    @reads
+    def buckets_of(self, connection: Connection, owner: str, after: str, limit: int) -> list[BucketRow]:
+        found: list[BucketRow] = []
+        while len(found) < limit:
+            page, after = _own_page(connection, owner, after, limit)
+            found += page
+            if not after:
+                break
+        return found[:limit]
+
+    def set_bucket_owner(self, name: str, owner: str, now_ms: int) -> bool:
+        done = self._write(_set_bucket_owner, name, owner, now_ms)
+        self._access_changed(AccessOf.BUCKET, name)
+        return done
+
+    def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None = None) -> bool:
+        done = self._write(_set_bucket_acl, name, acl, now_ms, grants)
+        self._access_changed(AccessOf.BUCKET, name)
+        return done
+
+    @reads
+    def bucket_document(self, connection: Connection, name: str, kind: DocumentKind) -> bytes | None:
+        body: bytes | None = connection.execute(select(_D.body).where(_D.bucket == name, _D.kind == kind)).scalar()
+        return body
+
+    @reads
+    def bucket_documents(
+        self, connection: Connection, name: str, kinds: Collection[DocumentKind]
+    ) -> dict[DocumentKind, bytes]:
+        found = connection.execute(select(_D.kind, _D.body).where(_D.bucket == name, _D.kind.in_(kinds)))
+        return {row.kind: row.body for row in found}
+
+    def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
+        done = self._write(_set_bucket_document, name, kind, body, now_ms)
+        self._access_changed(AccessOf.BUCKET, name)
+        return done
+
+    @reads
+    def documents_of(
+        self, connection: Connection, kind: DocumentKind, after: str, limit: int
+    ) -> list[tuple[str, bytes]]:
+        found = select(_D.bucket, _D.body).where(_D.bucket > after, _D.kind == kind).order_by(_D.bucket).limit(limit)
+        return [(name, body) for name, body in connection.execute(found)]
+
+    def grant(self, name: str, account: str, rights: Rights, now_ms: int) -> bool:
+        done = self._write(_grant, name, account, rights, now_ms)
+        self._access_changed(AccessOf.BUCKET, name)
+        return done
+
+    @reads
+    def grants(self, connection: Connection, name: str) -> dict[str, Rights]:
+        return _grants_of(connection, [name]).get(name, {})
+
+    @reads
+    def bucket_records(self, connection: Connection, after: str, limit: int) -> list[BucketRecord]:
+        rows = [BucketRow(*row) for row in connection.execute(LIST_ALL, {"after": after, "rows_max": limit})]
+        names = [row.name for row in rows]
+        allowed, bodies = _grants_of(connection, names), defaultdict[str, dict[DocumentKind, bytes]](dict)
+        for name, kind, body in connection.execute(DOCUMENTS_OF, _named(names)):
+            bodies[name][kind] = body
+        return [BucketRecord(row, allowed.get(row.name, {}), bodies.get(row.name, {})) for row in rows]
+
+    def restore_buckets(self, records: Sequence[BucketRecord]) -> None:
+        if records:
+            self._write(_restore_buckets, records)
+
+
+def _create_bucket(connection: Connection, name: str, owner: str, acl: CannedAcl, now_ms: int) -> bool:
     row, deleted = _locked(connection, name)
     if (row is not None and not deleted) or _holds_object(connection, name):
         return False
@@ -72,18 +164,7 @@ def create(connection: Connection, name: str, owner: str, acl: CannedAcl, now_ms
     return True
 
 
-def find(connection: Connection, name: str) -> BucketRow | None:
-    """See `Buckets.bucket`."""
-    row, deleted = _row_of(connection.execute(FIND, {"bucket": name}).first())
-    if row is not None and not deleted:
-        return row
-    if not _holds_object(connection, name):
-        return None
-    return row or BucketRow(name, ROOT_ACCOUNT, 0)
-
-
-def remove(connection: Connection, name: str, now_ms: int) -> bool:
-    """See `Buckets.delete_bucket`."""
+def _delete_bucket(connection: Connection, name: str, now_ms: int) -> bool:
     row, deleted = _locked(connection, name)
     if _holds_object(connection, name):
         raise Conflict(f"bucket {name} still holds objects, or versions of them; delete them first")
@@ -106,17 +187,6 @@ def _settle_tombstones(connection: Connection, owner: str, now_ms: int) -> None:
             connection.execute(delete(BUCKETS).where(_B.bucket == name))
 
 
-def owned(connection: Connection, owner: str, after: str, limit: int) -> list[BucketRow]:
-    """See `Buckets.buckets_of`."""
-    found: list[BucketRow] = []
-    while len(found) < limit:
-        page, after = _own_page(connection, owner, after, limit)
-        found += page
-        if not after:
-            break
-    return found[:limit]
-
-
 def _own_page(connection: Connection, owner: str, after: str, limit: int) -> tuple[list[BucketRow], str]:
     """Buckets after this name, and the name that they have been looked for up to; empty for all."""
     listed = connection.execute(LIST_OWN, {"owner": owner, "after": after, "rows_max": limit}).all()
@@ -133,8 +203,7 @@ def _own_page(connection: Connection, owner: str, after: str, limit: int) -> tup
     return sorted((row for row in found if not end or utf8(row.name) <= utf8(end)), key=lambda row: utf8(row.name)), end
 
 
-def set_owner(connection: Connection, name: str, owner: str, now_ms: int) -> bool:
-    """See `Buckets.set_bucket_owner`."""
+def _set_bucket_owner(connection: Connection, name: str, owner: str, now_ms: int) -> bool:
     if not _ensure_row(connection, name, now_ms):
         return False
     connection.execute(update(BUCKETS).where(_B.bucket == name).values(owner=owner))
@@ -142,34 +211,16 @@ def set_owner(connection: Connection, name: str, owner: str, now_ms: int) -> boo
     return True
 
 
-def set_acl(connection: Connection, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None) -> bool:
-    """See `Buckets.set_bucket_acl`."""
-    if not set_document(connection, name, DocumentKind.ACL, grants, now_ms):
+def _set_bucket_acl(connection: Connection, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None) -> bool:
+    if not _set_bucket_document(connection, name, DocumentKind.ACL, grants, now_ms):
         return False
     connection.execute(update(BUCKETS).where(_B.bucket == name).values(acl=acl))
     return True
 
 
-def document(connection: Connection, name: str, kind: DocumentKind) -> bytes | None:
-    """See `Buckets.bucket_document`."""
-    body: bytes | None = connection.execute(select(_D.body).where(_D.bucket == name, _D.kind == kind)).scalar()
-    return body
-
-
-def documents(connection: Connection, name: str, kinds: Collection[DocumentKind]) -> dict[DocumentKind, bytes]:
-    """See `Buckets.bucket_documents`."""
-    found = connection.execute(select(_D.kind, _D.body).where(_D.bucket == name, _D.kind.in_(kinds)))
-    return {row.kind: row.body for row in found}
-
-
-def documents_of(connection: Connection, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
-    """See `Buckets.documents_of`."""
-    found = select(_D.bucket, _D.body).where(_D.bucket > after, _D.kind == kind).order_by(_D.bucket).limit(limit)
-    return [(name, body) for name, body in connection.execute(found)]
-
-
-def set_document(connection: Connection, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
-    """See `Buckets.set_bucket_document`."""
+def _set_bucket_document(
+    connection: Connection, name: str, kind: DocumentKind, body: bytes | None, now_ms: int
+) -> bool:
     if body is not None and len(body) > DOCUMENT_BYTES_MAX:
         raise InvalidInput(
             f"the {kind} of bucket {name} have {len(body)} bytes; {DOCUMENT_BYTES_MAX} are possible at most"
@@ -182,8 +233,7 @@ def set_document(connection: Connection, name: str, kind: DocumentKind, body: by
     return True
 
 
-def grant(connection: Connection, name: str, account: str, rights: Rights, now_ms: int) -> bool:
-    """See `Buckets.grant`."""
+def _grant(connection: Connection, name: str, account: str, rights: Rights, now_ms: int) -> bool:
     if not _ensure_row(connection, name, now_ms):
         return False
     connection.execute(delete(BUCKET_GRANTS).where(_G.bucket == name, _G.account == account))
@@ -192,23 +242,7 @@ def grant(connection: Connection, name: str, account: str, rights: Rights, now_m
     return True
 
 
-def grants(connection: Connection, name: str) -> dict[str, Rights]:
-    """See `Buckets.grants`."""
-    return _grants_of(connection, [name]).get(name, {})
-
-
-def records(connection: Connection, after: str, limit: int) -> list[BucketRecord]:
-    """See `Buckets.bucket_records`."""
-    rows = [BucketRow(*row) for row in connection.execute(LIST_ALL, {"after": after, "rows_max": limit})]
-    names = [row.name for row in rows]
-    allowed, bodies = _grants_of(connection, names), defaultdict[str, dict[DocumentKind, bytes]](dict)
-    for name, kind, body in connection.execute(DOCUMENTS_OF, _named(names)):
-        bodies[name][kind] = body
-    return [BucketRecord(row, allowed.get(row.name, {}), bodies.get(row.name, {})) for row in rows]
-
-
-def restore(connection: Connection, found: Sequence[BucketRecord]) -> None:
-    """See `Buckets.restore_buckets`."""
+def _restore_buckets(connection: Connection, found: Sequence[BucketRecord]) -> None:
     names = _named([one.row.name for one in found])
     for table in (BUCKETS, BUCKET_DOCUMENTS, BUCKET_GRANTS):
         connection.execute(delete_listed(connection, table, table.c.bucket, _NAMES, "bucket"), names)

@@ -6,6 +6,7 @@ from sqlalchemy import Connection, bindparam, select
 
 from nos_ec.adapters.sql.blocks import block_rows
 from nos_ec.adapters.sql.objects import landing
+from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.rows import BLOCK_COLUMNS, LIVE, OBJECT_COLUMNS, block_row, object_row
 from nos_ec.adapters.sql.tables.schema import BLOCKS, OBJECTS, WAITING
 from nos_ec.core.errors import NotFound
@@ -29,30 +30,33 @@ BLOCK = select(
 ).where(_B.block_id == bindparam("of_block", type_=_B.block_id.type))
 
 
-def object_facts(connection: Connection, key: ObjectKey) -> ObjectFacts:
-    """See `Metadata.object_facts`."""
-    found = connection.execute(OBJECT, {"of_bucket": key.bucket, "of_name": key.name}).first()
-    if found is None:
-        raise NotFound(f"object {key} does not exist", key=key)
-    due, rest = len(OBJECT_COLUMNS), len(OBJECT_COLUMNS) + 1
-    block = None if found[rest] is None else block_row(found[rest:])
-    return ObjectFacts(object_row(found[:due], found[due]), block)
+class SqlExplanations(SqlPart):
+    """`Explanations` of the port."""
 
+    @reads
+    def object_facts(self, connection: Connection, key: ObjectKey) -> ObjectFacts:
+        found = connection.execute(OBJECT, {"of_bucket": key.bucket, "of_name": key.name}).first()
+        if found is None:
+            raise NotFound(f"object {key} does not exist", key=key)
+        due, rest = len(OBJECT_COLUMNS), len(OBJECT_COLUMNS) + 1
+        block = None if found[rest] is None else block_row(found[rest:])
+        return ObjectFacts(object_row(found[:due], found[due]), block)
 
-def find_queued_copy(connection: Connection, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
-    """See `Metadata.find_queued_copy`."""
-    return landing.find_queued(connection, row, first, last)
+    @reads
+    def find_queued_copy(
+        self, connection: Connection, row: ObjectRow, first: LandingId, last: LandingId
+    ) -> QueueEntry | None:
+        return landing.find_queued(connection, row, first, last)
 
-
-def block_facts(
-    connection: Connection, block_id: BlockId, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int
-) -> BlockFacts:
-    """See `Metadata.block_facts`."""
-    limits = {"ratio_min": waste_ratio_min, "now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
-    found = connection.execute(BLOCK, {"of_block": block_id, **limits}).first()
-    if found is None:
-        raise NotFound(f"block {block_id.hex()} has no row", block_id=block_id)
-    *columns, sealed_ms, gc_not_before_ms, waits, until_ms = found
-    return BlockFacts(
-        block_row(columns), sealed_ms, gc_not_before_ms, None if waits is None else WaitReason(waits), until_ms
-    )
+    @reads
+    def block_facts(
+        self, connection: Connection, block_id: BlockId, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int
+    ) -> BlockFacts:
+        limits = {"ratio_min": waste_ratio_min, "now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
+        found = connection.execute(BLOCK, {"of_block": block_id, **limits}).first()
+        if found is None:
+            raise NotFound(f"block {block_id.hex()} has no row", block_id=block_id)
+        *columns, sealed_ms, gc_not_before_ms, waits, until_ms = found
+        return BlockFacts(
+            block_row(columns), sealed_ms, gc_not_before_ms, None if waits is None else WaitReason(waits), until_ms
+        )

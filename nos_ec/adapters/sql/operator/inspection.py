@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Connection, bindparam, select
 
 from nos_ec.adapters.sql.objects import landing
+from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.tables.rows import IDS, TRASH_COLUMNS, by_index, id_rows, marked_row
 from nos_ec.adapters.sql.tables.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, WAITING
@@ -59,13 +60,41 @@ DELETIONS_AFTER = (
 )
 
 
-def objects_after(connection: Connection, object_id: int, limit: int) -> list[ObjectRow]:
-    """See `Inspection.objects_after`."""
-    return [_as_found(row) for row in connection.execute(OBJECTS_AFTER, {"after": object_id, "rows_max": limit})]
+class SqlInspection(SqlPart):
+    """`Inspection` of the port."""
+
+    @reads
+    def objects_after(self, connection: Connection, object_id: int, limit: int) -> list[ObjectRow]:
+        return [_as_found(row) for row in connection.execute(OBJECTS_AFTER, {"after": object_id, "rows_max": limit})]
+
+    def objects_with(self, object_ids: Collection[int]) -> dict[int, ObjectRow]:
+        return self._read(_objects_with, object_ids) if object_ids else {}
+
+    def segments_of(self, object_ids: Collection[int]) -> dict[int, list[tuple[int, Segment]]]:
+        return self._read(_segments_of, object_ids) if object_ids else {}
+
+    @reads
+    def owners_after(self, connection: Connection, object_id: int, limit: int) -> list[int]:
+        return list(connection.execute(OWNERS_AFTER, {"after": object_id, "rows_max": limit}).scalars())
+
+    def blocks_known(self, block_ids: Collection[BlockId]) -> frozenset[BlockId]:
+        return self._read(_blocks_known, block_ids) if block_ids else frozenset()
+
+    @reads
+    def waiting_after(self, connection: Connection, landing_id: LandingId | None, limit: int) -> list[WaitingRow]:
+        after = {"after": landing_id or _LEAST, "rows_max": limit}
+        return [WaitingRow(LandingId(row[0]), *row[1:]) for row in connection.execute(WAITING_AFTER, after)]
+
+    def waiting_with(self, landing_ids: Collection[LandingId]) -> dict[LandingId, WaitingRow]:
+        return self._read(_waiting_with, landing_ids) if landing_ids else {}
+
+    @reads
+    def deletions_after(self, connection: Connection, landing_id: LandingId | None, limit: int) -> list[QueueEntry]:
+        after = {"after": landing_id or _LEAST, "rows_max": limit}
+        return [landing.queue_entry(row) for row in connection.execute(DELETIONS_AFTER, after)]
 
 
-def objects_with(connection: Connection, object_ids: Collection[int]) -> dict[int, ObjectRow]:
-    """See `Inspection.objects_with`."""
+def _objects_with(connection: Connection, object_ids: Collection[int]) -> dict[int, ObjectRow]:
     rows = connection.execute(OBJECTS_WITH, _IDS.dump((one,) for one in sorted(object_ids)))
     return {row.object_id: row for row in map(_as_found, rows)}
 
@@ -76,8 +105,7 @@ def _as_found(row: Sequence[Any]) -> ObjectRow:
     return replace(found, extent=None) if row[_BLOCK_ID] is None or row[_BLOCK_OFFSET] is None else found
 
 
-def segments_of(connection: Connection, object_ids: Collection[int]) -> dict[int, list[tuple[int, Segment]]]:
-    """See `Inspection.segments_of`."""
+def _segments_of(connection: Connection, object_ids: Collection[int]) -> dict[int, list[tuple[int, Segment]]]:
     found: dict[int, list[tuple[int, Segment]]] = {}
     rows = connection.execute(SEGMENTS_OF, _IDS.dump((one,) for one in sorted(object_ids))).all()
     for object_id, version, _, block_id, offset, length, crc32c in sorted(rows, key=lambda row: tuple(row[:3])):
@@ -86,29 +114,10 @@ def segments_of(connection: Connection, object_ids: Collection[int]) -> dict[int
     return found
 
 
-def owners_after(connection: Connection, object_id: int, limit: int) -> list[int]:
-    """See `Inspection.owners_after`."""
-    return list(connection.execute(OWNERS_AFTER, {"after": object_id, "rows_max": limit}).scalars())
-
-
-def blocks_known(connection: Connection, block_ids: Collection[BlockId]) -> frozenset[BlockId]:
-    """See `Inspection.blocks_known`."""
+def _blocks_known(connection: Connection, block_ids: Collection[BlockId]) -> frozenset[BlockId]:
     return frozenset(map(BlockId, connection.execute(BLOCKS_KNOWN, id_rows(block_ids)).scalars()))
 
 
-def waiting_after(connection: Connection, landing_id: LandingId | None, limit: int) -> list[WaitingRow]:
-    """See `Inspection.waiting_after`."""
-    after = {"after": landing_id or _LEAST, "rows_max": limit}
-    return [WaitingRow(LandingId(row[0]), *row[1:]) for row in connection.execute(WAITING_AFTER, after)]
-
-
-def waiting_with(connection: Connection, landing_ids: Collection[LandingId]) -> dict[LandingId, WaitingRow]:
-    """See `Inspection.waiting_with`."""
+def _waiting_with(connection: Connection, landing_ids: Collection[LandingId]) -> dict[LandingId, WaitingRow]:
     rows = connection.execute(WAITING_WITH, id_rows(landing_ids))
     return {LandingId(row[0]): WaitingRow(LandingId(row[0]), *row[1:]) for row in rows}
-
-
-def deletions_after(connection: Connection, landing_id: LandingId | None, limit: int) -> list[QueueEntry]:
-    """See `Inspection.deletions_after`."""
-    after = {"after": landing_id or _LEAST, "rows_max": limit}
-    return [landing.queue_entry(row) for row in connection.execute(DELETIONS_AFTER, after)]

@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Column, Connection, Table, and_, delete, exists, func, insert, select, update
+from sqlalchemy import Column, Connection, Table, and_, delete, exists, insert, select, update
 
 from nos_ec.adapters.sql.objects import waiting
 from nos_ec.adapters.sql.tables import store_info
+from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import (
     IDS,
@@ -76,20 +77,83 @@ _SET_ASIDE = UpdateListed(OBJECTS).where(_O.object_id == _MARKS["object_id"]).va
 _LANDED = looked_up(select(_W.landing_id).join_from(IDS.table, WAITING, _W.landing_id == IDS["id"]), WAITING)
 
 
-def state(connection: Connection) -> str | None:
-    """See `Rebuilding.rebuild_state`."""
-    found = connection.execute(select(_I.value).where(_STATE)).scalar()
-    return None if found is None else str(found)
+class SqlRebuilding(SqlPart):
+    """`Rebuilding` of the port."""
 
+    @reads
+    def rebuild_state(self, connection: Connection) -> str | None:
+        found = connection.execute(select(_I.value).where(_STATE)).scalar()
+        return None if found is None else str(found)
 
-def begin(connection: Connection, begun: str) -> None:
-    """See `Rebuilding.begin_rebuild`."""
-    for table in (OBJECTS, BLOCKS, WAITING, LANDING_DELETIONS, LANDING_SEGMENTS, BUCKETS, ACCESS_KEYS, VERSIONS):
-        if connection.execute(select(exists().select_from(table))).scalar():
-            raise Conflict(
-                f"the database has rows in {table.name}, and no rebuild has begun in it: give an empty database"
+    @writes
+    def begin_rebuild(self, connection: Connection, state: str) -> None:
+        for table in (OBJECTS, BLOCKS, WAITING, LANDING_DELETIONS, LANDING_SEGMENTS, BUCKETS, ACCESS_KEYS, VERSIONS):
+            if connection.execute(select(exists().select_from(table))).scalar():
+                raise Conflict(
+                    f"the database has rows in {table.name}, and no rebuild has begun in it: give an empty database"
+                )
+        _write_state(connection, state)
+
+    @writes
+    def load(
+        self, connection: Connection, objects: Sequence[Rebuilt], deletions: Sequence[QueueEntry], state: str
+    ) -> None:
+        current: dict[ObjectKey, Rebuilt] = {}
+        named = {_named(one.row): one for one in objects if one.row.trash_until_ms is not None}
+        for one in objects:
+            if one.row.trash_until_ms is not None:
+                continue
+            known = current.get(one.row.key)
+            if known is None or known.row.version <= one.row.version:
+                current[one.row.key] = one
+            older = known if known is None or known.row.version <= one.row.version else one
+            if older is not None and _are_versions(older.row, current[one.row.key].row):
+                named[_named(older.row)] = replace(older, row=replace(older.row, trash_until_ms=0))
+        before = _rows_of(connection, current.keys())
+        kept = [row for key, row in before.items() if _are_versions(row, current[key].row)]
+        if kept:
+            connection.execute(
+                _SET_ASIDE, _MARKS.dump(sorted((row.object_id, _unsettled(row.version)) for row in kept))
             )
-    _write_state(connection, begun)
+        kept_ids = {row.object_id for row in kept}
+        _delete(connection, [row for row in before.values() if row.object_id not in kept_ids])
+        _delete(connection, list(_trash_of(connection, named.keys()).values()))
+        objects = [*current.values(), *named.values()]
+        _insert(connection, objects, 0)
+        _unqueue(connection, objects)
+        landed = _landed(connection, deletions)
+        _queue(connection, [entry for entry in deletions if entry.landing_id not in landed])
+        _write_state(connection, state)
+
+    def rows_of(self, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
+        return self._read(_rows_of, keys) if keys else {}
+
+    def trash_of(self, named: Collection[tuple[ObjectKey, int]]) -> dict[tuple[ObjectKey, int], ObjectRow]:
+        return self._read(_trash_of, named) if named else {}
+
+    def settle_trash(self, rows: Sequence[ObjectRow]) -> None:
+        if rows:
+            self._write(_settle_trash, rows)
+
+    def place(self, rebuilt: Sequence[Rebuilt], now_ms: int) -> None:
+        if rebuilt:
+            self._write(_place, rebuilt, now_ms)
+
+    def remove(self, rows: Sequence[ObjectRow], now_ms: int | None = None) -> None:
+        if rows:
+            self._write(_remove, rows, now_ms)
+
+    def enter_blocks(self, blocks: Sequence[BlockRow]) -> None:
+        if blocks:
+            self._write(_enter_blocks, blocks)
+
+    def enter_segments(self, segments: Sequence[SegmentRow]) -> None:
+        if segments:
+            self._write(_enter_segments, segments)
+
+    def finish_rebuild(self, geometry: Geometry, epoch_min: int) -> None:
+        self._write(_finish_rebuild, geometry, epoch_min)
+        self._geometry = geometry
 
 
 def _write_state(connection: Connection, now: str) -> None:
@@ -97,51 +161,21 @@ def _write_state(connection: Connection, now: str) -> None:
     connection.execute(insert(STORE_INFO).values(name="rebuild", value=now))
 
 
-def load(connection: Connection, objects: Sequence[Rebuilt], deletions: Sequence[QueueEntry], now: str) -> None:
-    """See `Rebuilding.load`."""
-    current: dict[ObjectKey, Rebuilt] = {}
-    named = {_named(one.row): one for one in objects if one.row.trash_until_ms is not None}
-    for one in objects:
-        if one.row.trash_until_ms is not None:
-            continue
-        known = current.get(one.row.key)
-        if known is None or known.row.version <= one.row.version:
-            current[one.row.key] = one
-        older = known if known is None or known.row.version <= one.row.version else one
-        if older is not None and _are_versions(older.row, current[one.row.key].row):
-            named[_named(older.row)] = replace(older, row=replace(older.row, trash_until_ms=0))
-    before = rows_of(connection, current.keys())
-    kept = [row for key, row in before.items() if _are_versions(row, current[key].row)]
-    if kept:
-        connection.execute(_SET_ASIDE, _MARKS.dump(sorted((row.object_id, _unsettled(row.version)) for row in kept)))
-    kept_ids = {row.object_id for row in kept}
-    _delete(connection, [row for row in before.values() if row.object_id not in kept_ids])
-    _delete(connection, list(trash_of(connection, named.keys()).values()))
-    objects = [*current.values(), *named.values()]
-    _insert(connection, objects, 0)
-    _unqueue(connection, objects)
-    landed = _landed(connection, deletions)
-    _queue(connection, [entry for entry in deletions if entry.landing_id not in landed])
-    _write_state(connection, now)
-
-
 def _are_versions(older: ObjectRow, newer: ObjectRow) -> bool:
     """Whether both are versions of a key, of which the older one stays."""
     return older.object_id != newer.object_id and (older.is_of_versions or newer.is_of_versions)
 
 
-def rows_of(connection: Connection, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
-    """See `Objects.rows_of`."""
+def _rows_of(connection: Connection, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
     if not keys:
         return {}
     rows = map(object_row, connection.execute(_OF_KEYS, key_rows(keys)))
     return {row.key: row for row in rows}
 
 
-def trash_of(
+def _trash_of(
     connection: Connection, named: Collection[tuple[ObjectKey, int]]
 ) -> dict[tuple[ObjectKey, int], ObjectRow]:
-    """See `Rebuilding.trash_of`."""
     if not named:
         return {}
     listed = _NAMED.dump((_unsettled(version), utf8(key.bucket), utf8(key.name)) for key, version in named)
@@ -149,8 +183,7 @@ def trash_of(
     return {_named(row): row for row in rows}
 
 
-def settle_trash(connection: Connection, rows: Sequence[ObjectRow]) -> None:
-    """See `Rebuilding.settle_trash`."""
+def _settle_trash(connection: Connection, rows: Sequence[ObjectRow]) -> None:
     marks = ((one.object_id, trash_mark(one.trash_until_ms or 0, one.object_id, one.trashed_ms or 0)) for one in rows)
     connection.execute(_SETTLE, _MARKS.dump(sorted(marks)))
 
@@ -164,13 +197,7 @@ def _unsettled(version: int) -> bytes:
     return UNSETTLED_MS.to_bytes(UNTIL_BYTES) + version.to_bytes(TRASHED_BYTES - UNTIL_BYTES)
 
 
-def last_object_id(connection: Connection) -> int:
-    """See `Rebuilding.last_object_id`."""
-    return int(connection.execute(select(func.max(_O.object_id))).scalar() or 0)
-
-
-def place(connection: Connection, rebuilt: Sequence[Rebuilt], now_ms: int) -> None:
-    """See `Rebuilding.place`."""
+def _place(connection: Connection, rebuilt: Sequence[Rebuilt], now_ms: int) -> None:
     _delete(connection, [one.instead_of for one in rebuilt if one.instead_of is not None])
     _insert(connection, rebuilt, now_ms)
     _unqueue(connection, rebuilt)
@@ -186,8 +213,8 @@ def _released(rebuilt: Rebuilt, now_ms: int) -> Iterator[QueueEntry]:
         yield QueueEntry(old.landing_id, old.object_id, old.version, now_ms, False)
 
 
-def remove(connection: Connection, rows: Sequence[ObjectRow], now_ms: int | None) -> None:
-    """See `Rebuilding.remove`. In quarantine, an entry has no object, and the version 0."""
+def _remove(connection: Connection, rows: Sequence[ObjectRow], now_ms: int | None) -> None:
+    """In quarantine, an entry has no object, and the version 0."""
     _delete(connection, rows)
     if now_ms is None:
         return
@@ -195,8 +222,7 @@ def remove(connection: Connection, rows: Sequence[ObjectRow], now_ms: int | None
     _queue(connection, [QueueEntry(copy, None, 0, now_ms + QUARANTINE_MS, False) for copy in copies])
 
 
-def enter_blocks(connection: Connection, blocks: Sequence[BlockRow]) -> None:
-    """See `Rebuilding.enter_blocks`."""
+def _enter_blocks(connection: Connection, blocks: Sequence[BlockRow]) -> None:
     listed = id_rows(row.block_id for row in blocks)
     _delete_listed(connection, BLOCKS, _B.block_id, IDS, "id", listed)
     connection.execute(
@@ -223,8 +249,7 @@ def enter_blocks(connection: Connection, blocks: Sequence[BlockRow]) -> None:
     )
 
 
-def enter_segments(connection: Connection, segments: Sequence[SegmentRow]) -> None:
-    """See `Rebuilding.enter_segments`."""
+def _enter_segments(connection: Connection, segments: Sequence[SegmentRow]) -> None:
     listed = _SEGMENT_IDS.dump((one,) for one in sorted({row.segment for row in segments}))
     _delete_listed(connection, LANDING_SEGMENTS, LANDING_SEGMENTS.c.segment_id, _SEGMENT_IDS, "id", listed)
     connection.execute(
@@ -245,8 +270,7 @@ def enter_segments(connection: Connection, segments: Sequence[SegmentRow]) -> No
     )
 
 
-def finish(connection: Connection, geometry: Geometry, epoch_min: int) -> None:
-    """See `Rebuilding.finish_rebuild`."""
+def _finish_rebuild(connection: Connection, geometry: Geometry, epoch_min: int) -> None:
     epoch = COUNTERS.c.name == "lease_epoch"
     connection.execute(update(COUNTERS).where(epoch, COUNTERS.c.value < epoch_min).values(value=epoch_min))
     connection.execute(delete(STORE_INFO).where(_STATE))

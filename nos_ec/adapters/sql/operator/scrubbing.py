@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
+from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.schema import STORED_TOTALS
 from nos_ec.core.ids import BlockId
 from nos_ec.ports.metadata import ScrubPass, ScrubState
@@ -17,24 +18,26 @@ _IS_SCRUB = _T.name == "scrub"
 STORED = select(_T.value).where(_IS_SCRUB)
 
 
-def stored(connection: Connection) -> ScrubState | None:
-    """See `Metadata.scrub_state`."""
-    text = connection.execute(STORED).scalar()
-    return None if text is None else _loaded(text)
+class SqlScrubbing(SqlPart):
+    """`Scrubbing` of the port."""
 
+    @reads
+    def scrub_state(self, connection: Connection) -> ScrubState | None:
+        text = connection.execute(STORED).scalar()
+        return None if text is None else _loaded(text)
 
-def store(connection: Connection, new: ScrubState, expected: ScrubState | None) -> bool:
-    """See `Metadata.store_scrub_state`."""
-    if expected is not None:
-        same = (_IS_SCRUB, _T.value == _dumped(expected))
-        return connection.execute(update(STORED_TOTALS).where(*same).values(value=_dumped(new))).rowcount == 1
-    text = connection.execute(STORED).scalar()
-    if text is not None:
-        if _loaded(text) is not None:
-            return False
-        connection.execute(delete(STORED_TOTALS).where(_IS_SCRUB, _T.value == text))
-    connection.execute(insert(STORED_TOTALS).values(name="scrub", value=_dumped(new)))
-    return True
+    @writes
+    def store_scrub_state(self, connection: Connection, new: ScrubState, expected: ScrubState | None) -> bool:
+        if expected is not None:
+            same = (_IS_SCRUB, _T.value == _dumped(expected))
+            return connection.execute(update(STORED_TOTALS).where(*same).values(value=_dumped(new))).rowcount == 1
+        text = connection.execute(STORED).scalar()
+        if text is not None:
+            if _loaded(text) is not None:
+                return False
+            connection.execute(delete(STORED_TOTALS).where(_IS_SCRUB, _T.value == text))
+        connection.execute(insert(STORED_TOTALS).values(name="scrub", value=_dumped(new)))
+        return True
 
 
 def _dumped(state: ScrubState) -> str:

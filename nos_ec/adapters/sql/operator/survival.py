@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import structlog
 from sqlalchemy import Connection, bindparam, func, insert, select
 
+from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import by_index, delete_listed, require_all
 from nos_ec.adapters.sql.tables.schema import OBJECTS, SURVIVAL, utf8
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import BUCKET_BYTES_MAX, ObjectKey
 from nos_ec.core.packing.lifetimes import COUNTS_BYTES, OTHERS, Counts
-from nos_ec.ports.metadata.survival import SURVIVAL_ROWS_MAX, LivingObject, SurvivalRow
+from nos_ec.ports.metadata import ObjectRow
+from nos_ec.ports.metadata.survival import SURVIVAL_ROWS_MAX, Died, LivingObject, SurvivalRow
 
 _log = structlog.get_logger(__name__)
 
@@ -42,52 +44,65 @@ LIVING = by_index(select(_O.bucket, _O.name, _O.created_ms), OBJECTS, "PRIMARY")
 )
 
 
-def whole(connection: Connection) -> list[SurvivalRow]:
-    """See `Survival.survival`."""
-    return [found for row in connection.execute(WHOLE) if (found := _row(row)) is not None]
+class SqlSurvival(SqlPart):
+    """`Survival` of the port."""
+
+    def watch_deaths(self, died: Died | None) -> None:
+        def report(noted: list[tuple[Sequence[ObjectRow], int]]) -> None:
+            for rows, now_ms in noted:
+                if died is not None:
+                    died(rows, now_ms)
+
+        self._transactions.on_noted = report
+
+    @reads
+    def survival(self, connection: Connection) -> list[SurvivalRow]:
+        return [found for row in connection.execute(WHOLE) if (found := _row(row)) is not None]
+
+    def count_deaths(self, counts: Mapping[str, Counts], now_ms: int) -> None:
+        if counts:
+            self._write(_count_deaths, counts, now_ms)
+
+    @writes
+    def count_survey(
+        self,
+        connection: Connection,
+        counts: Mapping[str, Counts],
+        previous_ms: int | None,
+        now_ms: int,
+        folded: Collection[str] = (),
+    ) -> bool:
+        # Two first surveys at once meet at the primary key, and the loser runs again.
+        held = _lock(connection, {*counts, *folded, OTHERS})
+        others = held.get(OTHERS)
+        if (None if others is None else others.counted_ms) != previous_ms:
+            return False
+        of_others = counts.get(OTHERS, Counts())
+        gone = sorted({*folded} & {*held} - {OTHERS})
+        for bucket in gone:
+            of_others.add(_decayed(held.pop(bucket), now_ms))
+        if gone:
+            statement = delete_listed(connection, SURVIVAL, _S.bucket, _NAMED, "bucket")
+            require_all(connection.execute(statement, _named(gone)).rowcount, len(gone), "survival rows")
+        _merge(connection, held, {**counts, OTHERS: of_others}, now_ms, now_ms)
+        return True
+
+    @reads
+    def last_object_id(self, connection: Connection) -> int:
+        return connection.execute(LAST_ID).scalar() or 0
+
+    @reads
+    def living_between(self, connection: Connection, first: int, last: int) -> list[LivingObject]:
+        found = connection.execute(LIVING, {"first": first, "last": last})
+        return [LivingObject(ObjectKey(bucket, name), created_ms) for bucket, name, created_ms in found]
 
 
-def count(connection: Connection, counts: Mapping[str, Counts], now_ms: int) -> None:
-    """See `Survival.count_deaths`."""
+def _count_deaths(connection: Connection, counts: Mapping[str, Counts], now_ms: int) -> None:
     held = _lock(connection, counts)
     others = held.get(OTHERS)
     if others is None:
         counts = {bucket: more for bucket, more in counts.items() if bucket != OTHERS}
     _merge(connection, held, counts, now_ms, now_ms if others is None else others.counted_ms)
-
-
-def survey(
-    connection: Connection,
-    counts: Mapping[str, Counts],
-    previous_ms: int | None,
-    now_ms: int,
-    folded: Collection[str],
-) -> bool:
-    """See `Survival.count_survey`. Two first surveys at once meet at the primary key, and the loser runs again."""
-    held = _lock(connection, {*counts, *folded, OTHERS})
-    others = held.get(OTHERS)
-    if (None if others is None else others.counted_ms) != previous_ms:
-        return False
-    of_others = counts.get(OTHERS, Counts())
-    gone = sorted({*folded} & {*held} - {OTHERS})
-    for bucket in gone:
-        of_others.add(_decayed(held.pop(bucket), now_ms))
-    if gone:
-        statement = delete_listed(connection, SURVIVAL, _S.bucket, _NAMED, "bucket")
-        require_all(connection.execute(statement, _named(gone)).rowcount, len(gone), "survival rows")
-    _merge(connection, held, {**counts, OTHERS: of_others}, now_ms, now_ms)
-    return True
-
-
-def last_object_id(connection: Connection) -> int:
-    """See `Survival.last_object_id`."""
-    return connection.execute(LAST_ID).scalar() or 0
-
-
-def living(connection: Connection, first: int, last: int) -> list[LivingObject]:
-    """See `Survival.living_between`."""
-    found = connection.execute(LIVING, {"first": first, "last": last})
-    return [LivingObject(ObjectKey(bucket, name), created_ms) for bucket, name, created_ms in found]
 
 
 def _lock(connection: Connection, buckets: Iterable[str]) -> dict[str, SurvivalRow]:

@@ -15,6 +15,7 @@ from sqlalchemy import BigInteger, Connection, LargeBinary, cast, delete, func, 
 
 from nos_ec.adapters.sql.blocks import leases
 from nos_ec.adapters.sql.blocks.deleted_bytes import deleted_bytes
+from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.rows import FIRST_MARK, LIVE, by_index
 from nos_ec.adapters.sql.tables.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, STORED_TOTALS, WAITING, utf8
 from nos_ec.core.publishing.slots import LEASE_PREFIX
@@ -27,35 +28,54 @@ _IS_TOTALS = _T.name == "totals"
 STORED = select(_T.value).where(_IS_TOTALS)
 
 
-def totals(connection: Connection) -> Totals:
-    """See `Metadata.totals`."""
-    blocks = connection.execute(_BLOCK_SUMS).all()
-    landed, deleted = _landed_sums(connection), deleted_bytes(connection)
-    written = {kind: sum(row.live_bytes + row.dead_bytes for row in blocks if row.kind is kind) for kind in BlockKind}
-    trash_objects, trash_bytes = connection.execute(_TRASH_SUMS).one()
-    tails, tail_bytes = connection.execute(_PACKED_TAILS).one()
-    return Totals(
-        blocks={(row.kind, row.state): row.blocks for row in blocks},
-        stripes=sum(row.stripes for row in blocks),
-        live_bytes=sum(row.live_bytes for row in blocks),
-        dead_bytes=sum(row.dead_bytes for row in blocks),
-        overhead_bytes=sum(row.overhead_bytes for row in blocks),
-        packed_objects=sum(row.live_objects for row in blocks if row.kind is not BlockKind.LARGE) - tails,
-        large_objects=connection.execute(_LARGE_OBJECTS).scalar_one(),
-        large_bytes=sum(row.live_bytes for row in blocks if row.kind is BlockKind.LARGE) + (tail_bytes or 0),
-        landed_objects=landed[ObjectState.LANDED].objects,
-        landed_bytes=landed[ObjectState.LANDED].bytes,
-        queued_objects=landed[ObjectState.QUEUED].objects,
-        queued_bytes=landed[ObjectState.QUEUED].bytes,
-        trash_objects=trash_objects,
-        trash_bytes=trash_bytes or 0,
-        landing_deletions=connection.execute(select(func.count()).select_from(LANDING_DELETIONS)).scalar_one(),
-        leases=connection.execute(_WRITER_LEASES).scalar_one(),
-        open_dead_bytes=sum(row.dead_bytes for row in blocks if row.state in (BlockState.OPEN, BlockState.FENCED)),
-        condemned_dead_bytes=sum(row.dead_bytes for row in blocks if row.state is BlockState.CONDEMNED),
-        user_bytes_written=deleted.user + written[BlockKind.FRESH] + written[BlockKind.LARGE],
-        copied_bytes_written=deleted.copied + written[BlockKind.SURVIVOR],
-    )
+class SqlTotals(SqlPart):
+    """The sums of `Metadata`."""
+
+    @reads
+    def totals(self, connection: Connection) -> Totals:
+        blocks = connection.execute(_BLOCK_SUMS).all()
+        landed, deleted = _landed_sums(connection), deleted_bytes(connection)
+        written = {
+            kind: sum(row.live_bytes + row.dead_bytes for row in blocks if row.kind is kind) for kind in BlockKind
+        }
+        trash_objects, trash_bytes = connection.execute(_TRASH_SUMS).one()
+        tails, tail_bytes = connection.execute(_PACKED_TAILS).one()
+        return Totals(
+            blocks={(row.kind, row.state): row.blocks for row in blocks},
+            stripes=sum(row.stripes for row in blocks),
+            live_bytes=sum(row.live_bytes for row in blocks),
+            dead_bytes=sum(row.dead_bytes for row in blocks),
+            overhead_bytes=sum(row.overhead_bytes for row in blocks),
+            packed_objects=sum(row.live_objects for row in blocks if row.kind is not BlockKind.LARGE) - tails,
+            large_objects=connection.execute(_LARGE_OBJECTS).scalar_one(),
+            large_bytes=sum(row.live_bytes for row in blocks if row.kind is BlockKind.LARGE) + (tail_bytes or 0),
+            landed_objects=landed[ObjectState.LANDED].objects,
+            landed_bytes=landed[ObjectState.LANDED].bytes,
+            queued_objects=landed[ObjectState.QUEUED].objects,
+            queued_bytes=landed[ObjectState.QUEUED].bytes,
+            trash_objects=trash_objects,
+            trash_bytes=trash_bytes or 0,
+            landing_deletions=connection.execute(select(func.count()).select_from(LANDING_DELETIONS)).scalar_one(),
+            leases=connection.execute(_WRITER_LEASES).scalar_one(),
+            open_dead_bytes=sum(row.dead_bytes for row in blocks if row.state in (BlockState.OPEN, BlockState.FENCED)),
+            condemned_dead_bytes=sum(row.dead_bytes for row in blocks if row.state is BlockState.CONDEMNED),
+            user_bytes_written=deleted.user + written[BlockKind.FRESH] + written[BlockKind.LARGE],
+            copied_bytes_written=deleted.copied + written[BlockKind.SURVIVOR],
+        )
+
+    @reads
+    def stored_totals(self, connection: Connection) -> StoredTotals | None:
+        text = connection.execute(STORED).scalar()
+        return None if text is None else _loaded(text)
+
+    @writes
+    def store_totals(self, connection: Connection, new: StoredTotals | None, expected: StoredTotals | None) -> bool:
+        if expected is None:
+            return new is not None and _insert(connection, new)
+        same = (_IS_TOTALS, _T.value == _dumped(expected))
+        if new is None:
+            return connection.execute(delete(STORED_TOTALS).where(*same)).rowcount == 1
+        return connection.execute(update(STORED_TOTALS).where(*same).values(value=_dumped(new))).rowcount == 1
 
 
 @dataclass(slots=True)
@@ -100,22 +120,6 @@ _TRASH_SUMS = by_index(select(func.count(), _sum(_O.size, "bytes")), OBJECTS, "o
     _O.trashed >= FIRST_MARK
 )
 _LANDED_SUMS = select(_W.state, func.count(), _sum(_W.size, "bytes")).group_by(_W.state)
-
-
-def stored(connection: Connection) -> StoredTotals | None:
-    """See `Metadata.stored_totals`."""
-    text = connection.execute(STORED).scalar()
-    return None if text is None else _loaded(text)
-
-
-def store(connection: Connection, new: StoredTotals | None, expected: StoredTotals | None) -> bool:
-    """See `Metadata.store_totals`."""
-    if expected is None:
-        return new is not None and _insert(connection, new)
-    same = (_IS_TOTALS, _T.value == _dumped(expected))
-    if new is None:
-        return connection.execute(delete(STORED_TOTALS).where(*same)).rowcount == 1
-    return connection.execute(update(STORED_TOTALS).where(*same).values(value=_dumped(new))).rowcount == 1
 
 
 def _insert(connection: Connection, new: StoredTotals) -> bool:
