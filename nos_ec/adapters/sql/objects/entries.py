@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, LargeBinary, Select, bindparam
 
+from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.row_reading import SUMMARY, WHOLE, RowsQuery, Shape
 from nos_ec.adapters.sql.tables.rows import LIVE, by_index, prefix_end
 from nos_ec.adapters.sql.tables.schema import OBJECTS, utf8
@@ -51,18 +52,34 @@ class Asked:
     end_s: float
 
 
+class SqlListings(SqlPart):
+    """Listings of `Objects` of the port."""
+
+    @reads
+    def list_objects(self, connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
+        return _rows(WHOLE, connection, bucket, start_of(prefix, "", after), prefix_end(utf8(prefix)), limit)
+
+    def list_entries(
+        self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
+    ) -> EntryPage[ObjectRow]:
+        return self._read(_list_entries, Asked(bucket, prefix, delimiter, after, limit, end_of(budget_ms)))
+
+    def list_summaries(
+        self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
+    ) -> EntryPage[ObjectSummary]:
+        return self._read(_list_summaries, Asked(bucket, prefix, delimiter, after, limit, end_of(budget_ms)))
+
+
 def end_of(budget_ms: int) -> float:
     """When the time for a page is over that begins now (time.monotonic)."""
     return time.monotonic() + budget_ms / 1000
 
 
-def list_entries(connection: Connection, asked: Asked) -> EntryPage[ObjectRow]:
-    """See `Metadata.list_entries`."""
+def _list_entries(connection: Connection, asked: Asked) -> EntryPage[ObjectRow]:
     return _page(asked, partial(_rows, WHOLE, connection, asked.bucket), lambda row: row.key.name)
 
 
-def list_summaries(connection: Connection, asked: Asked) -> EntryPage[ObjectSummary]:
-    """See `Metadata.list_summaries`."""
+def _list_summaries(connection: Connection, asked: Asked) -> EntryPage[ObjectSummary]:
     return _page(asked, partial(_rows, SUMMARY, connection, asked.bucket), lambda summary: summary.name)
 
 
@@ -93,11 +110,6 @@ def _page(
         if len(found) <= limit and time.monotonic() >= asked.end_s:
             return EntryPage(found, next_after=_name(found[-1], name_of))
     return EntryPage(found[:limit], next_after=_name(found[limit - 1], name_of) if len(found) > limit else None)
-
-
-def list_objects(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
-    """See `Metadata.list_objects`."""
-    return _rows(WHOLE, connection, bucket, start_of(prefix, "", after), prefix_end(utf8(prefix)), limit)
 
 
 def start_of(prefix: str, delimiter: str, after: str) -> Start:

@@ -43,7 +43,7 @@ LOCK_TWO_NEWEST = TWO_NEWEST.with_for_update()
 def expire_version(
     connection: Connection, expired: ExpireVersion, now_ms: int, until_ms: int | None
 ) -> VersionEntry | None:
-    """See `ExpireVersion`."""
+    """Delete a noncurrent version if `ExpireVersion` still holds for it. Return what was deleted, or None."""
     key = expired.key
     current = object_rows.lock_listed(connection, [key]).get(key)
     wanted = {**named(key), "age_rank": rank_of(expired.version), "rows_max": expired.newer + 2}
@@ -83,7 +83,7 @@ def _became_noncurrent(
 
 
 def expire_marker(connection: Connection, expired: ExpireMarker, now_ms: int) -> VersionEntry | None:
-    """See `ExpireMarker`. A version that is stored meanwhile needs no marker."""
+    """Remove a delete marker if it is the only version of its key, as `ExpireMarker` demands. Return it, or None."""
     if object_rows.lock_listed(connection, [expired.key]):
         return None
     found = connection.execute(LOCK_TWO_NEWEST, named(expired.key)).all()

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import BigInteger, Connection, and_, bindparam, case, delete, insert, or_, select, update
 
+from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.json_rows import looked_up
 from nos_ec.adapters.sql.tables.rows import KEYS, by_index, key_rows
 from nos_ec.adapters.sql.tables.schema import VERSION_FLOORS, utf8
@@ -67,24 +68,29 @@ def of_keys(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey
     return {ObjectKey(bucket, name): floor for bucket, name, floor in found}
 
 
-def page(connection: Connection, after: ObjectKey | None, limit: int) -> list[tuple[ObjectKey, int]]:
-    """See `Versions.floors_after`."""
-    query = PAGE.limit(limit)
-    if after is not None:
-        bucket, name = (bindparam(None, utf8(text), type_=_F.name.type) for text in (after.bucket, after.name))
-        query = query.where(_F.bucket >= bucket, or_(_F.bucket > bucket, and_(_F.bucket == bucket, _F.name > name)))
-    return [(ObjectKey(bucket, name), version) for bucket, name, version in connection.execute(query)]
+class SqlFloors(SqlPart):
+    """Floors of `Versions` of the port."""
+
+    @reads
+    def floors_after(self, connection: Connection, after: ObjectKey | None, limit: int) -> list[tuple[ObjectKey, int]]:
+        query = PAGE.limit(limit)
+        if after is not None:
+            bucket, name = (bindparam(None, utf8(text), type_=_F.name.type) for text in (after.bucket, after.name))
+            query = query.where(_F.bucket >= bucket, or_(_F.bucket > bucket, and_(_F.bucket == bucket, _F.name > name)))
+        return [(ObjectKey(bucket, name), version) for bucket, name, version in connection.execute(query)]
+
+    def restore_floors(self, found: Sequence[tuple[ObjectKey, int]]) -> None:
+        if found:
+            self._write(_restore_floors, found)
+
+    @writes
+    def forget_floors(self, connection: Connection, now_ms: int, limit: int) -> int:
+        old = connection.execute(OLD.limit(limit), {"before": (now_ms - FLOOR_MS) * 1000}).all()
+        for bucket, name, version in old:
+            connection.execute(_FORGET, {"of_bucket": bucket, "of_name": name, "number": version})
+        return len(old)
 
 
-def restore(connection: Connection, found: Sequence[tuple[ObjectKey, int]]) -> None:
-    """See `Versions.restore_floors`."""
+def _restore_floors(connection: Connection, found: Sequence[tuple[ObjectKey, int]]) -> None:
     for key, number in found:
         raise_to(connection, key, number, 0)
-
-
-def forget(connection: Connection, now_ms: int, limit: int) -> int:
-    """See `Versions.forget_floors`."""
-    old = connection.execute(OLD.limit(limit), {"before": (now_ms - FLOOR_MS) * 1000}).all()
-    for bucket, name, version in old:
-        connection.execute(_FORGET, {"of_bucket": bucket, "of_name": name, "number": version})
-    return len(old)

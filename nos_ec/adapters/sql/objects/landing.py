@@ -31,6 +31,7 @@ from nos_ec.adapters.sql.blocks import landing_segments
 from nos_ec.adapters.sql.objects import waiting
 from nos_ec.adapters.sql.objects.puts import QUEUED, lock_entries
 from nos_ec.adapters.sql.objects.release_version import Burial
+from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed
 from nos_ec.adapters.sql.tables.rows import (
     IDS,
@@ -139,28 +140,89 @@ MOVE_ENTRIES = (
 )
 
 
-def reserve(connection: Connection, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
-    """See `Metadata.reserve_landing`. An id that is already queued stays as it is."""
-    if any(map(in_log, landing_ids)):
-        raise ValueError(
-            "a record of the landing log is not reserved: it would be referred to whatever its segment's state"
+class SqlLandingQueue(SqlPart):
+    """`LandingQueue` of the port, and `move_landed` of `LandingSegments`."""
+
+    @writes
+    def reserve_landing(self, connection: Connection, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
+        # An id that is already queued stays as it is.
+        if any(map(in_log, landing_ids)):
+            raise ValueError(
+                "a record of the landing log is not reserved: it would be referred to whatever its segment's state"
+            )
+        if landing_ids:
+            connection.execute(RESERVE, {**id_rows(landing_ids), "not_before": not_before_ms})
+
+    @reads
+    def due_deletions(self, connection: Connection, now_ms: int, limit: int) -> list[LandingDeletion]:
+        rows = connection.execute(DUE_DELETIONS, {"now_ms": now_ms, "rows_max": limit}).all()
+        if len(rows) < limit:
+            far = {"far_ms": now_ms + WAIT_MS_MAX, "rows_max": limit - len(rows)}
+            rows = [*rows, *connection.execute(FAR_DELETIONS, far)]
+        return [_deletion(row) for row in rows]
+
+    @reads
+    def first_deletion_ms(self, connection: Connection) -> int | None:
+        return connection.execute(FIRST_DUE_MS).scalar()
+
+    def doom_landing(self, verified: Mapping[LandingId, BlockId | None]) -> frozenset[LandingId]:
+        return self._write(_doom_landing, verified) if verified else frozenset()
+
+    @writes
+    def revert_to_landing(self, connection: Connection, deletion: LandingDeletion, now_ms: int) -> bool:
+        entry = lock_entries(connection, [deletion.landing_id]).get(deletion.landing_id)
+        if entry is None or entry.doomed or (entry.object_id, entry.version) != (deletion.object_id, deletion.version):
+            return False
+        row = _lock_version(connection, deletion)
+        if row is None or row.extent is None or (deletion.row is not None and row.extent != deletion.row.extent):
+            return False
+        landed = replace(
+            row, state=advance_object(row.state, ObjectEvent.REVERT), landing_id=deletion.landing_id, extent=None
         )
-    if landing_ids:
-        connection.execute(RESERVE, {**id_rows(landing_ids), "not_before": not_before_ms})
+        back = {
+            "state": landed.state,
+            "landing_id": deletion.landing_id,
+            "block_id": None,
+            "block_offset": None,
+        }
+        connection.execute(update(OBJECTS).where(_O.object_id == row.object_id).values(back))
+        waiting.enter(connection, [(landed, now_ms)])
+        burial = Burial()
+        burial.add(row.extent.block_id, row.extent.length)
+        burial.apply(connection)
+        _remove(connection, [deletion.landing_id])
+        return True
 
+    @writes
+    def postpone_deletion(self, connection: Connection, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
+        if landing_ids:
+            connection.execute(POSTPONE, {**id_rows(landing_ids), "not_before": not_before_ms})
 
-def due(connection: Connection, now_ms: int, limit: int) -> list[LandingDeletion]:
-    """See `Metadata.due_deletions`."""
-    rows = connection.execute(DUE_DELETIONS, {"now_ms": now_ms, "rows_max": limit}).all()
-    if len(rows) < limit:
-        far = {"far_ms": now_ms + WAIT_MS_MAX, "rows_max": limit - len(rows)}
-        rows = [*rows, *connection.execute(FAR_DELETIONS, far)]
-    return [_deletion(row) for row in rows]
+    def forget_landing(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
+        return self._write(_forget_landing, landing_ids) if landing_ids else frozenset()
 
+    @reads
+    def queued_copy(
+        self, connection: Connection, row: ObjectRow, first: LandingId, last: LandingId
+    ) -> LandingId | None:
+        # Each statement reads a range of the primary key.
+        for lower, upper in _ranges(connection, row, first, last):
+            wanted = {"first": lower, "last": upper, "object": row.object_id, "of_version": row.version}
+            found = connection.execute(QUEUED_COPY, wanted).scalar()
+            if found is not None:
+                return LandingId(found)
+        return None
 
-def first_due_ms(connection: Connection) -> int | None:
-    """See `Metadata.first_deletion_ms`."""
-    return connection.execute(FIRST_DUE_MS).scalar()
+    def landing_known(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
+        return self._read(known, landing_ids)
+
+    @reads
+    def landing_needed(self, connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
+        # One statement, as in `known`.
+        return _listed(connection, NEEDED, landing_ids) if landing_ids else frozenset()
+
+    def move_landed(self, moves: Sequence[LandedMove]) -> frozenset[LandingId]:
+        return self._write(_move_landed, moves) if moves else frozenset()
 
 
 def _deletion(row: Sequence[Any]) -> LandingDeletion:
@@ -170,8 +232,7 @@ def _deletion(row: Sequence[Any]) -> LandingDeletion:
     )
 
 
-def doom(connection: Connection, verified: Mapping[LandingId, BlockId | None]) -> frozenset[LandingId]:
-    """See `Metadata.doom_landing` (invariant 2)."""
+def _doom_landing(connection: Connection, verified: Mapping[LandingId, BlockId | None]) -> frozenset[LandingId]:
     entries = lock_entries(connection, list(verified))
     versions = {
         landing_id: (entry.object_id, entry.version)
@@ -206,32 +267,6 @@ def _rows_of(connection: Connection, versions: set[tuple[int, int]]) -> dict[tup
     return {(row.object_id, row.version): row for row in found}
 
 
-def revert(connection: Connection, deletion: LandingDeletion, now_ms: int) -> bool:
-    """See `Metadata.revert_to_landing`."""
-    entry = lock_entries(connection, [deletion.landing_id]).get(deletion.landing_id)
-    if entry is None or entry.doomed or (entry.object_id, entry.version) != (deletion.object_id, deletion.version):
-        return False
-    row = _lock_version(connection, deletion)
-    if row is None or row.extent is None or (deletion.row is not None and row.extent != deletion.row.extent):
-        return False
-    landed = replace(
-        row, state=advance_object(row.state, ObjectEvent.REVERT), landing_id=deletion.landing_id, extent=None
-    )
-    back = {
-        "state": landed.state,
-        "landing_id": deletion.landing_id,
-        "block_id": None,
-        "block_offset": None,
-    }
-    connection.execute(update(OBJECTS).where(_O.object_id == row.object_id).values(back))
-    waiting.enter(connection, [(landed, now_ms)])
-    burial = Burial()
-    burial.add(row.extent.block_id, row.extent.length)
-    burial.apply(connection)
-    _remove(connection, [deletion.landing_id])
-    return True
-
-
 def _lock_version(connection: Connection, deletion: LandingDeletion) -> ObjectRow | None:
     found = (
         select(*OBJECT_COLUMNS)
@@ -242,14 +277,7 @@ def _lock_version(connection: Connection, deletion: LandingDeletion) -> ObjectRo
     return None if row is None else object_row(row)
 
 
-def postpone(connection: Connection, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
-    """See `Metadata.postpone_deletion`."""
-    if landing_ids:
-        connection.execute(POSTPONE, {**id_rows(landing_ids), "not_before": not_before_ms})
-
-
-def forget(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
-    """See `Metadata.forget_landing`."""
+def _forget_landing(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
     held = landing_segments.held(connection, landing_ids)
     _remove(connection, [landing_id for landing_id in landing_ids if landing_id not in held])
     return held
@@ -261,8 +289,8 @@ def _remove(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
         connection.execute(gone, id_rows(landing_ids))
 
 
-def move(connection: Connection, moves: Sequence[LandedMove]) -> frozenset[LandingId]:
-    """See `Metadata.move_landed`. Locks are taken as in commits: segments, rows, entries."""
+def _move_landed(connection: Connection, moves: Sequence[LandedMove]) -> frozenset[LandingId]:
+    """Locks are taken as in commits: segments, rows, entries."""
     targets = [one.target for one in moves]
     if not all(map(in_log, targets)) or landing_segments.held(connection, [one.source for one in moves]):
         raise ValueError("a copy can only move to a record of the landing log, and not from a segment that is OPEN")
@@ -278,19 +306,9 @@ def move(connection: Connection, moves: Sequence[LandedMove]) -> frozenset[Landi
 
 
 def known(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
-    """See `Metadata.landing_known`. One statement, so that it sees a single point in time, because copies move between
-    rows and the queue."""
+    """Return the copies among these that a row or a queue entry has. Runs one statement, so that it sees a single point
+    in time: copies move between rows and the queue."""
     return _listed(connection, KNOWN, landing_ids) if landing_ids else frozenset()
-
-
-def queued_copy(connection: Connection, row: ObjectRow, first: LandingId, last: LandingId) -> LandingId | None:
-    """See `Metadata.queued_copy`: ranges of the primary key."""
-    for lower, upper in _ranges(connection, row, first, last):
-        wanted = {"first": lower, "last": upper, "object": row.object_id, "of_version": row.version}
-        found = connection.execute(QUEUED_COPY, wanted).scalar()
-        if found is not None:
-            return LandingId(found)
-    return None
 
 
 def find_queued(connection: Connection, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
@@ -318,11 +336,6 @@ def _ranges(
     segments = landing_segments.recorded_in(connection, first, last, row.created_ms)
     bounds = map(ids_in_segment, segments)
     return [(max(first, lower), min(last, upper)) for lower, upper in bounds]
-
-
-def needed(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
-    """See `Metadata.landing_needed`. One statement, as in `known`."""
-    return _listed(connection, NEEDED, landing_ids) if landing_ids else frozenset()
 
 
 def _listed(connection: Connection, question: Any, landing_ids: Any) -> frozenset[LandingId]:

@@ -12,10 +12,12 @@ from sqlalchemy import Connection, insert, update
 from nos_ec.adapters.sql.blocks import block_rows, leases
 from nos_ec.adapters.sql.objects import floors, make_noncurrent, object_rows, puts, uploads, versions
 from nos_ec.adapters.sql.objects.release_version import release
+from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.rows import noncurrent_mark
 from nos_ec.adapters.sql.tables.schema import OBJECTS, SEGMENTS
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import ObjectKey
 from nos_ec.core.states import BlockState, ObjectEvent, ObjectState, advance_object
 from nos_ec.core.versions import Versioning, is_conditional
 from nos_ec.ports.metadata import Lease, NewLargeObject, ObjectRow
@@ -24,10 +26,27 @@ _O = OBJECTS.c
 _LARGE = advance_object(None, ObjectEvent.STORE)
 
 
+class SqlLargePuts(SqlPart):
+    """Large PUTs of `Objects` of the port."""
+
+    @reads
+    def next_version(
+        self, connection: Connection, key: ObjectKey, now_ms: int, *, of_all: bool = False, conditional: bool = False
+    ) -> int:
+        row = object_rows.find(connection, key)
+        previous = 0 if row is None else row.version
+        if of_all:
+            previous = max(previous, versions.newest_number(connection, key))
+        return object_rows.next_version(previous, now_ms, conditional=conditional)
+
+    def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool | NosError:
+        return self._write_again(record_large, self._bound(), new, lease, now_ms)
+
+
 def record_large(
     connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int
 ) -> bool | NosError:
-    """See `Metadata.record_large`."""
+    """Record a large object, as `Objects.record_large` of the port promises. Raises Overtaken."""
     _check_large(new, geometry)
     current = object_rows.lock_listed(connection, [new.key]).get(new.key)
     if current is not None and _is_recorded(connection, current, new):

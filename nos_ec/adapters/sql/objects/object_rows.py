@@ -10,11 +10,9 @@ from typing import Any
 from sqlalchemy import (
     Connection,
     Select,
-    and_,
     bindparam,
     delete,
     func,
-    or_,
     select,
     union_all,
     update,
@@ -22,7 +20,9 @@ from sqlalchemy import (
 
 from nos_ec.adapters.sql.objects import make_noncurrent, trash
 from nos_ec.adapters.sql.objects.release_version import release
-from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
+from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
+from nos_ec.adapters.sql.tables.json_rows import UpdateListed, looked_up
+from nos_ec.adapters.sql.tables.look_up import FAILURES
 from nos_ec.adapters.sql.tables.rows import (
     FIRST_MARK,
     LIVE,
@@ -40,10 +40,7 @@ from nos_ec.adapters.sql.tables.schema import ID_BYTES, OBJECTS, SEGMENTS, WAITI
 from nos_ec.core.conditions import Condition
 from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import NotFound
-from nos_ec.core.formats.messages import NamedVersion, PackRequest
 from nos_ec.core.ids import (
-    BUCKET_BYTES_MAX,
-    NAME_BYTES_MAX,
     BlockId,
     Extent,
     LandingId,
@@ -108,39 +105,6 @@ MAKE_DUE = (
     .values(due_ms=bindparam("due"))
 )
 """Follows LOCK_IDS."""
-_REQUESTS = JsonRows(
-    "requests",
-    object_id=0,
-    version=0,
-    bucket=BUCKET_BYTES_MAX,
-    name=NAME_BYTES_MAX,
-    size=0,
-    crc32c=0,
-    landing_id=ID_BYTES,
-    number=0,
-)
-NOT_AS_ASKED = looked_up(
-    select(_REQUESTS["number"], _O.object_id, _O.attributes)
-    .join_from(
-        _REQUESTS.table,
-        OBJECTS,
-        and_(
-            _O.object_id == _REQUESTS["object_id"],
-            _O.version == _REQUESTS["version"],
-            _O.bucket == _REQUESTS["bucket"],
-            _O.name == _REQUESTS["name"],
-            _O.size == _REQUESTS["size"],
-            _O.crc32c == _REQUESTS["crc32c"],
-            _O.landing_id == _REQUESTS["landing_id"],
-            _O.state.in_(sorted(state for state in ObjectState if state.in_landing)),
-        ),
-        isouter=True,
-    )
-    .where(or_(_O.object_id.is_(None), _O.attributes.is_not(None))),
-    OBJECTS,
-)
-"""Selects the requests that no longer hold, without an object id, and those of objects with attributes. Nearly all of
-the others still hold, so hardly any rows come back."""
 OLDEST_LANDING_ID = (
     by_index(select(_W.landing_id), WAITING, "PRIMARY")
     .where(_W.landing_id >= bindparam("least", type_=_W.landing_id.type))
@@ -149,20 +113,6 @@ OLDEST_LANDING_ID = (
 )
 """The bound makes planners tell a look-up in an index from a scan, also when it holds for every id."""
 _REMOVE = delete(OBJECTS).where(_O.object_id == bindparam("removed"))
-_NAMED = JsonRows("named", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX, version=0)
-COMPLETE = looked_up(
-    select(*OBJECT_COLUMNS)
-    .join_from(
-        _NAMED.table,
-        OBJECTS,
-        and_(_O.trashed == LIVE, _O.bucket == _NAMED["bucket"], _O.name == _NAMED["name"]),
-    )
-    .join(WAITING, _W.landing_id == _O.landing_id)
-    .where(_O.version == _NAMED["version"], or_(_O.state == ObjectState.QUEUED, _W.due_ms <= bindparam("due"))),
-    OBJECTS,
-    "objects_by_trash_key",
-    then=WAITING,
-)
 LOOKS_MAX = 200
 """Looks for the current version of a key: each further one means that another writer has stored one meanwhile."""
 _BEHIND = b"\xff"
@@ -176,6 +126,113 @@ def next_version(previous: int | None, now_ms: int, *, conditional: bool) -> int
     """The rule for versions: unique and increasing per key, close to the clock in microseconds, and odd for changes
     under a condition."""
     return numbered(max((previous or 0) + 1, now_ms * 1000), conditional=conditional)
+
+
+class SqlObjects(SqlPart):
+    """`Objects` of the port, except PUTs and listings of rows; and `make_due` of `LandingSegments`."""
+
+    @writes
+    def set_attributes(self, connection: Connection, row: ObjectRow, attributes: bytes) -> bool:
+        found = connection.execute(LOCK_KEPT, OBJECT_IDS.dump([(row.object_id, row.version)])).first()
+        current = None if found is None else object_row(found)
+        if current is None or current.version != row.version or current.attributes not in (row.attributes, attributes):
+            return False
+        changed = by_primary(update(OBJECTS)).where(_O.object_id == row.object_id).values(attributes=attributes)
+        require_all(connection.execute(changed).rowcount, 1, "objects")
+        return True
+
+    def get(self, key: ObjectKey) -> ObjectRow:
+        row = self._find(key)
+        if row is None:
+            raise NotFound(f"object {key} does not exist", key=key)
+        return row
+
+    def segments(self, object_id: int, version: int) -> list[Segment]:
+        return self._read(segments, object_id, version)
+
+    @writes
+    def delete(
+        self,
+        connection: Connection,
+        key: ObjectKey,
+        now_ms: int,
+        until_ms: int | None = None,
+        condition: Condition | None = None,
+    ) -> ObjectRow:
+        row = lock(connection, key)
+        if row is None:
+            raise NotFound(f"object {key} does not exist", key=key)
+        if condition is not None and (refusal := condition.refusal(key, row.tag, row.facts)) is not None:
+            raise refusal
+        if row.is_of_versions:
+            make_noncurrent.hide(connection, [row], now_ms, until_ms, conditional=condition is not None)
+            return row
+        if until_ms is not None:
+            trash.put_into(connection, [row], now_ms, until_ms)
+            return row
+        release(connection, [row], now_ms)
+        require_all(connection.execute(_REMOVE, {"removed": row.object_id}).rowcount, 1, "objects")
+        return row
+
+    def delete_many(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
+        return self._write(_delete_many, keys, now_ms, until_ms) if keys else []
+
+    def delete_unchanged(self, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
+        return self._write(_delete_unchanged, rows, now_ms, until_ms) if rows else []
+
+    @reads
+    def list_names(self, connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
+        # Reads a range of the index alone, whatever the prefix, and nothing of the trash.
+        names = by_index(select(_O.name), OBJECTS, "objects_by_trash_key").where(
+            _O.trashed == LIVE, _O.bucket == bucket
+        )
+        page = names.where(*name_range(prefix, after)).order_by(_O.trashed, _O.bucket, _O.name).limit(limit)
+        return list(connection.execute(page).scalars())
+
+    def list_buckets(self, after: str, limit: int) -> list[str]:
+        return self._read(list_buckets, after, limit)
+
+    @reads
+    def due_objects(self, connection: Connection, now_ms: int, limit: int, slots: Collection[int]) -> list[ObjectRow]:
+        if not slots:
+            return []
+        numbered = {f"slot_{i}": slot for i, slot in enumerate(sorted(set(slots)))}
+        rows = _walked(connection, numbered, {"now_ms": now_ms, "rows_max": limit}, far=False)
+        if len(rows) < limit:
+            rows += _walked(
+                connection, numbered, {"far_ms": now_ms + WAIT_MS_MAX, "rows_max": limit - len(rows)}, far=True
+            )
+        return rows
+
+    @reads
+    def oldest_landing_id(self, connection: Connection) -> LandingId | None:
+        # Ids of the landing log sort behind all others.
+        oldest = _least_landing_id(connection, bytes(ID_BYTES))
+        if oldest is None or in_log(oldest):
+            return oldest
+        of_log = _least_landing_id(connection, record_ids_between(0, 0)[0])
+        return oldest if of_log is None else min(oldest, of_log, key=time_of)
+
+    @writes
+    def mark_published(self, connection: Connection, rows: Sequence[ObjectRow], due_ms: int) -> int:
+        if not rows:
+            return 0
+        listed = OBJECT_IDS.dump(sorted({(row.object_id, row.version) for row in rows}))
+        marked = connection.execute(MARK_PUBLISHED, listed).rowcount
+        waiting = connection.execute(MARK_WAITING, {**listed, "due": due_ms}).rowcount
+        require_all(min(marked, waiting), marked, "waiting objects")
+        return marked
+
+    def make_due(self, rows: Sequence[ObjectRow], now_ms: int) -> int:
+        return self._write(_make_due, rows, now_ms) if rows else 0
+
+    def _find(self, key: ObjectKey) -> ObjectRow | None:
+        if self._look_ups is not None:
+            try:
+                return self._look_ups.find(key)
+            except FAILURES:
+                pass  # the ordinary read overcomes the failure, or reports it
+        return self._read(find, key)
 
 
 def find(connection: Connection, key: ObjectKey) -> ObjectRow | None:
@@ -211,14 +268,8 @@ def lock_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[Objec
     return locked
 
 
-def version_for(connection: Connection, key: ObjectKey, now_ms: int, *, conditional: bool) -> int:
-    """See `Metadata.next_version`."""
-    row = find(connection, key)
-    return next_version(None if row is None else row.version, now_ms, conditional=conditional)
-
-
 def segments(connection: Connection, object_id: int, version: int) -> list[Segment]:
-    """See `Metadata.segments`."""
+    """Return the segments of a version of a large object, in order of their parts; empty for other objects."""
     found = (
         select(_S.block_id, _S.block_offset, _S.length, _S.crc32c)
         .where(_S.object_id == object_id, _S.version == version)
@@ -230,51 +281,18 @@ def segments(connection: Connection, object_id: int, version: int) -> list[Segme
     ]
 
 
-def set_attributes(connection: Connection, row: ObjectRow, attributes: bytes) -> bool:
-    """See `Metadata.set_attributes`."""
-    found = connection.execute(LOCK_KEPT, OBJECT_IDS.dump([(row.object_id, row.version)])).first()
-    current = None if found is None else object_row(found)
-    if current is None or current.version != row.version or current.attributes not in (row.attributes, attributes):
-        return False
-    changed = by_primary(update(OBJECTS)).where(_O.object_id == row.object_id).values(attributes=attributes)
-    require_all(connection.execute(changed).rowcount, 1, "objects")
-    return True
-
-
-def remove(
-    connection: Connection, key: ObjectKey, now_ms: int, until_ms: int | None, condition: Condition | None
-) -> ObjectRow:
-    """See `Metadata.delete`."""
-    row = lock(connection, key)
-    if row is None:
-        raise NotFound(f"object {key} does not exist", key=key)
-    if condition is not None and (refusal := condition.refusal(key, row.tag, row.facts)) is not None:
-        raise refusal
-    if row.is_of_versions:
-        make_noncurrent.hide(connection, [row], now_ms, until_ms, conditional=condition is not None)
-        return row
-    if until_ms is not None:
-        trash.put_into(connection, [row], now_ms, until_ms)
-        return row
-    release(connection, [row], now_ms)
-    require_all(connection.execute(_REMOVE, {"removed": row.object_id}).rowcount, 1, "objects")
-    return row
-
-
-def remove_listed(
+def _delete_many(
     connection: Connection, keys: Sequence[ObjectKey], now_ms: int, until_ms: int | None
 ) -> list[ObjectRow]:
-    """See `Metadata.delete_many`."""
     found = lock_listed(connection, set(keys))
     rows = [found[key] for key in dict.fromkeys(keys) if key in found]
     _remove_locked(connection, rows, now_ms, until_ms, conditional=False)
     return rows
 
 
-def remove_unchanged(
+def _delete_unchanged(
     connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None
 ) -> list[ObjectRow]:
-    """See `Metadata.delete_unchanged`."""
     wanted = {row.key: (row.object_id, row.version, row.attributes) for row in rows}
     found = lock_listed(connection, set(wanted))
     left = [row for key, row in found.items() if wanted[key] == (row.object_id, row.version, row.attributes)]
@@ -293,15 +311,8 @@ def _remove_locked(
         make_noncurrent.discard(connection, plain, now_ms, until_ms)
 
 
-def list_names(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
-    """See `Metadata.list_names`. Reads a range of the index alone, whatever the prefix, and nothing of the trash."""
-    names = by_index(select(_O.name), OBJECTS, "objects_by_trash_key").where(_O.trashed == LIVE, _O.bucket == bucket)
-    page = names.where(*name_range(prefix, after)).order_by(_O.trashed, _O.bucket, _O.name).limit(limit)
-    return list(connection.execute(page).scalars())
-
-
 def list_buckets(connection: Connection, after: str, limit: int) -> list[str]:
-    """See `Metadata.list_buckets`. One index seek per bucket, however many objects each has."""
+    """One index seek per bucket, however many objects each has."""
     buckets: list[str] = []
     while len(buckets) < limit:
         last = buckets[-1] if buckets else after
@@ -319,29 +330,9 @@ def _next_bucket(connection: Connection, after: bytes) -> str | None:
     return bucket if hidden is None else _next_bucket(connection, utf8(hidden) + _BEHIND)
 
 
-def oldest_landing_id(connection: Connection) -> LandingId | None:
-    """See `Metadata.oldest_landing_id`. Ids of the landing log sort behind all others."""
-    oldest = _least_landing_id(connection, bytes(ID_BYTES))
-    if oldest is None or in_log(oldest):
-        return oldest
-    of_log = _least_landing_id(connection, record_ids_between(0, 0)[0])
-    return oldest if of_log is None else min(oldest, of_log, key=time_of)
-
-
 def _least_landing_id(connection: Connection, least: bytes) -> LandingId | None:
     found = connection.execute(OLDEST_LANDING_ID, {"least": least}).scalar()
     return None if found is None else LandingId(found)
-
-
-def due(connection: Connection, now_ms: int, limit: int, slots: Collection[int]) -> list[ObjectRow]:
-    """See `Metadata.due_objects`."""
-    if not slots:
-        return []
-    numbered = {f"slot_{i}": slot for i, slot in enumerate(sorted(set(slots)))}
-    rows = _walked(connection, numbered, {"now_ms": now_ms, "rows_max": limit}, far=False)
-    if len(rows) < limit:
-        rows += _walked(connection, numbered, {"far_ms": now_ms + WAIT_MS_MAX, "rows_max": limit - len(rows)}, far=True)
-    return rows
 
 
 def _walked(
@@ -388,50 +379,7 @@ def _due_in(slots: int, far: bool) -> Select[Any]:
     )
 
 
-def mark_published(connection: Connection, rows: Sequence[ObjectRow], due_ms: int) -> int:
-    """See `Metadata.mark_published`."""
-    if not rows:
-        return 0
-    listed = OBJECT_IDS.dump(sorted({(row.object_id, row.version) for row in rows}))
-    marked = connection.execute(MARK_PUBLISHED, listed).rowcount
-    waiting = connection.execute(MARK_WAITING, {**listed, "due": due_ms}).rowcount
-    require_all(min(marked, waiting), marked, "waiting objects")
-    return marked
-
-
-def make_due(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) -> int:
-    """See `Metadata.make_due`."""
+def _make_due(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) -> int:
     listed = OBJECT_IDS.dump(sorted({(row.object_id, row.version) for row in rows}))
     connection.execute(LOCK_IDS, listed).all()
     return connection.execute(MAKE_DUE, {**listed, "due": now_ms}).rowcount
-
-
-def complete(
-    connection: Connection, named: Sequence[NamedVersion], due_ms: int
-) -> dict[NamedVersion, tuple[PackRequest, bytes]]:
-    """See `Metadata.complete`."""
-    listed = _NAMED.dump((utf8(n.key.bucket), utf8(n.key.name), n.version) for n in dict.fromkeys(named))
-    rows = [object_row(row) for row in connection.execute(COMPLETE, {**listed, "due": due_ms})]
-    return {NamedVersion(row.key, row.version): (_request(row), row.attributes) for row in rows}
-
-
-def _request(row: ObjectRow) -> PackRequest:
-    assert row.landing_id is not None
-    return PackRequest(row.object_id, row.key, row.version, row.size, row.crc32c, row.landing_id)
-
-
-def still_landed(connection: Connection, requests: Sequence[PackRequest]) -> dict[PackRequest, bytes]:
-    """See `Metadata.still_landed`."""
-    if not requests:
-        return {}
-    listed = _REQUESTS.dump(
-        (r.object_id, r.version, utf8(r.key.bucket), utf8(r.key.name), r.size, r.crc32c, r.landing_id, number)
-        for number, r in enumerate(requests)
-    )
-    found = dict.fromkeys(requests, b"")
-    for number, object_id, attributes in connection.execute(NOT_AS_ASKED, listed):
-        if object_id is None:
-            found.pop(requests[number], None)
-        else:
-            found[requests[number]] = attributes
-    return found

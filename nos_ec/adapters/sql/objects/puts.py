@@ -27,6 +27,7 @@ from sqlalchemy.exc import IntegrityError
 from nos_ec.adapters.sql.blocks import landing_segments
 from nos_ec.adapters.sql.objects import make_noncurrent, object_rows, tails, uploads, versions, waiting
 from nos_ec.adapters.sql.objects.release_version import release
+from nos_ec.adapters.sql.tables.base import SqlPart
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import IDS, by_index, by_keys, delete_listed, id_rows, key_rows, require_all
 from nos_ec.adapters.sql.tables.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, WAITING
@@ -119,10 +120,24 @@ class _InTime:
     again: bool
 
 
-def record_puts(
+class SqlPuts(SqlPart):
+    """`record_puts` of `Objects` of the port."""
+
+    def record_puts(
+        self, objects: Sequence[NewObject], now_ms: int, *, together: bool = False
+    ) -> list[ObjectRow | NosError]:
+        if not objects:
+            return []
+        try:
+            return self._write_again(_record_puts, objects, now_ms, together=together)
+        except RecordedBefore:
+            return self._write_again(_record_puts, objects, now_ms, together=together, again=True)
+
+
+def _record_puts(
     connection: Connection, new: Sequence[NewObject], now_ms: int, *, together: bool = False, again: bool = False
 ) -> list[ObjectRow | NosError]:
-    """See `Metadata.record_puts`. Raises RecordedBefore, and then nothing must be committed, unless `again` is set."""
+    """Raises RecordedBefore, and then nothing must be committed, unless `again` is set."""
     _check(new)
     in_time = _look(connection, [one.landing_id for one in new if one.landing_id is not None], again=again)
     answers: dict[int, ObjectRow | NosError] = {}

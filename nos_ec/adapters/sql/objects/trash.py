@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, bindparam, func, select
 
 from nos_ec.adapters.sql.objects.release_version import release
+from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import (
     FIRST_MARK,
@@ -83,30 +84,38 @@ def put_into(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, unt
     require_all(connection.execute(PUT_INTO, listed).rowcount, len(rows), "objects")
 
 
-def page(connection: Connection, before: TrashMark | None, limit: int, bucket: str, prefix: str) -> TrashPage:
-    """See `Trash.trash_page`."""
-    start = _END if before is None else trash_place(*before)
-    last, count = connection.execute(LAST_OF_PAGE, {"before": start, "least": _LEAST, "rows_max": limit}).one()
-    if not count:
-        return TrashPage([], None)
-    rows = connection.execute(_in_bucket(PAGE, bucket, prefix), {"before": start, "least": last}).all()
-    on = TrashMark(*place_of(last))
-    return TrashPage([marked_row(row) for row in rows], None if count < limit else on)
+class SqlTrash(SqlPart):
+    """`Trash` of the port, except `undelete` (versions.py)."""
+
+    @reads
+    def trash_page(
+        self, connection: Connection, before: TrashMark | None, limit: int, bucket: str = "", prefix: str = ""
+    ) -> TrashPage:
+        start = _END if before is None else trash_place(*before)
+        last, count = connection.execute(LAST_OF_PAGE, {"before": start, "least": _LEAST, "rows_max": limit}).one()
+        if not count:
+            return TrashPage([], None)
+        rows = connection.execute(_in_bucket(PAGE, bucket, prefix), {"before": start, "least": last}).all()
+        on = TrashMark(*place_of(last))
+        return TrashPage([marked_row(row) for row in rows], None if count < limit else on)
+
+    @reads
+    def expired_trash(
+        self, connection: Connection, now_ms: int, limit: int, after: TrashMark | None = None
+    ) -> list[ObjectRow]:
+        least = _LEAST if after is None else trash_place(after.until_ms, after.object_id + 1)
+        bounds = {"least": least, "before": trash_place(now_ms + 1, 0), "rows_max": limit}
+        return [marked_row(row) for row in connection.execute(EXPIRED, bounds)]
+
+    def purge_trash(self, rows: Sequence[ObjectRow], now_ms: int) -> list[ObjectRow]:
+        return self._write(_purge_trash, rows, now_ms) if rows else []
 
 
 def _in_bucket(query: Select[Any], bucket: str, prefix: str) -> Select[Any]:
     return query.where(_O.bucket == bucket, *name_range(prefix, "")) if bucket else query
 
 
-def expired(connection: Connection, now_ms: int, limit: int, after: TrashMark | None) -> list[ObjectRow]:
-    """See `Trash.expired_trash`."""
-    least = _LEAST if after is None else trash_place(after.until_ms, after.object_id + 1)
-    bounds = {"least": least, "before": trash_place(now_ms + 1, 0), "rows_max": limit}
-    return [marked_row(row) for row in connection.execute(EXPIRED, bounds)]
-
-
-def purge(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) -> list[ObjectRow]:
-    """See `Trash.purge_trash`."""
+def _purge_trash(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) -> list[ObjectRow]:
     locked = _locked(connection, rows)
     gone = []
     for row in rows:
@@ -128,7 +137,8 @@ def remove_rows(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) 
 
 
 def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
-    """See `Trash.undelete`."""
+    """Make versions current again that are in the trash and whose keys have no current version. Return those, and those
+    that are current already."""
     locked = _locked(connection, rows)
     versions = {row.object_id: row.version for row in rows}
     wanted = [locked[one] for one in versions if one in locked and locked[one].version == versions[one]]

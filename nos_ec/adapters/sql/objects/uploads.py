@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, delete, insert, or_, select
 
+from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import IDS, by_index, delete_listed, id_rows, name_range, require_all
 from nos_ec.adapters.sql.tables.schema import ID_BYTES, UPLOADS, utf8
@@ -58,28 +59,85 @@ _FIRST_ID = bytes(ID_BYTES)
 _LAST_MS = 2**63 - 1
 
 
-def create(connection: Connection, new: UploadRow) -> None:
-    """See `Uploads.create_upload`."""
-    if find(connection, new.upload_id) is None:
-        connection.execute(insert(UPLOADS).values(_values(new)))
+class SqlUploads(SqlPart):
+    """`Uploads` of the port."""
+
+    @writes
+    def create_upload(self, connection: Connection, new: UploadRow) -> None:
+        if _upload(connection, new.upload_id) is None:
+            connection.execute(insert(UPLOADS).values(_values(new)))
+
+    def upload(self, upload_id: UploadId) -> UploadRow | None:
+        return self._read(_upload, upload_id)
+
+    def list_uploads(self, bucket: str, prefix: str, after: tuple[str, UploadId] | None, limit: int) -> list[UploadRow]:
+        return self._read(_list_uploads, bucket, prefix, after, limit)
+
+    @writes
+    def abort_upload(self, connection: Connection, upload_id: UploadId, now_ms: int) -> bool:
+        row = _locked(connection, [upload_id]).get(upload_id)
+        if row is None or row.state is not _OPEN:
+            return False
+        _doom(connection, [upload_id], now_ms)
+        return True
+
+    @writes
+    def abort_uploads(self, connection: Connection, bucket: str, limit: int, now_ms: int) -> int:
+        rows = _list_uploads(connection, bucket, "", None, limit)
+        still = [
+            row.upload_id for row in _locked(connection, [row.upload_id for row in rows]).values() if row.state is _OPEN
+        ]
+        _doom(connection, still, now_ms)
+        return len(rows)
+
+    @reads
+    def old_uploads(self, connection: Connection, before_ms: int, limit: int) -> list[UploadRow]:
+        return [_row(row) for row in connection.execute(OLD, {"before": before_ms, "rows_max": limit})]
+
+    @reads
+    def doomed_uploads(
+        self, connection: Connection, now_ms: int, limit: int, after: tuple[int, UploadId] | None = None
+    ) -> list[UploadRow]:
+        after_ms, after_id = (-1, _FIRST_ID) if after is None else after
+        bounds = {"until_ms": now_ms, "after_ms": after_ms, "after_id": after_id, "rows_max": limit}
+        due = [_row(row) for row in connection.execute(DUE, bounds)]
+        if due:
+            return due
+        far_ms = now_ms + WAIT_MS_MAX
+        if far_ms >= after_ms:
+            bounds |= {"after_ms": far_ms + 1, "after_id": _FIRST_ID}
+        return [_row(row) for row in connection.execute(DUE, bounds | {"until_ms": _LAST_MS})]
+
+    @writes
+    def forget_upload(self, connection: Connection, upload_id: UploadId) -> None:
+        connection.execute(delete(UPLOADS).where(_U.upload_id == upload_id, _U.state == _DOOMED))
+
+    @reads
+    def uploads_after(self, connection: Connection, after: UploadId | None, limit: int) -> list[UploadRow]:
+        rows = connection.execute(PAGE, {"after": after or _FIRST_ID, "rows_max": limit})
+        return [_row(row) for row in rows]
+
+    def uploads_with(self, upload_ids: Sequence[UploadId]) -> dict[UploadId, UploadRow]:
+        return self._read(_uploads_with, upload_ids)
+
+    def restore_uploads(self, rows: Sequence[UploadRow]) -> None:
+        if rows:
+            self._write(_restore_uploads, rows)
 
 
-def find(connection: Connection, upload_id: UploadId) -> UploadRow | None:
-    """See `Uploads.upload`."""
+def _upload(connection: Connection, upload_id: UploadId) -> UploadRow | None:
     row = connection.execute(FIND, {"upload_id": upload_id}).first()
     return None if row is None else _row(row)
 
 
-def listed(connection: Connection, upload_ids: Sequence[UploadId]) -> dict[UploadId, UploadRow]:
-    """See `Uploads.uploads_with`."""
+def _uploads_with(connection: Connection, upload_ids: Sequence[UploadId]) -> dict[UploadId, UploadRow]:
     rows = [_row(row) for row in connection.execute(LISTED, id_rows(upload_ids))] if upload_ids else []
     return {row.upload_id: row for row in rows}
 
 
-def in_bucket(
+def _list_uploads(
     connection: Connection, bucket: str, prefix: str, after: tuple[str, UploadId] | None, limit: int
 ) -> list[UploadRow]:
-    """See `Uploads.list_uploads`."""
     found = by_index(select(*_COLUMNS), UPLOADS, "uploads_by_key").where(_U.state == _OPEN, _U.bucket == bucket)
     found = found.where(*_from(prefix, after)).order_by(_U.state, _U.bucket, _U.name, _U.upload_id).limit(limit)
     return [_row(row) for row in connection.execute(found)]
@@ -93,56 +151,7 @@ def _from(prefix: str, after: tuple[str, UploadId] | None) -> list[Any]:
     return bounds
 
 
-def abort(connection: Connection, upload_id: UploadId, now_ms: int) -> bool:
-    """See `Uploads.abort_upload`."""
-    row = _locked(connection, [upload_id]).get(upload_id)
-    if row is None or row.state is not _OPEN:
-        return False
-    _doom(connection, [upload_id], now_ms)
-    return True
-
-
-def abort_in(connection: Connection, bucket: str, limit: int, now_ms: int) -> int:
-    """See `Uploads.abort_uploads`."""
-    rows = in_bucket(connection, bucket, "", None, limit)
-    still = [
-        row.upload_id for row in _locked(connection, [row.upload_id for row in rows]).values() if row.state is _OPEN
-    ]
-    _doom(connection, still, now_ms)
-    return len(rows)
-
-
-def old(connection: Connection, before_ms: int, limit: int) -> list[UploadRow]:
-    """See `Uploads.old_uploads`."""
-    return [_row(row) for row in connection.execute(OLD, {"before": before_ms, "rows_max": limit})]
-
-
-def doomed(connection: Connection, now_ms: int, limit: int, after: tuple[int, UploadId] | None) -> list[UploadRow]:
-    """See `Uploads.doomed_uploads`."""
-    after_ms, after_id = (-1, _FIRST_ID) if after is None else after
-    bounds = {"until_ms": now_ms, "after_ms": after_ms, "after_id": after_id, "rows_max": limit}
-    due = [_row(row) for row in connection.execute(DUE, bounds)]
-    if due:
-        return due
-    far_ms = now_ms + WAIT_MS_MAX
-    if far_ms >= after_ms:
-        bounds |= {"after_ms": far_ms + 1, "after_id": _FIRST_ID}
-    return [_row(row) for row in connection.execute(DUE, bounds | {"until_ms": _LAST_MS})]
-
-
-def forget(connection: Connection, upload_id: UploadId) -> None:
-    """See `Uploads.forget_upload`."""
-    connection.execute(delete(UPLOADS).where(_U.upload_id == upload_id, _U.state == _DOOMED))
-
-
-def page(connection: Connection, after: UploadId | None, limit: int) -> list[UploadRow]:
-    """See `Uploads.uploads_after`."""
-    rows = connection.execute(PAGE, {"after": after or _FIRST_ID, "rows_max": limit})
-    return [_row(row) for row in rows]
-
-
-def restore(connection: Connection, rows: Sequence[UploadRow]) -> None:
-    """See `Uploads.restore_uploads`."""
+def _restore_uploads(connection: Connection, rows: Sequence[UploadRow]) -> None:
     gone = delete_listed(connection, UPLOADS, _U.upload_id, IDS, "id")
     connection.execute(gone, id_rows([row.upload_id for row in rows]))
     connection.execute(insert(UPLOADS), [_values(row) for row in rows])
@@ -204,7 +213,7 @@ def _doom(connection: Connection, upload_ids: Sequence[UploadId], since_ms: int)
         return
     changed = connection.execute(DOOM, {**id_rows(upload_ids), "since": since_ms}).rowcount
     if changed < len(set(upload_ids)):
-        missing = set(upload_ids) - listed(connection, upload_ids).keys()
+        missing = set(upload_ids) - _uploads_with(connection, upload_ids).keys()
         _log.error("metadata damaged: composed objects without uploads", uploads=[one.hex() for one in sorted(missing)])
 
 

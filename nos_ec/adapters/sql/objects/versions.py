@@ -41,7 +41,7 @@ from sqlalchemy import (
 
 from nos_ec.adapters.sql.driver.transactions import Overtaken
 from nos_ec.adapters.sql.objects import floors, object_rows, trash
-from nos_ec.adapters.sql.objects.entries import FIRST_ROWS, GROWTH, Start, behind, start_of
+from nos_ec.adapters.sql.objects.entries import FIRST_ROWS, GROWTH, Start, behind, end_of, start_of
 from nos_ec.adapters.sql.objects.expired_versions import expire_marker, expire_version
 from nos_ec.adapters.sql.objects.make_noncurrent import (
     COLUMNS,
@@ -66,6 +66,7 @@ from nos_ec.adapters.sql.objects.make_noncurrent import (
     retire,
     stays,
 )
+from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes_again
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.tables.rows import (
     FIRST_MARK,
@@ -147,13 +148,99 @@ HOLDS_VERSION = (
 )
 
 
+class SqlVersions(SqlPart):
+    """`Versions` of the port, and `undelete` of `Trash`."""
+
+    @reads
+    def version(self, connection: Connection, key: ObjectKey, version: int | None) -> VersionEntry:
+        # Looks again at the current one, which a version may have become meanwhile.
+        for _ in range(3):
+            current = object_rows.find(connection, key)
+            if current is not None and _is_asked(current, version):
+                return VersionEntry(key, current.version, current.created_ms, not current.has_version_id, current, True)
+            found = connection.execute(*_asked(key, version)).first()
+            if found is None:
+                again = object_rows.find(connection, key)
+                if again is None or (current is not None and again.version == current.version):
+                    break
+                continue
+            if found.object_id is None:
+                return entry_of(found, None, is_latest=current is None and _is_newest(connection, found))
+            row = connection.execute(ROW, {"object_id": found.object_id}).first()
+            if row is not None and row.trashed < FIRST_MARK:
+                return entry_of(found, marked_row(row))
+        raise NotFound(f"object {key} has no version {'null' if version is None else version}", key=key)
+
+    @reads
+    def latest_marker(self, connection: Connection, key: ObjectKey) -> VersionEntry | None:
+        newest = connection.execute(NEWEST, named(key)).first()
+        return None if newest is None or newest.object_id is not None else entry_of(newest, None, is_latest=True)
+
+    @reads
+    def same_version(self, connection: Connection, row: ObjectRow) -> ObjectRow | None:
+        found = connection.execute(ROW, {"object_id": row.object_id}).first()
+        if found is None or found.version != row.version or found.trashed >= FIRST_MARK:
+            return None
+        return marked_row(found)
+
+    def list_versions(
+        self, bucket: str, prefix: str, delimiter: str, after: tuple[str, int | None], limit: int, budget_ms: int
+    ) -> VersionPage:
+        end_s = end_of(budget_ms)
+        return self._read(_list_versions, bucket, prefix, delimiter, after, limit, end_s)
+
+    def delete_versions(
+        self, deletions: Sequence[VersionDeletion], now_ms: int, until_ms: int | None = None
+    ) -> list[VersionEntry | NosError | None]:
+        return self._write_again(delete_all, deletions, now_ms, until_ms) if deletions else []
+
+    def undelete(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
+        return self._write(_undelete, rows) if rows else []
+
+    @reads
+    def markers_after(self, connection: Connection, after: tuple[ObjectKey, int] | None, limit: int) -> list[MarkerRow]:
+        rows = connection.execute(_behind(select(*COLUMNS), after).where(_V.object_id.is_(None)).limit(limit))
+        return [
+            MarkerRow(ObjectKey(row.bucket, row.name), VERSION_MAX - row.age_rank, row.created_ms, bool(row.is_null))
+            for row in rows
+        ]
+
+    def restore_markers(self, rows: Sequence[MarkerRow]) -> None:
+        if rows:
+            self._write(_restore_markers, rows)
+
+    def settle_versions(self, rows: Sequence[ObjectRow]) -> None:
+        if rows:
+            self._write(_settle_versions, rows)
+
+    @writes_again
+    def order_versions(self, connection: Connection, keys: Sequence[ObjectKey], now_ms: int, until_ms: int) -> None:
+        for key in keys:
+            current = object_rows.lock(connection, key)
+            newest = connection.execute(LOCK_NEWEST, named(key)).first()
+            if current is None:
+                _promote(connection, key)
+            elif newest is not None and VERSION_MAX - newest.age_rank > current.version:
+                retire(connection, [current])
+                _promote(connection, key)
+            _leave_one_null(connection, key, now_ms, until_ms)
+
+    def listed_as_noncurrent(self, rows: Sequence[ObjectRow]) -> frozenset[int]:
+        return self._read(_listed_as_noncurrent, rows) if rows else frozenset()
+
+    @reads
+    def noncurrent_after(
+        self, connection: Connection, after: tuple[ObjectKey, int] | None, limit: int
+    ) -> list[tuple[ObjectKey, int, int | None]]:
+        rows = connection.execute(_behind(select(*COLUMNS), after).limit(limit))
+        return [(ObjectKey(row.bucket, row.name), VERSION_MAX - row.age_rank, row.object_id) for row in rows]
+
+
 # --- with PUTs ----------------------------------------------------------------------------------------
-def number_for(connection: Connection, key: ObjectKey, now_ms: int, *, conditional: bool) -> int:
-    """See `Objects.next_version`."""
-    row = object_rows.find(connection, key)
+def newest_number(connection: Connection, key: ObjectKey) -> int:
+    """Return the greatest number that a noncurrent version, a marker or a removed version of this key has had, or 0."""
     newest = connection.execute(NEWEST, named(key)).first()
-    others = max(floors.of(connection, key), 0 if newest is None else VERSION_MAX - newest.age_rank)
-    return object_rows.next_version(max(others, 0 if row is None else row.version), now_ms, conditional=conditional)
+    return max(floors.of(connection, key), 0 if newest is None else VERSION_MAX - newest.age_rank)
 
 
 def of_number(connection: Connection, key: ObjectKey, version: int) -> ObjectRow | None:
@@ -191,7 +278,8 @@ def raise_if_null(connection: Connection, keys: Iterable[ObjectKey], own: int | 
 def delete_all(
     connection: Connection, deletions: Sequence[VersionDeletion], now_ms: int, until_ms: int | None
 ) -> list[VersionEntry | NosError | None]:
-    """See `Versions.delete_versions`."""
+    """Carry out these deletions, in their order, and return an answer for each: what was deleted, if anything, or why
+    it was refused. Raises Overtaken."""
     answers: list[VersionEntry | NosError | None] = []
     for one in deletions:
         try:
@@ -317,8 +405,8 @@ def _promote(connection: Connection, key: ObjectKey) -> None:
     raise_if_newer(connection, {key: VERSION_MAX - newest.age_rank}, {})
 
 
-def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
-    """See `Trash.undelete`. A version that comes back may be older than others of its key. Versions stored over it must
+def _undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
+    """A version that comes back may be older than others of its key. Versions stored over it must
     be newer than those."""
     back = trash.undelete(connection, rows)
     numbers = {row.key: row.version for row in back if row.is_of_versions and not row.is_noncurrent}
@@ -329,49 +417,15 @@ def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRo
 
 
 # --- reading ------------------------------------------------------------------------------------------
-def find(connection: Connection, key: ObjectKey, version: int | None) -> VersionEntry:
-    """See `Versions.version`. Looks again at the current one, which a version may have become meanwhile."""
-    for _ in range(3):
-        current = object_rows.find(connection, key)
-        if current is not None and _is_asked(current, version):
-            return VersionEntry(key, current.version, current.created_ms, not current.has_version_id, current, True)
-        found = connection.execute(*_asked(key, version)).first()
-        if found is None:
-            again = object_rows.find(connection, key)
-            if again is None or (current is not None and again.version == current.version):
-                break
-            continue
-        if found.object_id is None:
-            return entry_of(found, None, is_latest=current is None and _is_newest(connection, found))
-        row = connection.execute(ROW, {"object_id": found.object_id}).first()
-        if row is not None and row.trashed < FIRST_MARK:
-            return entry_of(found, marked_row(row))
-    raise NotFound(f"object {key} has no version {'null' if version is None else version}", key=key)
-
-
 def _is_newest(connection: Connection, found: Any) -> bool:
     newest = connection.execute(NEWEST, {"bucket": found.bucket, "name": found.name}).first()
     return newest is not None and bool(newest.age_rank == found.age_rank)
 
 
-def latest_marker(connection: Connection, key: ObjectKey) -> VersionEntry | None:
-    """See `Versions.latest_marker`."""
-    newest = connection.execute(NEWEST, named(key)).first()
-    return None if newest is None or newest.object_id is not None else entry_of(newest, None, is_latest=True)
-
-
-def same(connection: Connection, row: ObjectRow) -> ObjectRow | None:
-    """See `Versions.same_version`."""
-    found = connection.execute(ROW, {"object_id": row.object_id}).first()
-    if found is None or found.version != row.version or found.trashed >= FIRST_MARK:
-        return None
-    return marked_row(found)
-
-
 # --- listing ------------------------------------------------------------------------------------------
 
 
-def list_versions(
+def _list_versions(
     connection: Connection,
     bucket: str,
     prefix: str,
@@ -380,7 +434,7 @@ def list_versions(
     limit: int,
     end_s: float,
 ) -> VersionPage:
-    """See `Versions.list_versions`. Walks as `entries.list_entries` does, along both tables at once. end_s: when the
+    """Walks as `entries.list_entries` does, along both tables at once. end_s: when the
     time for the page is over (time.monotonic)."""
     found: list[VersionEntry | str] = []
     name, version = after
@@ -491,23 +545,6 @@ def _from(name: Column[Any], itself: bool, ends: bool) -> list[ColumnElement[boo
 
 
 # --- whole tables -------------------------------------------------------------------------------------
-def page(
-    connection: Connection, after: tuple[ObjectKey, int] | None, limit: int
-) -> list[tuple[ObjectKey, int, int | None]]:
-    """See `Versions.noncurrent_after`."""
-    rows = connection.execute(_behind(select(*COLUMNS), after).limit(limit))
-    return [(ObjectKey(row.bucket, row.name), VERSION_MAX - row.age_rank, row.object_id) for row in rows]
-
-
-def markers(connection: Connection, after: tuple[ObjectKey, int] | None, limit: int) -> list[MarkerRow]:
-    """See `Versions.markers_after`."""
-    rows = connection.execute(_behind(select(*COLUMNS), after).where(_V.object_id.is_(None)).limit(limit))
-    return [
-        MarkerRow(ObjectKey(row.bucket, row.name), VERSION_MAX - row.age_rank, row.created_ms, bool(row.is_null))
-        for row in rows
-    ]
-
-
 def _behind(query: Select[Any], after: tuple[ObjectKey, int] | None) -> Select[Any]:
     query = by_index(query, VERSIONS, "PRIMARY").order_by(_V.bucket, _V.name, _V.age_rank)
     if after is None:
@@ -520,34 +557,19 @@ def _behind(query: Select[Any], after: tuple[ObjectKey, int] | None) -> Select[A
     )
 
 
-def restore_markers(connection: Connection, rows: Sequence[MarkerRow]) -> None:
-    """See `Versions.restore_markers`."""
+def _restore_markers(connection: Connection, rows: Sequence[MarkerRow]) -> None:
     found = [{"of_bucket": row.key.bucket, "of_name": row.key.name, "of_rank": rank_of(row.version)} for row in rows]
     connection.execute(REMOVE, found)
     add_markers(connection, rows)
 
 
-def settle(connection: Connection, rows: Sequence[ObjectRow]) -> None:
-    """See `Versions.settle_versions`."""
+def _settle_versions(connection: Connection, rows: Sequence[ObjectRow]) -> None:
     there = lock_rows(connection, [row.object_id for row in rows])
     kept = [row for row in there.values() if row.trash_until_ms is not None]
     ranks = [{"of_bucket": row.key.bucket, "of_name": row.key.name, "of_rank": rank_of(row.version)} for row in kept]
     if kept:
         connection.execute(REMOVE, ranks)
         retire(connection, kept)
-
-
-def order(connection: Connection, keys: Sequence[ObjectKey], now_ms: int, until_ms: int) -> None:
-    """See `Versions.order_versions`."""
-    for key in keys:
-        current = object_rows.lock(connection, key)
-        newest = connection.execute(LOCK_NEWEST, named(key)).first()
-        if current is None:
-            _promote(connection, key)
-        elif newest is not None and VERSION_MAX - newest.age_rank > current.version:
-            retire(connection, [current])
-            _promote(connection, key)
-        _leave_one_null(connection, key, now_ms, until_ms)
 
 
 def _leave_one_null(connection: Connection, key: ObjectKey, now_ms: int, until_ms: int) -> None:
@@ -561,8 +583,7 @@ def _leave_one_null(connection: Connection, key: ObjectKey, now_ms: int, until_m
             discard(connection, list(rows.values()), now_ms, until_ms)
 
 
-def listed(connection: Connection, rows: Sequence[ObjectRow]) -> frozenset[int]:
-    """See `Versions.listed_as_noncurrent`."""
+def _listed_as_noncurrent(connection: Connection, rows: Sequence[ObjectRow]) -> frozenset[int]:
     ranks = sorted((utf8(row.key.bucket), utf8(row.key.name), rank_of(row.version)) for row in rows)
     return frozenset(one for one in connection.execute(LISTED, _RANKS.dump(ranks)).scalars() if one is not None)
 

@@ -13,7 +13,7 @@ from nos_ec.core.geometry import Geometry
 
 
 def bind_geometry(connection: Connection, geometry: Geometry) -> None:
-    """See `Metadata.bind_geometry`."""
+    """Bind a new store to this geometry. Raises ConfigError when the store is bound to another one."""
     if not has_geometry(connection, geometry):
         connection.execute(insert(STORE_INFO).values(name="geometry", value=json.dumps(asdict(geometry))))
 

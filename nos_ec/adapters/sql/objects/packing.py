@@ -18,12 +18,14 @@ from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, nul
 from nos_ec.adapters.sql.blocks import block_rows, leases
 from nos_ec.adapters.sql.objects import waiting
 from nos_ec.adapters.sql.objects.release_version import Burial, enter_copies, queueing
+from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
-from nos_ec.adapters.sql.tables.rows import by_primary, require_all
-from nos_ec.adapters.sql.tables.schema import BLOCKS, ID_BYTES, OBJECTS
+from nos_ec.adapters.sql.tables.rows import LIVE, OBJECT_COLUMNS, by_primary, object_row, require_all
+from nos_ec.adapters.sql.tables.schema import BLOCKS, ID_BYTES, OBJECTS, WAITING, utf8
 from nos_ec.core.errors import Conflict, LeaseLost, NosError, NotFound
+from nos_ec.core.formats.messages import NamedVersion, PackRequest
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, LandingId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.states import (
     BlockEvent,
@@ -34,9 +36,9 @@ from nos_ec.core.states import (
     advance_object,
     object_sources,
 )
-from nos_ec.ports.metadata import BlockRow, GroupCommit, Move
+from nos_ec.ports.metadata import BlockRow, GroupCommit, Move, ObjectRow
 
-_O, _B = OBJECTS.c, BLOCKS.c
+_O, _B, _W = OBJECTS.c, BLOCKS.c, WAITING.c
 _MOVES = JsonRows(
     "moves", optional=["from_block"], object_id=0, version=0, from_block=ID_BYTES, block_offset=0, length=0, number=0
 )
@@ -74,8 +76,53 @@ MOVE = (
         landing_id=null(),
     )
 )
-
-
+_REQUESTS = JsonRows(
+    "requests",
+    object_id=0,
+    version=0,
+    bucket=BUCKET_BYTES_MAX,
+    name=NAME_BYTES_MAX,
+    size=0,
+    crc32c=0,
+    landing_id=ID_BYTES,
+    number=0,
+)
+NOT_AS_ASKED = looked_up(
+    select(_REQUESTS["number"], _O.object_id, _O.attributes)
+    .join_from(
+        _REQUESTS.table,
+        OBJECTS,
+        and_(
+            _O.object_id == _REQUESTS["object_id"],
+            _O.version == _REQUESTS["version"],
+            _O.bucket == _REQUESTS["bucket"],
+            _O.name == _REQUESTS["name"],
+            _O.size == _REQUESTS["size"],
+            _O.crc32c == _REQUESTS["crc32c"],
+            _O.landing_id == _REQUESTS["landing_id"],
+            _O.state.in_(sorted(state for state in ObjectState if state.in_landing)),
+        ),
+        isouter=True,
+    )
+    .where(or_(_O.object_id.is_(None), _O.attributes.is_not(None))),
+    OBJECTS,
+)
+"""Selects the requests that no longer hold, without an object id, and those of objects with attributes. Nearly all of
+the others still hold, so hardly any rows come back."""
+_NAMED = JsonRows("named", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX, version=0)
+COMPLETE = looked_up(
+    select(*OBJECT_COLUMNS)
+    .join_from(
+        _NAMED.table,
+        OBJECTS,
+        and_(_O.trashed == LIVE, _O.bucket == _NAMED["bucket"], _O.name == _NAMED["name"]),
+    )
+    .join(WAITING, _W.landing_id == _O.landing_id)
+    .where(_O.version == _NAMED["version"], or_(_O.state == ObjectState.QUEUED, _W.due_ms <= bindparam("due"))),
+    OBJECTS,
+    "objects_by_trash_key",
+    then=WAITING,
+)
 COUNT_GROUP = (
     by_primary(update(BLOCKS))
     .where(
@@ -105,8 +152,46 @@ COUNT_LOSERS = (
 )
 
 
-def commit_group(connection: Connection, geometry: Geometry, commit: GroupCommit) -> frozenset[int]:
-    """See `Metadata.commit_group`."""
+class SqlPacking(SqlPart):
+    """`commit_group` of `Blocks` of the port, and `complete` and `still_landed` of `Objects`."""
+
+    def complete(self, named: Sequence[NamedVersion], due_ms: int) -> dict[NamedVersion, tuple[PackRequest, bytes]]:
+        return self._read(_complete, named, due_ms) if named else {}
+
+    @reads
+    def still_landed(self, connection: Connection, requests: Sequence[PackRequest]) -> dict[PackRequest, bytes]:
+        if not requests:
+            return {}
+        listed = _REQUESTS.dump(
+            (r.object_id, r.version, utf8(r.key.bucket), utf8(r.key.name), r.size, r.crc32c, r.landing_id, number)
+            for number, r in enumerate(requests)
+        )
+        found = dict.fromkeys(requests, b"")
+        for number, object_id, attributes in connection.execute(NOT_AS_ASKED, listed):
+            if object_id is None:
+                found.pop(requests[number], None)
+            else:
+                found[requests[number]] = attributes
+        return found
+
+    def commit_group(self, commit: GroupCommit) -> frozenset[int]:
+        return self._write(_commit_group, self._bound(), commit)
+
+
+def _complete(
+    connection: Connection, named: Sequence[NamedVersion], due_ms: int
+) -> dict[NamedVersion, tuple[PackRequest, bytes]]:
+    listed = _NAMED.dump((utf8(n.key.bucket), utf8(n.key.name), n.version) for n in dict.fromkeys(named))
+    rows = [object_row(row) for row in connection.execute(COMPLETE, {**listed, "due": due_ms})]
+    return {NamedVersion(row.key, row.version): (_request(row), row.attributes) for row in rows}
+
+
+def _request(row: ObjectRow) -> PackRequest:
+    assert row.landing_id is not None
+    return PackRequest(row.object_id, row.key, row.version, row.size, row.crc32c, row.landing_id)
+
+
+def _commit_group(connection: Connection, geometry: Geometry, commit: GroupCommit) -> frozenset[int]:
     _check(geometry, commit)
     moves = _without_repeats(commit.moves)
     listed = _dump(moves)
