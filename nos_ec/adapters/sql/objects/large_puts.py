@@ -1,8 +1,8 @@
 """Records large objects, whose blocks are already written.
 
-The blocks have the number of the version in their headers, so it cannot be changed any more: a PUT that a newer version
-has overtaken is noncurrent from the start, or counts as overwritten. But if that version was stored under a condition,
-the PUT is refused: the condition would not have held after it.
+The headers of the blocks contain the version number, so it cannot be changed any more. A PUT that a newer version has
+overtaken becomes a noncurrent version, or counts as overwritten at once. But if that version was stored under a
+condition, the PUT is refused, because the condition would not have held after it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGE = advance_object(None, ObjectEvent.STORE)
 
 
 class SqlLargePuts(SqlPart):
-    """Large PUTs of `Objects` of the port."""
+    """Large PUTs: `next_version` and `record_large` of `Objects` of the port."""
 
     @reads
     def next_version(
@@ -48,34 +48,43 @@ def record_large(
 ) -> bool | NosError:
     """Record a large object, as `Objects.record_large` of the port promises. Raises Overtaken."""
     _check_large(new, geometry)
+    # 1. Lock the row of the current version. If an earlier call has recorded this object, there is nothing to do.
     current = object_rows.lock_listed(connection, [new.key]).get(new.key)
     if current is not None and _is_recorded(connection, current, new):
         return True
-    newest = _newest(connection, new, current)  # locks it, and may wait for a PUT with the same number
+    # 2. Find the newest version of the key, and one that has the same number. The first is locked; this may wait for a
+    #    PUT with the same number.
+    newest = _newest(connection, new, current)
     keeps = new.versioning is Versioning.ENABLED or (current is not None and current.has_version_id)
-    beside = None
+    same = None
     if keeps or new.versioning is not None:
-        beside = versions.of_number(connection, new.key, new.version)
-    if beside is not None and _is_recorded(connection, beside, new):
+        same = versions.of_number(connection, new.key, new.version)
+    if same is not None and _is_recorded(connection, same, new):
         return True
     leases.require(connection, lease)
-    # A version that a newer one has overtaken is noncurrent from the start, and so is a null one below versions.
+    # 3. Decide whether the object gets a row. It wins if it is newer than all others. If a newer version has overtaken
+    #    it, it may be noncurrent from the start (`is_below`), as may a null version below others.
     is_below = keeps and newest > new.version and new.condition is None and not is_conditional(newest)
     wins = is_below or newest < new.version or (current is None and new.versioning is not Versioning.ENABLED)
-    wins = wins and beside is None
+    wins = wins and same is None
     if wins and new.versioning is Versioning.ENABLED:
         wins = floors.of(connection, new.key) < new.version  # otherwise another version may have had its number
-    has_same = beside is not None or (keeps and newest == new.version)
+    # 4. If it does not win, it may count as overwritten at once; otherwise it is refused, as when its condition or its
+    #    step of an upload fails.
+    has_same = same is not None or (keeps and newest == new.version)
     may_lose = not (_must_not_be_overtaken(new) or is_conditional(newest) or has_same)
     refusal = _refused_large(connection, new, current, now_ms, wins=wins, may_lose=may_lose)
     wins = wins and refusal is None
+    # 5. Seal its blocks as live or dead, or condemn them if it is refused. If they are not OPEN any more, an earlier
+    #    call has done all this, and its answer is repeated.
     state = block_rows.seal_large(connection, geometry, new, lease, now_ms, live=wins, condemned=refusal is not None)
-    if state is BlockState.CONDEMNED:  # an earlier call refused it
+    if state is BlockState.CONDEMNED:  # the earlier call refused it
         return refusal or _changed_meanwhile(new)
-    if state is BlockState.SEALED:  # by an earlier call, which has recorded what must not be overtaken
+    if state is BlockState.SEALED:  # the earlier call has recorded an object that must not be overtaken
         return _must_not_be_overtaken(new)
     if not wins:
         return refusal or False
+    # 6. Make the current version noncurrent, or release what it holds. Remove null versions whose place this one takes.
     new = puts.beside_others(new, current)
     stays = current is not None and make_noncurrent.stays(current, new.versioning)
     if current is not None and stays and not is_below:
@@ -83,13 +92,16 @@ def record_large(
     elif current is not None and not stays:
         release(connection, [current], now_ms)
     if new.versioning is Versioning.SUSPENDED or (stays and new.versioning is None):
-        # `newest` does not include one that was added while it waited for another one that was removed.
+        # `newest` does not include a version that was added while this call waited for another that was removed.
         newest = max(newest, make_noncurrent.remove_nulls(connection, [new.key], now_ms).get(new.key, 0))
+    # 7. Write the row, in place of that of the current version if that was released, and the segments.
     over = None if stays or is_below else current
     object_id = _put_large_row(connection, over, new, now_ms, is_below=is_below)
     connection.execute(insert(SEGMENTS), _segment_rows(object_id, new))
+    # 8. Versions that are stored over this one later must be newer than all others as well.
     if current is None and not is_below and newest > new.version:
-        floors.raise_to(connection, new.key, newest, now_ms)  # what is stored over it is to be newer than that, too
+        floors.raise_to(connection, new.key, newest, now_ms)
+    # 9. Without a current version, no row was locked in step 1: look for versions that others have added meanwhile.
     if is_below:
         make_noncurrent.retire_large(connection, new, object_id, now_ms)
     elif current is None and new.versioning is Versioning.ENABLED:
@@ -100,7 +112,7 @@ def record_large(
 
 
 def _newest(connection: Connection, new: NewLargeObject, current: ObjectRow | None) -> int:
-    """The newest version of its key, or 0; a marker counts only for a bucket with versions."""
+    """Return the number of the newest version of its key, or 0. Markers count only in buckets with versions."""
     if current is not None:
         return current.version
     return 0 if new.versioning is None else make_noncurrent.newest_versions(connection, [new.key]).get(new.key, 0)
@@ -115,8 +127,10 @@ def _refused_large(
     wins: bool,
     may_lose: bool,
 ) -> NosError | None:
-    """Return why the object must not be recorded, other than because a newer version overtook it. Otherwise take its
-    step of an upload. wins: none overtook it. may_lose: otherwise, it may count as one that was overwritten at once."""
+    """Return why the object is refused, or None. Take its step of an upload if it wins and is not refused.
+
+    `wins`: it gets a row. `may_lose`: if it does not, it may count as an object that was overwritten at once.
+    """
     if new.condition is not None:
         refusal = new.condition.refusal(new.key, None if current is None else current.tag)
         if refusal is not None:
@@ -129,13 +143,13 @@ def _refused_large(
 
 
 def _must_not_be_overtaken(new: NewLargeObject) -> bool:
-    """Whether the PUT may not count as one that was overwritten at once: its condition would not have held then, or
-    each PUT makes a version."""
+    """Return whether the PUT must not count as overwritten at once: its condition would not have held, or each PUT adds
+    a version."""
     return new.condition is not None or new.versioning is Versioning.ENABLED
 
 
 def _changed_meanwhile(new: NewLargeObject) -> Transient:
-    """Nothing else is wrong, but its blocks have a version number that another version had, or that is too small."""
+    """Return the error of a PUT whose version number, which is in its blocks, is taken or too small."""
     return Transient(f"object {new.key} was changed while it was being stored; PUT it again", key=new.key)
 
 
@@ -160,7 +174,8 @@ def _is_recorded(connection: Connection, current: ObjectRow, new: NewLargeObject
 def _put_large_row(
     connection: Connection, current: ObjectRow | None, new: NewLargeObject, now_ms: int, *, is_below: bool
 ) -> int:
-    """is_below: it is never current. Its mark is then unique among those of its key, and not yet the final one."""
+    """Write the row of a large object, and return its object id. `is_below`: it is noncurrent from the start."""
+    # 1. The columns that a new row and one that is overwritten have in common.
     values: dict[str, object] = {
         "version": new.version,
         "size": new.size,
@@ -173,9 +188,12 @@ def _put_large_row(
         "created_ms": now_ms,
         "attributes": new.attributes,
     }
+    # 2. Take over the row of the version that this one overwrites: its key and its object id stay.
     if current is not None:
         connection.execute(update(OBJECTS).where(_O.object_id == current.object_id).values(values))
         return current.object_id
+    # 3. Otherwise add a row. The mark of a noncurrent one is made of its object id (`retire_large`), which is not known
+    #    yet. Until then the version number makes the mark unique within the key.
     key: dict[str, object] = {"bucket": new.key.bucket, "name": new.key.name}
     if is_below:
         key["trashed"] = noncurrent_mark(new.version)
