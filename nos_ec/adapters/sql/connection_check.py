@@ -1,6 +1,6 @@
-"""Tries a metadata server for `config check --connect`: one question at a time, without changing anything.
+"""Checks a metadata server for `config check --connect`, step by step, without changing anything.
 
-Rights are tried by statements that concern no row, and that are rolled back.
+Rights are checked by running statements that match no row. They are rolled back.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from nos_ec.ports.clock import Clock
 
 _VERSIONS_MIN = {"MySQL": (8, 0), "MariaDB": (10, 6)}
 PACKET_BYTES_MIN = 16 << 20
-"""One statement has the rows of a whole stripe group. This is MariaDB's default, and MySQL's is larger."""
+"""One statement contains the rows of a whole stripe group. This is MariaDB's default; MySQL's is larger."""
 CLOCK_MS_MAX = 5_000
-"""By how much clocks may differ. A lease lasts 30 s unless set otherwise, and is compared with each process's clock."""
+"""The largest allowed difference of clocks. A lease lasts 30 s by default, and each process checks it with its own
+clock."""
 
 _VARIABLES = (
     "max_allowed_packet",
@@ -48,48 +49,50 @@ _RIGHTS: dict[str, Callable[[Table, Sequence[Column[Any]]], Executable]] = {
     "UPDATE": lambda table, columns: update(table).values({column.name: column for column in columns}).where(false()),
     "DELETE": lambda table, _: delete(table).where(false()),
 }
-"""Statements that need each right, on these columns, and that concern no row."""
+"""For each right, a statement that needs it on these columns and matches no row."""
 _NO_RIGHT = frozenset({1142, 1143})
 _READ_ONLY = frozenset({1290, 1836})
 
 
 class DatabaseCheck:
-    """One connection to a metadata server. Each method asks one question and returns the answer in words; it raises
-    ConfigError or Transient with what to do. `connect` comes first. Not thread-safe."""
+    """One connection to a metadata server. Call `connect` first. Each method checks one thing and returns the result as
+    text; it raises ConfigError or Transient, whose message says what to do. Not thread-safe."""
 
     def __init__(self, url: str, *, replica: bool) -> None:
-        """Raises ConfigError for a URL that cannot work, and for a SQLite file that does not exist."""
+        """Raises ConfigError for an invalid URL, and for a SQLite file that does not exist."""
         self._engine: Engine = make_engine(url)
         self._replica = replica
         self._connection: Connection | None = None
 
     @property
     def where(self) -> str:
-        """The server or file."""
+        """Return the server's host and port, or the file."""
         return place(self._engine.url)
 
     def connect(self) -> str:
-        """Connect and log in; check the version, and that the server accepts writes."""
+        """Connect and log in. Check the server's version, and that it accepts writes unless it may be a replica."""
         with self._translated():
             self._connection = self._engine.connect()
             if self._is_sqlite:
                 return f"SQLite {sqlite3.sqlite_version}, {self._engine.url.database}"
-            said = str(self._ask("SELECT VERSION()"))
-            product, version = _version(said)
+            full_version = str(self._query("SELECT VERSION()"))
+            product, version = _version(full_version)
             if version < _VERSIONS_MIN[product]:
                 needed = ".".join(map(str, _VERSIONS_MIN[product]))
-                raise ConfigError(f"metadata at {self.where}: {product} {said} is too old; use {needed} or newer")
+                raise ConfigError(
+                    f"metadata at {self.where}: {product} {full_version} is too old; use {needed} or newer"
+                )
             if not self._replica:
                 require_primary(self._open())
             encrypted = self._connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Ssl_cipher'").one()[1]
         url = self._engine.url
         return (
-            f"{product} {said} at {self.where}, database {url.database}, user {url.username or '-'},"
+            f"{product} {full_version} at {self.where}, database {url.database}, user {url.username or '-'},"
             f" {'TLS' if encrypted else 'not encrypted'}"
         )
 
     def schema(self) -> str | None:
-        """The schema that the tables have; None if there are no tables yet."""
+        """Return the schema of the tables, or None if there are no tables yet."""
         with self._translated():
             found = revision(self._open())
             if found is None:
@@ -98,12 +101,12 @@ class DatabaseCheck:
         return f"schema {found}"
 
     def store(self, geometry: Geometry) -> str | None:
-        """The id of the store; None if it is not initialised."""
+        """Return the id of the store, or None if it is not initialised."""
         with self._translated():
             return find_store_id(self._open()) if has_geometry(self._open(), geometry) else None
 
     def rights(self) -> str:
-        """What the user may do with the rows of the tables."""
+        """Return what the user may do with the rows of the tables."""
         tables = METADATA.sorted_tables
         may: dict[str, list[str]] = {right: [] for right in _RIGHTS}
         whole = 0
@@ -120,18 +123,18 @@ class DatabaseCheck:
         if whole == len(tables) * len(_RIGHTS):
             return "SELECT, INSERT, UPDATE and DELETE on all tables"
         everything = [table.name for table in tables]
-        said = (
+        allowed = (
             f"{right} on {'all tables' if names == everything else ', '.join(names)}"
             for right, names in may.items()
             if names
         )
-        return f"allowed: {'; '.join(said)}; nothing else"
+        return f"allowed: {'; '.join(allowed)}; nothing else"
 
     def session(self) -> str:
         """Check packet size, character set, isolation and binary log of the connection."""
         if self._is_sqlite:
             with self._translated():
-                mode = self._ask("PRAGMA journal_mode")
+                mode = self._query("PRAGMA journal_mode")
             return f"journal_mode {mode}"
         names = ", ".join(f"'{name}'" for name in _VARIABLES)
         with self._translated():
@@ -163,7 +166,7 @@ class DatabaseCheck:
             return "the same machine"
         with self._translated():
             began_ms = clock.now_ms()
-            server_ms = int(float(str(self._ask("SELECT UNIX_TIMESTAMP(NOW(6)) * 1000"))))
+            server_ms = int(float(str(self._query("SELECT UNIX_TIMESTAMP(NOW(6)) * 1000"))))
             ended_ms = clock.now_ms()
         ahead_ms = max(server_ms - ended_ms, 0) - max(began_ms - server_ms, 0)
         if abs(ahead_ms) > CLOCK_MS_MAX:
@@ -192,11 +195,11 @@ class DatabaseCheck:
             raise ValueError("connect first")
         return self._connection
 
-    def _ask(self, question: str) -> object:
-        return self._open().exec_driver_sql(question).scalar_one()
+    def _query(self, statement: str) -> object:
+        return self._open().exec_driver_sql(statement).scalar_one()
 
-    def _wrong(self, said: str) -> ConfigError:
-        return ConfigError(f"metadata at {self.where}: {said}")
+    def _wrong(self, reason: str) -> ConfigError:
+        return ConfigError(f"metadata at {self.where}: {reason}")
 
     def _allows(self, statement: Executable) -> bool:
         with self._translated():
@@ -211,7 +214,7 @@ class DatabaseCheck:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Undo whatever was begun, and raise what the driver's error means."""
+        """Translate the driver's errors to ConfigError and Transient. Roll back in any case."""
         try:
             yield
         except ReadOnlyServer as error:
@@ -226,7 +229,7 @@ class DatabaseCheck:
                 self._connection.rollback()
 
 
-def _version(said: str) -> tuple[str, tuple[int, ...]]:
-    """("MariaDB", (10, 11)) of "10.11.6-MariaDB-0+deb12u1"."""
-    numbers = tuple(map(int, re.findall(r"\d+", said)[:2]))
-    return ("MariaDB" if "mariadb" in said.lower() else "MySQL"), numbers
+def _version(text: str) -> tuple[str, tuple[int, ...]]:
+    """Return product and version: ("MariaDB", (10, 11)) for "10.11.6-MariaDB-0+deb12u1"."""
+    numbers = tuple(map(int, re.findall(r"\d+", text)[:2]))
+    return ("MariaDB" if "mariadb" in text.lower() else "MySQL"), numbers

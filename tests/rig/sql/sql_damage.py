@@ -45,7 +45,7 @@ class SqlDamage:
     @pytest.mark.parametrize(
         ("damage", "told"),
         [
-            ({"state": literal("LOST")}, "'LOST' is no ObjectState"),
+            ({"state": literal("LOST")}, "'LOST', which is not a valid ObjectState"),
             ({"name": literal(b"n\xff")}, "is not UTF-8"),
         ],
     )

@@ -91,7 +91,7 @@ class SqlLookUps:
             connection._execute_command(COMMAND.COM_QUERY, "SELECT 'the answer to something else'")
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(look_up, "_asked", interrupted)
+        monkeypatch.setattr(look_up, "_read_row", interrupted)
         with pytest.raises(KeyboardInterrupt):
             metadata.get(row.key)
         monkeypatch.undo()
@@ -102,13 +102,13 @@ class SqlLookUps:
     ) -> None:
         """Invariant d."""
         row, many = bench.put("n"), LOOK_UPS_IDLE_MAX + 4
-        asked, together = look_up._asked, Barrier(many)
+        asked, together = look_up._read_row, Barrier(many)
 
         def at_once(connection: Any, key: ObjectKey) -> Any:
             together.wait(30)
             return asked(connection, key)
 
-        monkeypatch.setattr(look_up, "_asked", at_once)
+        monkeypatch.setattr(look_up, "_read_row", at_once)
         with ThreadPoolExecutor(many) as threads:
             assert list(threads.map(metadata.get, [row.key] * many)) == [row] * many
         monkeypatch.undo()

@@ -517,7 +517,7 @@ def test_a_check_that_could_not_see_everything_says_so(bench: Bench, monkeypatch
 @pytest.mark.parametrize(
     ("statement", "parts", "reason"),
     [
-        (f"UPDATE blocks SET state = 'odd' WHERE block_id = {FRESH}", ["blocks"], "'odd' is no BlockState"),
+        (f"UPDATE blocks SET state = 'odd' WHERE block_id = {FRESH}", ["blocks"], "not a valid BlockState"),
         (f"UPDATE objects SET state = 'odd' WHERE object_id = {FIRST_WAITING}", ["objects", "landing copies"], "'odd'"),
         (f"UPDATE objects SET name = x'ff' WHERE object_id = {FIRST_PACKED}", ["block ", "objects"], "not UTF-8"),
         (f"UPDATE objects SET landing_id = x'01' WHERE object_id = {FIRST_WAITING}", ["objects"], "1 bytes"),

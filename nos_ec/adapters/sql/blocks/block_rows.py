@@ -1,4 +1,4 @@
-"""Blocks: their life from allocation until they are forgotten, and the queries of GC, recovery and checks."""
+"""Rows of blocks, from allocation until they are forgotten, and the queries of GC, recovery and checks."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ LOCK_IDS = looked_up(
     select(*BLOCK_COLUMNS).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]).with_for_update(of=BLOCKS), BLOCKS
 )
 
-# In the order of the index on (state, waste_ppm, ...), so that no planner prefers to sort the whole table.
+# The order is that of the index on (state, waste_ppm, ...), so that no planner prefers to sort the whole table.
 FENCED = select(*BLOCK_COLUMNS).where(_B.state == BlockState.FENCED).order_by(_B.waste_ppm).limit(bindparam("rows_max"))
-# `waste_ppm` is rounded; it finds the rows by index. The exact condition is checked on the rows.
+# `waste_ppm` is rounded. It serves to find the rows by index; the exact condition is checked on the rows.
 _BY_WASTE = by_index(select(*BLOCK_COLUMNS), BLOCKS, "blocks_by_waste").where(_B.state == BlockState.SEALED)
 EMPTY = (
     _BY_WASTE.where(_B.waste_ppm >= _PPM, _B.live_objects == 0)
@@ -87,12 +87,12 @@ _WASTEFUL = (
     .limit(bindparam("rows_max"))
 )
 CANDIDATES = _WASTEFUL.where(_wasted_bytes >= bindparam("ratio_min", type_=Float()) * (_B.live_bytes + _wasted_bytes))
-# A product of floats: bytes times milliseconds of some years exceed 63 bits.
+# This is a product of floats, because bytes times milliseconds of some years exceed 63 bits.
 _padding_age = (bindparam("until_ms", type_=Float()) - _B.created_ms) * _B.overhead_bytes
 PADDED = _WASTEFUL.where(_padding_age >= bindparam("price_ms", type_=Float()) * _B.live_bytes)
 
-# By primary key, so that each page reads on where the last one ended, and nothing is sorted. The other states are
-# excluded one by one, because SQLite would look for one state in its index, and sort what it finds for each page.
+# The order is that of the primary key, so that each page continues where the last one ended, and nothing is sorted. The
+# other states are excluded one by one, because SQLite would use its index for a single state, and sort for each page.
 _is_sealed = _B.state.not_in([state for state in BlockState if state is not BlockState.SEALED])
 WITH_HOLES = (
     by_index(
@@ -160,9 +160,9 @@ def _condemned(until: ColumnElement[bool]) -> Select[Any]:
 
 
 CONDEMNED = _condemned(_B.delete_after_ms <= bindparam("now_ms"))
-# Nothing but its time keeps a block in quarantine, so a clock that was set back must not end it.
+# Only its time keeps a block in quarantine, so a clock that was set back must not end the quarantine.
 FAR_CONDEMNED = _condemned(and_(_B.delete_after_ms > bindparam("far_ms"), _B.writer != QUARANTINE))
-# Those in quarantine are read past. Few have an earlier end than the others: GC deletes what is due first.
+# Blocks in quarantine are skipped row by row. Few end earlier than the others, because GC deletes due blocks first.
 IN_GRACE = _condemned(_B.writer != QUARANTINE)
 PLACED = union_all(
     select(
@@ -343,7 +343,7 @@ class SqlBlocks(SqlPart):
 
     @writes
     def condemn_block(self, connection: Connection, block_id: BlockId, delete_after_ms: int) -> bool:
-        # Once the row is locked and SEALED, no commit can point into the block any more.
+        # Once the row is locked and SEALED, no commit can put an object into the block.
         found = lock(connection, block_id)
         if found is None or found.state is not BlockState.SEALED:
             return False
@@ -368,7 +368,7 @@ class SqlBlocks(SqlPart):
 
     @writes
     def forget_block(self, connection: Connection, block_id: BlockId) -> None:
-        # Raises Conflict for a block that was not condemned: its data may be in use.
+        # A block that was not condemned raises Conflict, because its data may be in use.
         found = lock(connection, block_id)
         if found is None:
             return
@@ -391,9 +391,9 @@ def seal_large(
     live: bool,
     condemned: bool,
 ) -> BlockState:
-    """Seal the blocks of a large object, with its bytes counted as live or dead, or condemn them at once: nothing has
-    ever referred to them, so they need no grace period. Returns the state that they had before: OPEN, or the one that
-    an earlier call left.
+    """Seal the blocks of a large object, and count its bytes as live or dead. If `condemned`, condemn them at once: no
+    row has ever referred to them, so they need no grace period. Return their state before the call: OPEN, or the state
+    that an earlier call has set.
 
     Raises LeaseLost when one of the blocks was taken from the writer, NotFound when one was never allocated.
     """

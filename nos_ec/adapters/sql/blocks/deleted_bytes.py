@@ -1,4 +1,4 @@
-"""The row of `stored_totals` that counts the bytes of deleted blocks, in the transactions that delete their rows."""
+"""Counts the bytes of deleted blocks in a row of `stored_totals`, in the transactions that delete their rows."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _NAME = "note deleted bytes"
 
 @dataclass(frozen=True, slots=True)
 class DeletedBytes:
-    """Object bytes of all blocks that were deleted: written for users, and copied by GC."""
+    """The object bytes of all deleted blocks: those written for users, and those copied by GC."""
 
     user: int = 0
     copied: int = 0
 
 
 def deleted_bytes(connection: Connection, *, lock: bool = False) -> DeletedBytes:
-    """What was counted so far. A text that cannot be understood counts as nothing."""
+    """Return what was counted so far. A text that cannot be parsed counts as zero bytes."""
     statement = select(_T.value).where(_T.name == _NAME)
     text = connection.execute(statement.with_for_update() if lock else statement).scalar()
     return _loaded(text)
 
 
 def count_deleted(connection: Connection, kind: BlockKind, size_bytes: int) -> None:
-    """Count the object bytes of a block whose row is deleted in the same transaction, so that what was written to it
-    stays known."""
+    """Count the object bytes of a block whose row is deleted in the same transaction, so that the totals of written
+    bytes keep them."""
     if not size_bytes:
         return
     before = deleted_bytes(connection, lock=True)

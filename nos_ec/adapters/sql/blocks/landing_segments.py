@@ -1,21 +1,21 @@
-"""Segments of the landing log: which may be recorded in, and which nothing refers to any more.
+"""Segments of the landing log: which accept records of PUTs, and which have no references any more.
 
 Objects in the landing store, each with its row of `waiting`, and entries of the deletion queue refer to records by
-their landing ids. L3: a segment is DOOMED only when nothing refers to a record of it, and nothing can later.
+their landing ids. L3: a segment is DOOMED only when no record of it has a reference, or can get one later.
 
-  - The first reference to a record is made by `record_puts` or `move_landed`. Each holds the segment's row locked in
-    share mode until it ends, and has seen there that the segment is OPEN. `seal` waits for such transactions, because
-    it changes that row, and no segment is ever OPEN again. Therefore, once a segment is SEALED, all references to its
-    records are committed, and no new ones are made.
-  - All other transactions only pass a reference on. Commits, deletes and overwrites take it out of a row, which they
-    have locked, and make it an entry. A revert takes an entry, which it has locked, and makes it a row's. Either is one
-    transaction. So in every state of the database in between, a record that is needed is referred to exactly once.
-  - `doom` looks for a row of `waiting` and for an entry in *one* statement without locks. With READ COMMITTED such a
-    statement sees one state of the database (sql_races.py checks that of the servers). In it, a reference that is being
-    passed on is where it was before. Two statements, even with locks, would not do: a reference could pass from the row
-    to the queue and back between them, since READ COMMITTED locks no gaps.
+  - The first reference to a record is made by `record_puts` or `move_landed`. Both lock the segment's row in share mode
+    until they end, and check that the segment is OPEN. `seal_segments` waits for such transactions, because it changes
+    that row, and a segment never becomes OPEN again. Therefore, once a segment is SEALED, all references to its records
+    are committed, and no new ones are made.
+  - All other transactions only move a reference. Commits, deletes and overwrites take it from a row, which they have
+    locked, and make it a queue entry. A revert takes it from an entry, which it has locked, and puts it into a row. All
+    of them do so in one transaction. So in every state of the database, a record that is needed has one reference.
+  - `doom_segment` looks for a row of `waiting` and for an entry in *one* statement without locks. With READ COMMITTED,
+    such a statement sees one state of the database (sql_races.py checks this on the servers). In that state, a
+    reference that is about to move is still in its old place. Two statements, even with locks, would not be enough: a
+    reference could move from the row to the queue and back between them, because READ COMMITTED locks no gaps.
 
-SQLite has one writer at a time, so nothing happens in between there.
+SQLite allows one writer at a time, so no reference moves during these statements.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ _SEALED = advance_segment(_OPEN, SegmentEvent.SEAL)
 _DOOMED = advance_segment(_SEALED, SegmentEvent.DOOM)
 _COLUMNS = (_G.segment_id, _G.state, _G.epoch, _G.opened_ms, _G.sealed_ms, _G.end_bytes, _G.records)
 _CLOCKS_MS = 60_000
-"""By how much the clock of a process that seals a segment may be behind that of one that records PUTs in it."""
-_QUESTIONS_MAX = 50
-"""Segments that one statement asks about."""
+"""How far the clock of a process that seals a segment may be behind the clock of one that records PUTs in it."""
+_SEGMENTS_MAX = 50
+"""The greatest number of segments in one statement."""
 
 BY_ID = select(*_COLUMNS).where(_G.segment_id == bindparam("segment", type_=_ID))
 SEAL = (
@@ -189,9 +189,9 @@ def _seal_segments(connection: Connection, ends: Sequence[tuple[SegmentId, int, 
 
 
 def lock_open(connection: Connection, landing_ids: Iterable[LandingId]) -> frozenset[SegmentId]:
-    """The segments of these records that are OPEN. They stay OPEN until this transaction ends: sealing waits for it.
+    """Return the OPEN segments of these records. They stay OPEN until this transaction ends: sealing waits for it.
 
-    The lock is shared, so that PUTs do not wait for each other. One statement a segment, which finds it by its key. A
+    The lock is shared, so that PUTs do not wait for each other. For each segment, one statement finds it by its key. A
     batch lies in one segment, seldom in two.
     """
     of_these = sorted({segment_of(landing_id) for landing_id in landing_ids if in_log(landing_id)})
@@ -199,8 +199,9 @@ def lock_open(connection: Connection, landing_ids: Iterable[LandingId]) -> froze
     return frozenset(segment for segment, state in states.items() if state is _OPEN)
 
 
-def held(connection: Connection, landing_ids: Iterable[LandingId]) -> frozenset[LandingId]:
-    """Those of these records that lie in OPEN segments. No lock: a segment that is not OPEN never is again."""
+def in_open_segments(connection: Connection, landing_ids: Iterable[LandingId]) -> frozenset[LandingId]:
+    """Return the records among these ids that lie in OPEN segments. This needs no lock, because a segment that is not
+    OPEN never becomes OPEN again."""
     of_log = [landing_id for landing_id in landing_ids if in_log(landing_id)]
     if not of_log:
         return frozenset()
@@ -210,7 +211,8 @@ def held(connection: Connection, landing_ids: Iterable[LandingId]) -> frozenset[
 
 
 def recorded_in(connection: Connection, first: LandingId, last: LandingId, at_ms: int) -> list[SegmentId]:
-    """The segments with ids between those of the two records in which a PUT may have been recorded at that time."""
+    """Return the segments in which a PUT may have been recorded at that time, from the segment of record `first` to the
+    segment of `last`."""
     bounds = {"first": segment_of(first), "last": segment_of(last), "from_ms": at_ms - _CLOCKS_MS}
     return [SegmentId(segment) for segment in connection.execute(RECORDED_IN, bounds).scalars()]
 
@@ -221,8 +223,8 @@ def _releasable_segments(connection: Connection, segments: Collection[SegmentId]
     sealed = sorted(segment for segment, state in states.items() if state is _SEALED)
     referred = {
         segment
-        for first in range(0, len(sealed), _QUESTIONS_MAX)
-        for segment in _referred(connection, sealed[first : first + _QUESTIONS_MAX])
+        for first in range(0, len(sealed), _SEGMENTS_MAX)
+        for segment in _referred(connection, sealed[first : first + _SEGMENTS_MAX])
     }
     return frozenset(doomed.union(sealed) - referred)
 
@@ -233,7 +235,7 @@ def _forget_segments(connection: Connection, segments: Collection[SegmentId]) ->
 
 
 def _referred(connection: Connection, segments: Sequence[SegmentId]) -> list[SegmentId]:
-    """Those of these segments that have a record to which a row or a queue entry refers, as one statement sees it."""
+    """Return the segments to whose records a row or a queue entry refers, in one statement."""
     bounds: dict[str, bytes] = {}
     for i, segment in enumerate(segments):
         bounds[f"first_{i}"], bounds[f"last_{i}"] = ids_in_segment(segment)
@@ -243,8 +245,8 @@ def _referred(connection: Connection, segments: Sequence[SegmentId]) -> list[Seg
 
 @cache
 def _any_reference(segments: int) -> Select[Any]:
-    """Select for each segment whether anything refers to a record of it: two index look-ups each. All are parts of one
-    expression list, because the parts of a UNION might be run as statements of their own."""
+    """Select for each segment whether anything refers to a record of it, by two index look-ups. All are parts of one
+    expression list, because a server might run the parts of a UNION as separate statements."""
 
     def refers(i: int) -> Any:
         between = bindparam(f"first_{i}", type_=_LANDING_ID), bindparam(f"last_{i}", type_=_LANDING_ID)

@@ -1,4 +1,4 @@
-"""Leases: which process may write, and the check of this inside every transaction that depends on it (invariant 8)."""
+"""Leases, which show which process may write. Every transaction that depends on a lease checks it (invariant 8)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LOCK_NAMED = looked_up(
     select(_L.name).join_from(_NAMES.table, LEASES, _L.name == _NAMES["name"]).with_for_update(of=LEASES), LEASES
 )
 _IS = and_(_L.name == bindparam("held", type_=_L.name.type), _L.epoch == bindparam("in_epoch"))
-"""The condition that a row is a lease, with the parameters that `_of` makes."""
+"""The condition that a row is this lease. `_of` makes its parameters."""
 _HOLD = select(_L.epoch).where(_IS).with_for_update(read=True)
 _FENCED = advance_block(BlockState.OPEN, BlockEvent.FENCE)
 _FENCE = (
@@ -55,7 +55,7 @@ class SqlLeases(SqlPart):
         if not taken:
             raise _taken(connection, name, now_ms)
         if holder:
-            # The note is not part of the lease's row. Its epoch shows whether it is about the present holder.
+            # The note has no column in the lease's row. Its epoch shows whether it is about the present holder.
             connection.execute(delete(STORE_INFO).where(_I.name == _holder_row(name)))
             note = {"name": _holder_row(name), "value": f"{taken[0].epoch} {holder}"}
             connection.execute(insert(STORE_INFO), note)
@@ -121,11 +121,11 @@ def _holder_row(name: str) -> str:
 
 
 def acquire_free(connection: Connection, names: Sequence[str], now_ms: int, ttl_ms: int) -> list[Lease]:
-    """Acquire the leases of these names that nobody holds, and return them. Raises InvalidInput for a bad name."""
+    """Acquire the free leases among these names, and return them. Raises InvalidInput for an invalid name."""
     for name in names:
         if not 0 < len(utf8(name)) <= WRITER_BYTES_MAX:
             raise InvalidInput(f"a lease's name must have 1 to {WRITER_BYTES_MAX} bytes of UTF-8; this one is {name!r}")
-    # The counter's row lock makes concurrent calls take turns, so the query below sees the leases of the first.
+    # The counter's row is locked, so concurrent calls take turns, and the query below sees the leases of earlier calls.
     connection.execute(update(COUNTERS).where(_EPOCH).values(value=_C.value + len(names)))
     held = set(connection.execute(_LOCK_NAMED, _NAMES.dump((name,) for name in sorted(map(utf8, names)))).scalars())
     free = [name for name in dict.fromkeys(names) if name not in held]
@@ -145,7 +145,7 @@ def _renew_leases(connection: Connection, held: Sequence[Lease], now_ms: int, tt
 
 def release_all(connection: Connection, held: Sequence[Lease]) -> None:
     """Release these leases as far as they are held, and fence their OPEN blocks."""
-    # One by one, because planners would read all leases, or all blocks, if given several leases at once.
+    # Each lease has its own statement, because planners would read all leases, or all blocks, for several at once.
     for lease in sorted(held, key=lambda lease: lease.name):
         connection.execute(delete(LEASES).where(_IS), _of(lease))
     for lease in held:
@@ -153,7 +153,7 @@ def release_all(connection: Connection, held: Sequence[Lease]) -> None:
 
 
 def begins_with(prefix: str) -> ColumnElement[bool]:
-    """The condition that a lease's name begins with `prefix`: a range of the primary key."""
+    """Return the condition that a lease's name begins with `prefix`. It is a range of the primary key."""
     # UTF-8 has no byte 0xFF, so every name with this prefix sorts below the end of the range.
     return and_(_L.name >= _bytes("from", utf8(prefix)), _L.name < _bytes("to", utf8(prefix) + b"\xff"))
 
@@ -168,8 +168,8 @@ def require(connection: Connection, lease: Lease) -> None:
 
 
 def _over(now_ms: int) -> ColumnElement[bool]:
-    """The condition for leases that are over according to `waits`. There are only about as many leases as processes, so
-    no index is needed."""
+    """Return the condition for expired leases (see `waits`). It needs no index, because there are about as many leases
+    as processes."""
     return or_(_L.expires_ms <= now_ms, _L.expires_ms > now_ms + LEASE_MS_MAX)
 
 
@@ -178,8 +178,8 @@ def _of(lease: Lease) -> dict[str, str | int]:
 
 
 def _among(held: Sequence[Lease]) -> ColumnElement[bool]:
-    """The condition that a row is one of these leases. An epoch belongs to one name for ever, so names and epochs need
-    not be compared in pairs."""
+    """Return the condition that a row is one of these leases. An epoch belongs to one name for ever, so names and
+    epochs need not be compared in pairs."""
     return and_(_L.name.in_([one.name for one in held]), _L.epoch.in_([one.epoch for one in held]))
 
 
@@ -195,8 +195,8 @@ def _bytes(name: str, value: bytes) -> BindParameter[bytes]:
 def _fence_blocks(connection: Connection, lease: Lease) -> None:
     """Fence the OPEN blocks of a lease that this transaction has removed. No new ones can appear.
 
-    One statement only reads to find them, and another changes them by their ids alone. A single statement for both may
-    walk an index on the state, and then miss a block that a commit moves behind its position there (sql_races.py).
+    One statement only reads, and another changes the blocks by their ids alone. A single statement for both may walk an
+    index on the state, and miss a block that a concurrent commit moves to a place that it has passed (sql_races.py).
     """
     mine = and_(_B.writer == lease.name, _B.epoch == lease.epoch, _B.state == BlockState.OPEN)
     found = connection.execute(select(_B.block_id).where(mine)).scalars().all()

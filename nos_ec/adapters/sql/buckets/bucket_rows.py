@@ -1,8 +1,8 @@
 """Rows of buckets, with their documents and grants.
 
-A bucket exists if it has a row that is not marked as deleted, or holds an object. Changes to one bucket lock its row. A
-bucket without a row gets one by the first change; two such changes at a time are a duplicate, and one of them is run
-again.
+A bucket exists if it has a row that is not marked as deleted, or holds an object. Changes to a bucket lock its row. A
+bucket without a row gets one by the first change. Two concurrent first changes insert the same key, so one of them
+fails as a duplicate and is run again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nos_ec.ports.metadata.buckets import DOCUMENT_BYTES_MAX
 _B, _D, _G, _O = BUCKETS.c, BUCKET_DOCUMENTS.c, BUCKET_GRANTS.c, OBJECTS.c
 
 TOMBSTONE_MS = 24 * 3600 * 1000
-"""How long a deleted bucket's row says whose it was. A PUT that was under way then has ended long before."""
+"""How long a deleted bucket's row keeps its owner. PUTs that were running at the deletion end long before."""
 _TOMBSTONES_MAX = 100
 _ROW = (_B.bucket, _B.owner, _B.created_ms, _B.acl)
 _NAMES = JsonRows("names", bucket=BUCKET_BYTES_MAX)
@@ -178,7 +178,7 @@ def _delete_bucket(connection: Connection, name: str, now_ms: int) -> bool:
 
 
 def _settle_tombstones(connection: Connection, owner: str, now_ms: int) -> None:
-    """Remove old rows of deleted buckets of this account; such as hold an object become rows of buckets again."""
+    """Remove old rows of deleted buckets of this account, or unmark them if the bucket holds an object."""
     old = select(_B.bucket).where(_B.owner == owner, _B.deleted_ms < now_ms - TOMBSTONE_MS).limit(_TOMBSTONES_MAX)
     for name in connection.execute(old).scalars().all():
         if _holds_object(connection, name):
@@ -188,7 +188,7 @@ def _settle_tombstones(connection: Connection, owner: str, now_ms: int) -> None:
 
 
 def _own_page(connection: Connection, owner: str, after: str, limit: int) -> tuple[list[BucketRow], str]:
-    """Buckets after this name, and the name that they have been looked for up to; empty for all."""
+    """Return buckets after this name, and the last name that was searched; empty if there are no more."""
     listed = connection.execute(LIST_OWN, {"owner": owner, "after": after, "rows_max": limit}).all()
     rows = [_row_of(row) for row in listed]
     ends = [listed[-1].bucket] if len(listed) == limit else []
@@ -222,9 +222,7 @@ def _set_bucket_document(
     connection: Connection, name: str, kind: DocumentKind, body: bytes | None, now_ms: int
 ) -> bool:
     if body is not None and len(body) > DOCUMENT_BYTES_MAX:
-        raise InvalidInput(
-            f"the {kind} of bucket {name} have {len(body)} bytes; {DOCUMENT_BYTES_MAX} are possible at most"
-        )
+        raise InvalidInput(f"the {kind} of bucket {name} have {len(body)} bytes; the limit is {DOCUMENT_BYTES_MAX}")
     if not _ensure_row(connection, name, now_ms):
         return False
     connection.execute(delete(BUCKET_DOCUMENTS).where(_D.bucket == name, _D.kind == kind))
@@ -284,7 +282,7 @@ def _grants_of(connection: Connection, names: Sequence[str]) -> dict[str, dict[s
 
 
 def _ensure_row(connection: Connection, name: str, now_ms: int) -> bool:
-    """Lock the row of a bucket that exists, and add it if it has none. Returns False if there is no such bucket."""
+    """Lock the row of an existing bucket, or add it if it is missing. Return False if there is no such bucket."""
     row, deleted = _locked(connection, name)
     if row is not None and not deleted:
         return True
@@ -303,12 +301,12 @@ def _locked(connection: Connection, name: str) -> tuple[BucketRow | None, bool]:
 
 
 def _row_of(row: Any) -> tuple[BucketRow | None, bool]:
-    """The row, and whether it is marked as deleted."""
+    """Return the row, and whether it is marked as deleted."""
     return (None, False) if row is None else (BucketRow(*row[:-1]), row[-1] is not None)
 
 
 def _holds_object(connection: Connection, name: str) -> bool:
-    """Also one that is noncurrent, or a delete marker."""
+    """Return whether the bucket has any version, current or noncurrent, or a delete marker."""
     if connection.execute(HOLDS_OBJECT, {"bucket": name}).first() is not None:
         return True
     return versions.holds_version(connection, name)

@@ -1,4 +1,4 @@
-"""Connections and transactions: engines for each database, retries, failures in the terms of the ports.
+"""Connections and transactions: engines for each database, retries, and driver errors translated to those of core.
 
-Knows no table. May import ports and core. Begin with transactions.py.
+Does not know any table. May import ports and core. Begin with transactions.py.
 """

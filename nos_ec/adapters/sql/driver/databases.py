@@ -11,11 +11,11 @@ from nos_ec.adapters.sql.driver.failures import translate
 from nos_ec.core.errors import ConfigError
 
 SCRATCH = "_scratch_"
-"""Part of the name of every database that this module may drop."""
+"""Only databases whose names contain this may be dropped here."""
 
 
 def scratch_url(url: str, tag: str) -> str:
-    """The URL of a scratch database on the server of `url` (MySQL, MariaDB). Raises ConfigError."""
+    """Return the URL of a scratch database on the server of `url` (MySQL or MariaDB). Raises ConfigError for SQLite."""
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         raise ConfigError("a SQLite store is a file and has no server; name another file")
@@ -23,8 +23,8 @@ def scratch_url(url: str, tag: str) -> str:
 
 
 def create_database(url: str) -> None:
-    """Create the database that the URL names. Raises ConfigError (it exists, or the user may not create it)
-    and Transient."""
+    """Create the database that the URL names. Raises ConfigError when it exists or the user may not create it, and
+    Transient."""
     _administer(url, "CREATE DATABASE {} CHARACTER SET utf8mb4")
 
 

@@ -1,14 +1,14 @@
-"""Engines: which URLs are accepted, and how a connection is set up.
+"""Creates engines: checks the URL and sets up each connection.
 
-SQLite: a write-ahead log with synchronous=FULL, so that a commit is on the disk when it returns. The driver's own
+SQLite uses a write-ahead log with synchronous=FULL, so that a commit is on the disk when it returns. The driver's own
 transaction handling is switched off. SQLAlchemy's begin event sends BEGIN, or BEGIN IMMEDIATE for a transaction that
 writes, so that it waits for its turn at the start instead of failing in the middle. If the disk has no room for the
 file that connections share, a connection is opened in exclusive mode, which needs no such file. While that connection
 is in use, no other can be opened. If there is no free inode for these files, two spare files are deleted first. On a
-read-only file system the file is read without them.
+read-only file system the database is read without them.
 
-MySQL, MariaDB: READ COMMITTED, because every decision is based on rows read FOR UPDATE; strict mode, because a value
-truncated to fit would be silent damage.
+MySQL and MariaDB use READ COMMITTED, because every decision is based on rows read FOR UPDATE, and strict mode, because
+a value truncated to fit would be silent damage.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from nos_ec.core.errors import ConfigError
 SQLITE_BUSY_MS = 10_000
 MYSQL_CONNECT_S = 5
 MYSQL_GREETING_S = 10
-"""How long a server may take to greet the first connection; MySQL's own clients allow this by default for connecting as
-a whole. A program that speaks another protocol may wait for ever for its client to begin."""
+"""The time limit for the greeting of the first connection. MySQL's own clients allow this by default for connecting as
+a whole. A server of another protocol may wait for ever for its client to begin."""
 NEW_OR_LOST = (
     "run `nos-ec init` if the store is new; if its database was lost, restore it, or write its rows again with `nos-ec"
     " metadata rebuild` (docs/RUNBOOKS.md)"
 )
-"""What to do without metadata."""
+"""The advice in errors about missing metadata."""
 MYSQL_LOCK_WAIT_S = 5
-"""The longest wait for the lock of a row or of a whole table (LOCK TABLES, a backup, ALTER TABLE), for which the
-servers' own default is a day or a year. After that, the work is retried, and the wait is reported (lock_waits.py)."""
+"""The longest wait for the lock of a row or of a whole table (LOCK TABLES, a backup, ALTER TABLE); by default, servers
+wait a day or a year for a table. After that, the work is retried, and the wait is reported (lock_waits.py)."""
 MYSQL_READ_S = 60
 """Longer than any lock wait, so that a slow lock cannot be mistaken for a dead server."""
 MYSQL_RECYCLE_S = 1_800
@@ -54,15 +54,14 @@ POOL_SIZE = 8
 POOL_OVERFLOW = 24
 
 WRITES = "nos_ec_writes"
-"""The execution option of an engine whose transactions write."""
+"""An execution option: the transactions of the engine write."""
 _CONNECT = "nos_ec_connect"
-"""The execution option of an engine for MySQL: the function with which it connects."""
+"""An execution option of engines for MySQL: the function that connects."""
 
 _ALONE = "nos_ec_alone"
 _OPENED = "nos_ec_opened"
 _WAL_BYTES_MAX = 16 << 20
-"""The size to which the write-ahead log shrinks after a large transaction, or after a long read, during which it
-grows."""
+"""The size to which the write-ahead log shrinks after a large transaction or a long read has made it grow."""
 
 _MYSQL_SETUP = (
     f"SET SESSION innodb_lock_wait_timeout = {MYSQL_LOCK_WAIT_S}, lock_wait_timeout = {MYSQL_LOCK_WAIT_S},"
@@ -70,12 +69,12 @@ _MYSQL_SETUP = (
     f" sql_select_limit = {(1 << 64) - 1}, sql_safe_updates = 0, sql_big_selects = 1, sql_auto_is_null = 0,"
     " completion_type = 0, foreign_key_checks = 1, unique_checks = 1"
 )
-"""Settings that a session would otherwise take from the server, and that could change results, refuse statements or end
-the connection with each COMMIT. DEFAULT would mean the server's setting, so values are given."""
+"""Settings that a session would otherwise take from the server. They could change results, refuse statements or end the
+connection with each COMMIT. DEFAULT would mean the server's setting, so each has a value."""
 
 
 def parse_url(url: str) -> URL:
-    """Parse and check the URL. Raises ConfigError with an example when it is not that of a supported store."""
+    """Parse and check the URL. Raises ConfigError, with an example, for a URL of an unsupported kind."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
@@ -88,7 +87,7 @@ def parse_url(url: str) -> URL:
         if not parsed.database:
             raise ConfigError(f"the metadata URL names no database; {_EXAMPLES}")
         if "@" in (parsed.host or ""):
-            # The host would be shown, and its beginning is the end of the password.
+            # The host begins with the end of the password, and messages would show it.
             raise ConfigError(f"the metadata URL has an @ in its password: write %40 for it; {_EXAMPLES}")
         return mysql_options.checked(parsed.set(drivername="mysql+pymysql"))
     raise ConfigError(f"metadata cannot be kept in {parsed.drivername!r}; {_EXAMPLES}")
@@ -115,16 +114,16 @@ def make_engine(
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    """The pool logs the KeyboardInterrupt of a signal that comes while a connection returns to it, and raises it again.
-    Only the second is wanted: a command that is interrupted ends without a traceback."""
+    """Drop the pool's log record of a KeyboardInterrupt. If a signal arrives while a connection returns to it, the pool
+    logs the exception and raises it again; raising is enough: an interrupted command must end without a traceback."""
     return not record.exc_info or not isinstance(record.exc_info[1], KeyboardInterrupt)
 
 
 def reading_engine(engine: Engine) -> Engine | None:
     """Return a second engine like `engine` that runs each statement as a separate transaction; None for SQLite.
 
-    With READ COMMITTED each statement sees what was committed when it began, inside a transaction or not. So work that
-    only reads loses nothing, and saves the round trip of its COMMIT.
+    With READ COMMITTED, each statement sees everything that was committed when it began, whether it is inside a
+    transaction or not. So work that only reads loses nothing, and saves the round trip of its COMMIT.
     """
     if engine.dialect.name == "sqlite":
         return None
@@ -156,8 +155,8 @@ def _mysql_engine(url: URL, connect: Callable[..., Any], read_s: int, **options:
 
 
 def _mysql_connect() -> Callable[..., Any]:
-    """Return a function that connects engines to one server. It waits longer for later greetings: a server that has
-    greeted once speaks the protocol, but may hang for a while, as it may in a statement."""
+    """Return a function that connects engines to one server. It waits longer for greetings after the first: a server
+    that has greeted once speaks the protocol, but may hang for a while, as in any statement."""
     greeting_s: float | None = MYSQL_GREETING_S
 
     def connect(_dialect: Dialect, _record: ConnectionPoolEntry, args: Any, options: Any) -> Any:
@@ -175,8 +174,8 @@ def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:
         if not _has_file(path):
             raise ConfigError(f"there is no metadata store at {path}; {NEW_OR_LOST}")
     else:
-        # SQLite gives the files beside it the same owner and mode. One that is there must not be opened: to close any
-        # descriptor of a file gives up all locks of this process on it, also those of SQLite's open connections.
+        # SQLite gives its additional files the same owner and mode. A file that exists must not be opened: closing any
+        # descriptor of a file releases all locks of this process on it, also those of SQLite's open connections.
         with suppress(OSError):  # SQLite reports it better
             os.close(open_new(path, os.O_RDWR | os.O_EXCL))
     _keep_spares(path)
@@ -223,13 +222,13 @@ def _sqlite_connect(path: Path, busy_ms: int) -> Callable[..., Any]:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN:
                 if _may_be_read_alone(path):
-                    record.info[_ALONE] = True  # the next use looks again: the disk may be writable by then
+                    record.info[_ALONE] = True  # the next use opens it anew: the disk may be writable by then
                     return _immutable(dialect, path, options)
                 if lacks_inodes(path) and _give_up_spares(path):
                     return opened(alone=False)
             if error.sqlite_errorcode != sqlite3.SQLITE_IOERR_SHMSIZE:
                 raise
-        # No other process has the file open, or else the shared file would exist. But one may be opening it just now.
+        # No other process has the file open, or the shared file would exist. But one may be about to open it.
         connection = opened(alone=True)
         record.info[_ALONE] = True
         return connection
@@ -258,8 +257,8 @@ def _give_up_spares(path: Path) -> bool:
 
 
 def _may_be_read_alone(path: Path) -> bool:
-    """Return whether nobody can change the file, because its whole file system is read-only, and no write-ahead log
-    holds a part of it. A read-only mount alone is not enough: others may write through another mount."""
+    """Return whether the file cannot change, because its whole file system is read-only, and no write-ahead log holds a
+    part of it. A read-only mount alone is not enough: other processes may write through another mount."""
     try:
         device = path.stat().st_dev
         if Path(f"{path}-wal").exists():
@@ -273,7 +272,7 @@ def _may_be_read_alone(path: Path) -> bool:
 
 
 def _immutable(dialect: Dialect, path: Path, options: Any) -> Any:
-    """A connection that reads the file without its write-ahead log and without locks, which need files beside it."""
+    """Open a connection that uses no write-ahead log and no locks, because these need additional files."""
     connection = dialect.connect(f"{path.absolute().as_uri()}?immutable=1", **{**options, "uri": True})
     connection.isolation_level = None
     connection.create_function("unhex", 1, _unhex, deterministic=True)
@@ -281,8 +280,9 @@ def _immutable(dialect: Dialect, path: Path, options: Any) -> Any:
 
 
 def _when_free(opened: Callable[[], Any], busy_ms: int) -> Any:
-    """Open a connection. Two processes that want an exclusive one, or that both change a new file to a write-ahead
-    log, would wait for each other. SQLite refuses at once then, so each gives way and retries after a random time."""
+    """Open a connection, and retry for `busy_ms` while the file is busy. Two processes that both want an exclusive
+    connection, or both switch a new file to a write-ahead log, would wait for each other, so SQLite fails at once.
+    Therefore each retries after a random time."""
     deadline = time.monotonic() + busy_ms / 1000
     while True:
         try:
@@ -306,15 +306,15 @@ def _set_up(connection: Any, busy_ms: int, *, alone: bool) -> None:
 
 
 def _sqlite_end_exclusive_use(_connection: Any, record: ConnectionPoolEntry) -> None:
-    """Close an exclusive connection as soon as it is not in use, which is the only way to release its lock; and one
-    that takes its file for one that never changes."""
+    """Close a connection as soon as it is not in use if it is exclusive, which is the only way to release its lock, or
+    if it assumes that the file never changes."""
     if record.info.pop(_ALONE, False):
         record.invalidate()
 
 
 @called_back
 def _unhex(text: str | None) -> bytes | None:
-    """UNHEX for SQLite, which has it only since 3.41."""
+    """The function UNHEX for SQLite, which has had it only since 3.41."""
     return None if text is None else bytes.fromhex(text)
 
 

@@ -1,4 +1,4 @@
-"""The meaning of a driver's error: the class to raise, and whether the transaction may simply be retried."""
+"""Translates errors of the drivers: which error to raise, and whether the transaction may simply be retried."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _MYSQL_REFUSED_CHECK = {3819, 4025}
 """The codes of MySQL and of MariaDB for a violated CHECK."""
 _MYSQL_INTERRUPTED = 1317
 _MYSQL_UNUSABLE = {1047, 1053, 1290, 1836, 3032, 3100, 3101}
-"""The server itself is out of service, and may keep its connections open: a Galera node without quorum, a
-shutdown, --read-only and --super-read-only (a primary that has become a replica), offline mode, a member that Group
-Replication does not let commit (two codes)."""
+"""The server itself is out of service, and may keep its connections open: a Galera node without quorum, a shutdown,
+--read-only and --super-read-only (a primary that has become a replica), offline mode, or a member that Group
+Replication does not allow to commit (two codes)."""
 _MYSQL_OF_THE_SERVER = (pymysql.err.OperationalError, pymysql.err.InternalError)
 _MYSQL_LOST = {0, 1077, 1079, 1080, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2055}
 _MYSQL_UNREACHABLE = {1040, 1129, 1203, 2002, 2003, 2005}
@@ -41,7 +41,7 @@ _MYSQL_LOCKED = {3118, 3955, 4151}
 """The account is locked (MySQL), blocked after too many wrong passwords (MySQL), or locked (MariaDB)."""
 _MYSQL_PLUGIN = 2059
 _MYSQL_STATEMENT_BINLOG = 1665
-"""READ COMMITTED and a binary log of statements exclude each other."""
+"""READ COMMITTED does not work with a binary log of statements."""
 _MYSQL_NO_GRANT = {1044, 1142, 1143, 1227, 1370}
 _MYSQL_NO_DATABASE, _MYSQL_NO_TABLE = 1049, 1146
 _MYSQL_GOT_ERRNO = {3, 1026, 1030}
@@ -50,12 +50,11 @@ _MYSQL_GOT_ERRNO = {3, 1026, 1030}
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What to do about an error.
+    """A translated error of a driver.
 
-    error: what to raise.
-    again: the work may be retried if COMMIT was not sent. undone: it may be retried even if COMMIT was sent.
-    unusable: this server is out of service, on any connection; another one may answer at its address by now.
-    lock_wait: a wait for a lock timed out.
+    `error` is the exception to raise. If `again`, the work may be retried unless COMMIT was sent; if `undone`, even
+    then. If `unusable`, the server is out of service on all connections, and another server may answer at its address
+    by now. If `lock_wait`, a wait for a lock timed out.
     """
 
     error: NosError
@@ -66,19 +65,19 @@ class Failure:
 
 
 class RefusedCheck(Exception):
-    """A CHECK constraint refused a change, because something was counted wrong, now or earlier. This is not a NosError:
-    it is a bug to report, so the daemon that meets it ends with a trace instead of retrying for ever."""
+    """A CHECK constraint refused a change, because counters are wrong. This is not a NosError but a bug to report: the
+    daemon ends with a traceback instead of retrying for ever."""
 
 
 def place(url: URL) -> str:
-    """The store's place for messages: host and port, or the file. Never includes the user's password."""
+    """Return the place of the store for messages: host and port, or the file, but never the password."""
     if url.get_backend_name() == "sqlite":
         return f"SQLite file {url.database}"
     return f"{url.host or '127.0.0.1'}:{url.port or 3306}"
 
 
 def read_only(url: URL) -> Failure:
-    """The failure to report when the server says that it is read-only."""
+    """Return the failure for a server that reports that it is read-only."""
     return Failure(
         Transient(
             f"metadata at {place(url)}: this server is read-only: a replica, or a primary that was demoted. Its data"
@@ -91,7 +90,8 @@ def read_only(url: URL) -> Failure:
 
 
 def translate(error: Exception, url: URL) -> Failure | None:
-    """Return the failure behind an error of a driver or pool; None for a bug of ours. Raises RefusedCheck."""
+    """Translate an error of a driver or of the pool. Return None for an error that is a bug of ours. Raises
+    RefusedCheck."""
     if isinstance(error, PoolTimeout):
         return Failure(Transient(f"metadata at {place(url)}: all connections are busy; try again"))
     cause = error.orig if isinstance(error, DBAPIError) else error
@@ -191,6 +191,5 @@ def _is_refused_check(cause: BaseException | None) -> bool:
 
 
 def _names_no_space(text: str) -> bool:
-    """Whether an error of _MYSQL_GOT_ERRNO is about a full disk. Its text has to be searched, because the server gives
-    no code for it."""
+    """Return whether an error of _MYSQL_GOT_ERRNO reports a full disk. Only its text shows that; there is no code."""
     return any(f"{word}: {errno.ENOSPC}" in text.lower() for word in ("errno", "error", "code"))

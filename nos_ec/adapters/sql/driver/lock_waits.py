@@ -1,8 +1,8 @@
-"""Notices work that another session's lock holds up, logs it once, and reports it to this process's health checks.
+"""Notices when a lock of another session holds up work, logs it once, and reports it to the health checks.
 
 A session that keeps a row locked, for example one that an operator forgot in a console, holds up every PUT and commit
-that needs the row. The server ends each wait after MYSQL_LOCK_WAIT_S, and the work is retried. Only at that point does
-a process learn that it is waiting.
+that needs the row. The server ends each wait after MYSQL_LOCK_WAIT_S, and the work is retried. Only then does the
+process learn that it has waited.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ _log = structlog.get_logger(__name__)
 
 
 class LockWaits:
-    """The threads that are held up, and for how long. Safe to share between threads.
-
-    where: names the server in messages.
-    """
+    """Records which threads are held up, and since when. Safe to share between threads."""
 
     def __init__(self, where: str) -> None:
+        """`where` names the server in messages."""
         self._where = where
         self._lock = threading.Lock()
         self._since_s: dict[int, float] = {}
@@ -43,7 +41,8 @@ class LockWaits:
             )
 
     def settle(self, *, given_up: bool = False) -> None:
-        """Note that this thread's work has ended. `given_up`: because its last wait timed out, too; logged for each."""
+        """Note that this thread's work has ended. `given_up`: it failed because its last wait timed out as well, which
+        is logged for each thread."""
         if not self._since_s:
             return
         with self._lock:

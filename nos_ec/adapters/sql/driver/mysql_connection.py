@@ -1,8 +1,8 @@
 """PyMySQL's connection, faster in three places: when it connects, when it quotes texts, and when it reads a single row.
 
-Sources: of what `one_row` relies on, MySQL Source Code Documentation, "Client/Server Protocol", on packets, the text
-resultset and length-encoded strings. Of which characters must be escaped, MySQL C API Developer Guide,
-mysql_real_escape_string_quote: the backslash and the quote around the text. MariaDB does the same in both.
+Sources: `one_row` follows the MySQL Source Code Documentation, "Client/Server Protocol", on packets, the text resultset
+and length-encoded strings. The MySQL C API Developer Guide (mysql_real_escape_string_quote) says which characters must
+be escaped: the backslash, and the quote around the text. MariaDB does both in the same way.
 """
 
 from __future__ import annotations
@@ -22,32 +22,38 @@ _RECEIVE_BYTES = 8192
 _HEAD_BYTES = 4
 _ERROR, _END, _NULL = b"\xff", b"\xfe", 0xFB
 _END_BYTES_MAX = 8
-"""A longer packet that begins with _END is a row with a very long value."""
+"""A longer packet that begins with _END is a row whose first value is very long."""
 _WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}
-"""Bytes of the length of a long value, by the byte before it."""
+"""The first byte of a long value, and the number of bytes after it that hold its length."""
 
 
 class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
-    """Without TLS options, PyMySQL encrypts if the server can, and checks no certificate. Yet for each connection it
-    reads the authorities that the system trusts, which takes longer than all the rest of connecting (Debian 12: 74 of
-    114 ms). This one does not."""
+    """A PyMySQL connection that does not read the trusted authorities in vain.
+
+    Without TLS options, PyMySQL encrypts if the server can, and does not check the certificate. Still it reads the
+    system's trusted authorities for each connection, which takes longer than the rest of connecting (Debian 12: 74 of
+    114 ms).
+    """
 
     _read_timeout: float | None
     _greeting_s: float | None = None
     _descriptions = b""
-    """What the last row that `one_row` read came behind: the descriptions of its columns, as the server sent them."""
+    """The descriptions of the columns of the last row that `one_row` read, as the server sent them before the row."""
 
     def __init__(self, *args: Any, greeting_s: float | None = None, **options: Any) -> None:
-        """Connect. greeting_s: how long the server may take to greet; None: as long as for a statement."""
+        """Connect. `greeting_s` limits the wait for the server's greeting; None applies the limit of statements."""
         self._greeting_s = greeting_s
         super().__init__(*args, **options)
 
     def one_row(self, statement: bytes) -> list[bytes | None] | None:
-        """The values of the row that a SELECT finds, as the text that the server sends; None if it finds none. The row
-        has less than 16 MiB. PyMySQL's own reader parses a description of each column, which takes it longer than the
-        server needs for the row. Here they are skipped, at once if they are those of the last row.
+        """Return the values of the only row that a SELECT finds, as the text that the server sends, or None without a
+        row. The row must be smaller than 16 MiB.
 
-        Raises pymysql.err.Error, also for a second row. After any exception the connection must not be used again."""
+        PyMySQL's own reader parses a description of each column, which takes longer than the server needs for the row.
+        This method skips them: in one comparison if they are the same as for the last row.
+
+        Raises pymysql.err.Error, also for a second row. After any exception the connection must not be used again.
+        """
         self._execute_command(COMMAND.COM_QUERY, statement)
         columns = self._read_packet().read_length_encoded_integer()
         received = _piece(self._rfile)
@@ -64,14 +70,14 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
         return _values(row)
 
     def _get_server_information(self) -> None:
-        """Read the greeting. Raises OperationalError 2012 when the answer is not that of a MySQL server, or does not
-        come within greeting_s. Without greeting_s the server is known, so a time-out is a lost connection (2013)."""
+        """Read the greeting. Raises OperationalError 2012 when this is not a MySQL server, or when no greeting arrives
+        within greeting_s. Without greeting_s the server is known, so a time-out is a lost connection (2013)."""
         read_s = self._read_timeout
         self._read_timeout = self._greeting_s or read_s
         try:
             super()._get_server_information()
         except (InternalError, struct.error, IndexError, ValueError) as error:
-            raise _no_greeting("something else than the greeting of a MySQL server") from error
+            raise _no_greeting("something other than the greeting of a MySQL server") from error
         except OperationalError as error:
             if self._greeting_s is None or not isinstance(error.__context__, TimeoutError):
                 raise
@@ -86,13 +92,13 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
         except RuntimeError as error:
             raise OperationalError(
                 CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
-                f"this user's authentication plugin needs a Python package: {error}. Install it beside nos_ec (for"
+                f"this user's authentication plugin needs a Python package: {error}. Install it along with nos_ec (for"
                 " ed25519: PyNaCl)",
             ) from error
 
     def _escape_string(self, s: str) -> str:
-        """The text as it stands between single quotes. PyMySQL looks each character up in a table, which takes
-        some 50 nanoseconds: 0.2 to 0.5 ms for the rows of a group of small objects. Two searches take a hundredth."""
+        """Escape the text for single quotes. PyMySQL looks up each character in a table, which takes some 50 ns: 0.2 to
+        0.5 ms for the rows of a group of small objects. Two searches take a hundredth of that."""
         if self.server_status & SERVER_STATUS.SERVER_STATUS_NO_BACKSLASH_ESCAPES:
             return str(super()._escape_string(s))
         return s.replace("\\", "\\\\").replace("'", "\\'")
@@ -104,8 +110,8 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
 def _no_greeting(received: str) -> OperationalError:
     return OperationalError(
         CR.CR_SERVER_HANDSHAKE_ERR,
-        f"{received} came from there; check that the server does not hang, and that host and port in the metadata URL"
-        " are those of MySQL or MariaDB",
+        f"received {received}; check that the server does not hang, and that host and port in the metadata URL are"
+        " those of MySQL or MariaDB",
     )
 
 
@@ -118,8 +124,8 @@ def _tls_without_authority() -> ssl.SSLContext:
 
 
 def _packets(reader: Any, received: bytes, at: int, encoding: str) -> Iterator[tuple[bytes, bytes]]:
-    """The packets from this place on, each whole and without its head. Raises pymysql.err.Error if the rest does not
-    come, or if a packet tells of an error."""
+    """Yield the packets from offset `at` on, each with and without its head. Raises pymysql.err.Error if the connection
+    ends, or if a packet reports an error."""
     while True:
         begin = at + _HEAD_BYTES
         end = begin + int.from_bytes(received[at : at + 3], "little")

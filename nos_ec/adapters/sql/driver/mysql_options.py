@@ -1,10 +1,10 @@
-"""Reads and checks the options in the query of a MySQL URL before PyMySQL is asked to connect.
+"""Reads and checks the options in the query of a MySQL URL before PyMySQL connects.
 
-SQLAlchemy passes most of them to PyMySQL as text, and PyMySQL takes any text as true: `ssl_disabled=false` would switch
-TLS off. It also silently leaves host names unchecked if no authority is named. So truth values are read here. The
-options that are left in the URL mean the same to SQLAlchemy and PyMySQL:
+SQLAlchemy passes most options to PyMySQL as text, and PyMySQL takes any text as true: `ssl_disabled=false` would switch
+TLS off. It also leaves host names unchecked, without a warning, if no authority is given. So this module reads truth
+values itself. The options that it leaves in the URL mean the same to SQLAlchemy and PyMySQL:
 
-- ssl_disabled=true, and no other ssl option with it
+- ssl_disabled=true, without any other ssl option
 - ssl_check_hostname, which SQLAlchemy reads; ssl_verify_identity and ssl_verify_cert=false are translated to it
 - no other truth value: each must have the only value that works with a store, which is the default
 """
@@ -22,8 +22,8 @@ from nos_ec.core.errors import ConfigError
 
 
 def checked(url: URL) -> URL:
-    """Return the URL with options that mean what they say. Raises ConfigError without the URL in it, because the URL
-    may contain a password."""
+    """Return the URL with options that PyMySQL understands as they are meant. Raises ConfigError; its message does not
+    contain the URL, which may contain a password."""
     twice = sorted(name for name, value in url.query.items() if not isinstance(value, str))
     if twice:
         raise ConfigError(f"the metadata URL has options more than once: {', '.join(twice)}; use each of them once")
@@ -49,7 +49,7 @@ def _text(value: bool) -> str:
 
 
 def _tls(flags: dict[str, bool], options: dict[str, str]) -> dict[str, str]:
-    """Return the options to put in place of `flags`."""
+    """Return the options that replace `flags`. Raises ConfigError for options that contradict each other."""
     others = sorted({name for name in {*flags, *options} if name.startswith("ssl")} - {"ssl_disabled"})
     if flags.pop("ssl_disabled", False):
         if others:
@@ -75,7 +75,7 @@ def _tls(flags: dict[str, bool], options: dict[str, str]) -> dict[str, str]:
 
 
 def _check_driver(url: URL) -> None:
-    """Refuse options that PyMySQL would not accept."""
+    """Raise ConfigError for options that PyMySQL would not accept."""
     try:
         _, options = url.get_dialect()().create_connect_args(url)
     except ValueError as error:

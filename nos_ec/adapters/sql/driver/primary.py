@@ -1,8 +1,8 @@
 """Distinguishes a primary from a read-only server: a replica, or a primary that was demoted by a failover.
 
-A demoted server may keep its connections open and answer on them as before, with data that grows old. So an answer is
-trusted only if the server says that it accepts writes, because such a server has every write that was acknowledged
-before. A statement that writes needs no such check, because a read-only server refuses it.
+A demoted server may keep its connections open and answer on them as before, with data that becomes outdated. So a
+result is trusted only if the server reports that it accepts writes, because such a server has every write that was
+acknowledged before. A statement that writes needs no such check, because a read-only server refuses it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Iterable
 from sqlalchemy import Connection, text
 
 READ_ONLY_FLAGS = "@@global.read_only, @@global.innodb_read_only"
-"""Two columns. Aurora uses the second flag. MySQL's super_read_only also sets the first one."""
+"""Two columns of a SELECT. Aurora uses the second flag. MySQL's super_read_only also sets the first one."""
 _OFF = frozenset({0, b"0", "OFF", b"OFF"})
-"""As the driver has them, or as the server sends them. MariaDB 12 returns a word."""
-_ASK = text(f"SELECT {READ_ONLY_FLAGS}")
+"""The values of a flag that is not set, as the driver returns them or as the server sends them. MariaDB 12 returns a
+word."""
+_READ_FLAGS = text(f"SELECT {READ_ONLY_FLAGS}")
 
 
 class ReadOnlyServer(Exception):
-    """The server accepts no writes, so its answers may be old."""
+    """The server does not accept writes, so its data may be outdated."""
 
 
 def check_flags(flags: Iterable[object]) -> None:
@@ -29,5 +30,5 @@ def check_flags(flags: Iterable[object]) -> None:
 
 
 def require_primary(connection: Connection) -> None:
-    """Raise ReadOnlyServer if the server is read-only, or a driver error. One round trip."""
-    check_flags(connection.execute(_ASK).one())
+    """Raise ReadOnlyServer if the server is read-only, or a driver error. Takes one round trip."""
+    check_flags(connection.execute(_READ_FLAGS).one())

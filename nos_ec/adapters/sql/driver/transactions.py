@@ -1,11 +1,11 @@
-"""Runs a piece of work in one transaction, all of it or nothing, and retries it a bounded number of times.
+"""Runs a piece of work in one transaction, and retries it a limited number of times.
 
-Deadlocks, lock waits and lost connections may be retried, as long as COMMIT was not sent. After COMMIT was sent, only
-the caller can know whether to try again (the port promises that this is safe), so it gets Transient.
+Work that fails by a deadlock, a lock wait or a lost connection is retried unless COMMIT was sent. After that, only the
+caller can decide whether to call again (the port promises that this is safe), so it gets Transient.
 
-The answers of a read-only server are not trusted (nos_ec.adapters.sql.driver.primary). All connections to it are
-closed, as are those to a server that reports that it is out of service, and the work is retried on new ones, which
-reach the new primary once the address leads to it.
+Results from a read-only server are not trusted (nos_ec.adapters.sql.driver.primary). When a server is read-only, or
+reports that it is out of service, all connections to it are closed, and the work is retried on new ones, which reach
+the new primary once the address leads to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nos_ec.core.errors import NosError, Transient
 
 ATTEMPTS_MAX = 5
 LOCK_WAITS_MAX = 10
-"""The number of lock waits, MYSQL_LOCK_WAIT_S each, after which the work is given up: 50 s in all."""
+"""The number of lock waits, of MYSQL_LOCK_WAIT_S each, after which the work fails: 50 s in all."""
 BACKOFF_FIRST_S = 0.02
 
 P = ParamSpec("P")
@@ -38,37 +38,37 @@ Work = Callable[Concatenate[Connection, P], T]
 
 
 class Overtaken(Exception):
-    """Another transaction has changed the same key meanwhile: run this one again."""
+    """Another transaction has changed the same key meanwhile, so this one must be run again."""
 
 
 class Transactions:
     """Transactions of one engine. Safe to use from several threads."""
 
     def __init__(self, engine: Engine, *, replica: bool = False) -> None:
-        """`replica` lets `read` trust a read-only server."""
+        """`replica` allows `read` to trust a read-only server."""
         self._engine = engine
         self._trusts_all = replica or engine.dialect.name == "sqlite"
         self._reading = reading_engine(engine)
         self._writing = engine.execution_options(**{WRITES: True})
         self._close_others: Callable[[], object] = lambda: None
         self.on_noted: Callable[[list[Any]], object] = lambda _: None
-        """Gets what a transaction has noted (`note`), once it is durable. It must not raise."""
+        """Called with everything that a transaction has noted (`note`), once it is durable. It must not raise."""
         self.lock_waits = LockWaits(place(engine.url))
         self._turn: threading.Lock | None = threading.Lock() if engine.dialect.name == "sqlite" else None
         if not self._trusts_all:
             event.listen(engine, "after_cursor_execute", _note_writes)
 
     def read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run work that changes nothing. Raises what the work raises, Transient, NoSpace, ConfigError, Corrupt."""
+        """Run work that changes nothing. Raises the errors of the work, Transient, NoSpace, ConfigError, Corrupt."""
         engine = self._reading or self._engine
         return self._retried(engine, lambda connection: work(connection, *args, **kwargs))
 
     def write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run work that writes. Durable on return. Raises the same errors as `read`."""
+        """Run work that writes. Its changes are durable on return. Raises the same errors as `read`."""
         noted: list[Any] = []
 
         def noting(connection: Connection) -> T:
-            connection.info.pop(NOTED, None)  # of an attempt that failed
+            connection.info.pop(NOTED, None)  # left by an attempt that failed
             result = work(connection, *args, **kwargs)
             noted[:] = connection.info.pop(NOTED, ())
             return result
@@ -81,28 +81,29 @@ class Transactions:
 
     @property
     def reading(self) -> Engine | None:
-        """The engine of `read` whose statements commit themselves; None if there is none."""
+        """The engine with which `read` runs each statement as a transaction of its own; None on SQLite."""
         return self._reading
 
     @property
     def engines(self) -> tuple[Engine, ...]:
-        """All engines that statements run on."""
+        """All engines that run statements."""
         return (self._engine,) if self._reading is None else (self._engine, self._reading)
 
     def on_close(self, close_others: Callable[[], object]) -> None:
-        """Register a function that returns connections of `engines` kept elsewhere. Every `close` calls it."""
+        """Register a function that gives back the connections of `engines` that are kept elsewhere. Every `close` calls
+        it."""
         self._close_others = close_others
 
     def close(self) -> None:
-        """Close all idle connections now, and those in use after their use. Later work opens new ones."""
+        """Close idle connections now, and the others after their use. Later work opens new ones."""
         self._close_others()
         for engine in self.engines:
             engine.dispose()
 
     @contextmanager
     def _own_turn(self) -> Iterator[None]:
-        """Hold this thread's turn to write. SQLite allows one writer at a time; without this queue, threads would sleep
-        and poll."""
+        """Wait for this thread's turn to write, and hold it. SQLite allows one writer at a time; without this queue,
+        threads would sleep and poll. Raises Transient after SQLITE_BUSY_MS."""
         if self._turn is None:
             yield
             return
@@ -174,7 +175,7 @@ class Transactions:
             return _Failed(read_only(self._engine.url), error, may_run_again=True)
 
     def _run_on_primary(self, connection: Connection, work: Callable[[Connection], T]) -> T:
-        """Run the work. Raises ReadOnlyServer if its outcome relies on a read-only server."""
+        """Run the work. Raises ReadOnlyServer if its result comes from a read-only server."""
         if self._trusts_all:
             return work(connection)
         connection.info.pop(_WROTE, None)
@@ -188,19 +189,19 @@ class Transactions:
         return result
 
     def _close_pools(self, pool: Pool, engine: Engine) -> None:
-        """Close all connections of all pools, so that the next ones reach the server that took this one's place. Does
-        nothing if another thread has done so since the work got its connection from `pool`."""
+        """Close all connections of all pools, so that new ones reach the server that has replaced this one. Do nothing
+        if another thread has done so since the work got its connection from `pool`."""
         if engine.pool is pool:
             self.close()
 
 
 NOTED = "nos_ec_noted"
-"""A key of Connection.info: what the transaction has noted."""
+"""A key of Connection.info: the list of everything that the transaction has noted."""
 
 
-def note(connection: Connection, what: Any) -> None:
-    """Tell `Transactions.on_noted` of something after COMMIT. Forgotten when the transaction is rolled back."""
-    connection.info.setdefault(NOTED, []).append(what)
+def note(connection: Connection, fact: Any) -> None:
+    """Pass `fact` to `Transactions.on_noted` after COMMIT, or drop it when the transaction is rolled back."""
+    connection.info.setdefault(NOTED, []).append(fact)
 
 
 _WROTE = "nos_ec_wrote"
@@ -215,7 +216,7 @@ def _note_writes(
 
 
 def _roll_back(connection: Connection, transaction: Transaction) -> None:
-    """Roll back, if need be by closing the connection, because the pool does not reset a connection that it takes back.
+    """Roll back. If that fails, close the connection, because the pool does not reset a connection that returns to it.
     An error here is ignored, so that the original failure is reported. (SQLAlchemy itself closes a connection whose
     ROLLBACK is interrupted.)"""
     try:
@@ -225,7 +226,7 @@ def _roll_back(connection: Connection, transaction: Transaction) -> None:
 
 
 class _Failed:
-    """An attempt that ended with a driver error, or on a read-only server."""
+    """An attempt that ended with a driver error or on a read-only server."""
 
     def __init__(self, failure: Failure, cause: Exception, *, may_run_again: bool) -> None:
         self.failure = failure

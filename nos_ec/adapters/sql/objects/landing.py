@@ -278,7 +278,7 @@ def _lock_version(connection: Connection, deletion: LandingDeletion) -> ObjectRo
 
 
 def _forget_landing(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
-    held = landing_segments.held(connection, landing_ids)
+    held = landing_segments.in_open_segments(connection, landing_ids)
     _remove(connection, [landing_id for landing_id in landing_ids if landing_id not in held])
     return held
 
@@ -292,7 +292,7 @@ def _remove(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
 def _move_landed(connection: Connection, moves: Sequence[LandedMove]) -> frozenset[LandingId]:
     """Locks are taken as in commits: segments, rows, entries."""
     targets = [one.target for one in moves]
-    if not all(map(in_log, targets)) or landing_segments.held(connection, [one.source for one in moves]):
+    if not all(map(in_log, targets)) or landing_segments.in_open_segments(connection, [one.source for one in moves]):
         raise ValueError("a copy can only move to a record of the landing log, and not from a segment that is OPEN")
     open_segments = landing_segments.lock_open(connection, targets)
     if not all(segment_of(target) in open_segments for target in targets):

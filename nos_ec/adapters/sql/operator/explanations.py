@@ -1,4 +1,4 @@
-"""What rows say about one object or block. Each question finds its rows by keys."""
+"""Reads the rows that explain the state of one object or block. Each statement finds them by keys."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from nos_ec.ports.metadata import ObjectRow, QueueEntry, Segment, WaitingRow
 
 _O, _W, _D, _S, _B = OBJECTS.c, WAITING.c, LANDING_DELETIONS.c, SEGMENTS.c, BLOCKS.c
 _LEAST = LandingId(bytes(16))
-"""No landing id: those begin with the time."""
+"""Sorts before all landing ids, which begin with the time."""
 _IDS = JsonRows("inspected", object_id=0)
 _BLOCK_ID, _BLOCK_OFFSET = (TRASH_COLUMNS.index(one) for one in (_O.block_id, _O.block_offset))
 
@@ -100,7 +100,7 @@ def _objects_with(connection: Connection, object_ids: Collection[int]) -> dict[i
 
 
 def _as_found(row: Sequence[Any]) -> ObjectRow:
-    """The ObjectRow, also of a row that lacks a part of its extent."""
+    """Return the ObjectRow, without an extent if the row lacks a part of it."""
     found = marked_row(row)
     return replace(found, extent=None) if row[_BLOCK_ID] is None or row[_BLOCK_OFFSET] is None else found
 

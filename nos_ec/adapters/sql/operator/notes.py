@@ -1,4 +1,4 @@
-"""Notes: rows of `stored_totals`, changed by compare-and-set of their whole text."""
+"""Notes, which are rows of `stored_totals` and are changed by compare-and-set of their whole text."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class SqlNotes(SqlPart):
 
     @writes
     def store_note(self, connection: Connection, name: str, text: str, expected: str | None) -> bool:
-        # Texts are compared here, because servers may ignore case. Two calls at once that find nothing meet at the
-        # primary key, and the loser runs again.
+        # Texts are compared here, because servers may ignore case. If two concurrent calls find no row, the second one
+        # to insert fails as a duplicate and is run again.
         row = _T.name == _PREFIX + name
         found = connection.execute(select(_T.value).where(row).with_for_update()).scalar()
         if found != expected:

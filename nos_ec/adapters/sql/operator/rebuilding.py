@@ -1,8 +1,8 @@
-"""Rows of a store whose metadata was lost, written again. Nobody else uses the database meanwhile, so nothing is
-locked. What is written once more replaces what is there.
+"""Writes the rows of a store again whose metadata was lost. No other process uses the database meanwhile, so nothing is
+locked. A row that is written twice replaces the first one.
 
-Blocks tell keys and versions, by which rows in the trash must be found. So until `settle_trash` their marks are the
-latest time and the version, with which the index of keys finds them.
+Blocks contain keys and versions, and rows in the trash must be found by these. So until `settle_trash`, the marks of
+such rows consist of the latest time and the version, and the index of keys finds them.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _write_state(connection: Connection, now: str) -> None:
 
 
 def _are_versions(older: ObjectRow, newer: ObjectRow) -> bool:
-    """Whether both are versions of a key, of which the older one stays."""
+    """Return whether both are versions of their key, so that the older one stays."""
     return older.object_id != newer.object_id and (older.is_of_versions or newer.is_of_versions)
 
 
@@ -193,7 +193,7 @@ def _named(row: ObjectRow) -> tuple[ObjectKey, int]:
 
 
 def _unsettled(version: int) -> bytes:
-    """The mark of a row in the trash until its time is known: later than any mark of `trash_mark`."""
+    """Return the mark of a row in the trash whose time is not known yet. It sorts after all marks of `trash_mark`."""
     return UNSETTLED_MS.to_bytes(UNTIL_BYTES) + version.to_bytes(TRASHED_BYTES - UNTIL_BYTES)
 
 
@@ -205,7 +205,8 @@ def _place(connection: Connection, rebuilt: Sequence[Rebuilt], now_ms: int) -> N
 
 
 def _released(rebuilt: Rebuilt, now_ms: int) -> Iterator[QueueEntry]:
-    """The landing copy that nobody has now. A row that keeps its version and has another copy has lost the first."""
+    """Yield a queue entry for the landing copy that no row has any more. If a row keeps its version and has another
+    copy, its first copy is lost."""
     row, old = rebuilt.row, rebuilt.instead_of
     if old is None or old.landing_id is None or (row.landing_id is not None and row.version == old.version):
         return
@@ -214,7 +215,7 @@ def _released(rebuilt: Rebuilt, now_ms: int) -> Iterator[QueueEntry]:
 
 
 def _remove(connection: Connection, rows: Sequence[ObjectRow], now_ms: int | None) -> None:
-    """In quarantine, an entry has no object, and the version 0."""
+    """Remove these rows. With `now_ms`, queue their copies in quarantine: such an entry has no object and version 0."""
     _delete(connection, rows)
     if now_ms is None:
         return
@@ -330,7 +331,7 @@ def _delete(connection: Connection, rows: Sequence[ObjectRow]) -> None:
 
 
 def _landed(connection: Connection, entries: Sequence[QueueEntry]) -> set[LandingId]:
-    """The copies of these entries that rows have."""
+    """Return the copies among these entries that rows have."""
     if not entries:
         return set()
     listed = id_rows(entry.landing_id for entry in entries)

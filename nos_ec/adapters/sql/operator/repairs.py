@@ -1,4 +1,4 @@
-"""Changes to rows that were found to be wrong."""
+"""Repairs of rows that a check has found to be wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SqlRepairs(SqlPart):
 
     @writes
     def stop_waiting(self, connection: Connection, landing_id: LandingId, now_ms: int) -> bool:
-        # The object's row is locked before that of what waits, as everywhere.
+        # The object's row is locked before its row of `waiting`, as everywhere.
         entry = _entry(connection, landing_id)
         if entry is None:
             return False

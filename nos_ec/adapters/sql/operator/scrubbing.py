@@ -1,4 +1,4 @@
-"""Where a scrub is: a row of `stored_totals`, as JSON. It is changed by compare-and-set of its whole text."""
+"""The progress of scrubs: a row of `stored_totals`, as JSON. It is changed by compare-and-set of its whole text."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class SqlScrubbing(SqlPart):
 
 
 def _dumped(state: ScrubState) -> str:
-    """The same text for equal values."""
+    """Return the JSON text, which is the same for equal values."""
     after = None if state.after is None else state.after.hex()
     return json.dumps(asdict(state) | {"after": after}, sort_keys=True)
 
 
 def _loaded(text: str) -> ScrubState | None:
-    """None for what another release has stored, and for all that `_dumped` has not written: compare-and-set could never
-    replace it."""
+    """Parse the text. Return None unless `_dumped` of this release could have written it, because compare-and-set could
+    never replace other texts."""
     try:
         data: dict[str, Any] = json.loads(text)
         after = None if data["after"] is None else BlockId(bytes.fromhex(data["after"]))

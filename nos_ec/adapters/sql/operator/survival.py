@@ -72,7 +72,7 @@ class SqlSurvival(SqlPart):
         now_ms: int,
         folded: Collection[str] = (),
     ) -> bool:
-        # Two first surveys at once meet at the primary key, and the loser runs again.
+        # Of two concurrent first surveys, the second one to insert fails as a duplicate and is run again.
         held = _lock(connection, {*counts, *folded, OTHERS})
         others = held.get(OTHERS)
         if (None if others is None else others.counted_ms) != previous_ms:
@@ -106,7 +106,7 @@ def _count_deaths(connection: Connection, counts: Mapping[str, Counts], now_ms: 
 
 
 def _lock(connection: Connection, buckets: Iterable[str]) -> dict[str, SurvivalRow]:
-    """The rows of these buckets, locked in order of bucket. A damaged row counts as empty, and is written anew."""
+    """Return the rows of these buckets, locked in order of bucket. A damaged row counts as empty and is overwritten."""
     rows = connection.execute(LOCK, _named(buckets)).all()
     return {row[0]: _row(row) or SurvivalRow(row[0], row[1], Counts()) for row in rows}
 
@@ -114,8 +114,8 @@ def _lock(connection: Connection, buckets: Iterable[str]) -> dict[str, SurvivalR
 def _merge(
     connection: Connection, held: Mapping[str, SurvivalRow], counts: Mapping[str, Counts], now_ms: int, others_ms: int
 ) -> None:
-    """Add the counts to the rows `held`, which are locked. others_ms: the time of OTHERS, which is that of the last
-    survey; a survey after the clock was set back sets it back too."""
+    """Add the counts to the rows `held`, which are locked. `others_ms` is the new time of OTHERS: the time of the last
+    survey. If the clock was set back, a survey sets this time back as well."""
     changed, new = [], []
     for bucket, more in sorted(counts.items(), key=lambda one: utf8(one[0])):
         row = held.get(bucket)
@@ -141,7 +141,7 @@ def _decayed(row: SurvivalRow, now_ms: int) -> Counts:
 
 
 def _row(row: Any) -> SurvivalRow | None:
-    """None for a damaged row: what it said is learned again."""
+    """Convert a row. Return None for a damaged row, whose counts will be collected again."""
     try:
         return SurvivalRow(row[0], row[1], Counts.load(row[2]))
     except Corrupt as error:

@@ -1,7 +1,6 @@
 """Sums over the whole store: computed from the rows, and stored for other processes to read.
 
-The stored ones are one row of `stored_totals`, as JSON. They are changed by compare-and-set only, and the row's whole
-text is what is compared.
+Stored sums are one row of `stored_totals`, as JSON. They are changed only by compare-and-set of the row's whole text.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ STORED = select(_T.value).where(_IS_TOTALS)
 
 
 class SqlTotals(SqlPart):
-    """The sums of `Metadata`."""
+    """`totals`, `stored_totals` and `store_totals` of `Metadata` of the port."""
 
     @reads
     def totals(self, connection: Connection) -> Totals:
@@ -92,7 +91,7 @@ def _landed_sums(connection: Connection) -> defaultdict[ObjectState, _Sums]:
 
 
 def _sum(of: Any, name: str) -> Any:
-    """SUM as an integer, because MySQL's SUM is a decimal."""
+    """Return a SUM as an integer, because MySQL's SUM is a decimal."""
     return cast(func.sum(of), BigInteger).label(name)
 
 
@@ -107,9 +106,9 @@ _BLOCK_SUMS = select(
     _sum(_B.overhead_bytes, "overhead_bytes"),
     _sum(_B.live_objects, "live_objects"),
 ).group_by(_B.kind, _B.state)
-# Reads as many rows as large objects have blocks, which is no more work than the sums over blocks.
+# This reads as many rows as large objects have blocks, which is no more work than the sums over blocks.
 _LARGE_OBJECTS = select(func.count()).where(SEGMENTS.c.part == 0)
-# Reads a row for each large object that has a tail.
+# This reads a row for each large object that has a tail.
 _PACKED_TAILS = by_index(select(func.count(), _sum(_O.size, "bytes")), OBJECTS, "objects_by_trash_key").where(
     _O.trashed == LIVE,
     _O.bucket >= literal(utf8(TAILS_BUCKET), LargeBinary),
@@ -123,7 +122,8 @@ _LANDED_SUMS = select(_W.state, func.count(), _sum(_W.size, "bytes")).group_by(_
 
 
 def _insert(connection: Connection, new: StoredTotals) -> bool:
-    """Two calls at once meet at the primary key, and the loser runs again. A row that cannot be read is replaced."""
+    """Insert the row, or replace one that cannot be parsed. Return False if there is a valid one. Of two concurrent
+    calls, the second one to insert fails as a duplicate and is run again."""
     text = connection.execute(STORED).scalar()
     if text is not None:
         if _loaded(text) is not None:
@@ -134,14 +134,14 @@ def _insert(connection: Connection, new: StoredTotals) -> bool:
 
 
 def _dumped(stored: StoredTotals) -> str:
-    """The same text for equal values."""
+    """Return the JSON text, which is the same for equal values."""
     blocks = sorted([kind.value, state.value, count] for (kind, state), count in stored.totals.blocks.items())
     return json.dumps(asdict(stored) | {"totals": asdict(stored.totals) | {"blocks": blocks}}, sort_keys=True)
 
 
 def _loaded(text: str) -> StoredTotals | None:
-    """None for totals of another release, which may have other fields, and for all that `_dumped` has not written:
-    compare-and-set could never replace it."""
+    """Parse the text. Return None for totals of another release, which may have other fields, and for any text that
+    `_dumped` could not have written, because compare-and-set could never replace it."""
     try:
         whole: dict[str, Any] = json.loads(text)
         sums: dict[str, Any] = whole.pop("totals")

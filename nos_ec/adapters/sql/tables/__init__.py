@@ -1,4 +1,4 @@
-"""The schema, its migrations, and how rows are read and written as values of the ports.
+"""The schema, its migrations, the conversion of rows to values of the ports, and the base class of the parts.
 
 May import `driver`, ports and core. Begin with schema.py, which documents every table and column.
 """

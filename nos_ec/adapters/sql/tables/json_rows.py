@@ -10,8 +10,8 @@ JSON_TABLE to 32 bits, so integers are read as DECIMAL and cast. All of this was
 do not have these faults.
 
 A statement that locks goes from the JSON table to the rows, and finds each by its key: `looked_up`, UpdateListed and
-DeleteListed tell MySQL and MariaDB to do so. When they believe that a table has few rows, they would rather read all of
-it. Such a statement would wait for every row that another transaction has locked, and deadlock with that transaction
+DeleteListed make MySQL and MariaDB do so. If they assume that a table has few rows, they would rather read all of it.
+Such a statement would wait for every row that another transaction has locked, and deadlock with that transaction
 (tests/rig/sql/sql_races.py). SQLite would rather go through all rows that have the same value in the first column of an
 index, and compare each with the whole JSON table.
 """
@@ -33,7 +33,7 @@ _VARCHAR_BYTES_MAX = 2048
 
 
 class _JsonFunction(FunctionElement[Any]):
-    """The base of one subclass per shape: SQLAlchemy's statement cache distinguishes elements by class."""
+    """The base class of one subclass for each shape, because SQLAlchemy's statement cache compares classes."""
 
     inherit_cache = True
     shape: Sequence[tuple[str, int]] = ()
@@ -66,8 +66,9 @@ def _json_table(element: _JsonFunction, compiler: Any, **options: Any) -> str:
 
 
 def _type_of(bytes_max: int) -> str:
-    """A row has room for few long VARCHARs, but for any number of TEXTs, which cost more. The text is ASCII: without a
-    character set the column would get that of the database, and UNHEX cannot read ucs2 or utf16."""
+    """Return the column type for an integer (0), or for the hexadecimal text of so many bytes. A row has room for few
+    long VARCHARs, but for any number of TEXTs, which cost more. Without the ASCII character set, the column would get
+    the database's, and UNHEX cannot read ucs2 or utf16."""
     if not bytes_max:
         return "DECIMAL(20,0)"
     kind = f"VARCHAR({2 * bytes_max})" if bytes_max <= _VARCHAR_BYTES_MAX else "TEXT"
@@ -75,10 +76,8 @@ def _type_of(bytes_max: int) -> str:
 
 
 class JsonRows:
-    """Rows bound to the parameter `parameter`. A column's number is its size in bytes; 0 means an integer.
-
-    Values of the `optional` columns may be None.
-    """
+    """A table of rows that are bound to one parameter. For each column, the number is its size in bytes, or 0 for an
+    integer. Values of the `optional` columns may be None."""
 
     def __init__(self, parameter: str, *, optional: Sequence[str] = (), **columns: int) -> None:
         self.parameter = parameter
@@ -91,14 +90,14 @@ class JsonRows:
         self.table: TableValuedAlias = function(bindparam(parameter, type_=Text)).table_valued(*types, name=parameter)
 
     def __getitem__(self, name: str) -> ColumnElement[Any]:
-        """The column as an expression: an integer, or the bytes that its hexadecimal text stands for."""
+        """Return the column as an expression: an integer, or the bytes that its hexadecimal text encodes."""
         plain: ColumnElement[Any] = self.table.c[name]
         if not self._sizes[name]:
             return cast(plain, BigInteger)
         return func.unhex(func.nullif(plain, "") if name in self._optional else plain, type_=LargeBinary)
 
     def missing(self, name: str) -> ColumnElement[bool]:
-        """An expression that is true where the optional column has no id."""
+        """Return a condition that is true where the optional column has no id."""
         assert name in self._optional, f"{name} is not optional"
         return self.table.c[name] == ""
 
@@ -113,8 +112,8 @@ class JsonRows:
 
 
 def looked_up(query: Select[Any], table: Table, index: str = "PRIMARY", *, then: Table | None = None) -> Select[Any]:
-    """Make a query FROM a JSON table joined with `table` look up the rows of `table` one by one in this unique
-    index, and the rows of `then`, which is joined with `table`, by their primary key."""
+    """Return the query, which joins a JSON table with `table`, with hints: look up the rows of `table` one by one in
+    this unique index, and the rows of `then`, which is joined with `table`, by their primary key."""
     for dialect in ("mysql", "mariadb"):
         hinted = query.with_hint(table, _by(index), dialect)
         if then is not None:
@@ -124,14 +123,14 @@ def looked_up(query: Select[Any], table: Table, index: str = "PRIMARY", *, then:
 
 
 class UpdateListed(Update):
-    """UPDATE of rows whose primary key is listed in a JSON table, or in rows of another table whose primary key is
+    """An UPDATE of rows whose primary key is listed in a JSON table, or in rows of another table whose primary key is
     listed. In the WHERE, the JSON table comes before that other table."""
 
     inherit_cache = True
 
 
 class DeleteListed(Delete):
-    """DELETE of rows whose primary key, or its first column, is listed as for UpdateListed."""
+    """A DELETE of rows whose primary key, or its first column, is listed as for UpdateListed."""
 
     inherit_cache = True
 
@@ -149,8 +148,8 @@ def _delete_listed(element: DeleteListed, compiler: Any, **options: Any) -> str:
 
 
 def _straight(statement: str, element: Update | Delete, before: str, after: str) -> str:
-    """Return the statement with `table, listed, others` turned into a join that starts from the listed rows, goes
-    through the other tables, and ends at `table`."""
+    """Return the statement with `table, listed, others` changed to a join that starts from the listed rows, continues
+    with the other tables, and ends with `table`."""
     table = str(element.table)
     start, found, rest = statement.partition(f"{before} {table}, ")
     listed, ends, rest = rest.partition(after)

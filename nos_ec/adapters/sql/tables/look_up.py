@@ -1,21 +1,20 @@
 """Looks up one row by its key on MySQL and MariaDB, directly through the driver. The look-up takes a quarter of the CPU
 time of a small GET.
 
-SQLAlchemy takes as long for running a statement as the server, and half of that for handing out a connection. So the
-driver runs it, reads the row by a shorter way (`MySqlConnection.one_row`), and its connection is kept out of the pool
-for the next look-up. The same row says whether the server accepts writes (nos_ec.adapters.sql.driver.primary). CPU time
-on an idle machine, in microseconds, of MariaDB and of this process: 74 and 42 for a look-up. They were 116 and 75 when
-the server joined the columns into one, which the driver's own reader needs to be fast. A look-up that finds nothing
-takes 130 and 76 instead of 104 and 63, because it asks twice.
+SQLAlchemy needs as much time for a statement as the server, and half of that to check out a connection. So the driver
+runs the statement and reads the row in a faster way (`MySqlConnection.one_row`), and its connection is kept out of the
+pool for the next look-up. The same row contains whether the server accepts writes (nos_ec.adapters.sql.driver.primary).
+On an idle machine, a look-up takes 74 microseconds of CPU time in MariaDB and 42 in this process. It took 116 and 75
+when the server joined the columns into one, which the driver's own reader needs to be fast. A look-up that finds
+nothing takes 130 and 76 instead of 104 and 63, because it runs two statements.
 
 Invariants kept here:
-  a  The row is the one that `objects.find` returns. The contract suite compares them.
-  b  A look-up that fails here is repeated as an ordinary read, which knows what each failure means and what may be
-     retried.
-  c  A connection with a half-read answer is never used again.
-  d  No more than LOOK_UPS_IDLE_MAX connections are kept, and none for longer than the pool would keep it.
-  e  A connection ends with its pool: none is used that was opened before the pool was disposed of.
-  f  The answers of a read-only server are not trusted, not even that a row does not exist.
+  a  The row is the one that `object_rows.find` returns. The contract suite compares them.
+  b  A look-up that fails here is repeated as an ordinary read, which translates failures and retries what it may.
+  c  A connection whose response was not read to its end is never used again.
+  d  At most LOOK_UPS_IDLE_MAX connections are kept, and none for longer than the pool would keep it.
+  e  A connection ends with its pool: a connection that was opened before the pool was disposed of is not used.
+  f  Results from a read-only server are not trusted, not even that a row does not exist.
 """
 
 from __future__ import annotations
@@ -45,33 +44,33 @@ class Appeared(Exception):
 
 
 FAILURES = (pymysql.err.Error, SQLAlchemyError, ReadOnlyServer, Appeared)
-"""The errors of the driver, those of the pool when it opens a connection, that of invariant f, and Appeared."""
+"""Errors of the driver, of the pool when it opens a connection, of invariant f, and Appeared."""
 _WHERE = "FROM objects WHERE trashed = '' AND bucket = x'%s' AND name = x'%s'"
-"""Hexadecimal is read in the same way in every mode of the server."""
+"""Hexadecimal text means the same in every mode of the server."""
 BY_KEY = (
     f"SELECT {READ_ONLY_FLAGS}, object_id, version, size, crc32c, md5, state, created_ms, landing_id, block_id,"
     f" block_offset, attributes {_WHERE}"
 )
 IS_THERE = f"SELECT {READ_ONLY_FLAGS}, EXISTS (SELECT 1 {_WHERE})"
-"""Follows BY_KEY if that finds nothing, not even the flags. Both are asked for together, because a server that begins
-to accept writes after BY_KEY might not have had the row yet."""
+"""Follows BY_KEY if that finds no row and so no flags either. It reads both at once, because a server that has begun to
+accept writes only after BY_KEY may not have had the row yet."""
 
 
 class LookUps:
     """Looks up objects by key. Safe to call from several threads: each has its own connection during a look-up."""
 
     def __init__(self, engine: Engine, *, replica: bool = False) -> None:
-        """`engine` commits each statement by itself. With `replica`, read-only servers are trusted."""
+        """`engine` runs each statement as a transaction of its own. With `replica`, read-only servers are trusted."""
         self._engine = engine
         self._replica = replica
         self._idle: list[_Kept] = []
 
     def find(self, key: ObjectKey) -> ObjectRow | None:
-        """Return the current version, not locked. After one of FAILURES, the caller repeats this as an ordinary read
-        (invariant b)."""
+        """Return the current version, without a lock. After one of FAILURES, the caller repeats this as an ordinary
+        read (invariant b)."""
         kept = self._take()
         try:
-            flags, row = _asked(kept.connection.dbapi_connection, key)
+            flags, row = _read_row(kept.connection.dbapi_connection, key)
             if not self._replica:
                 check_flags(flags)
         except BaseException as error:
@@ -96,7 +95,7 @@ class LookUps:
                 return kept
             self._end(kept)  # invariants d, e
             if kept.pool is self._engine.pool:
-                break  # the pool replaces a connection that is so old
+                break  # the pool replaces such an old connection
         pool = self._engine.pool
         return _Kept(self._engine.raw_connection(), time.monotonic(), pool)
 
@@ -115,15 +114,15 @@ class LookUps:
 
 
 class _Kept(NamedTuple):
-    """A connection, the time when the pool handed it out, and that pool."""
+    """A connection, the time when it was checked out, and its pool."""
 
     connection: PoolProxiedConnection
     since_s: float
     pool: Pool
 
 
-def _asked(connection: Any, key: ObjectKey) -> tuple[Sequence[object], ObjectRow | None]:
-    """(the flags, the row)."""
+def _read_row(connection: Any, key: ObjectKey) -> tuple[Sequence[object], ObjectRow | None]:
+    """Return the flags and the row."""
     name = utf8(key.bucket).hex(), utf8(key.name).hex()
     found = connection.one_row((BY_KEY % name).encode())
     if found is not None:
@@ -135,7 +134,7 @@ def _asked(connection: Any, key: ObjectKey) -> tuple[Sequence[object], ObjectRow
 
 
 def _object_row(key: ObjectKey, values: Sequence[Any]) -> ObjectRow:
-    """The values of BY_KEY behind the flags, as a value of the port."""
+    """Return the ObjectRow for the values of BY_KEY after the flags."""
     object_id, version, size, crc32c, md5, state, created_ms, landing_id, block_id, offset, attributes = values
     now, size_bytes = ObjectState(state.decode()), int(size)
     return ObjectRow(

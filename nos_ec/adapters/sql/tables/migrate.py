@@ -1,7 +1,6 @@
-"""Creates or upgrades the tables (alembic, run from inside the program), and finds out which schema a store has.
+"""Creates or upgrades the tables (with alembic, run inside this program), and reads which schema a store has.
 
-Alembic is imported only when tables are created or upgraded, because the import takes a quarter of the time in which a
-command starts.
+Alembic is imported only when tables are created or upgraded, because the import takes a quarter of a command's start.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ def migrate(url: str) -> None:
 
 
 def find_store(url: str, geometry: Geometry) -> tuple[str | None, bool]:
-    """The id of the store whose metadata is at `url`, None if there is none, and whether that store is initialised.
-    Works with older schemas, and creates and changes nothing.
+    """Return the id of the store whose metadata is at `url`, or None, and whether that store is initialised. Works with
+    older schemas, and changes nothing.
 
     Raises ConfigError (also for a store of another geometry or of a newer release), Corrupt, Transient.
     """
@@ -76,7 +75,7 @@ def _upgrade(connection: Connection) -> None:
 
 @contextmanager
 def _connected(engine: Engine) -> Iterator[Connection]:
-    """A connection. Errors of the driver become those of `migrate`. Disposes of the engine."""
+    """Connect, translate errors of the driver to those of `migrate`, and dispose of the engine at the end."""
     try:
         with engine.connect() as connection:
             yield connection
@@ -105,7 +104,7 @@ def check_schema(connection: Connection) -> None:
 
 
 def schema_head() -> str:
-    """The schema version of this release."""
+    """Return the schema version of this release."""
     return max(_revisions())
 
 
@@ -115,7 +114,7 @@ def _revisions() -> set[str]:
 
 
 def revision(connection: Connection) -> str | None:
-    """The store's schema version; None if it has no tables yet."""
+    """Return the store's schema version, or None if it has no tables yet."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
@@ -145,8 +144,8 @@ def _config() -> Config:
 
 @contextmanager
 def _alone(connection: Connection) -> Iterator[None]:
-    """Allow one migration at a time: on SQLite by the write transaction, on MySQL, whose DDL commits, by a named
-    lock."""
+    """Allow one migration at a time: by the write transaction on SQLite, and by a named lock on MySQL, whose DDL
+    commits."""
     if connection.dialect.name == "sqlite":
         yield
         return

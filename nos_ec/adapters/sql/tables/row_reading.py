@@ -1,8 +1,8 @@
-"""Reads rows of `objects` for listings, whole or in summary, on MySQL and MariaDB as one column each.
+"""Reads rows of `objects` for listings, whole or in summary: on MySQL and MariaDB as one column each.
 
-The driver is written in Python, and most of what a page of a listing costs is its reading of columns. So the server
-joins those of a row into one string of bytes: a page of 1,000 rows takes 0.58 to 0.80 of the CPU time. SQLite's driver
-is fast with columns.
+The driver is written in Python, and spends most of the time of a page on reading columns. So the server joins the
+columns of a row into one string of bytes: a page of 1,000 rows takes 0.58 to 0.80 of the CPU time. SQLite's driver
+reads columns fast.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _STATES = {state.value.encode(): state for state in ObjectState}
 
 def _summary(_bucket: str, joined: bytes) -> ObjectSummary:
     size, created_ms, attributes, name = joined[ID_BYTES:].split(b" ", 3)
-    told = bytes.fromhex(attributes.decode()) if attributes else b""
-    return summary(name.decode(), int(size), joined[:ID_BYTES], int(created_ms), told)
+    attribute_bytes = bytes.fromhex(attributes.decode()) if attributes else b""
+    return summary(name.decode(), int(size), joined[:ID_BYTES], int(created_ms), attribute_bytes)
 
 
 def _object_row(bucket: str, joined: bytes) -> ObjectRow:
@@ -65,8 +65,11 @@ def _object_row(bucket: str, joined: bytes) -> ObjectRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape(Generic[_Read]):
-    """What is read of a row. of_joined: makes it of the bucket and the one column `joined`, and raises ValueError,
-    KeyError or InvalidInput for a damaged row; of_columns: of `columns`, and raises Corrupt."""
+    """How a row is read: as a whole or as a summary.
+
+    `of_joined` makes the value from the bucket and the column `joined`; it raises ValueError, KeyError or InvalidInput
+    for a damaged row. `of_columns` makes it from `columns`, and raises Corrupt.
+    """
 
     joined: ColumnClause[bytes]
     of_joined: Callable[[str, bytes], _Read]
@@ -76,12 +79,12 @@ class Shape(Generic[_Read]):
 
 WHOLE = Shape(_JOINED, _object_row, OBJECT_COLUMNS, object_row)
 SUMMARY = Shape(_SUMMARY_JOINED, _summary, _SUMMARY_COLUMNS, lambda row: summary(*row))
-"""What listings tell: a third of the work."""
+"""The part of a row that listings return. It takes a third of the work of a whole row."""
 
 
 class RowsQuery(Generic[_Read]):
-    """A query of rows. `narrowed` makes a select of `objects` choose them. Keep a query that is asked again and
-    again with other parameters: to build one takes as long as to read ten rows."""
+    """A query of rows. `narrowed` adds the conditions to a select of `objects`. Keep a query that runs repeatedly with
+    different parameters: building one takes as long as reading ten rows."""
 
     def __init__(self, shape: Shape[_Read], narrowed: Callable[[Select[Any]], Select[Any]]) -> None:
         self._shape = shape
@@ -96,12 +99,13 @@ class RowsQuery(Generic[_Read]):
         return self._narrowed(select(*self._shape.columns))
 
     def read(self, connection: Connection, bucket: str, parameters: Mapping[str, Any]) -> list[_Read]:
-        """What is read of the rows that the query finds, all of this bucket. Raises Corrupt for a damaged row."""
+        """Run the query, and return the values of the rows, which must be of this bucket. Raises Corrupt for a damaged
+        row."""
         shape = self._shape
         if connection.dialect.name != "sqlite":
             try:
                 found = connection.execute(self._joined, parameters).scalars().all()
                 return [shape.of_joined(bucket, joined) for joined in found]
             except (ValueError, KeyError, InvalidInput):
-                pass  # a row is damaged: read column by column, which tells which one
+                pass  # a row is damaged: read the columns, so that the error names it
         return [shape.of_columns(row) for row in connection.execute(self._columns, parameters)]

@@ -1,4 +1,4 @@
-"""Turns rows of result sets into values of the port, and defines the JSON tables that several statements join with."""
+"""Converts rows of results to values of the port, and defines the JSON tables that several modules join with."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OBJECT_COLUMNS: list[Column[Any]] = [
 """The columns that `object_row` reads, in order."""
 
 TRASH_COLUMNS: list[Column[Any]] = [*OBJECT_COLUMNS, _O.trashed]
-"""The columns that `marked_row` reads, in order. Look-ups by key do without the mark, which is empty there."""
+"""The columns that `marked_row` reads, in order. Look-ups by key omit the mark, which is empty for current versions."""
 
 BLOCK_COLUMNS: list[Column[Any]] = [
     _B.block_id,
@@ -70,16 +70,16 @@ BLOCK_COLUMNS: list[Column[Any]] = [
 """The columns that `block_row` reads, in order."""
 
 LIVE = b""
-"""What `trashed` of a current version is."""
+"""The value of `trashed` for current versions."""
 
 FIRST_MARK = b"\0\0\0\0\0\1"
-"""Before all marks of the trash, and behind those of current and noncurrent versions."""
+"""Sorts before all marks of the trash, and after the marks of current and noncurrent versions."""
 
 UNTIL_BYTES = 6
 _ID_BYTES = 8
 _MS_BYTES = TRASHED_BYTES - UNTIL_BYTES - _ID_BYTES
 _UNTIL_MS_MAX = (1 << 8 * UNTIL_BYTES) - 2
-"""So that the mark behind it can be made too."""
+"""The greatest time of a mark. One more fits into the mark, for the end of a range."""
 
 KEYS = JsonRows("keys", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX)
 IDS = JsonRows("ids", id=ID_BYTES)
@@ -87,8 +87,8 @@ OBJECT_IDS = JsonRows("object_ids", object_id=0, version=0)
 
 
 def by_keys(*columns: Column[Any]) -> Select[Any]:
-    """Select these columns of the current versions whose keys are in KEYS. Only what is needed: the driver parses a
-    description of each column, which takes it longer than a small row."""
+    """Select these columns of the current versions whose keys are in KEYS. Use as few as possible: the driver parses a
+    description of each column, which takes longer than reading a small row."""
     listed = and_(_O.trashed == LIVE, _O.bucket == KEYS["bucket"], _O.name == KEYS["name"])
     return looked_up(select(*columns).join_from(KEYS.table, OBJECTS, listed), OBJECTS, "objects_by_trash_key")
 
@@ -112,7 +112,7 @@ def by_primary(one: Update) -> Update:
 
 
 def object_row(row: Sequence[Any], due_ms: int | None = None) -> ObjectRow:
-    """The ObjectRow of a row selected as OBJECT_COLUMNS."""
+    """Return the ObjectRow for a row of OBJECT_COLUMNS."""
     object_id, bucket, name, version, size, crc32c, md5, state, landing_id, block_id, offset, created_ms, attributes = (
         row
     )
@@ -133,7 +133,7 @@ def object_row(row: Sequence[Any], due_ms: int | None = None) -> ObjectRow:
 
 
 def marked_row(row: Sequence[Any]) -> ObjectRow:
-    """The ObjectRow of a row selected as TRASH_COLUMNS, with its times in the trash, or marked as noncurrent."""
+    """Return the ObjectRow for a row of TRASH_COLUMNS, with its times in the trash, or marked as noncurrent."""
     found, mark = object_row(row[:-1]), row[-1]
     if not mark:
         return found
@@ -144,35 +144,35 @@ def marked_row(row: Sequence[Any]) -> ObjectRow:
 
 
 def trash_mark(until_ms: int, object_id: int, trashed_ms: int) -> bytes:
-    """What `trashed` of a row in the trash is (trash.py)."""
+    """Return the value of `trashed` for a row in the trash (trash.py)."""
     return trash_place(until_ms, object_id) + max(trashed_ms, 0).to_bytes(_MS_BYTES)
 
 
 def noncurrent_mark(object_id: int) -> bytes:
-    """What `trashed` of a noncurrent version is: until 0, which no mark of the trash has."""
+    """Return the value of `trashed` for a noncurrent version. Its time is 0, which no mark of the trash has."""
     return bytes(UNTIL_BYTES) + object_id.to_bytes(_ID_BYTES)
 
 
 def trash_place(until_ms: int, object_id: int) -> bytes:
-    """What the mark of this row begins with. It comes right before the mark, and behind all marks of earlier rows."""
+    """Return the beginning of the mark of this row. It sorts directly before the mark, after those of earlier rows."""
     return min(max(until_ms, 1), _UNTIL_MS_MAX).to_bytes(UNTIL_BYTES) + object_id.to_bytes(_ID_BYTES)
 
 
 def place_of(mark: bytes) -> tuple[int, int]:
-    """until_ms and object_id of a mark."""
+    """Return until_ms and object_id of a mark."""
     return int.from_bytes(mark[:UNTIL_BYTES]), int.from_bytes(mark[UNTIL_BYTES : UNTIL_BYTES + _ID_BYTES])
 
 
 def name_range(prefix: str, after: str, name: Column[Any] = _O.name) -> list[ColumnElement[bool]]:
-    """What holds for the names that begin with `prefix` and are greater than `after`: a range, whatever the prefix.
-    name: the column that has them."""
+    """Return conditions for the names in column `name` that begin with `prefix` and are greater than `after`. They are
+    always a range of an index."""
     start, past, end = utf8(prefix), utf8(after), prefix_end(utf8(prefix))
     found = [name >= _bytes("start", start) if start > past else name > _bytes("after", past)]
     return found if end is None else [*found, name < _bytes("end", end)]
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
-    """The smallest byte string that is greater than all that start with `prefix`; None when there is none.
+    """Return the least byte string that is greater than all byte strings with this prefix, or None if there is none.
 
     UTF-8 has no byte 0xFF, but a bound that is right only for UTF-8 would be a trap for later callers.
     """
@@ -185,17 +185,17 @@ def _bytes(name: str, value: bytes) -> BindParameter[bytes]:
 
 
 def block_row(row: Sequence[Any]) -> BlockRow:
-    """The BlockRow of a row selected as BLOCK_COLUMNS."""
+    """Return the BlockRow for a row of BLOCK_COLUMNS."""
     return BlockRow(*row)
 
 
 def key_rows(keys: Iterable[ObjectKey]) -> dict[str, str]:
-    """The parameter of KEYS, in key order: transactions that lock rows in the same order do not deadlock."""
+    """Return the parameter of KEYS, in key order: transactions that lock rows in the same order do not deadlock."""
     return KEYS.dump(sorted((key.bucket.encode(), key.name.encode()) for key in keys))
 
 
 def id_rows(ids: Iterable[bytes]) -> dict[str, str]:
-    """The parameter of IDS, in order and without repetition. Raises ValueError for an id that is not 16 bytes."""
+    """Return the parameter of IDS, sorted and without repetitions. Raises ValueError for an id that is not 16 bytes."""
     ordered = sorted(set(ids))
     for one in ordered:
         if len(one) != ID_BYTES:
@@ -204,11 +204,12 @@ def id_rows(ids: Iterable[bytes]) -> dict[str, str]:
 
 
 def require_all(matched: int, wanted: int, what: str) -> None:
-    """Raise Transient, which rolls the transaction back, unless a statement reached all rows that are locked for it.
+    """Raise Transient, which rolls the transaction back, unless a statement matched all rows that are locked for it.
 
-    Locked rows do not disappear. But a server can be told to end a statement (KILL QUERY). If a statement ever ended
-    early without an error, the other statements of the transaction must not be committed without it. After a storm of
-    such kills on MariaDB 10.11, one block was once found to have counted an object as dead twice."""
+    Locked rows do not disappear, but an operator can end a statement (KILL QUERY). If a statement ever ended early
+    without an error, the other statements of the transaction must not be committed. After many such kills on MariaDB
+    10.11, one block was once found to have counted an object as dead twice.
+    """
     if matched != wanted:
         raise Transient(f"metadata: {matched} of {wanted} {what} were changed, so all was rolled back; try again")
 

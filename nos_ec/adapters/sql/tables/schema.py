@@ -5,7 +5,7 @@ Rules for all of them:
     server, whatever its collations.
   - `waste_ppm` is a generated column. MySQL assigns left to right with the new values, SQLite uses the old ones, and in
     a multi-table UPDATE MySQL promises no order at all. A column that no statement assigns cannot be assigned wrongly.
-  - What only objects that wait to be packed need is in `waiting`, which is as small as the backlog (docs/adr/0020).
+  - Columns that only waiting objects need are in `waiting`, which is as small as the backlog (docs/adr/0020).
   - Columns and indexes of `objects`, which has a row for each object, are as narrow as their values (docs/adr/0040).
   - The CHECK of `blocks` turns a counting bug into a refused statement instead of a wrong figure.
 
@@ -66,7 +66,7 @@ _S = TypeVar("_S", bound=StrEnum)
 
 
 def utf8(words: str) -> bytes:
-    """The UTF-8 bytes of `words`. Raises InvalidInput for text that cannot be encoded (lone surrogates)."""
+    """Return the UTF-8 bytes of `words`. Raises InvalidInput for text that cannot be encoded (lone surrogates)."""
     try:
         return words.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -76,7 +76,7 @@ def utf8(words: str) -> bytes:
 
 
 class Utf8(TypeDecorator[str]):
-    """Text stored as its UTF-8 bytes. Parameters may also be bytes, which bounds of ranges need."""
+    """A column of text, stored as UTF-8. Parameters may also be bytes, for bounds of ranges."""
 
     impl = LargeBinary
     cache_ok = True
@@ -98,7 +98,7 @@ class Utf8(TypeDecorator[str]):
 
 
 class Id(TypeDecorator[bytes]):
-    """Exactly `size` bytes. MySQL would pad a shorter id with zeros and so turn it into another one."""
+    """A column of exactly `size` bytes. MySQL would pad a shorter id with zeros, and so turn it into another id."""
 
     impl = LargeBinary
     cache_ok = True
@@ -131,7 +131,7 @@ class Id(TypeDecorator[bytes]):
 
 
 class Bytes(TypeDecorator[bytes]):
-    """At most `bytes_max` bytes."""
+    """A column of at most `bytes_max` bytes."""
 
     impl = LargeBinary
     cache_ok = True
@@ -153,7 +153,7 @@ class Bytes(TypeDecorator[bytes]):
 
 
 class Opaque(Bytes):
-    """Bytes that nothing here looks into. No bytes are NULL, which takes no space."""
+    """A column of bytes that SQL never looks into. Empty bytes are stored as NULL, which takes no space."""
 
     cache_ok = True
 
@@ -162,8 +162,8 @@ class Opaque(Bytes):
 
 
 class Word(TypeDecorator[_S]):
-    """A StrEnum stored as its value, readable in any SQL console. With `one_byte`, MySQL stores its number among the
-    words, and still shows, takes and compares the word."""
+    """A column of a StrEnum, stored as its value, so that any SQL console shows it. With `one_byte`, MySQL stores the
+    number of the word as an ENUM, but still shows, accepts and compares the word."""
 
     impl = String
     cache_ok = True
@@ -193,18 +193,18 @@ class Word(TypeDecorator[_S]):
             try:
                 return known[value]
             except KeyError:
-                raise _damaged(f"{value!r} is no {self.words.__name__}") from None
+                raise _damaged(f"{value!r}, which is not a valid {self.words.__name__}") from None
 
         return word_of
 
 
-# Each is called once for each value of a page of rows, which is most of what a listing costs. So types give these to
-# SQLAlchemy themselves: `process_result_value` would put two more calls around each.
+# These functions are called for each value of a page of rows, which is most of the work of a listing. So the types pass
+# them to SQLAlchemy directly: `process_result_value` would add two calls around each.
 def _text(value: Any) -> str | None:
     try:
         return None if value is None else bytes(value).decode("utf-8")
     except UnicodeDecodeError:
-        raise _damaged(f"{bytes(value)!r} is not UTF-8") from None
+        raise _damaged(f"{bytes(value)!r}, which is not UTF-8") from None
 
 
 def _bytes(value: Any) -> bytes:
@@ -228,9 +228,10 @@ def _bigint(name: str, *, nullable: bool = False) -> Column[Any]:
 METADATA = MetaData()
 
 _BLOCK_ID_PREFIX: Any = {f"{dialect}_length": {"block_id": 8} for dialect in _MYSQL}
-"""The bytes of an id that MySQL's index of `objects` has: its time and 16 random bits."""
+"""MySQL's index of `objects` has only these first bytes of an id: the time and 16 random bits."""
 _UNSIGNED_32: Any = BigInteger().with_variant(mysql.INTEGER(unsigned=True), *_MYSQL)
-"""In a UNION with a BIGINT, MariaDB would make a DECIMAL of it. So a column that is united with one has this type."""
+"""The type of 32-bit columns. In a UNION with a BIGINT, MariaDB would convert them to DECIMAL, so the other columns of
+such a UNION have this type as well."""
 
 OBJECTS = _table(
     "objects",
@@ -252,13 +253,13 @@ OBJECTS = _table(
     Index("objects_by_block", "block_id", sqlite_where=text("block_id IS NOT NULL"), **_BLOCK_ID_PREFIX),
     sqlite_autoincrement=True,
 )
-"""Current versions, and deleted ones in the trash. An overwrite keeps the row and its object_id; an object_id is never
-used twice.
+"""Versions of objects: current, noncurrent, and deleted ones in the trash. An overwrite keeps the row and its
+object_id; an object_id is never used twice.
 
-trashed: empty for a current version; for a noncurrent one six zeros and its object_id
-(retired.py, docs/adr/0034); otherwise until when the trash keeps it, its object_id, and when it was deleted
-(trash.py, docs/adr/0028). So keys are unique among current versions, and the trash lies in the index in the order of
-its times.
+`trashed` is empty for a current version. For a noncurrent one it has six zeros and the object_id (make_noncurrent.py,
+docs/adr/0034). In the trash it has the time until which the trash keeps the version, its object_id, and the time of its
+deletion (trash.py, docs/adr/0028). So keys are unique among current versions, and the index has the trash in the order
+of its times.
 """
 
 WAITING = _table(
@@ -272,10 +273,10 @@ WAITING = _table(
     Index("waiting_by_due", "slot", "due_ms", "object_id"),
     sqlite_with_rowid=False,
 )
-"""What waits to be packed: exactly one row for each LANDED or QUEUED row of `objects`, with the same landing_id, state
-and size. It is changed only in a transaction that has locked that row (waiting.py).
+"""Objects that wait to be packed: exactly one row for each LANDED or QUEUED row of `objects`, with the same landing_id,
+state and size. It is changed only in a transaction that has locked that row (waiting.py).
 
-slot: `core.slots.bucket_slot` of the bucket.
+`slot` is `core.publishing.slots.bucket_slot` of the bucket.
 """
 
 SEGMENTS = _table(
@@ -289,7 +290,7 @@ SEGMENTS = _table(
     Column("crc32c", _UNSIGNED_32, nullable=False),
     Index("segments_by_block", "block_id"),
 )
-"""The parts of LARGE objects. Those of a released version are removed with it."""
+"""The segments of LARGE objects. Those of a released version are removed with it."""
 
 _WASTE_BYTES: Any = column("dead_bytes", BigInteger) + column("overhead_bytes", BigInteger)
 _SIZE_BYTES: Any = column("live_bytes", BigInteger) + _WASTE_BYTES
@@ -322,8 +323,9 @@ BLOCKS = _table(
 )
 """Blocks, with counters of their bytes and objects.
 
-waste_ppm: dead and overhead bytes per million bytes of the block; a million for a block without stripes.
-gc_not_before_ms: GC leaves the block alone until then. gc_failures: how many times GC could not collect it.
+`waste_ppm` is the number of dead and overhead bytes per million bytes of the block; a million for a block without
+stripes. GC leaves the block alone until `gc_not_before_ms`. `gc_failures` counts how many times GC failed to collect
+it.
 """
 
 LEASES = _table(
@@ -339,7 +341,7 @@ COUNTERS = _table(
     Column("name", String(32), primary_key=True),
     _bigint("value"),
 )
-"""`lease_epoch` is the last epoch handed out. The migration inserts its row."""
+"""`lease_epoch` is the last epoch of a lease. The migration inserts its row."""
 
 LANDING_DELETIONS = _table(
     "landing_deletions",
@@ -363,9 +365,10 @@ LANDING_SEGMENTS = _table(
     _bigint("records"),
     Index("landing_segments_by_log", "state", "log"),
 )
-"""Segments of the landing log. There are as many as fit into the log.
+"""Segments of the landing log: at most as many as fit into the log.
 
-log: the number in the id. epoch: that of the lease under which the log opened it.
+`log` is the number of the log, which is in the id as well. `epoch` is the epoch of the lease under which the log opened
+the segment.
 """
 
 BUCKETS = _table(
@@ -377,9 +380,10 @@ BUCKETS = _table(
     _bigint("deleted_ms", nullable=True),
     Index("buckets_by_owner", "owner", "bucket"),
 )
-"""Buckets as their owners see them. Objects need no row of their bucket (docs/adr/0030).
+"""Buckets as their owners see them. A bucket with objects need not have a row (docs/adr/0030).
 
-deleted_ms: set when the bucket was deleted. It says whose it is again if a PUT of that moment put an object into it.
+`deleted_ms` is set when the bucket was deleted. The row stays for a while: if a concurrent PUT has put an object into
+the bucket, it belongs to the same owner again.
 """
 
 BUCKET_DOCUMENTS = _table(
@@ -388,7 +392,7 @@ BUCKET_DOCUMENTS = _table(
     Column("kind", Word(DocumentKind, 20), primary_key=True),
     Column("body", Bytes(DOCUMENT_BYTES_MAX), nullable=False),
 )
-"""What else a bucket has, as it was sent."""
+"""The configurations of buckets, as they were sent."""
 
 BUCKET_GRANTS = _table(
     "bucket_grants",
@@ -396,7 +400,7 @@ BUCKET_GRANTS = _table(
     Column("account", Utf8(ACCOUNT_BYTES_MAX), primary_key=True),
     Column("rights", SmallInteger, nullable=False),
 )
-"""What an account may do in a bucket of another one. rights: bits of `Rights`."""
+"""The rights of accounts in buckets of other accounts. `rights` has the bits of `Rights`."""
 
 ACCESS_KEYS = _table(
     "access_keys",
@@ -407,7 +411,7 @@ ACCESS_KEYS = _table(
     _bigint("created_ms"),
     Column("note", Utf8(NOTE_BYTES_MAX), nullable=False),
 )
-"""Access keys of the S3 gateway. secret: encrypted."""
+"""Access keys of the S3 gateway. `secret` is encrypted."""
 
 UPLOADS = _table(
     "uploads",
@@ -434,10 +438,10 @@ VERSIONS = _table(
     _bigint("created_ms"),
     Index("versions_by_null", "is_null", "bucket", "name", sqlite_where=text("is_null = 1")),
 )
-"""Noncurrent versions, and delete markers, the newest of each key first (docs/adr/0034).
+"""Noncurrent versions and delete markers, the newest of each key first (docs/adr/0034).
 
-age_rank: VERSION_MAX less the version. object_id: the row of the version; NULL for a delete marker. is_null: 1 for the
-null version of the key.
+`age_rank` is VERSION_MAX minus the version. `object_id` is the row of the version, or NULL for a delete marker.
+`is_null` is 1 for the null version of the key.
 """
 
 VERSION_FLOORS = _table(
@@ -455,8 +459,8 @@ SURVIVAL = _table(
     _bigint("counted_ms"),
     Column("counts", Bytes(COUNTS_BYTES), nullable=False),
 )
-"""How long objects live, by bucket (docs/adr/0033). The empty bucket stands for all that have no row of their own, and
-its time is that of the last survey. counted_ms: the time that the counts have decayed to.
+"""How long objects live, by bucket (docs/adr/0033). The empty bucket stands for all buckets without a row of their own.
+`counted_ms` is the time to which the counts have decayed; in the row of the empty bucket, the time of the last survey.
 """
 
 STORE_INFO = _table(
@@ -464,7 +468,7 @@ STORE_INFO = _table(
     Column("name", String(32), primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""Facts about the whole store: `geometry` as JSON; `store_id`, which is also recorded in its pools or folders. Also the
+"""Facts about the whole store: `geometry` as JSON, and `store_id`, which its pools or folders contain as well. Also the
 holders of leases: `holder of NAME`, with an epoch and a process."""
 
 STORED_TOTALS = _table(
@@ -472,6 +476,5 @@ STORED_TOTALS = _table(
     Column("name", String(32), primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""A few rows, as JSON: `totals` (totals.py), `scrub` (scrubbing.py), notes (notes.py) and the bytes of deleted blocks
-(deleted_bytes.py). It is a table of its own so that daemons that may write it have no right to change the facts of
-`store_info`."""
+"""A few rows of JSON: `totals` (totals.py), `scrub` (scrubbing.py), notes (notes.py) and the bytes of deleted blocks
+(deleted_bytes.py). This is a separate table, so that daemons can write it without the right to change `store_info`."""

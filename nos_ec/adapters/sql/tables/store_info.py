@@ -31,20 +31,20 @@ def has_geometry(connection: Connection, geometry: Geometry) -> bool:
 
 
 def find_geometry(connection: Connection) -> Geometry | None:
-    """The geometry that the store is bound to, if any."""
+    """Return the geometry that the store is bound to, if any."""
     value = connection.execute(select(STORE_INFO.c.value).where(STORE_INFO.c.name == "geometry")).scalar()
     return None if value is None else Geometry(**json.loads(value))
 
 
 def find_store_id(connection: Connection) -> str | None:
-    """The id that distinguishes this store from all others, if there is one."""
+    """Return the id that distinguishes this store from all others, if it has one."""
     found = connection.execute(select(STORE_INFO.c.value).where(STORE_INFO.c.name == "store_id")).scalar()
     return None if found is None else str(found)
 
 
 def claim_store_id(connection: Connection, store_id: str) -> str:
-    """Return the store's id. If there is none yet, `store_id` becomes it. If two calls do this at once, both return the
-    winner's id."""
+    """Return the store's id, after setting it to `store_id` if there is none yet. Of two concurrent calls, both return
+    the id of the winner."""
     found = find_store_id(connection)
     if found is None:
         connection.execute(insert(STORE_INFO).values(name="store_id", value=store_id))
