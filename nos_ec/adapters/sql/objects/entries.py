@@ -1,11 +1,11 @@
-"""Listing, with folders and without. With folders, it skips what it folds, from folder to folder.
+"""Lists objects, with folders and without. A listing with folders skips the objects in them, from folder to folder.
 
-It works by statements with literal bounds, each a short walk along the index of keys. SQLite could find all folders
-with one recursive query, in a tenth of the time, but MariaDB scans the bucket for a MIN whose bound is computed.
+It runs statements with literal bounds, each a short walk along the index of keys. SQLite could find all folders with
+one recursive query, in a tenth of the time, but MariaDB scans the bucket for a MIN whose bound is computed.
 
-A statement after a folder asks for FIRST_ROWS rows, because the next entry is likely to be a folder, too. While no
-folder comes, each asks for GROWTH times as many as the one before. So at most FIRST_ROWS rows of a folder are read when
-folders follow each other, and fewer than GROWTH times as many as plain names were, when one follows these.
+A statement after a folder reads FIRST_ROWS rows, because the next entry is probably a folder as well. While there are
+no folders, each statement reads GROWTH times as many rows as the last. So at most FIRST_ROWS rows of a folder are read
+if it follows another one, and fewer than GROWTH times the number of plain names if it follows those.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _Object = TypeVar("_Object", ObjectRow, ObjectSummary)
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a walk begins: at the first name that is greater than `name`, or at `name` itself."""
+    """The place where a walk begins: `name` itself if `itself`, otherwise the first name that is greater."""
 
     name: bytes
     itself: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a page is asked for. end_s: when the time for it is over (time.monotonic)."""
+class PageRequest:
+    """The parameters of a page. At `end_s` (time.monotonic), the time for it is over."""
 
     bucket: str
     prefix: str
@@ -62,38 +62,38 @@ class SqlListings(SqlPart):
     def list_entries(
         self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
     ) -> EntryPage[ObjectRow]:
-        return self._read(_list_entries, Asked(bucket, prefix, delimiter, after, limit, end_of(budget_ms)))
+        return self._read(_list_entries, PageRequest(bucket, prefix, delimiter, after, limit, end_of(budget_ms)))
 
     def list_summaries(
         self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
     ) -> EntryPage[ObjectSummary]:
-        return self._read(_list_summaries, Asked(bucket, prefix, delimiter, after, limit, end_of(budget_ms)))
+        return self._read(_list_summaries, PageRequest(bucket, prefix, delimiter, after, limit, end_of(budget_ms)))
 
 
 def end_of(budget_ms: int) -> float:
-    """When the time for a page is over that begins now (time.monotonic)."""
+    """Return the time when a page that begins now must end (time.monotonic)."""
     return time.monotonic() + budget_ms / 1000
 
 
-def _list_entries(connection: Connection, asked: Asked) -> EntryPage[ObjectRow]:
-    return _page(asked, partial(_rows, WHOLE, connection, asked.bucket), lambda row: row.key.name)
+def _list_entries(connection: Connection, page: PageRequest) -> EntryPage[ObjectRow]:
+    return _page(page, partial(_rows, WHOLE, connection, page.bucket), lambda row: row.key.name)
 
 
-def _list_summaries(connection: Connection, asked: Asked) -> EntryPage[ObjectSummary]:
-    return _page(asked, partial(_rows, SUMMARY, connection, asked.bucket), lambda summary: summary.name)
+def _list_summaries(connection: Connection, page: PageRequest) -> EntryPage[ObjectSummary]:
+    return _page(page, partial(_rows, SUMMARY, connection, page.bucket), lambda summary: summary.name)
 
 
 def _page(
-    asked: Asked,
+    page: PageRequest,
     read: Callable[[Start, bytes | None, int], list[_Object]],
     name_of: Callable[[_Object], str],
 ) -> EntryPage[_Object]:
-    """read: returns the next objects from a start on, before an end, at most so many."""
+    """Collect a page. `read` returns the next objects from a start to an end, at most as many as given."""
     found: list[_Object | str] = []
-    prefix, delimiter, limit = asked.prefix, asked.delimiter, asked.limit
-    start, end = start_of(prefix, delimiter, asked.after), prefix_end(utf8(prefix))
+    prefix, delimiter, limit = page.prefix, page.delimiter, page.limit
+    start, end = start_of(prefix, delimiter, page.after), prefix_end(utf8(prefix))
     rows_max = FIRST_ROWS if delimiter else limit + 1
-    while len(found) <= limit:  # one more than is returned, to tell whether there are more
+    while len(found) <= limit:  # one extra entry, to detect the end
         count = min(rows_max, limit + 1 - len(found))
         rows = read(start, end, count)
         folder = None
@@ -107,13 +107,13 @@ def _page(
             break
         start = Start(utf8(name_of(rows[-1])), itself=False) if folder is None else behind(folder)
         rows_max = rows_max * GROWTH if folder is None else FIRST_ROWS
-        if len(found) <= limit and time.monotonic() >= asked.end_s:
+        if len(found) <= limit and time.monotonic() >= page.end_s:
             return EntryPage(found, next_after=_name(found[-1], name_of))
     return EntryPage(found[:limit], next_after=_name(found[limit - 1], name_of) if len(found) > limit else None)
 
 
 def start_of(prefix: str, delimiter: str, after: str) -> Start:
-    """Where a listing begins behind the name, or the folder, `after`."""
+    """Return the start of a listing that continues after the name, or the folder, `after`."""
     folder = folder_of(after, prefix, delimiter)
     if folder is not None:
         return behind(folder)
@@ -122,7 +122,7 @@ def start_of(prefix: str, delimiter: str, after: str) -> Start:
 
 
 def behind(folder: str) -> Start:
-    """Behind all names of a folder. No byte of UTF-8 is 0xFF, so there always is a least string behind them."""
+    """Return the start after all names of a folder. It exists, because UTF-8 has no byte 0xFF."""
     end = prefix_end(utf8(folder))
     assert end is not None
     return Start(end, itself=True)

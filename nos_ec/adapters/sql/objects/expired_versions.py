@@ -1,7 +1,8 @@
 """Removes noncurrent versions and delete markers by lifecycle rules (docs/adr/0035).
 
-What the walk has seen may have changed since. So all that it goes by is looked at again here, under the locks of each
-deletion of a key: the row of the current version, if there is one, and the rows of the versions concerned.
+Rows may have changed since the lifecycle walk has read them. So all its conditions are checked again here, after
+locking the same rows as every deletion of a version: the row of the current version, if there is one, and the rows of
+the versions concerned.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LOCK_UPWARDS = (
     .limit(bindparam("rows_max"))
     .with_for_update()
 )
-"""A version, and those that are newer, from the next one on."""
+"""Selects a version and the newer ones, in order of age, the version first."""
 TWO_NEWEST = NEWEST.limit(2)
 LOCK_TWO_NEWEST = TWO_NEWEST.with_for_update()
 
@@ -51,7 +52,7 @@ def expire_version(
     if not rows or rows[0].age_rank != wanted["age_rank"]:
         return None
     found, newer = rows[0], rows[1:]
-    # Without a current version, the newest of all is a marker that is not noncurrent.
+    # Without a current version, the newest of these is a marker that does not count as noncurrent.
     if len(newer) - (current is None) < expired.newer:
         return None
     next_one = (VERSION_MAX - newer[0].age_rank, newer[0].created_ms) if newer else None
@@ -72,9 +73,10 @@ def expire_version(
 def _became_noncurrent(
     version: int, created_ms: int, current: ObjectRow | None, next_one: tuple[int, int] | None
 ) -> int:
-    """When the successor of a version was created, whose time is known as `created_ms`. next_one: number and time of
-    the next newer noncurrent version, or marker. A current version that was undeleted may be older than that, and even
-    older than the version itself; and clocks may be wrong: no version is noncurrent before it was created."""
+    """Return the time when a version, which was created at `created_ms`, became noncurrent: when its successor was
+    created. `next_one` is number and time of the next newer noncurrent version, or marker. An undeleted current version
+    may be older than `next_one`, and even older than the version itself. Clocks may be wrong, so the result is never
+    earlier than `created_ms`."""
     newer = [] if next_one is None else [next_one]
     if current is not None and (not newer or version < current.version):
         newer.append((current.version, current.created_ms))
@@ -89,7 +91,7 @@ def expire_marker(connection: Connection, expired: ExpireMarker, now_ms: int) ->
     found = connection.execute(LOCK_TWO_NEWEST, named(expired.key)).all()
     if len(found) != 1 or found[0].object_id is not None or found[0].age_rank != rank_of(expired.version):
         return None
-    # If the locking read waited for a newer marker, it missed the one that took its place.
+    # If the locking read waited for a newer marker that was then removed, it missed the one that took its place.
     if len(connection.execute(TWO_NEWEST, named(expired.key)).all()) != 1:
         return None
     remove(connection, found)

@@ -1,11 +1,12 @@
-"""Numbers of versions that were removed, so that no number is assigned twice (docs/adr/0034).
+"""Keeps the numbers of removed versions, so that no number is assigned twice (docs/adr/0034).
 
 The floor of a key is the greatest number of a version, or delete marker, that was removed from it in the last FLOOR_MS.
-Whatever is added to a key with versions gets a number above its floor. All other rules see only what is left, and would
-assign the number again when the clock of one host is behind that of another. A removed version that was not the newest
-counts as well: a large PUT takes its number when it begins, and must not record it after another version had it.
+Every version and marker that is added to a key with versions gets a number above its floor. All other rules see only
+existing versions, and would assign the number again if the clock of one host is behind the clock of another. A removed
+version that was not the newest counts as well: a large PUT takes its number when it begins, and must not record it
+after another version had it.
 
-A transaction that removes a version has already locked it, or the current one. So its floor is locked last.
+A transaction that removes a version has already locked that version or the current one. So it locks the floor last.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ PAGE = by_index(select(_F.bucket, _F.name, _F.version), VERSION_FLOORS, "PRIMARY
 
 
 def raise_to(connection: Connection, key: ObjectKey, number: int, now_ms: int) -> None:
-    """Note that a version with this number, which is locked, is removed. No clock yields a number again that is older
-    than FLOOR_MS."""
+    """Raise the floor of the key to the number of a version that is removed and locked. Numbers older than FLOOR_MS are
+    ignored, because no clock yields them again."""
     if number < (now_ms - FLOOR_MS) * 1000:
         return
     of_key = {"of_bucket": key.bucket, "of_name": key.name, "number": number}
     if not connection.execute(RAISE, of_key).rowcount:
-        # If another transaction does the same, this raises a duplicate error, and one of them is run again.
+        # If another transaction does the same, one of the two fails as a duplicate and is run again.
         connection.execute(insert(VERSION_FLOORS), {"bucket": key.bucket, "name": key.name, "version": number})
 
 
@@ -62,14 +63,14 @@ def of(connection: Connection, key: ObjectKey) -> int:
 
 
 def of_keys(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey, int]:
-    """Return the floors of these keys, as far as they have one. Runs one statement, or none without keys."""
+    """Return the floors of the keys that have one. Runs one statement, or none without keys."""
     listed = list(keys)
     found = connection.execute(LISTED, key_rows(listed)) if listed else ()
     return {ObjectKey(bucket, name): floor for bucket, name, floor in found}
 
 
 class SqlFloors(SqlPart):
-    """Floors of `Versions` of the port."""
+    """The methods of `Versions` of the port for floors."""
 
     @reads
     def floors_after(self, connection: Connection, after: ObjectKey | None, limit: int) -> list[tuple[ObjectKey, int]]:

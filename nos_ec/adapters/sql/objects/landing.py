@@ -1,4 +1,4 @@
-"""The queue of landing copies to delete: reservations of PUTs in flight, and copies whose object has moved or is gone.
+"""The queue of landing copies to delete: reservations of running PUTs, and copies whose object has moved or is gone.
 
 Every change to the meaning of a queue entry (claimed by a PUT, doomed, reverted) is made while the entry is locked.
 """
@@ -83,7 +83,7 @@ def _deletions(whose: ColumnElement[bool]) -> Select[Any]:
 
 
 DUE_DELETIONS = _deletions(_D.not_before_ms <= bindparam("now_ms"))
-# Not those in quarantine: nothing but its time keeps a copy there.
+# Copies in quarantine are excluded, because only their time keeps them there.
 FAR_DELETIONS = _deletions(
     and_(_D.not_before_ms > bindparam("far_ms"), or_(_D.object_id.is_not(None), _D.version.is_(None)))
 )
@@ -218,7 +218,7 @@ class SqlLandingQueue(SqlPart):
 
     @reads
     def landing_needed(self, connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
-        # One statement, as in `known`.
+        # This is one statement for the same reason as in `known`.
         return _listed(connection, NEEDED, landing_ids) if landing_ids else frozenset()
 
     def move_landed(self, moves: Sequence[LandedMove]) -> frozenset[LandingId]:
@@ -253,8 +253,8 @@ def _doom_landing(connection: Connection, verified: Mapping[LandingId, BlockId |
 
 
 def _may_go(row: ObjectRow | None, verified_in: BlockId | None) -> bool:
-    """Check the rule of invariant 2: this version no longer exists, or has no bytes, or it was read back and verified
-    in the block that holds it now."""
+    """Check the rule of invariant 2: the version no longer exists, or has no bytes, or was read back and verified in
+    the block that holds it now."""
     if row is None or row.state is ObjectState.EMPTY:
         return True
     return row.extent is not None and row.extent.block_id == verified_in
@@ -290,7 +290,7 @@ def _remove(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
 
 
 def _move_landed(connection: Connection, moves: Sequence[LandedMove]) -> frozenset[LandingId]:
-    """Locks are taken as in commits: segments, rows, entries."""
+    """Move landing copies. Locks segments, rows and entries, in this order, as commits do."""
     targets = [one.target for one in moves]
     if not all(map(in_log, targets)) or landing_segments.in_open_segments(connection, [one.source for one in moves]):
         raise ValueError("a copy can only move to a record of the landing log, and not from a segment that is OPEN")
@@ -299,20 +299,21 @@ def _move_landed(connection: Connection, moves: Sequence[LandedMove]) -> frozens
         raise Transient("a landing segment was sealed before copies in it were referred to; copy them again")
     listed = _MOVED.dump(sorted((one.object_id, one.version, one.source, one.target) for one in moves))
     moved = connection.execute(MOVE_ROWS, listed).rowcount
-    # A row that waits with this copy is that of the version that moved: no two versions have one copy.
+    # The row of `waiting` with this copy belongs to the version that moved, because no two versions share a copy.
     require_all(connection.execute(MOVE_WAITING, listed).rowcount, moved, "waiting objects")
     connection.execute(MOVE_ENTRIES, listed)
     return known(connection, targets)
 
 
 def known(connection: Connection, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
-    """Return the copies among these that a row or a queue entry has. Runs one statement, so that it sees a single point
-    in time: copies move between rows and the queue."""
+    """Return the copies among these to which a row or a queue entry refers. Runs one statement, so that it sees a
+    single point in time: references move between rows and the queue."""
     return _listed(connection, KNOWN, landing_ids) if landing_ids else frozenset()
 
 
 def find_queued(connection: Connection, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
-    """The entry of that version, if its id is in the range. At most two statements, whatever the number of segments."""
+    """Return the queue entry of this version, if its id is in the range. Runs at most two statements, whatever the
+    number of segments."""
     ranges = _ranges(connection, row, first, last)
     if not ranges:
         return None
@@ -323,14 +324,15 @@ def find_queued(connection: Connection, row: ObjectRow, first: LandingId, last: 
 
 
 def queue_entry(row: Sequence[Any]) -> QueueEntry:
-    """The entry that these QUEUE_COLUMNS are."""
+    """Return the QueueEntry for a row of QUEUE_COLUMNS."""
     return QueueEntry(LandingId(row[0]), *row[1:])
 
 
 def _ranges(
     connection: Connection, row: ObjectRow, first: LandingId, last: LandingId
 ) -> list[tuple[LandingId, LandingId]]:
-    """Where the copy may be between the two ids. Of records, only those whose segment was OPEN at the PUT."""
+    """Return the ranges of ids, between the two given, in which the copy may be. For records, these are the segments
+    that were OPEN at the time of the PUT."""
     if not in_log(first) or segment_of(first) == segment_of(last):
         return [(first, last)]
     segments = landing_segments.recorded_in(connection, first, last, row.created_ms)

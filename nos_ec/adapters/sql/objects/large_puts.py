@@ -85,7 +85,7 @@ def record_large(
     if not wins:
         return refusal or False
     # 6. Make the current version noncurrent, or release what it holds. Remove null versions whose place this one takes.
-    new = puts.beside_others(new, current)
+    new = puts.with_null_version(new, current)
     stays = current is not None and make_noncurrent.stays(current, new.versioning)
     if current is not None and stays and not is_below:
         make_noncurrent.retire(connection, [current])

@@ -1,6 +1,6 @@
-"""Makes versions noncurrent, and adds delete markers: what PUTs and DELETEs do to what is there (docs/adr/0034).
+"""Makes versions noncurrent and adds delete markers, for PUTs and DELETEs (docs/adr/0034).
 
-Rows of objects are locked before those of versions.
+Rows of `objects` are locked before rows of `versions`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _O, _V = OBJECTS.c, VERSIONS.c
 COLUMNS = (_V.bucket, _V.name, _V.age_rank, _V.object_id, _V.is_null, _V.created_ms)
 _MARKS = JsonRows("version_marks", object_id=0, mark=TRASHED_BYTES)
 IS_NULL = _V.is_null == literal_column("1")
-"""Literally, as the partial index of SQLite has it."""
+"""A literal, as in SQLite's partial index, which would not be used for a parameter."""
 OF_KEY = (
     _V.bucket == bindparam("bucket", type_=_V.bucket.type),
     _V.name == bindparam("name", type_=_V.name.type),
@@ -65,18 +65,18 @@ _REMOVE_MARKERS = REMOVE.where(_V.object_id.is_(None))
 
 
 def rank_of(version: int) -> int:
-    """Where a version stands among those of its key."""
+    """Return the rank of a version: the newest version of a key has the lowest rank."""
     return VERSION_MAX - version
 
 
 def stays(current: ObjectRow, versioning: Versioning | None) -> bool:
-    """Whether a version becomes noncurrent when another one takes its place. What has an id stays, also if a program
-    that knows no versions stores or deletes the object."""
+    """Return whether the current version becomes noncurrent when another takes its place. A version with an id always
+    stays, also when a program that does not know versions stores or deletes the object."""
     return versioning is Versioning.ENABLED or current.has_version_id
 
 
 def retire(connection: Connection, rows: Sequence[ObjectRow]) -> None:
-    """Make current versions, which are locked, noncurrent."""
+    """Make current versions noncurrent. Their rows must be locked."""
     if not rows:
         return
     ids = sorted(row.object_id for row in rows)
@@ -87,7 +87,7 @@ def retire(connection: Connection, rows: Sequence[ObjectRow]) -> None:
 
 
 def retire_large(connection: Connection, new: NewLargeObject, object_id: int, now_ms: int) -> None:
-    """Make a large object noncurrent that was never current: a newer version was recorded before it."""
+    """Make a large object noncurrent that was never current, because a newer version was recorded before it."""
     listed = _MARKS.dump([(object_id, noncurrent_mark(object_id))])
     require_all(connection.execute(_RETIRE, listed).rowcount, 1, "objects")
     is_null = not has_version_id(new.attributes)
@@ -95,8 +95,8 @@ def retire_large(connection: Connection, new: NewLargeObject, object_id: int, no
 
 
 def _insert(connection: Connection, listed: Sequence[dict[str, Any]]) -> None:
-    """Add noncurrent versions. A marker of the same number gives way: a program that knows no versions may have stored
-    an object within the millisecond of a DELETE, and a clock may have been set back."""
+    """Add noncurrent versions. They replace markers of the same number: a program that does not know versions may have
+    stored an object within the millisecond of a DELETE, and a clock may have been set back."""
     ranks = [{"of_bucket": row["bucket"], "of_name": row["name"], "of_rank": row["age_rank"]} for row in listed]
     connection.execute(_REMOVE_MARKERS, ranks)
     connection.execute(insert(VERSIONS), list(listed))
@@ -118,8 +118,8 @@ def _row(key: ObjectKey, version: int, object_id: int | None, created_ms: int, *
 
 
 def newest_versions(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey, int]:
-    """The newest noncurrent version, or marker, of each of these keys that has one; locked. A statement a key: only for
-    keys without a current version, in buckets with versions."""
+    """Return the number of the newest noncurrent version, or marker, of each key that has one, and lock it. Runs a
+    statement for each key, so use it only for keys without a current version in buckets with versions."""
     found: dict[ObjectKey, int] = {}
     for key in keys:
         row = connection.execute(LOCK_NEWEST, named(key)).first()
@@ -131,9 +131,12 @@ def newest_versions(connection: Connection, keys: Iterable[ObjectKey]) -> dict[O
 def highest_numbers(
     connection: Connection, keys: Sequence[ObjectKey], unsure: Iterable[ObjectKey]
 ) -> dict[ObjectKey, int]:
-    """Return the greatest number that each of these keys has had, as far as it has any besides that of its current
-    version. unsure: those whose current version need not be the newest; a statement for each of them."""
-    highest = newest_versions(connection, unsure)  # first: a floor read afterwards includes what this waited for
+    """Return the greatest number of each key, except the number of its current version, for keys that have one.
+
+    `unsure` are keys whose current version is not surely the newest one; each needs a statement.
+    """
+    # Floors are read afterwards, so they include versions whose removal this has waited for.
+    highest = newest_versions(connection, unsure)
     for key, floor in floors.of_keys(connection, keys).items():
         highest[key] = max(highest.get(key, 0), floor)
     return highest
@@ -142,9 +145,11 @@ def highest_numbers(
 def remove_nulls(
     connection: Connection, keys: Iterable[ObjectKey], now_ms: int, until_ms: int | None = None
 ) -> dict[ObjectKey, int]:
-    """Remove the noncurrent null versions of these keys, and null markers: others take their place. until_ms: for a
-    DELETE, until when the trash keeps them, if there is one. Returns the number of the newest one of each key that had
-    some: `newest_versions` may have missed it, if it waited for an older one that was removed."""
+    """Remove the noncurrent null versions and null markers of these keys, because others take their place.
+
+    `until_ms` is for a DELETE: until when the trash keeps them, if there is a trash. Return the number of the newest
+    one for each key that had some: `newest_versions` may have missed it while it waited for one that was removed.
+    """
     listed = list(keys)
     if not listed:
         return {}
@@ -165,8 +170,8 @@ def remove_nulls(
 def hide(
     connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None, *, conditional: bool
 ) -> None:
-    """Delete current versions, which are locked, of keys that have others: with null markers, as in a SUSPENDED bucket.
-    Versions with ids stay; null ones are released, or go into the trash."""
+    """Delete current versions of keys that have others, by adding null markers as in a SUSPENDED bucket. The rows must
+    be locked. Versions with ids become noncurrent; null versions are released, or go into the trash."""
     retire(connection, [row for row in rows if row.has_version_id])
     nulls = [row for row in rows if not row.has_version_id]
     if nulls:
@@ -189,7 +194,7 @@ def add_markers(connection: Connection, markers: Sequence[VersionEntry | MarkerR
 
 
 def discard(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None) -> None:
-    """Release rows, which are locked, or put them into the trash."""
+    """Remove rows and release what they hold, or put them into the trash until `until_ms`. They must be locked."""
     if until_ms is None:
         trash.remove_rows(connection, rows, now_ms)
     else:
@@ -197,31 +202,31 @@ def discard(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, unti
 
 
 def remove(connection: Connection, found: Sequence[Any]) -> None:
-    """Remove rows of versions, which are locked."""
+    """Remove rows of `versions`. They must be locked."""
     ranks = [{"of_bucket": row.bucket, "of_name": row.name, "of_rank": row.age_rank} for row in found]
     require_all(connection.execute(REMOVE, ranks).rowcount, len(ranks), "versions")
 
 
 def lock_rows(connection: Connection, object_ids: Iterable[int]) -> dict[int, ObjectRow]:
-    """The rows of these objects, locked, with their marks, by object id."""
+    """Lock the rows of these objects, and return them by object id, with their marks."""
     listed = sorted((one, 0) for one in object_ids)
     rows = map(marked_row, connection.execute(LOCK_ROWS, OBJECT_IDS.dump(listed))) if listed else ()
     return {row.object_id: row for row in rows}
 
 
 def named(key: ObjectKey) -> dict[str, Any]:
-    """The parameters of OF_KEY."""
+    """Return the parameters of OF_KEY."""
     return {"bucket": key.bucket, "name": key.name}
 
 
 def entry_of(found: Any, row: ObjectRow | None, *, is_latest: bool = False) -> VersionEntry:
-    """What a row of versions says. row: that of its object, which a marker has not."""
+    """Return the VersionEntry for a row of `versions` and the row of its object, which is None for a marker."""
     key = ObjectKey(found.bucket, found.name)
     return VersionEntry(key, VERSION_MAX - found.age_rank, found.created_ms, bool(found.is_null), row, is_latest)
 
 
 def is_unchanged(seen: ObjectRow, row: ObjectRow | None) -> bool:
-    """Whether the row of an object is that of the version that was seen, with the same attributes."""
+    """Return whether `row` is still the version that was seen, with the same attributes."""
     if row is None:
         return False
     return (seen.object_id, seen.version, seen.attributes) == (row.object_id, row.version, row.attributes)

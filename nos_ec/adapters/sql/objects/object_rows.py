@@ -1,4 +1,4 @@
-"""Objects: look-ups, listings, deletes, and the producer's queries."""
+"""Rows of objects: look-ups, locks, deletes, and the producer's queries."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ LOCK_IDS = looked_up(
     OBJECTS,
 )
 LOCK_CURRENT = LOCK_IDS.where(_O.trashed == LIVE)
-"""Follows VERSIONS_BY_KEYS. A row may have been put into the trash between the two."""
+"""Follows VERSIONS_BY_KEYS. A row may have gone into the trash between the two statements."""
 LOCK_KEPT = LOCK_IDS.where(_O.trashed < FIRST_MARK)
-"""Current and noncurrent versions."""
+"""Finds current and noncurrent versions, but not those in the trash."""
 
 _PUBLISHED = advance_object(ObjectState.LANDED, ObjectEvent.PUBLISH)
 MARK_PUBLISHED = (
@@ -91,8 +91,8 @@ MARK_WAITING = (
     )
     .values(state=_PUBLISHED, due_ms=bindparam("due"))
 )
-"""Follows MARK_PUBLISHED, which has locked the rows that it changed. The state tells these from rows that a revert has
-set LANDED meanwhile."""
+"""Follows MARK_PUBLISHED, which has locked the rows that it changed. Their state distinguishes them from rows that a
+revert has set to LANDED meanwhile."""
 MAKE_DUE = (
     UpdateListed(WAITING)
     .where(
@@ -111,25 +111,26 @@ OLDEST_LANDING_ID = (
     .order_by(_W.landing_id)
     .limit(1)
 )
-"""The bound makes planners tell a look-up in an index from a scan, also when it holds for every id."""
+"""The lower bound makes the planners use the index, even when all ids are above it."""
 _REMOVE = delete(OBJECTS).where(_O.object_id == bindparam("removed"))
 LOOKS_MAX = 200
-"""Looks for the current version of a key: each further one means that another writer has stored one meanwhile."""
-_BEHIND = b"\xff"
-"""Behind a prefix, it is behind all names that begin with it: UTF-8 has no such byte."""
+"""How often the current version of a key is looked up. Each further look-up means that another writer has stored one
+meanwhile."""
+_AFTER_ALL = b"\xff"
+"""A prefix with this byte at its end sorts after all names with the prefix, because UTF-8 has no such byte."""
 NEXT_BUCKET = select(func.min(_O.bucket)).where(
     _O.trashed == LIVE, _O.bucket > bindparam("after_bucket", type_=_O.bucket.type)
 )
 
 
 def next_version(previous: int | None, now_ms: int, *, conditional: bool) -> int:
-    """The rule for versions: unique and increasing per key, close to the clock in microseconds, and odd for changes
-    under a condition."""
+    """Return the number of a new version: greater than all earlier ones of its key, close to the clock in microseconds,
+    and odd for a change under a condition."""
     return numbered(max((previous or 0) + 1, now_ms * 1000), conditional=conditional)
 
 
 class SqlObjects(SqlPart):
-    """`Objects` of the port, except PUTs and listings of rows; and `make_due` of `LandingSegments`."""
+    """`Objects` of the port, except PUTs, listings and packing, and `make_due` of `LandingSegments`."""
 
     @writes
     def set_attributes(self, connection: Connection, row: ObjectRow, attributes: bytes) -> bool:
@@ -182,7 +183,7 @@ class SqlObjects(SqlPart):
 
     @reads
     def list_names(self, connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
-        # Reads a range of the index alone, whatever the prefix, and nothing of the trash.
+        # This reads only a range of the index, without the trash, whatever the prefix is.
         names = by_index(select(_O.name), OBJECTS, "objects_by_trash_key").where(
             _O.trashed == LIVE, _O.bucket == bucket
         )
@@ -206,7 +207,7 @@ class SqlObjects(SqlPart):
 
     @reads
     def oldest_landing_id(self, connection: Connection) -> LandingId | None:
-        # Ids of the landing log sort behind all others.
+        # Ids of the landing log sort after all others.
         oldest = _least_landing_id(connection, bytes(ID_BYTES))
         if oldest is None or in_log(oldest):
             return oldest
@@ -236,23 +237,23 @@ class SqlObjects(SqlPart):
 
 
 def find(connection: Connection, key: ObjectKey) -> ObjectRow | None:
-    """Return the current version, not locked."""
+    """Return the current version, without a lock."""
     row = connection.execute(BY_KEY, {"bucket": key.bucket, "name": key.name}).first()
     return None if row is None else object_row(row)
 
 
 def lock(connection: Connection, key: ObjectKey) -> ObjectRow | None:
-    """Return the current version, locked until the transaction ends. A read by key that waits for a row which is
-    deleted, or made noncurrent, misses the one that takes its place; so what it does not find is looked for again."""
+    """Return the current version, locked until the transaction ends. A read by key that waits for a row which is then
+    deleted, or made noncurrent, misses the row that takes its place. So if it finds no row, it looks again."""
     row = connection.execute(BY_KEY.with_for_update(), {"bucket": key.bucket, "name": key.name}).first()
     return lock_listed(connection, [key]).get(key) if row is None else object_row(row)
 
 
 def lock_listed(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
-    """Return the current versions of those keys that have one, locked until the transaction ends.
+    """Return the current versions of the keys that have one, locked until the transaction ends.
 
-    The rows are locked in order of object id, as in commits, and not in order of key: a transaction that locks many
-    rows in another order would be ended as a deadlock again and again. A key that is created meanwhile is not included.
+    The rows are locked in order of object id, as in commits, and not in order of key: any other lock order deadlocks
+    repeatedly. Keys that are created meanwhile are not included.
     """
     wanted = set(keys)
     locked: dict[ObjectKey, ObjectRow] = {}
@@ -312,7 +313,8 @@ def _remove_locked(
 
 
 def list_buckets(connection: Connection, after: str, limit: int) -> list[str]:
-    """One index seek per bucket, however many objects each has."""
+    """Return names of buckets that have objects, after `after`. Runs one index look-up for each bucket, however many
+    objects it has."""
     buckets: list[str] = []
     while len(buckets) < limit:
         last = buckets[-1] if buckets else after
@@ -324,10 +326,10 @@ def list_buckets(connection: Connection, after: str, limit: int) -> list[str]:
 
 
 def _next_bucket(connection: Connection, after: bytes) -> str | None:
-    """Passes over hidden buckets."""
+    """Return the next bucket that is not hidden."""
     bucket: str | None = connection.execute(NEXT_BUCKET, {"after_bucket": after}).scalar()
     hidden = None if bucket is None else hidden_prefix(bucket)
-    return bucket if hidden is None else _next_bucket(connection, utf8(hidden) + _BEHIND)
+    return bucket if hidden is None else _next_bucket(connection, utf8(hidden) + _AFTER_ALL)
 
 
 def _least_landing_id(connection: Connection, least: bytes) -> LandingId | None:
@@ -350,15 +352,14 @@ def _walked(
 
 @cache
 def _due_in(slots: int, far: bool) -> Select[Any]:
-    """Select the due rows of this number of slots, or those with times so far ahead that they count as due.
+    """Return a query of the due rows in so many slots, or with `far`, of rows whose times are so far in the future that
+    they count as due. Its columns are OBJECT_COLUMNS, the due time and the slot.
 
-    Columns: OBJECT_COLUMNS, the due time and the slot.
+    For each slot, the query walks along the index from the first such row, for at most `walk_max` rows, so that later
+    rows cost nothing. Rows of `objects` are looked up only for the `rows_max` rows that are returned.
 
-    For each slot, the query walks along the index from the first such row, for at most `walk_max` rows, so that the
-    rows behind them cost nothing. Rows of `objects` are looked up for the `rows_max` returned ones only.
-
-    The walks select the size only because the index does not have it: if it had all columns, MySQL would read it from
-    its beginning, through all slots, when one slot holds nearly all rows.
+    The walks select the size only because the index does not have it: if the index had all columns, MySQL would read it
+    from its beginning, through all slots, when one slot has nearly all rows.
     """
     due = _W.due_ms > bindparam("far_ms") if far else _W.due_ms <= bindparam("now_ms")
     walks = [

@@ -1,4 +1,6 @@
-"""The commit of one stripe group: a fixed number of statements, however many objects the group holds.
+"""The transactions of packing: the checks of requests, and the commit of one stripe group.
+
+A commit runs a fixed number of statements, however many objects the group holds.
 
 Locks are taken in this order: object rows by id, the block, old blocks by id. Deletes and overwrites also lock rows
 first and then blocks, but one of those blocks may be the one being written. Transactions that still deadlock are
@@ -64,8 +66,8 @@ COPIES = looked_up(
     OBJECTS,
 )
 QUEUE_COPIES = queueing(COPIES)
-"""Queues the landing copies of the moves that match, and locks their rows. If it queues one for each move, all of them
-match, and no query is needed to find out which do."""
+"""Queues the landing copies of the moves that match, and locks their rows. If it queues one for each move, all moves
+match, and no further query is needed."""
 MOVE = (
     UpdateListed(OBJECTS)
     .where(_O.object_id == _MOVES["object_id"])
@@ -107,8 +109,8 @@ NOT_AS_ASKED = looked_up(
     .where(or_(_O.object_id.is_(None), _O.attributes.is_not(None))),
     OBJECTS,
 )
-"""Selects the requests that no longer hold, without an object id, and those of objects with attributes. Nearly all of
-the others still hold, so hardly any rows come back."""
+"""Selects the requests that no longer hold, without an object id, and the requests of objects with attributes. Nearly
+all requests still hold, so it returns hardly any rows."""
 _NAMED = JsonRows("named", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX, version=0)
 COMPLETE = looked_up(
     select(*OBJECT_COLUMNS)
@@ -226,7 +228,7 @@ def _count_group(connection: Connection, geometry: Geometry, commit: GroupCommit
     """Add the group to the block's counters as if every move won. Then live + dead + overhead bytes equal the size of
     its stripes (invariant 6).
 
-    The same statement locks the block and checks it. The reason is looked up only if the statement finds no such block.
+    The same statement locks and checks the block. Only if it matches no row, the reason is looked up.
     """
     live = sum(move.length for move in commit.moves)
     full = commit.at_stripe + commit.stripe_count == geometry.stripes_per_block
@@ -243,7 +245,7 @@ def _count_group(connection: Connection, geometry: Geometry, commit: GroupCommit
         "sealed_at_ms": commit.written_ms if full else None,
     }
     if not connection.execute(COUNT_GROUP, counters).rowcount:
-        # A lost lease is reported as lost, whatever has happened to the block since.
+        # A lost lease is reported first, whatever has happened to the block since.
         leases.require(connection, commit.lease)
         raise _refused(block_rows.lock(connection, commit.block_id), commit)
 
@@ -271,9 +273,9 @@ def _refused(block: BlockRow | None, commit: GroupCommit) -> NosError:
 
 
 def _without_repeats(moves: Sequence[Move]) -> list[Move]:
-    """Return the moves in order of object. If a move is in a group twice, only the first copy can win.
+    """Return the moves in order of object. If a group has a move twice, only the first one can win.
 
-    A group may also hold two versions of an object, or one version from two places. At most one of them matches the
+    A group may also have two versions of an object, or one version from two places. At most one of them matches the
     row.
     """
     first: dict[tuple[int, int, BlockId | None], Move] = {}
@@ -283,8 +285,8 @@ def _without_repeats(moves: Sequence[Move]) -> list[Move]:
 
 
 def _queue_copies(connection: Connection, commit: GroupCommit, moves: Sequence[Move], listed: dict[str, str]) -> int:
-    """Queue the winners' landing copies for deletion, before their rows lose the ids. Returns the number of copies. If
-    there is one for each move, all moves win."""
+    """Queue the winners' landing copies for deletion, before their rows lose the ids. Return the number of copies. If
+    it is the number of moves, all moves win."""
     if all(move.from_block is not None for move in moves):
         return 0
     parameters = {**listed, "not_before_ms": commit.landing_not_before_ms}
@@ -294,7 +296,8 @@ def _queue_copies(connection: Connection, commit: GroupCommit, moves: Sequence[M
 
 
 def _match(connection: Connection, moves: Sequence[Move], listed: dict[str, str]) -> list[Move]:
-    """Return the moves whose rows still match, in order of object, and lock these rows. `listed` is their dump."""
+    """Return the moves whose rows still match, in order of object, and lock these rows. `listed` is the dump of
+    `moves`."""
     found: list[Move] = []
     for number, size in connection.execute(MATCH_MOVES, listed):
         if size != moves[number].length:
@@ -318,7 +321,7 @@ def _dump(moves: Sequence[Move]) -> dict[str, str]:
 
 
 def _bury(connection: Connection, winners: Sequence[Move]) -> None:
-    """Count the bytes that the winners leave behind in other blocks as dead."""
+    """Count the bytes of the winners in their old blocks as dead."""
     burial = Burial()
     for move in winners:
         if move.from_block is not None:

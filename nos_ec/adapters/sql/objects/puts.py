@@ -1,15 +1,15 @@
 """Records PUTs: batches of landed and empty objects. Large ones: large_puts.py.
 
-A landing id proves that its PUT is in time. For a copy of the landing store, its reservation must be in the deletion
-queue and not doomed. For a record of the landing log, its segment must be OPEN. The queue also remembers ids that were
-recorded and have been released since, so that recording twice (after a Transient) changes nothing.
+A landing id proves that its PUT is in time. A copy in the landing store must have a reservation in the deletion queue
+that is not doomed. The segment of a record in the landing log must be OPEN. The queue also keeps ids that were recorded
+and have been released since, so that recording them again (after a Transient) changes nothing.
 
-Nobody reserves a record, so the queue normally has no entry of it, and is asked after the rows are written, under their
-locks: an earlier call whose answer was lost may still be running when it is repeated. If that call is done when the
-rows are locked, they or the queue say so, because the queue keeps entries of an OPEN segment. If not, it waits for the
-rows, and finds them recorded. When there is an entry after all, the work is undone and begun anew. So it is when the
-object is in the trash by then, and still waits with its record. A record whose condition does not hold is looked for in
-the same way, because an earlier call may have recorded it.
+Records have no reservations, so the queue normally has no entry of a record. It is searched only after the rows are
+written and locked, because an earlier call whose result was lost may still run when it is repeated. If that call has
+finished when the rows are locked, they or the queue show it, because the queue keeps entries of an OPEN segment. If
+not, it waits for the rows, and finds them recorded. If there is an entry, the work is rolled back and run again. The
+same happens if the object is in the trash by then, and still waits with its record. A record whose condition does not
+hold is searched for in the same way, because an earlier call may have recorded it.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ SET_ATTRIBUTES = (
     .where(_O.object_id == _NEW_ATTRIBUTES["object_id"])
     .values(attributes=_NEW_ATTRIBUTES["attributes"])
 )
-"""Follows OVERWRITE, for the objects that have some."""
+"""Follows OVERWRITE, for objects that have attributes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of the deletion queue. A reservation has no object. An entry with an object was recorded and then
-    released."""
+    """An entry of the deletion queue. A reservation has no object. If there is an object, the copy was recorded and has
+    been released since."""
 
     object_id: int | None
     version: int | None
@@ -103,19 +103,22 @@ class Entry:
 
 
 class RecordedBefore(Exception):
-    """The queue has an entry of a record whose row was written now or whose PUT is refused, or a row in the trash has
-    the record: `record_puts` must be run `again`."""
+    """An earlier call may have recorded one of these PUTs: the queue, or a row in the trash, has its record.
+    `_record_puts` must be run `again`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _InTime:
-    """What proves that PUTs are in time: entries of the queue, and the segments that are OPEN. asked: the entries of
-    records are among them. waiting: (object_id, version) of the rows that have copies which nothing proves to be in
-    time, or records when PUTs are recorded `again`: they were recorded before, and may be in the trash."""
+    """The proofs that PUTs are in time: `entries` of the queue, and `open_segments`.
+
+    If `has_records`, the entries of records are included. `waiting` has (object_id, version) of rows that were recorded
+    before, and may be in the trash, by landing id. It is searched for copies without a proof, and for all records when
+    PUTs are recorded `again`.
+    """
 
     entries: Mapping[LandingId, Entry]
     open_segments: frozenset[SegmentId]
-    asked: bool
+    has_records: bool
     waiting: Mapping[LandingId, tuple[int, int]]
     again: bool
 
@@ -137,7 +140,8 @@ class SqlPuts(SqlPart):
 def _record_puts(
     connection: Connection, new: Sequence[NewObject], now_ms: int, *, together: bool = False, again: bool = False
 ) -> list[ObjectRow | NosError]:
-    """Raises RecordedBefore, and then nothing must be committed, unless `again` is set."""
+    """Record PUTs, as `Objects.record_puts` of the port promises. Unless `again` is set, this may raise RecordedBefore,
+    and then the transaction must be rolled back."""
     _check(new)
     in_time = _look(connection, [one.landing_id for one in new if one.landing_id is not None], again=again)
     answers: dict[int, ObjectRow | NosError] = {}
@@ -154,8 +158,8 @@ def _record_puts(
 def _look(connection: Connection, landing_ids: Sequence[LandingId], *, again: bool) -> _InTime:
     records = [landing_id for landing_id in landing_ids if in_log(landing_id)]
     open_segments = landing_segments.lock_open(connection, records)
-    asked = again or any(segment_of(record) not in open_segments for record in records)
-    listed = [landing_id for landing_id in landing_ids if asked or not in_log(landing_id)]
+    has_records = again or any(segment_of(record) not in open_segments for record in records)
+    listed = [landing_id for landing_id in landing_ids if has_records or not in_log(landing_id)]
     entries = lock_entries(connection, listed)
     unproved = [
         landing_id
@@ -165,12 +169,12 @@ def _look(connection: Connection, landing_ids: Sequence[LandingId], *, again: bo
     ]
     rows = connection.execute(WAITING_OBJECTS, id_rows(unproved)) if unproved else ()
     having = {LandingId(row[0]): (row[1], row[2]) for row in rows}
-    return _InTime(entries, open_segments, asked, having, again)
+    return _InTime(entries, open_segments, has_records, having, again)
 
 
 def lock_entries(connection: Connection, landing_ids: Sequence[LandingId]) -> dict[LandingId, Entry]:
-    """Return the queue entries of these ids, locked, so that taking an id off the queue and dooming it exclude each
-    other."""
+    """Lock the queue entries of these ids, and return them. The locks prevent that an id is removed from the queue by
+    one transaction and doomed by another."""
     if not landing_ids:
         return {}
     found = connection.execute(LOCK_ENTRIES, id_rows(landing_ids))
@@ -189,8 +193,8 @@ def _check(new: Sequence[NewObject]) -> None:
 
 
 def _turns(new: Sequence[NewObject]) -> Iterator[list[int]]:
-    """Yield the indices of `new` in groups without repeated keys; a later PUT of a key is in a later group. Nearly
-    always there is only one group."""
+    """Yield the indices of `new` in groups without repeated keys. A later PUT of a key is in a later group. There is
+    nearly always only one group."""
     seen: dict[ObjectKey, int] = {}
     turns: list[list[int]] = []
     for i, one in enumerate(new):
@@ -216,11 +220,11 @@ def _record_turn(
     _require_not_recorded(connection, given_up, in_time)
     _give_up(connection, given_up, now_ms)
     answered |= refused
-    fresh = [beside_others(one, current.get(one.key)) for one in new if one.key not in answered]
-    over, beside = _divided(fresh, current)
+    fresh = [with_null_version(one, current.get(one.key)) for one in new if one.key not in answered]
+    over, added = _divide(fresh, current)
     release(connection, [current[one.key] for one in over], now_ms)
     rows = _overwrite(connection, over, current, now_ms)
-    rows |= _insert_beside(connection, beside, current, now_ms)
+    rows |= _insert_versions(connection, added, current, now_ms)
     _claim(connection, [one.landing_id for one in fresh if one.landing_id is not None])
     _keep_copies(connection, [(one.landing_id, rows[one.key]) for one in fresh if not one.size], now_ms)
     _require_first(connection, [one.landing_id for one in fresh if one.landing_id is not None], in_time)
@@ -236,31 +240,31 @@ def _record_turn(
 NewT = TypeVar("NewT", NewObject, NewLargeObject)
 
 
-def beside_others(new: NewT, current: ObjectRow | None) -> NewT:
-    """With the attribute of a null version, if its PUT does not know that its key has versions. If there is no room for
-    it, a later DELETE that does not know it either may show an older version."""
+def with_null_version(new: NewT, current: ObjectRow | None) -> NewT:
+    """Return the object with the attribute of a null version if its key has versions and its PUT does not know that. If
+    the attribute does not fit, a later DELETE that does not know it either may make an older version visible."""
     if new.versioning is None and current is not None and current.is_of_versions:
         with suppress(InvalidInput):
             return replace(new, attributes=as_null_version(new.attributes))
     return new
 
 
-def _divided(
+def _divide(
     new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]
 ) -> tuple[list[NewObject], list[NewObject]]:
-    """Those that take over the row of what they overwrite, and those that get a row of their own."""
+    """Return the objects that take over the row of the version that they overwrite, and those that get a new row."""
     over: list[NewObject] = []
-    beside: list[NewObject] = []
+    added: list[NewObject] = []
     for one in new:
         row = current.get(one.key)
-        (beside if row is None or make_noncurrent.stays(row, one.versioning) else over).append(one)
-    return over, beside
+        (added if row is None or make_noncurrent.stays(row, one.versioning) else over).append(one)
+    return over, added
 
 
-def _insert_beside(
+def _insert_versions(
     connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow], now_ms: int
 ) -> dict[ObjectKey, ObjectRow]:
-    """Add rows for these objects. What was current of their keys, and is locked, becomes noncurrent."""
+    """Add rows for these objects. The current versions of their keys, which are locked, become noncurrent."""
     gone = [current[one.key] for one in new if one.key in current]
     make_noncurrent.retire(connection, gone)
     unlocked = [one.key for one in new if one.versioning is not None and one.key not in current]
@@ -281,15 +285,16 @@ def _insert_beside(
 def _highest(
     connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]
 ) -> dict[ObjectKey, int]:
-    """The greatest number, besides that of the current version, of the keys that may have other versions: these objects
-    must be newer. A current version that was stored without versioning may be older than the others."""
+    """Return the greatest number, except the number of the current version, of each key that may have other versions.
+    New objects must have greater ones. A current version that was stored without versioning may be older than others.
+    """
     known = {key for key, row in current.items() if row.is_of_versions}
     keys = [one.key for one in new if one.versioning or one.key in known]
     return make_noncurrent.highest_numbers(connection, keys, [key for key in keys if key not in known]) if keys else {}
 
 
 def _refused(new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]) -> dict[ObjectKey, NosError]:
-    """Those whose conditions do not hold for the rows of `current`, which are locked, and why."""
+    """Return errors for the objects whose conditions do not hold for the rows of `current`, which are locked."""
     refused: dict[ObjectKey, NosError] = {}
     for one in new:
         row = current.get(one.key)
@@ -301,7 +306,7 @@ def _refused(new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]) -
 
 
 def _take_steps(connection: Connection, new: Sequence[NewObject], now_ms: int) -> dict[ObjectKey, NosError]:
-    """Take the steps of uploads, and look at the blocks of tails. Returns why some objects are not to be recorded."""
+    """Take the steps of uploads, and check the blocks of tails. Return errors for objects that must not be recorded."""
     steps = [(one.key, one.step) for one in new if one.step is not None and not isinstance(one.step, TailOf)]
     refused = uploads.take_steps(connection, steps, now_ms)
     return refused | tails.refused(connection, [(one.key, one.step) for one in new if isinstance(one.step, TailOf)])
@@ -317,8 +322,8 @@ def _require_not_recorded(connection: Connection, landing_ids: Sequence[LandingI
 
 
 def _answer(one: NewObject, current: ObjectRow | None, in_time: _InTime) -> ObjectRow | Transient | None:
-    """The row that an earlier call recorded for this landing copy, or why it must not be recorded; None when it may be
-    recorded now."""
+    """Return the row that an earlier call recorded for this landing copy, or the error if it must not be recorded, or
+    None if it may be recorded now."""
     if one.landing_id is None:
         return None
     if current is not None and current.landing_id == one.landing_id:
@@ -340,12 +345,12 @@ def _answer(one: NewObject, current: ObjectRow | None, in_time: _InTime) -> Obje
 
 
 def _superseded(one: NewObject, object_id: int, version: int) -> ObjectRow:
-    """The row of a PUT that was recorded, and deleted or overwritten since. The PUT must not take effect again."""
+    """Return the row of a PUT that was recorded, and deleted or overwritten since. It must not take effect again."""
     return _landed(one, object_id, version, version // 1000)
 
 
 def _landed(one: NewObject, object_id: int, version: int, created_ms: int) -> ObjectRow:
-    """The row that a PUT makes."""
+    """Return the row of a PUT."""
     return ObjectRow(
         object_id=object_id,
         key=one.key,
@@ -369,7 +374,7 @@ def _next_version(new: NewObject, previous: int | None, now_ms: int) -> int:
 def _overwrite(
     connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow], now_ms: int
 ) -> dict[ObjectKey, ObjectRow]:
-    """Give the rows of `current`, which are locked, to these objects. Returns the rows as they are now."""
+    """Overwrite the rows of `current`, which are locked, with these objects. Return the new rows."""
     if not new:
         return {}
     highest = _highest(connection, new, current)
@@ -391,7 +396,8 @@ def _overwrite(
 def _insert(
     connection: Connection, new: Sequence[NewObject], newest: Mapping[ObjectKey, int], now_ms: int
 ) -> dict[ObjectKey, ObjectRow]:
-    """Add rows for these objects, whose keys have no current ones. newest: other versions of them. Returns the rows."""
+    """Add and return rows for these objects, whose keys have no current version. `newest` has numbers of other versions
+    of their keys."""
     if not new:
         return {}
     numbers = {one.key: _next_version(one, newest.get(one.key), now_ms) for one in new}
@@ -431,8 +437,8 @@ def _claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
 
 
 def _keep_copies(connection: Connection, empty: Sequence[tuple[LandingId | None, ObjectRow]], now_ms: int) -> None:
-    """Queue the copies of empty objects for deletion after EMPTY_COPY_MS. Until then a rebuild finds the objects there;
-    no block ever contains them."""
+    """Queue the copies of empty objects for deletion after EMPTY_COPY_MS. Until then, a rebuild of the metadata finds
+    the objects in them; blocks never contain empty objects."""
     kept = [
         {
             "landing_id": landing_id,
@@ -449,8 +455,8 @@ def _keep_copies(connection: Connection, empty: Sequence[tuple[LandingId | None,
 
 
 def _give_up(connection: Connection, landing_ids: Sequence[LandingId], now_ms: int) -> None:
-    """Make the reservations of copies due now whose objects are refused. Processes that PUT may add and remove entries,
-    and need no right to change them."""
+    """Make the reservations of refused objects due now. They are removed and added again, because processes that PUT
+    have no right to update entries."""
     reserved = [landing_id for landing_id in landing_ids if not in_log(landing_id)]
     if reserved:
         _claim(connection, reserved)
@@ -459,16 +465,16 @@ def _give_up(connection: Connection, landing_ids: Sequence[LandingId], now_ms: i
 
 
 def _require_first(connection: Connection, landing_ids: Sequence[LandingId], in_time: _InTime) -> None:
-    """Raise RecordedBefore if the queue has an entry of one of these records, whose rows were written now."""
+    """Raise RecordedBefore if the queue has an entry of one of these records, whose rows are written already."""
     if _any_entry(connection, [landing_id for landing_id in landing_ids if in_log(landing_id)]):
-        if in_time.asked:
+        if in_time.has_records:
             raise Transient("metadata: PUTs were recorded by another call while they were recorded again; try again")
         raise RecordedBefore
 
 
 def _any_entry(connection: Connection, records: Sequence[LandingId]) -> bool:
-    """Whether the queue has an entry of one of these records. One statement a segment: the records of a batch lie next
-    to each other, so between the first and the last of them there are no entries of others, or few."""
+    """Return whether the queue has an entry of one of these records. Runs one statement for each segment: the records
+    of a batch are adjacent, so there are few entries of other records between the first and the last."""
     for _, in_segment in groupby(sorted(records), segment_of):
         ids = list(in_segment)
         entries = connection.execute(ENTRIES_BETWEEN, {"first": ids[0], "last": ids[-1]}).scalars()

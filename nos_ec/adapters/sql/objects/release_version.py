@@ -1,4 +1,4 @@
-"""Releases what a version held: its landing copy is queued for deletion, and its bytes in blocks become dead.
+"""Releases the bytes of versions: queues their landing copies for deletion, and counts their bytes in blocks as dead.
 
 The number of statements is fixed, whatever the number of versions. Deletes, overwrites and commits all use this module,
 so that the counters of blocks (invariant 6) are changed in one place.
@@ -43,8 +43,8 @@ _ROWS_OF_BLOCKS = looked_up(select(_B.block_id).join_from(IDS.table, BLOCKS, _B.
 
 
 def queueing(copies: Select[Any]) -> Insert:
-    """Return a statement that queues for deletion what `copies` selects: landing id, object id, version. Its parameter
-    is not_before_ms."""
+    """Return an INSERT that queues copies for deletion. `copies` selects their landing id, object id and version; the
+    parameter is not_before_ms."""
     not_before_ms = bindparam("not_before_ms", type_=LANDING_DELETIONS.c.not_before_ms.type)
     columns = ["landing_id", "object_id", "version", "not_before_ms", "doomed"]
     return insert(LANDING_DELETIONS).from_select(columns, copies.add_columns(not_before_ms, false()))
@@ -96,9 +96,10 @@ class Burial:
 
 
 def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: int) -> None:
-    """Release what these versions hold. Their rows must be locked; the caller removes or overwrites them.
+    """Release the landing copies and blocks of these versions. Their rows must be locked; the caller removes or
+    overwrites them.
 
-    not_before_ms: the present; landing copies are queued for deletion from then on. The dead versions are noted for
+    `not_before_ms` is the present, from which landing copies may be deleted. The dead versions are noted for
     `Survival.watch_deaths`.
     """
     if rows:
@@ -116,8 +117,8 @@ def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: in
 
 
 def _queue_copies(connection: Connection, copies: Sequence[tuple[LandingId, int, int]], not_before_ms: int) -> None:
-    """Queue (landing id, object id, version) for deletion at `not_before_ms`. Literal rows, because most are alone, and
-    a JSON table of one row costs the servers three times as much."""
+    """Queue (landing id, object id, version) for deletion at `not_before_ms`. The rows are literal, because most are
+    single, and a JSON table of one row costs the servers three times as much."""
     rows = [
         {
             "landing_id": landing_id,
@@ -136,10 +137,11 @@ def _queue_copies(connection: Connection, copies: Sequence[tuple[LandingId, int,
 def enter_copies(
     connection: Connection, insertion: Insert, parameters: Any, copies: Callable[[], Iterable[LandingId]]
 ) -> int:
-    """Run an INSERT into the deletion queue. copies: the copies that it enters. Returns their number.
+    """Run an INSERT into the deletion queue, and return the number of copies. `copies` returns their ids.
 
-    While an object waits with its copy, no entry should be there. One that is there nevertheless is replaced: the
-    object needs the copy no more, because it is packed or gone."""
+    While an object waits with its copy, there should be no entry of it. If there is one nevertheless, it is replaced:
+    the object no longer needs the copy, because it is packed or removed.
+    """
     try:
         return connection.execute(insertion, parameters).rowcount
     except IntegrityError:
@@ -155,5 +157,5 @@ def _remove_segments(connection: Connection, large: Sequence[ObjectRow], burial:
     listed = OBJECT_IDS.dump(sorted((row.object_id, row.version) for row in large))
     for block_id, length in connection.execute(_SEGMENTS_OF, listed):
         burial.add(BlockId(block_id), length)
-    # By object_id alone: segments of an older version are gone, and those of a newer one do not exist yet.
+    # The object_id is enough: segments of older versions are gone, and those of a newer one do not exist yet.
     connection.execute(delete_listed(connection, SEGMENTS, _S.object_id, OBJECT_IDS, "object_id"), listed)

@@ -1,7 +1,7 @@
-"""Tails of large objects, when they are recorded: each requires that its block is OPEN. A block is condemned only when
-it is SEALED, so no tail appears when its block is, or may be, deleted.
+"""Checks tails of large objects when they are recorded: the block of each must be OPEN. Only SEALED blocks are
+condemned, so no tail appears when its block is, or may be, deleted.
 
-Whoever locks rows of objects and of blocks locks those of objects first.
+All transactions lock rows of objects before rows of blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nos_ec.ports.metadata.objects import TailOf
 
 
 def refused(connection: Connection, tails: Sequence[tuple[ObjectKey, TailOf]]) -> dict[ObjectKey, NosError]:
-    """Those of these tails whose block is not OPEN, and Conflict for each. Locks the rows of the blocks."""
+    """Lock the blocks of these tails, and return Conflict for each tail whose block is not OPEN."""
     if not tails:
         return {}
     listed = id_rows(sorted({tail.block_id for _, tail in tails}))
@@ -27,7 +27,7 @@ def refused(connection: Connection, tails: Sequence[tuple[ObjectKey, TailOf]]) -
     still = {row.block_id for row in rows if row.state is BlockState.OPEN}
     return {
         key: Conflict(
-            f"block {tail.block_id.hex()} is not open any more: its writer stalled, and it was recovered",
+            f"block {tail.block_id.hex()} is no longer open: its writer stalled, and it was recovered",
             block_id=tail.block_id,
         )
         for key, tail in tails

@@ -1,8 +1,9 @@
 """The trash: rows of deleted versions, marked in the column `trashed` (docs/adr/0028).
 
-A mark is until_ms (6 bytes), object_id (8 bytes) and the time of the deletion (6 bytes), all big-endian: so the index
-objects_by_trash_key has the trash in the order of its times, behind all current versions, whose marks are empty, and
-noncurrent ones, whose until_ms is 0. The rows of one statement are locked in order of object id, as in commits.
+A mark consists of until_ms (6 bytes), object_id (8 bytes) and the time of the deletion (6 bytes), all big-endian. So
+the index objects_by_trash_key has the trash in the order of its times, after all current versions, whose marks are
+empty, and noncurrent ones, whose until_ms is 0. The rows of one statement are locked in order of object id, as in
+commits.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from nos_ec.ports.metadata import ObjectRow, TrashMark, TrashPage
 _O = OBJECTS.c
 _INDEX = "objects_by_trash_key"
 _END = b"\xff" * TRASHED_BYTES
-"""Behind all marks."""
+"""Sorts after all marks."""
 _LEAST = FIRST_MARK
 _MARKS = JsonRows("marks", object_id=0, mark=TRASHED_BYTES)
 
@@ -77,7 +78,7 @@ EXPIRED = (
 
 
 def put_into(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int) -> None:
-    """Put current versions into the trash. Their rows must be locked."""
+    """Put versions into the trash until `until_ms`. Their rows must be locked."""
     listed = _MARKS.dump(
         (object_id, trash_mark(until_ms, object_id, now_ms)) for object_id in sorted(row.object_id for row in rows)
     )
@@ -129,7 +130,7 @@ def _purge_trash(connection: Connection, rows: Sequence[ObjectRow], now_ms: int)
 
 
 def remove_rows(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) -> None:
-    """Remove these rows, which are locked, and release what they hold."""
+    """Remove these rows, and release their landing copies and blocks. They must be locked."""
     release(connection, rows, now_ms)
     listed = OBJECT_IDS.dump(sorted((row.object_id, row.version) for row in rows))
     gone = delete_listed(connection, OBJECTS, _O.object_id, OBJECT_IDS, "object_id")
@@ -137,8 +138,8 @@ def remove_rows(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) 
 
 
 def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
-    """Make versions current again that are in the trash and whose keys have no current version. Return those, and those
-    that are current already."""
+    """Make versions in the trash current again whose keys have no current version. Return them, and the versions among
+    `rows` that are not in the trash."""
     locked = _locked(connection, rows)
     versions = {row.object_id: row.version for row in rows}
     wanted = [locked[one] for one in versions if one in locked and locked[one].version == versions[one]]
@@ -153,7 +154,7 @@ def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRo
             back.append(row)
     listed = sorted((row.object_id, row.version) for row in back if row.trash_until_ms is not None)
     if listed:
-        # If one of the keys is put meanwhile, this is a duplicate, and the transaction is run again.
+        # If one of the keys is PUT meanwhile, this fails as a duplicate, and the transaction is run again.
         require_all(connection.execute(BRING_BACK, OBJECT_IDS.dump(listed)).rowcount, len(listed), "objects")
     return [replace(row, trash_until_ms=None, trashed_ms=None) for row in back]
 

@@ -1,6 +1,6 @@
 """Rows of multipart uploads, and the steps that they take when objects are recorded or released.
 
-Whoever locks rows of objects and of uploads locks those of objects first.
+All transactions lock rows of objects before rows of uploads.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def _restore_uploads(connection: Connection, rows: Sequence[UploadRow]) -> None:
 def take_steps(
     connection: Connection, steps: Sequence[tuple[ObjectKey, UploadStep]], now_ms: int
 ) -> dict[ObjectKey, NosError]:
-    """Take these steps, in their order, for objects whose rows are locked. Returns why some cannot be taken:
-    NoSuchUpload for an upload that is not OPEN, Conflict for one that got another part meanwhile."""
+    """Take these steps, in their order, for objects whose rows are locked. Return an error for each step that cannot be
+    taken: NoSuchUpload when the upload is not OPEN, Conflict when another part was stored meanwhile."""
     if not steps:
         return {}
     known: Mapping[UploadId, UploadRow] = _locked(connection, [step.upload_id for _, step in steps])
@@ -190,7 +190,8 @@ def take_steps(
 
 
 def release_parts(connection: Connection, rows: Iterable[ObjectRow], now_ms: int) -> None:
-    """Doom the uploads of the composed objects among these, after a time for those who are reading them."""
+    """Doom the uploads of the composed objects among these, as of PARTS_GRACE_MS later, so that running GETs can still
+    read the parts."""
     found = []
     for row in rows:
         try:
@@ -204,7 +205,7 @@ def release_parts(connection: Connection, rows: Iterable[ObjectRow], now_ms: int
 
 
 def no_such_upload(upload_id: UploadId, key: ObjectKey) -> NoSuchUpload:
-    """What a step is refused with whose upload is not OPEN."""
+    """Return the error for a step whose upload is not OPEN."""
     return NoSuchUpload(f"upload {upload_id.hex()} does not exist; it may have been completed or aborted", key=key)
 
 

@@ -1,15 +1,17 @@
 """Noncurrent versions and delete markers (docs/adr/0034).
 
-What is done to one key is done one after the other, although a key without a current version has no row to lock:
+Changes to one key take effect one after the other, although a key without a current version has no row to lock:
 
-  - Whoever finds a current version locks its row, and whoever waits for it looks again.
-  - Two that make a row current at the same time are a duplicate in the index of keys: one of them is run again.
-  - Whoever adds a version or a marker without having found a current one, or makes one current, looks afterwards, by a
-    locking read, whether another one has come meanwhile that is at least as new, or is the null version as well:
-    `raise_if_newer`, `raise_if_null`, and `_add_marker`. Each is in the table before it looks, so at least one of two
-    finds the other, or both wait, and one is ended as a deadlock. What they read before does not tell: a locking read
-    that waits for a row which is removed misses what was added before its place.
-  - Whoever finds no such version looks again, in both tables at once: it may have changed from one to the other.
+  - A transaction that finds a current version locks its row. One that had to wait for the lock looks again.
+  - If two transactions make a row current at the same time, one fails as a duplicate in the index of keys, and is run
+    again.
+  - A transaction may add a version or a marker without finding a current version, or make a version current. Then it
+    checks afterwards, by a locking read, whether another transaction has added one that is at least as new, or is the
+    null version as well: `raise_if_newer`, `raise_if_null` and `_add_marker`. Each adds its row before it checks, so at
+    least one of two finds the other's row, or both wait, and one is ended as a deadlock. Earlier reads do not suffice:
+    a locking read that waits for a row which is then removed misses rows that were added in front of it.
+  - A transaction that does not find the requested version looks again, in both tables at once, because the version may
+    have moved from one to the other.
 """
 
 from __future__ import annotations
@@ -153,7 +155,7 @@ class SqlVersions(SqlPart):
 
     @reads
     def version(self, connection: Connection, key: ObjectKey, version: int | None) -> VersionEntry:
-        # Looks again at the current one, which a version may have become meanwhile.
+        # A noncurrent version may become current between two statements, so look again.
         for _ in range(3):
             current = object_rows.find(connection, key)
             if current is not None and _is_asked(current, version):
@@ -244,7 +246,7 @@ def newest_number(connection: Connection, key: ObjectKey) -> int:
 
 
 def of_number(connection: Connection, key: ObjectKey, version: int) -> ObjectRow | None:
-    """The noncurrent version of this number, whatever its id; None if there is none, or it is a marker."""
+    """Return the noncurrent version of this number, with or without an id, or None. Markers do not count."""
     found = connection.execute(FIND, {**named(key), "age_rank": rank_of(version)}).first()
     if found is None or found.object_id is None:
         return None
@@ -253,8 +255,8 @@ def of_number(connection: Connection, key: ObjectKey, version: int) -> ObjectRow
 
 
 def raise_if_newer(connection: Connection, least: Mapping[ObjectKey, int], removed: Mapping[ObjectKey, int]) -> None:
-    """Raises Overtaken if one of these keys, which had no current version, got a version or marker meanwhile whose
-    number is at least that of `least`, or if one was removed meanwhile whose number is at least that of `removed`."""
+    """Raise Overtaken if one of these keys, which had no current version, has got a version or marker meanwhile whose
+    number is at least its number in `least`, or if one was removed whose number is at least that in `removed`."""
     if least:
         added = sorted(
             (utf8(key.bucket), utf8(key.name), rank_of(number), removed.get(key, VERSION_MAX))
@@ -265,8 +267,9 @@ def raise_if_newer(connection: Connection, least: Mapping[ObjectKey, int], remov
 
 
 def raise_if_null(connection: Connection, keys: Iterable[ObjectKey], own: int | None = None) -> None:
-    """Raises Overtaken if one of these keys, which had no current version, has a noncurrent null version, or a null
-    marker. They have been removed, because there is a null version now. own: the number of the marker that it is."""
+    """Raise Overtaken if one of these keys, which had no current version, has a noncurrent null version or a null
+    marker. This transaction has removed all others, because it adds a null version; `own` is its number if it is a
+    marker."""
     listed = list(keys)
     if listed:
         nulls = connection.execute(LOCK_NULLS, key_rows(listed))
@@ -311,7 +314,7 @@ def _require(key: ObjectKey, condition: Condition | None, row: ObjectRow | None)
 
 
 def _add_marker(connection: Connection, deletion: AddMarker, now_ms: int, until_ms: int | None) -> VersionEntry:
-    """Delete an object by a marker. Raises Overtaken."""
+    """Delete an object by adding a marker. Raises Overtaken."""
     key, versioning = deletion.key, deletion.versioning
     current = object_rows.lock(connection, key)
     _require(key, deletion.condition, current)
@@ -372,8 +375,8 @@ def _delete_version(
 
 
 def _is_there(connection: Connection, key: ObjectKey, version: int | None) -> bool:
-    """Whether one of the two tables has this version. One statement, so that it cannot change from the one that is
-    read last to the other."""
+    """Return whether one of the two tables has this version. Runs one statement, so that the version cannot move
+    between the tables meanwhile."""
     query, bounds = _asked(key, version)
     noncurrent = query.subquery("noncurrent")
     either = union_all(CURRENT, select(noncurrent.c.age_rank, null(), literal(1)))
@@ -395,7 +398,7 @@ def _asked(key: ObjectKey, version: int | None, *, lock: bool = False) -> tuple[
 
 
 def _promote(connection: Connection, key: ObjectKey) -> None:
-    """Make the newest noncurrent version current, if it is no marker."""
+    """Make the newest noncurrent version current, unless a marker is newer. Raises Overtaken."""
     newest = connection.execute(LOCK_NEWEST, named(key)).first()
     if newest is None or newest.object_id is None:
         return
@@ -406,8 +409,8 @@ def _promote(connection: Connection, key: ObjectKey) -> None:
 
 
 def _undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
-    """A version that comes back may be older than others of its key. Versions stored over it must
-    be newer than those."""
+    """Undelete versions. One that comes back may be older than others of its key. Versions that are stored over it must
+    be newer than those, so the floor is raised."""
     back = trash.undelete(connection, rows)
     numbers = {row.key: row.version for row in back if row.is_of_versions and not row.is_noncurrent}
     for key, newest in newest_versions(connection, numbers).items():
@@ -434,8 +437,8 @@ def _list_versions(
     limit: int,
     end_s: float,
 ) -> VersionPage:
-    """Walks as `entries.list_entries` does, along both tables at once. end_s: when the
-    time for the page is over (time.monotonic)."""
+    """List versions as entries.py lists objects, but along both tables at once. At `end_s` (time.monotonic), the time
+    for the page is over."""
     found: list[VersionEntry | str] = []
     name, version = after
     start, end = start_of(prefix, delimiter, name), prefix_end(utf8(prefix))
@@ -452,7 +455,7 @@ def _list_versions(
             folder = folder_of(row.key.name, prefix, delimiter)
             if folder is None:
                 is_current = row.row is not None and not row.row.is_noncurrent
-                if is_current and row.key.name == last_name:  # it was undeleted, and a marker is newer
+                if is_current and row.key.name == last_name:  # it was undeleted, and a marker of its key is newer
                     found = [_not_latest(one, row.key) for one in found]
                 found.append(replace(row, is_latest=is_current or row.key.name != last_name))
                 last_name = row.key.name
@@ -481,8 +484,9 @@ def _after(entry: VersionEntry | str) -> tuple[str, int | None]:
 def _walk(
     connection: Connection, bucket: str, start: Start, rank: int | None, end: bytes | None, limit: int
 ) -> list[VersionEntry]:
-    """The next entries, in order: one statement, so that nothing is between two tables meanwhile. rank: begin with
-    those of the name of `start` that are behind it; the current one is, if what was before it was deleted since."""
+    """Return the next entries, in order, by one statement, so that no version moves between the tables meanwhile. With
+    `rank`, begin with entries of the name of `start` that are older; these may include the current version, if newer
+    ones were deleted since the last page."""
     query = _walk_query(itself=start.itself, ends=end is not None, ranked=rank is not None)
     bounds: dict[str, Any] = {"in_bucket": bucket, "least": start.name, "rows_max": limit}
     if end is not None:
@@ -494,7 +498,8 @@ def _walk(
 
 @cache
 def _walk_query(*, itself: bool, ends: bool, ranked: bool) -> Select[Any]:
-    """Kept, because a page of folders asks for each of them, and to build it takes as long as to read ten rows."""
+    """Build the query once for each kind: a page of folders runs it for each folder, and building it takes as long as
+    reading ten rows."""
     bucket, least = bindparam("in_bucket", type_=_O.bucket.type), bindparam("least", type_=LargeBinary)
     current = by_index(
         select(
@@ -589,5 +594,5 @@ def _listed_as_noncurrent(connection: Connection, rows: Sequence[ObjectRow]) -> 
 
 
 def holds_version(connection: Connection, bucket: str) -> bool:
-    """Whether a bucket has a noncurrent version, or a marker."""
+    """Return whether a bucket has a noncurrent version or a marker."""
     return connection.execute(HOLDS_VERSION, {"bucket": bucket}).first() is not None

@@ -1,7 +1,7 @@
-"""The table of what waits to be packed (docs/adr/0020).
+"""The table of objects that wait to be packed (docs/adr/0020).
 
-Every transaction that changes which landing copy an object has, or whether it has one, changes this table as well,
-after it has locked the object's row. So nobody waits for rows of this table.
+Every transaction that changes the landing copy of an object changes this table as well, after it has locked the
+object's row. So no transaction waits for rows of this table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STILL_THERE = looked_up(select(_W.landing_id).join_from(IDS.table, WAITING, _W.
 
 
 def enter(connection: Connection, landed: Iterable[tuple[ObjectRow, int]]) -> None:
-    """Add these rows, which are locked, with their due times. Rows that are not in the landing store are left out."""
+    """Add these rows with their due times. They must be locked. Rows without a landing copy are left out."""
     rows = [
         {
             "landing_id": row.landing_id,
@@ -46,10 +46,10 @@ def enter(connection: Connection, landed: Iterable[tuple[ObjectRow, int]]) -> No
 
 
 def leave(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
-    """Remove the rows of these copies, whose objects are locked. Raises Transient."""
+    """Remove the rows of these copies. Their objects must be locked. Raises Transient."""
     if landing_ids:
         listed = id_rows(landing_ids)
-        if len(landing_ids) == 1:  # as nearly always: this costs MariaDB 0.1 ms, a JSON table three times as much
+        if len(landing_ids) == 1:  # nearly always; this takes MariaDB 0.1 ms, a JSON table three times as long
             gone = connection.execute(_DELETE_ONE, {"copy": landing_ids[0]}).rowcount
         else:
             gone = connection.execute(delete_listed(connection, WAITING, _W.landing_id, IDS, "id"), listed).rowcount
@@ -57,8 +57,8 @@ def leave(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
 
 
 def leave_moved(connection: Connection, moves: JsonRows, listed: Mapping[str, str], copies: int) -> None:
-    """Remove the rows of the objects in `moves` that are in the landing store: as many as there are `copies`. `listed`
-    is the parameter of `moves`. Their rows in `objects` are locked and still have the landing ids. Raises Transient."""
+    """Remove the rows of the objects in `moves` that have landing copies; `copies` is their number. `listed` is the
+    parameter of `moves`. Their rows in `objects` must be locked and still have the landing ids. Raises Transient."""
     gone = connection.execute(_delete_moved(connection.dialect.name == "sqlite", moves), listed).rowcount
     _require_gone(connection, gone, copies, _moved(moves), listed)
 
@@ -86,8 +86,9 @@ def _moved(moves: JsonRows) -> Select[tuple[bytes]]:
 def _require_gone(
     connection: Connection, gone: int, wanted: int, still_there: Select[tuple[bytes]], listed: Mapping[str, str]
 ) -> None:
-    """A row that was not there is damage to the metadata: its object would never have been packed. Removing the object,
-    or packing it all the same, ends the damage, so the work continues, and the damage is logged as an error."""
+    """Raise Transient if rows were not removed that exist. A missing row is damage to the metadata: its object would
+    never have been packed. Now the object is removed or packed, which ends the damage, so it is logged as an error, and
+    the work continues."""
     if gone != wanted and not connection.execute(still_there, listed).all():
         _log.error("metadata damaged: objects in the landing store did not wait to be packed", objects=wanted - gone)
         return
