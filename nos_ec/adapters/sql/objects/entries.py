@@ -105,7 +105,7 @@ def _page(
                 found.append(folder)
         if len(rows) < count:
             break
-        start = Start(utf8(name_of(rows[-1])), itself=False) if folder is None else behind(folder)
+        start = Start(utf8(name_of(rows[-1])), itself=False) if folder is None else after_folder(folder)
         rows_max = rows_max * GROWTH if folder is None else FIRST_ROWS
         if len(found) <= limit and time.monotonic() >= page.end_s:
             return EntryPage(found, next_after=_name(found[-1], name_of))
@@ -116,12 +116,12 @@ def start_of(prefix: str, delimiter: str, after: str) -> Start:
     """Return the start of a listing that continues after the name, or the folder, `after`."""
     folder = folder_of(after, prefix, delimiter)
     if folder is not None:
-        return behind(folder)
+        return after_folder(folder)
     least, past = utf8(prefix), utf8(after)
     return Start(least, itself=True) if least > past else Start(past, itself=False)
 
 
-def behind(folder: str) -> Start:
+def after_folder(folder: str) -> Start:
     """Return the start after all names of a folder. It exists, because UTF-8 has no byte 0xFF."""
     end = prefix_end(utf8(folder))
     assert end is not None

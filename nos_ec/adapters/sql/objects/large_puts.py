@@ -94,7 +94,7 @@ def record_large(
     if new.versioning is Versioning.SUSPENDED or (stays and new.versioning is None):
         # `newest` does not include a version that was added while this call waited for another that was removed.
         newest = max(newest, make_noncurrent.remove_nulls(connection, [new.key], now_ms).get(new.key, 0))
-    # 7. Write the row, in place of that of the current version if that was released, and the segments.
+    # 7. Write the segments and the row, which takes over the row of the current version if that was released.
     over = None if stays or is_below else current
     object_id = _put_large_row(connection, over, new, now_ms, is_below=is_below)
     connection.execute(insert(SEGMENTS), _segment_rows(object_id, new))

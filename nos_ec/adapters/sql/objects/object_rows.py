@@ -340,13 +340,13 @@ def _least_landing_id(connection: Connection, least: bytes) -> LandingId | None:
 def _walked(
     connection: Connection, numbered: Mapping[str, int], bounds: Mapping[str, int], *, far: bool
 ) -> list[ObjectRow]:
-    asked, limit = {**bounds, **numbered}, bounds["rows_max"]
+    parameters, limit = {**bounds, **numbered}, bounds["rows_max"]
     # When many rows are due in all slots, twice a slot's share of the batch is enough from each. Otherwise a second
     # query takes more from the few slots that have more.
     part = 2 * limit // len(numbered) + 1
-    found = connection.execute(_due_in(len(numbered), far), asked | {"walk_max": part}).all()
+    found = connection.execute(_due_in(len(numbered), far), parameters | {"walk_max": part}).all()
     if len(found) < limit and part in Counter(row.slot for row in found).values():
-        found = connection.execute(_due_in(len(numbered), far), asked | {"walk_max": limit}).all()
+        found = connection.execute(_due_in(len(numbered), far), parameters | {"walk_max": limit}).all()
     return [object_row(row[:-2], row.due_ms) for row in found]
 
 

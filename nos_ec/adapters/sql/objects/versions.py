@@ -43,7 +43,7 @@ from sqlalchemy import (
 
 from nos_ec.adapters.sql.driver.transactions import Overtaken
 from nos_ec.adapters.sql.objects import floors, object_rows, trash
-from nos_ec.adapters.sql.objects.entries import FIRST_ROWS, GROWTH, Start, behind, end_of, start_of
+from nos_ec.adapters.sql.objects.entries import FIRST_ROWS, GROWTH, Start, after_folder, end_of, start_of
 from nos_ec.adapters.sql.objects.expired_versions import expire_marker, expire_version
 from nos_ec.adapters.sql.objects.make_noncurrent import (
     COLUMNS,
@@ -201,7 +201,7 @@ class SqlVersions(SqlPart):
 
     @reads
     def markers_after(self, connection: Connection, after: tuple[ObjectKey, int] | None, limit: int) -> list[MarkerRow]:
-        rows = connection.execute(_behind(select(*COLUMNS), after).where(_V.object_id.is_(None)).limit(limit))
+        rows = connection.execute(_after_version(select(*COLUMNS), after).where(_V.object_id.is_(None)).limit(limit))
         return [
             MarkerRow(ObjectKey(row.bucket, row.name), VERSION_MAX - row.age_rank, row.created_ms, bool(row.is_null))
             for row in rows
@@ -234,7 +234,7 @@ class SqlVersions(SqlPart):
     def noncurrent_after(
         self, connection: Connection, after: tuple[ObjectKey, int] | None, limit: int
     ) -> list[tuple[ObjectKey, int, int | None]]:
-        rows = connection.execute(_behind(select(*COLUMNS), after).limit(limit))
+        rows = connection.execute(_after_version(select(*COLUMNS), after).limit(limit))
         return [(ObjectKey(row.bucket, row.name), VERSION_MAX - row.age_rank, row.object_id) for row in rows]
 
 
@@ -448,8 +448,8 @@ def _list_versions(
     rows_max = FIRST_ROWS if delimiter else limit + 1
     last_name = None if rank is None else name
     while len(found) <= limit:
-        asked = min(rows_max, limit + 1 - len(found))
-        rows = _walk(connection, bucket, start, rank, end, asked)
+        count = min(rows_max, limit + 1 - len(found))
+        rows = _walk(connection, bucket, start, rank, end, count)
         folder = None
         for row in rows:
             folder = folder_of(row.key.name, prefix, delimiter)
@@ -461,12 +461,12 @@ def _list_versions(
                 last_name = row.key.name
             elif not found or found[-1] != folder:
                 found.append(folder)
-        if len(rows) < asked:
+        if len(rows) < count:
             break
         if folder is None:
             start, rank = Start(utf8(rows[-1].key.name), itself=False), rank_of(rows[-1].version)
         else:
-            start, rank = behind(folder), None
+            start, rank = after_folder(folder), None
         rows_max = rows_max * GROWTH if folder is None else FIRST_ROWS
         if len(found) <= limit and time.monotonic() >= end_s:
             return VersionPage(found, _after(found[-1]))
@@ -519,8 +519,8 @@ def _walk_query(*, itself: bool, ends: bool, ranked: bool) -> Select[Any]:
         others.where(*_from(_V.name, itself, ends)).order_by(_V.bucket, _V.name, _V.age_rank),
     ]
     if ranked:
-        behind_rank = others.where(_V.name == least, _V.age_rank > bindparam("after_rank", type_=BigInteger))
-        parts.append(behind_rank.order_by(_V.bucket, _V.name, _V.age_rank))
+        after_rank = others.where(_V.name == least, _V.age_rank > bindparam("after_rank", type_=BigInteger))
+        parts.append(after_rank.order_by(_V.bucket, _V.name, _V.age_rank))
         parts.append(current.where(_O.name == least, _O.version < bindparam("before_version", type_=BigInteger)))
     rows_max = bindparam("rows_max", type_=Integer)
     walks = [part.limit(rows_max).subquery(f"walk_{number}") for number, part in enumerate(parts)]
@@ -550,7 +550,8 @@ def _from(name: Column[Any], itself: bool, ends: bool) -> list[ColumnElement[boo
 
 
 # --- whole tables -------------------------------------------------------------------------------------
-def _behind(query: Select[Any], after: tuple[ObjectKey, int] | None) -> Select[Any]:
+def _after_version(query: Select[Any], after: tuple[ObjectKey, int] | None) -> Select[Any]:
+    """Restrict a query of versions to those after a key and a version, in order of the primary key."""
     query = by_index(query, VERSIONS, "PRIMARY").order_by(_V.bucket, _V.name, _V.age_rank)
     if after is None:
         return query

@@ -1,5 +1,5 @@
-"""Writes the rows of a store again whose metadata was lost. No other process uses the database meanwhile, so nothing is
-locked. A row that is written twice replaces the first one.
+"""Rewrites the rows of a store whose metadata was lost. No other process uses the database meanwhile, so nothing is
+locked. A row that is written again replaces the first one.
 
 Blocks contain keys and versions, and rows in the trash must be found by these. So until `settle_trash`, the marks of
 such rows consist of the latest time and the version, and the index of keys finds them.

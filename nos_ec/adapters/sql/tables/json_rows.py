@@ -47,8 +47,8 @@ def _json_each(element: _JsonFunction, compiler: Any, **options: Any) -> str:
 
 @compiles(Join, "sqlite")
 def _join(element: Join, compiler: Any, **options: Any) -> str:
-    """A join that begins with a JSON table goes on from its rows. CROSS JOIN keeps the order (documentation of SQLite:
-    "Manual Control Of Query Plans Using CROSS JOIN")."""
+    """Compile a join. If it begins with a JSON table, it starts from the rows of that table: CROSS JOIN keeps the order
+    (documentation of SQLite: "Manual Control Of Query Plans Using CROSS JOIN")."""
     text: str = compiler.visit_join(element, **options)
     left = element.left
     if isinstance(left, TableValuedAlias) and isinstance(left.element, _JsonFunction):
