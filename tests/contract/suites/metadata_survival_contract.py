@@ -78,8 +78,10 @@ class SurvivalContract:
     def test_a_survey_folds_buckets(self, bench: MetadataBench) -> None:
         metadata, now_ms = bench.metadata, bench.now_ms
         metadata.count_deaths({"a": counts(1, 2), "b": counts(4, 8), "c": counts(16, 32)}, now_ms)
-        assert metadata.count_survey({"c": counts(0, 1)}, None, now_ms, ["a", "b", "unknown"])
-        assert table(metadata) == {OTHERS: (now_ms, 5, 10), "c": (now_ms, 16, 33)}
+        surveyed = {"c": counts(0, 1), OTHERS: counts(0, 1)}
+        assert metadata.count_survey(surveyed, None, now_ms, ["a", "b", "unknown"])
+        assert table(metadata) == {OTHERS: (now_ms, 5, 11), "c": (now_ms, 16, 33)}
+        assert surveyed[OTHERS] == counts(0, 1), "a transaction that is run again would add the folded counts twice"
 
     def test_deaths_are_told_when_versions_are_gone(self, bench: MetadataBench) -> None:
         metadata = bench.metadata

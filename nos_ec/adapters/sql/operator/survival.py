@@ -77,7 +77,8 @@ class SqlSurvival(SqlPart):
         others = held.get(OTHERS)
         if (None if others is None else others.counted_ms) != previous_ms:
             return False
-        of_others = counts.get(OTHERS, Counts())
+        of_others = Counts()  # not the one in `counts`, which must not change: this may be run again
+        of_others.add(counts.get(OTHERS, Counts()))
         gone = sorted({*folded} & {*held} - {OTHERS})
         for bucket in gone:
             of_others.add(_decayed(held.pop(bucket), now_ms))
