@@ -57,12 +57,12 @@ def raise_to(connection: Connection, key: ObjectKey, number: int, now_ms: int) -
         connection.execute(insert(VERSION_FLOORS), {"bucket": key.bucket, "name": key.name, "version": number})
 
 
-def of(connection: Connection, key: ObjectKey) -> int:
+def floor_of(connection: Connection, key: ObjectKey) -> int:
     """Return the floor of a key, or 0."""
     return int(connection.execute(OF, {"of_bucket": key.bucket, "of_name": key.name}).scalar() or 0)
 
 
-def of_keys(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey, int]:
+def floors_of(connection: Connection, keys: Iterable[ObjectKey]) -> dict[ObjectKey, int]:
     """Return the floors of the keys that have one. Runs one statement, or none without keys."""
     listed = list(keys)
     found = connection.execute(LISTED, key_rows(listed)) if listed else ()

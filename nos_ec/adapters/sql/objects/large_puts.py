@@ -58,7 +58,7 @@ def record_large(
     keeps = new.versioning is Versioning.ENABLED or (current is not None and current.has_version_id)
     same = None
     if keeps or new.versioning is not None:
-        same = versions.of_number(connection, new.key, new.version)
+        same = versions.noncurrent_version(connection, new.key, new.version)
     if same is not None and _is_recorded(connection, same, new):
         return True
     leases.require(connection, lease)
@@ -68,7 +68,7 @@ def record_large(
     wins = is_below or newest < new.version or (current is None and new.versioning is not Versioning.ENABLED)
     wins = wins and same is None
     if wins and new.versioning is Versioning.ENABLED:
-        wins = floors.of(connection, new.key) < new.version  # otherwise another version may have had its number
+        wins = floors.floor_of(connection, new.key) < new.version  # otherwise another version may have had its number
     # 4. If it does not win, it may count as overwritten at once; otherwise it is refused, as when its condition or its
     #    step of an upload fails.
     has_same = same is not None or (keeps and newest == new.version)

@@ -137,7 +137,7 @@ def highest_numbers(
     """
     # Floors are read afterwards, so they include versions whose removal this has waited for.
     highest = newest_versions(connection, unsure)
-    for key, floor in floors.of_keys(connection, keys).items():
+    for key, floor in floors.floors_of(connection, keys).items():
         highest[key] = max(highest.get(key, 0), floor)
     return highest
 

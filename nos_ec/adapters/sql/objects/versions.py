@@ -242,10 +242,10 @@ class SqlVersions(SqlPart):
 def newest_number(connection: Connection, key: ObjectKey) -> int:
     """Return the greatest number that a noncurrent version, a marker or a removed version of this key has had, or 0."""
     newest = connection.execute(NEWEST, named(key)).first()
-    return max(floors.of(connection, key), 0 if newest is None else VERSION_MAX - newest.age_rank)
+    return max(floors.floor_of(connection, key), 0 if newest is None else VERSION_MAX - newest.age_rank)
 
 
-def of_number(connection: Connection, key: ObjectKey, version: int) -> ObjectRow | None:
+def noncurrent_version(connection: Connection, key: ObjectKey, version: int) -> ObjectRow | None:
     """Return the noncurrent version of this number, with or without an id, or None. Markers do not count."""
     found = connection.execute(FIND, {**named(key), "age_rank": rank_of(version)}).first()
     if found is None or found.object_id is None:
