@@ -1,5 +1,5 @@
-"""Files of an embedded store and of SQLite: who owns new ones, and why a folder cannot be written. The reason is found
-by writing there, because SQLite's errors do not contain it."""
+"""Files of an embedded store and of SQLite: the owner of new files, and the reason why a folder cannot be written. The
+reason is found by writing to the folder, because SQLite's errors do not contain it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 from nos_ec.core.errors import FREE_SPACE, NoSpace, Transient
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""EFBIG is a file size limit of the process or the filesystem; like a full disk, only an operator can change it."""
+"""EFBIG means a file size limit of the process or the file system. As with a full disk, only an operator can help."""
 
-NO_INODES = "no free inodes (its file system takes no further file, whatever space is free)"
+NO_INODES = "no free inodes (its file system accepts no more files, however much space is free)"
 READ_ONLY = "its file system is read-only; mount it writable again"
 
 _CONTENT = b"nos_ec probe".ljust(1 << 16)
 
 
 def open_new(path: Path, flags: int) -> int:
-    """Open a file, which is created if it is missing, and then handed over. A symbolic link is refused: in a folder of
-    another user it may name any file. Raises OSError."""
+    """Open a file. If it is missing, it is created, and handed over to the owner of its folder. A symbolic link is
+    refused, because in a folder of another user it may point to any file. Raises OSError."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fd = os.open(path.name, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
@@ -34,7 +34,7 @@ def open_new(path: Path, flags: int) -> int:
             os.close(fd)
             raise
     except OSError as error:
-        error.filename = str(path)  # which is not relative to the folder, for whoever reads the message
+        error.filename = str(path)  # the whole path instead of the name within the folder
         raise
     finally:
         os.close(folder)
@@ -42,9 +42,9 @@ def open_new(path: Path, flags: int) -> int:
 
 
 def hand_over(fd: int, folder: int) -> None:
-    """Give a new file that root has created the owner and mode of its folder: a command run as root must not lock out
-    the daemons, which run as another user. An empty file of root, left by a crash, is handed over as well. folder: the
-    descriptor of the folder in which the file was opened without following a link.
+    """Give a new file that root has created the owner and mode of its folder, because a command run as root must not
+    lock out the daemons, which run as another user. An empty file of root, left by a crash, is handed over as well.
+    `folder` is the descriptor of the folder in which the file was opened without following a link.
 
     No other file may be given away: its name in a folder of another user may be a link to any file. Raises OSError.
     """
@@ -59,7 +59,7 @@ def hand_over(fd: int, folder: int) -> None:
 
 
 def make_one_folder(path: Path) -> None:
-    """Create a folder unless it exists. One that root creates belongs to the owner of its parent folder. Raises
+    """Create a folder unless it exists. A folder that root creates belongs to the owner of its parent folder. Raises
     OSError."""
     try:
         path.mkdir()
@@ -72,7 +72,7 @@ def make_one_folder(path: Path) -> None:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Return the identity of a file, which distinguishes it from another one of the same name; None if it does not
+    """Return the identity of a file, which distinguishes it from another file of the same name; None if it does not
     exist."""
     try:
         found = path.stat()
@@ -82,9 +82,9 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def require_same_file(what: str, path: Path, opened: tuple[int, int] | None) -> None:
-    """Check that a file was not replaced (by a restored backup, say) while it was open: it would live on without a
-    name, and be gone with the last process that has it open. `opened`: its identity when it was opened; None if that is
-    not known. `what` begins the message. Raises Transient."""
+    """Check that a file was not replaced (by a restored backup, for example) while it was open: writes would go to a
+    file without a name, which disappears with the last process that has it open. `opened` is its identity when it was
+    opened; None if that is not known. `what` begins the message. Raises Transient."""
     if opened is not None and identity(path) != opened:
         raise Transient(
             f"{what}: it was moved, deleted or replaced while this process had it open: put the right file there, and"
@@ -93,8 +93,8 @@ def require_same_file(what: str, path: Path, opened: tuple[int, int] | None) -> 
 
 
 def misfits(root: Path) -> Iterator[Path]:
-    """Yield the files below `root` that the users of their folder may not use: those of another owner that the folder's
-    group cannot write. Files that are deleted meanwhile are skipped. Raises Transient."""
+    """Yields the files below `root` that the users of their folder may not use: files of another owner that the
+    folder's group cannot write. Files that are deleted meanwhile are skipped. Raises Transient."""
     for folder, _, names in os.walk(root):
         for name in names:
             path = Path(folder, name)
@@ -128,8 +128,8 @@ def write_error(folder: Path) -> OSError | None:
 
 
 def lacks_inodes(path: Path) -> bool:
-    """Return whether the file system of a file or folder can take no further file. Some file systems have no fixed
-    number of inodes: then False."""
+    """Return whether the file system of a file or folder has no inode left for another file. Returns False for file
+    systems without a fixed number of inodes."""
     with suppress(OSError):
         found = os.statvfs(path if path.exists() else path.parent)
         return bool(found.f_files) and not found.f_favail
@@ -137,8 +137,8 @@ def lacks_inodes(path: Path) -> bool:
 
 
 def unwritable(what: str, path: Path) -> Transient | None:
-    """Find out whether SQLite could not write a file because its folder has no space, quota or inodes, or is read-only:
-    SQLite reports these like other errors. `what` begins the message. Returns NoSpace or Transient, or None."""
+    """Return NoSpace or Transient if SQLite could not write a file because its folder has no space, quota or inodes, or
+    is read-only, and None otherwise. SQLite reports these like other errors. `what` begins the message."""
     error = write_error(path.parent)
     if error is not None and error.errno in NO_SPACE:
         return NoSpace(f"{what}: {reason(error, path.parent)}; {FREE_SPACE}, or add some there")
@@ -146,7 +146,7 @@ def unwritable(what: str, path: Path) -> Transient | None:
 
 
 def reason(error: OSError, path: Path) -> str:
-    """Describe an error of the operating system about `path`."""
+    """Return a description of an error of the operating system about `path`."""
     if error.errno == errno.ENOSPC and lacks_inodes(path):
         return NO_INODES
     return error.strerror or str(error)

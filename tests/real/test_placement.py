@@ -80,7 +80,7 @@ def _known_to(placement: RadosPlacement) -> ClusterMap:
 
 
 def known(view: ClusterView) -> ClusterMap:
-    found = view.current(10)
+    found = view.current_map(10)
     assert found is not None
     return found
 

@@ -8,8 +8,8 @@
 Invariants kept here:
   a  A block's end, seal and bytes change together in one RADOS transaction. The transaction first checks that the
      object still has the version at which the writer last knew its end; every change of an object raises its version.
-     So of two appends at the same end, or of an append and a seal, one wins and the other writes nothing, whatever
-     processes they come from and however late one of them arrives.
+     So if two appends at the same end compete, or an append and a seal, one wins and the other writes nothing, no
+     matter which processes they come from and how late one of them arrives.
   b  "sealed" is never undone.
   c  The object's size is N stripes. An append is always whole stripes, because nothing can follow a shorter one.
 """
@@ -43,8 +43,8 @@ GEOMETRY = "nos_ec.geometry"
 GAP_MAX = 32 << 10
 RUN_BYTES_MAX = 2 << 20
 """Ranges of a block are read together up to this gap and length, in bytes. From measurements (docs/MEASUREMENTS.md):
-bytes that nobody asked for cost OSDs and client more than an operation from a gap of about 128 KiB on (64 KiB for
-objects of that size), and a run longer than 2 MiB costs no less."""
+from a gap of about 128 KiB on (64 KiB for objects of that size), reading the unneeded bytes costs OSDs and client more
+than another operation, and a run longer than 2 MiB saves nothing."""
 
 _CHANGED = frozenset({errno.ERANGE, errno.EOVERFLOW})
 """Error codes of a transaction that expects another version than the object has."""
@@ -86,7 +86,7 @@ class RadosBlockStore:
 
     @property
     def geometry(self) -> Geometry:
-        """The geometry that the store was created with."""
+        """Return the geometry that the store was created with."""
         return self._geometry
 
     # --- writing --------------------------------------------------------------------------------------
@@ -107,12 +107,12 @@ class RadosBlockStore:
             except FileExistsError as error:
                 raise Conflict(f"block {block_id.hex()} exists", block_id=block_id) from error
         self._free.spent(0, objects=1)
-        self._written(block_id, KnownEnd(end, version), data)
+        self._note_written(block_id, KnownEnd(end, version), data)
 
     def append(self, block_id: BlockId, at_stripe: int, data: Buffer) -> None:
         """Append whole stripes at `at_stripe`, in one transaction (invariant a)."""
         end = self._end_after(at_stripe, data)
-        known = self._known_ends.take(block_id) or self._look_up(block_id)
+        known = self._known_ends.take_end(block_id) or self._look_up(block_id)
         if known.end.sealed:
             raise Conflict(f"block {block_id.hex()} is sealed", block_id=block_id)
         if known.end.stripes != at_stripe:
@@ -120,18 +120,19 @@ class RadosBlockStore:
                 f"block {block_id.hex()} ends at stripe {known.end.stripes}, not at {at_stripe}: seal it",
                 block_id=block_id,
             )
-        version = self._changed(block_id, known, steps.append(data), steps.set_xattr(END, end.encode()))
+        version = self._try_change(block_id, known, steps.append(data), steps.set_xattr(END, end.encode()))
         if version is None:
             self._look_up(block_id)  # raises NotFound when it was deleted
             raise Conflict(
                 f"block {block_id.hex()} was sealed or changed by another writer: seal it", block_id=block_id
             )
-        self._written(block_id, KnownEnd(end, version), data)
+        self._note_written(block_id, KnownEnd(end, version), data)
 
     def _end_after(self, at_stripe: int, data: Buffer) -> BlockEnd:
-        """The end of a block after appending `data` at `at_stripe`. A full block is sealed.
+        """Return the end of a block after appending `data` at `at_stripe`. A full block is sealed.
 
-        Raises ValueError unless `data` is whole stripes that fit into a block."""
+        Raises ValueError unless `data` is whole stripes that fit into a block.
+        """
         size_bytes, full = memoryview(data).nbytes, self._geometry.stripes_per_block
         count, rest = divmod(size_bytes, self._geometry.stripe_size)
         if rest or not count or at_stripe < 0 or at_stripe + count > full:
@@ -141,31 +142,31 @@ class RadosBlockStore:
             )
         return BlockEnd(at_stripe + count, sealed=at_stripe + count == full)
 
-    def _written(self, block_id: BlockId, known: KnownEnd, data: Buffer) -> None:
+    def _note_written(self, block_id: BlockId, known: KnownEnd, data: Buffer) -> None:
         if not known.end.sealed:
-            self._known_ends.put(block_id, known)
+            self._known_ends.remember_end(block_id, known)
         self._free.spent(memoryview(data).nbytes)
 
     def seal(self, block_id: BlockId) -> int:
-        """Turn "open N" into "sealed N". If an append moves the end meanwhile, look the end up again, at most once for
+        """Change "open N" to "sealed N". If an append moves the end meanwhile, look the end up again, at most once for
         each stripe that a block can hold."""
-        self._known_ends.take(block_id)
+        self._known_ends.take_end(block_id)
         for _ in range(self._geometry.stripes_per_block + 1):
             known = self._look_up(block_id)
             stripes = known.end.stripes
             if known.end.sealed:
                 return stripes
             sealed = BlockEnd(stripes, sealed=True)
-            if self._changed(block_id, known, steps.set_xattr(END, sealed.encode())) is not None:
+            if self._try_change(block_id, known, steps.set_xattr(END, sealed.encode())) is not None:
                 return stripes
         raise Transient(f"block {block_id.hex()} keeps changing; try again", block_id=block_id)
 
     def delete(self, block_id: BlockId) -> None:
         """Delete a block in one transaction, so that it exists completely or not at all."""
-        self._known_ends.take(block_id)
+        self._known_ends.take_end(block_id)
         self._blocks.delete(block_id)
 
-    def _changed(self, block_id: BlockId, known: KnownEnd, *change: steps.Step) -> int | None:
+    def _try_change(self, block_id: BlockId, known: KnownEnd, *change: steps.Step) -> int | None:
         """Make a change unless the block was changed or deleted since its end was looked up (invariant a). Returns the
         block's new version, or None if the change was not made. Raises Conflict, NoSpace, Transient."""
         with self._translated(block_id):
@@ -179,7 +180,7 @@ class RadosBlockStore:
     # --- reading --------------------------------------------------------------------------------------
 
     def read(self, block_id: BlockId, offset: int, length: int) -> bytes:
-        """Read exactly `length` bytes."""
+        """Return exactly `length` bytes."""
         with self._blocks.translated(block_id), self._counter.noticing_time_outs():
             found = self._pool.read(block_id.hex(), offset, length)
         self._counter.count(offset, length)
@@ -187,9 +188,9 @@ class RadosBlockStore:
         return found
 
     def read_many(self, block_id: BlockId, extents: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read several ranges. Those that lie close together are one operation, and as many are in flight at a time as
-        nos_ec.adapters.rados.client.pool allows. The OSDs verify what they read against BlueStore's checksums, and
-        decode what is damaged."""
+        """Return several ranges. Ranges close to each other are read by one operation, and
+        nos_ec.adapters.rados.client.pool limits the operations in flight. The OSDs verify what they read against
+        BlueStore's checksums, and reconstruct damaged data by decoding."""
         if not extents:
             return []
         runs = merged_ranges(extents, GAP_MAX, RUN_BYTES_MAX)
@@ -203,8 +204,8 @@ class RadosBlockStore:
         return found
 
     def stripes(self, block_id: BlockId) -> int:
-        """The number of stripes that the block's end records. Raises Corrupt if its size does not match (invariant
-        c)."""
+        """Return the number of stripes that the block's end records. Raises Corrupt if its size does not match
+        (invariant c)."""
         end = self._look_up(block_id).end
         with self._translated(block_id):
             size = self._pool.size_of(block_id.hex())
@@ -216,32 +217,33 @@ class RadosBlockStore:
         return end.stripes
 
     def list_blocks(self) -> Iterator[BlockId]:
-        """Yield every block. Other objects of the pool are skipped."""
+        """Yields every block. Other objects of the pool are skipped."""
         return map(BlockId, self._blocks.all_ids())
 
     def free_bytes(self) -> int:
-        """The size of the whole stripes that still fit, by the monitors' last estimate. The estimate is some seconds
-        old, and older while the monitors do not answer."""
-        return self._free.value() // self._geometry.stripe_size * self._geometry.stripe_size
+        """Return the size of the whole stripes that still fit, by the monitors' last estimate. The estimate is some
+        seconds old, and older while the monitors do not answer."""
+        return self._free.free_bytes() // self._geometry.stripe_size * self._geometry.stripe_size
 
     def probe(self) -> None:
-        """Read the store's mark from the OSDs, the way a block is read. The monitors are not asked."""
+        """Read the store's mark from the OSDs, in the same way as a block. No request goes to the monitors."""
         self._check_store()
 
     def raw_bytes(self) -> int:
-        """The bytes allocated on all OSDs for the whole pool, including other namespaces. Some seconds old."""
+        """Return the bytes allocated on all OSDs for the whole pool, including other namespaces. The figure is some
+        seconds old."""
         return self._blocks.allocated_bytes()
 
     def blocks_short(self) -> None:
-        """Return None, because Ceph itself finds and recovers such blocks. `ceph status` shows its progress."""
+        """Return None, because Ceph itself finds and repairs such blocks. `ceph status` shows its progress."""
 
     def missing_shards(self, block_id: BlockId) -> tuple[int, ...]:  # noqa: ARG002
-        """Return nothing, because Ceph itself finds and recovers such blocks."""
+        """Return no shards, because Ceph itself finds and repairs such blocks."""
         return ()
 
     def counters(self) -> ReadCounters:
-        """The cost of `read` and `read_many` so far, computed from the ranges (see read_cost.py)."""
-        return self._counter.value()
+        """Return the cost of `read` and `read_many` so far, computed from the ranges (see read_cost.py)."""
+        return self._counter.counters()
 
     def close(self) -> None:
         """Close the pool; the cluster stays connected."""
@@ -251,7 +253,7 @@ class RadosBlockStore:
     # --------------------------------------------------------------------------------------------------
 
     def _look_up(self, block_id: BlockId) -> KnownEnd:
-        """Look up where a block ends, and its object's version. Raises NotFound, Corrupt, Transient; ConfigError for a
+        """Return the end of a block, and its object's version. Raises NotFound, Corrupt, Transient; ConfigError for a
         block of another geometry."""
         with self._translated(block_id):
             xattrs, version = self._pool.xattrs(block_id.hex())
@@ -292,7 +294,7 @@ class RadosBlockStore:
 
 
 def _check_length(block_id: BlockId, offset: int, length: int, found: bytes) -> None:
-    """Raise Corrupt if there are fewer bytes than were asked for."""
+    """Raise Corrupt if fewer bytes were found than requested."""
     if len(found) != length:
         raise Corrupt(f"block {block_id.hex()}: range of {length} bytes at {offset} is past the end", block_id=block_id)
 

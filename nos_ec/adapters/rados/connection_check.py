@@ -1,5 +1,5 @@
-"""Tries a Ceph cluster for `config check --connect`. A probe object is written, read and removed, and nothing else
-changes."""
+"""Checks access to a Ceph cluster for `config check --connect`. A probe object is written, read and removed, and
+nothing else changes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from nos_ec.core.errors import ConfigError, Corrupt, NosError
 
 _PROBE = "nos_ec.probe"
 SKEW_S_MAX = 0.5
-"""By how much the clocks of monitors may differ. Ceph itself warns above 0.05 s."""
+"""The largest allowed difference between the clocks of monitors. Ceph itself warns above 0.05 s."""
 
 
 def try_access(pool: Pool, namespace: str, size_bytes: int) -> str:
-    """Write a probe object of this size, read it back and remove it. If the user may only read, just read. Returns what
-    the user may do. Raises ConfigError, Corrupt, NoSpace, Transient; if the probe may be left, the error names it."""
+    """Write a probe object of this size, read it back and remove it; if the user may only read, just read. Returns a
+    text about what succeeded. Raises ConfigError, Corrupt, NoSpace, Transient; if the probe may still exist, the error
+    names it."""
     name, content = f"{_PROBE}.{os.urandom(8).hex()}", os.urandom(size_bytes)
     action = f"trying Ceph pool {pool.name}"
     try:
@@ -46,7 +47,7 @@ def try_access(pool: Pool, namespace: str, size_bytes: int) -> str:
 
 
 def _remove(pool: Pool, namespace: str, name: str, failed: NosError | None) -> NosError | None:
-    """Remove the probe. Returns `failed`, or an error that also names the probe if it may still be there."""
+    """Remove the probe. Returns `failed`, or an error that also names the probe if it may still exist."""
     try:
         pool.write(name, steps.remove())
     except FileNotFoundError:
@@ -54,7 +55,7 @@ def _remove(pool: Pool, namespace: str, name: str, failed: NosError | None) -> N
     except OSError as error:
         left = failed or port_error(f"trying Ceph pool {pool.name}: removing a probe", error)
         where = f"-p {pool.name}{f' -N {namespace}' if namespace else ''}"
-        return type(left)(f"{left}; afterwards remove the probe, if it is there: rados {where} rm {name}")
+        return type(left)(f"{left}; afterwards remove the probe, if it exists: rados {where} rm {name}")
     return failed
 
 
@@ -68,8 +69,9 @@ def _try_reading(pool: Pool, action: str) -> None:
 
 
 def monitors_apart_s(cluster: RadosCluster) -> float:
-    """The largest difference between the clocks of the monitors, in seconds. Ceph does not tell the time itself, so it
-    cannot be compared with this machine's. Raises ConfigError when it is too large, Transient."""
+    """Return the largest difference between the clocks of the monitors, in seconds. Ceph does not report the time
+    itself, so it cannot be compared with this machine's. Raises ConfigError when the difference is too large,
+    Transient."""
     skews = (cluster.command("time-sync-status") or {}).get("time_skew_status", {})
     worst = max((abs(float(monitor.get("skew", 0))) for monitor in skews.values()), default=0.0)
     if worst > SKEW_S_MAX:

@@ -1,8 +1,9 @@
 """The monitors' estimate of a pool's free space, in bytes and, if the pool has a quota of objects, in objects.
 
-The figure is only advice: it stops writers before the pool is full, and the OSDs refuse what does not fit anyway. So a
-hung monitor must not stop any process. A separate thread sends one request at a time. Until it is answered, all callers
-continue with the last figure, however old. They wait for an answer only while there is no figure at all.
+The figure is only advice: it stops writers before the pool is full, and the OSDs refuse writes that do not fit in any
+case. Therefore a hung monitor must not stop any process. A separate thread sends one request at a time. Until it is
+answered, all callers continue with the last figure, however old. They wait for an answer only if there is no figure
+yet.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from nos_ec.core.errors import NosError, Transient
 _log = structlog.get_logger(__name__)
 
 STALE_AFTER_S = 5.0
-"""Ceph's own figures are about this old when they reach the monitors. Asking more often brings nothing new."""
+"""Ceph's own figures are about this old when they reach the monitors. More frequent requests would return the same
+ones."""
 FRESH_WAIT_S = 0.5
 """A caller that finds the figure stale waits this long for a new one, which usually takes milliseconds. After an answer
 that took longer, callers no longer wait, until an answer comes in time again."""
@@ -29,7 +31,7 @@ that took longer, callers no longer wait, until an answer comes in time again.""
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Space in user bytes and in objects (None: no limit on their number)."""
+    """A space, in user bytes and in objects (None: their number is not limited)."""
 
     size_bytes: int
     objects: int | None = None
@@ -47,8 +49,9 @@ class Room:
 class FreeSpace:
     """The free space of a pool. `ask` looks it up, at most once per STALE_AFTER_S, and may raise NosError.
 
-    object_bytes_max: the most bytes that one object holds. Between two answers, what callers reported to `spent` is
-    subtracted. Safe to call from several threads. Close it before the cluster that it asks.
+    `object_bytes_max` is the largest size of an object. The writes that callers reported to `spent` after a request are
+    subtracted from its answer. Safe to call from several threads. Close it before the cluster that it sends requests
+    to.
     """
 
     def __init__(self, pool_name: str, ask: Callable[[], Room], object_bytes_max: int) -> None:
@@ -58,7 +61,7 @@ class FreeSpace:
         self._changed = threading.Condition()
         self._room: Room | None = None
         self._spent = Room(0, 0)
-        """What was written since the request for the last answer was sent. The answer may not include it."""
+        """Written since the request for the last answer was sent. The answer may not include it."""
         self._refused_until_s = 0.0
         self._asked_at_s = 0.0
         self._ask_from_s = 0.0
@@ -74,13 +77,15 @@ class FreeSpace:
             self._spent = self._spent.plus(Room(size_bytes, objects))
 
     def refused(self) -> None:
-        """Report that the pool refused a write for lack of space. For STALE_AFTER_S, `value` returns 0 whatever the
-        monitors say: they learn of the full pool some seconds later, and further writes would fail until then."""
+        """Report that the pool refused a write for lack of space. For STALE_AFTER_S, `free_bytes` returns 0 whatever
+        the monitors report: they learn of the full pool some seconds later, and further writes would fail until
+        then."""
         with self._changed:
             self._refused_until_s = time.monotonic() + STALE_AFTER_S
 
-    def value(self) -> int:
-        """The free user bytes, never negative. Raises what `ask` raises until a first request has been answered."""
+    def free_bytes(self) -> int:
+        """Return the free user bytes, never negative. Until a first request has been answered, raises the errors of
+        `ask`."""
         with self._changed:
             if time.monotonic() < self._refused_until_s:
                 return 0
@@ -92,7 +97,7 @@ class FreeSpace:
             if self._room is None:
                 assert self._failure is not None
                 raise self._failure
-            return self._bytes_of(self._room.less(self._spent))
+            return self._bytes_in(self._room.less(self._spent))
 
     def close(self) -> None:
         """Stop asking. Idempotent. Waits for a request in flight, at most its own time limit."""
@@ -102,7 +107,7 @@ class FreeSpace:
         if asking is not None:
             asking.join()
 
-    def _bytes_of(self, room: Room) -> int:
+    def _bytes_in(self, room: Room) -> int:
         if room.objects is None:
             return max(0, room.size_bytes)
         return max(0, min(room.size_bytes, room.objects * self._object_bytes_max))
@@ -143,11 +148,12 @@ class FreeSpace:
         with self._changed:
             first, self._failure = self._failure is None, error
             known = self._room is not None
-            # While nothing is known, the next caller asks again. Otherwise the last figure is used for a while longer.
+            # While there is no figure, the next caller sends another request. Otherwise the last figure is used for a
+            # while longer.
             self._ended(time.monotonic() + STALE_AFTER_S if known else 0.0)
         if first and known:
-            said = "cannot renew the free space of the Ceph pool; using the last figure"
-            _log.warning(said, pool=self._pool_name, error=str(error), exc_info=not isinstance(error, NosError))
+            event = "cannot renew the free space of the Ceph pool; using the last figure"
+            _log.warning(event, pool=self._pool_name, error=str(error), exc_info=not isinstance(error, NosError))
 
     def _ended(self, ask_from_s: float) -> None:
         self._ask_from_s = ask_from_s
@@ -156,8 +162,9 @@ class FreeSpace:
 
 
 def pool_room(cluster: RadosCluster, pool_name: str) -> Room:
-    """Ask the monitors for the free space of a pool. It is what the fullest OSD can take, less coding or replicas
-    (max_avail), or what the quotas of bytes and objects leave, if that is less. Raises ConfigError, Transient."""
+    """Request the free space of a pool from the monitors. It is the space on the fullest OSD, less coding or replicas
+    (max_avail), or the remainder of the quotas of bytes and objects if that is smaller. Raises ConfigError,
+    Transient."""
     for pool in cluster.command("df", detail="detail").get("pools", []):
         if pool.get("name") == pool_name:
             return room_of(pool["stats"])
@@ -165,7 +172,7 @@ def pool_room(cluster: RadosCluster, pool_name: str) -> Room:
 
 
 def room_of(stats: Mapping[str, Any]) -> Room:
-    """The free space by a pool's `stats` in `df detail`. A quota of 0 means that there is none."""
+    """Return the free space by a pool's `stats` in `df detail`. A quota of 0 means that there is none."""
     free, quota_bytes, quota_objects = (
         int(stats.get(name, 0)) for name in ("max_avail", "quota_bytes", "quota_objects")
     )

@@ -12,7 +12,8 @@ from nos_ec.core.ids import BlockId
 
 END = "nos_ec.end"
 BLOCKS_MAX = 1024
-"""A process has a few open blocks for each of its lanes. An end that was dropped costs the next append a look-up."""
+"""The number of ends that are remembered. A process has a few open blocks for each of its lanes. An end that was
+dropped costs the next append a look-up."""
 
 _END_VALUE = re.compile(rb"(open|sealed) (0|[1-9][0-9]{0,3})")
 
@@ -25,7 +26,7 @@ class BlockEnd:
     sealed: bool
 
     def encode(self) -> bytes:
-        """The value of the xattr."""
+        """Return the value of the xattr."""
         return b"%s %d" % (b"sealed" if self.sealed else b"open", self.stripes)
 
     @classmethod
@@ -39,7 +40,7 @@ class BlockEnd:
 
 @dataclass(frozen=True, slots=True)
 class KnownEnd:
-    """An end, and the version that the block's object had at that end."""
+    """The end of a block, and the version that its object had then."""
 
     end: BlockEnd
     version: int
@@ -48,14 +49,14 @@ class KnownEnd:
 class KnownEnds:
     """Remembers at most BLOCKS_MAX ends and drops the oldest first. Safe to call from several threads.
 
-    An append takes the end out and puts it back once it is acknowledged, so that a failed append leaves no end behind.
+    An append takes the end out and puts it back once it is acknowledged, so that a failed append leaves no end in here.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[BlockId, KnownEnd] = {}
 
-    def put(self, block_id: BlockId, known: KnownEnd) -> None:
+    def remember_end(self, block_id: BlockId, known: KnownEnd) -> None:
         """Remember an open block's end."""
         with self._lock:
             self._known.pop(block_id, None)
@@ -63,7 +64,7 @@ class KnownEnds:
             if len(self._known) > BLOCKS_MAX:
                 del self._known[next(iter(self._known))]
 
-    def take(self, block_id: BlockId) -> KnownEnd | None:
+    def take_end(self, block_id: BlockId) -> KnownEnd | None:
         """Forget a block's end, and return it if it was known."""
         with self._lock:
             return self._known.pop(block_id, None)

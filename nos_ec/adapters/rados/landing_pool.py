@@ -1,4 +1,4 @@
-"""Common to landing store and landing log: a namespace of the landing pool, its mark, and its free space."""
+"""A namespace of the landing pool, its mark, and its free space: the common base of landing store and landing log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LandingPool:
     """The objects of one kind in a namespace of a landing pool.
 
     Opening raises Transient, or ConfigError when the pool is missing, does not fit or was not initialised. Closing
-    leaves the cluster connected. object_bytes_max: the most that one object takes; converts a quota of objects to
+    leaves the cluster connected. `object_bytes_max` is the largest size of an object; it converts a quota of objects to
     bytes.
     """
 
@@ -48,8 +48,8 @@ class LandingPool:
         self._free = FreeSpace(pool_name, lambda: pool_room(cluster, pool_name), object_bytes_max)
 
     def _write(self, object_id: bytes, *steps: Step, size_bytes: int, objects: int = 0) -> int:
-        """Do all steps on an object in one transaction, which adds so many bytes and objects to the pool. Returns the
-        object's new version. Raises OSError."""
+        """Carry out all steps on an object in one transaction, which adds `size_bytes` and `objects` to the pool.
+        Returns the object's new version. Raises OSError."""
         try:
             version = self._pool.write(self._objects.name_of(object_id), *steps)
         except OSError as error:
@@ -60,16 +60,17 @@ class LandingPool:
         return version
 
     def free_bytes(self) -> int:
-        """The free space by the monitors' last estimate, less what was written here since. The estimate is some
+        """Return the free space by the monitors' last estimate, less the bytes written here since. The estimate is some
         seconds old, and older while the monitors do not answer."""
-        return self._free.value()
+        return self._free.free_bytes()
 
     def raw_bytes(self) -> int:
-        """The bytes allocated on all OSDs for the whole pool, including other namespaces. Some seconds old."""
+        """Return the bytes allocated on all OSDs for the whole pool, including other namespaces. The figure is some
+        seconds old."""
         return self._objects.allocated_bytes()
 
     def probe(self) -> None:
-        """Read the store's mark from the OSDs, the way an object is read. The monitors are not asked. Raises
+        """Read the store's mark from the OSDs, in the same way as an object. No request goes to the monitors. Raises
         ConfigError unless the namespace was initialised, Transient."""
         stored = read_mark(self._pool, STORE_OBJECT, FORMAT)
         if stored != FORMAT_VALUE:

@@ -20,13 +20,13 @@ from nos_ec.ports.clock import Beat, unwatched
 from nos_ec.ports.landing_store import LandingPut
 
 COPY_BYTES_MAX = 4 << 20
-"""The size of a stripe group of the default geometry, which is the most that one copy takes. Converts a quota of
-objects to bytes."""
+"""The largest size of a copy: that of a stripe group of the default geometry. It converts a quota of objects to
+bytes."""
 LABEL = "nos_ec.object"
 _LABEL_THREADS = 16
 FIRST_READ_BYTES = 1 << 20
-"""A copy shorter than this is read in one operation. It is not the size of the longest copy, because librados counts
-the bytes requested, not those found, against its limit for data in flight (100 MB)."""
+"""A copy shorter than this is read in one operation. It is less than the size of the longest copy, because librados
+counts the bytes requested, not the bytes found, against its limit for data in flight (100 MB)."""
 
 
 class RadosLandingStore(LandingPool):
@@ -99,7 +99,7 @@ class RadosLandingStore(LandingPool):
         return {LandingId(landing_id): reason for landing_id, reason in failed.items()}
 
     def list_ids(self) -> Iterator[LandingId]:
-        """Yield every copy. Other objects of the pool are skipped."""
+        """Yields every copy. Other objects of the pool are skipped."""
         return map(LandingId, self._objects.all_ids())
 
     def labels(self, landing_ids: Sequence[LandingId]) -> dict[LandingId, bytes]:

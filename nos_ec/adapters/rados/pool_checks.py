@@ -1,7 +1,7 @@
-"""Checks once, when a store is opened, that its pool fits. An unsuitable pool would fail later, or silently cost more.
+"""Checks, once when a store is opened, that its pool fits. An unsuitable pool would fail later, or silently cost more.
 
-The replies used (`osd pool ls detail`, `osd erasure-code-profile get`, `versions`, `config get`) need the cap
-`mon 'allow r'`.
+The replies used (`osd pool ls detail`, `osd erasure-code-profile get`, `versions`, `config get`) need the cap `mon
+'allow r'`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from nos_ec.core.geometry import PAGE, Geometry
 
 REPLICATED, ERASURE = 1, 3
 PARTIAL_READS_RELEASE_MIN = 20
-"""The major version of the first Ceph whose OSDs read only the chunks that a range lies in (measured: docs/CEPH.md)."""
+"""The major version of the first Ceph whose OSDs read only the chunks that contain the range (measured:
+docs/CEPH.md)."""
 
 _VERSION = re.compile(r"ceph version (\d+)\.")
 
@@ -87,8 +88,8 @@ def _facts(cluster: RadosCluster, name: str) -> Mapping[str, Any]:
 
 
 def _read_granularity(cluster: RadosCluster, facts: Mapping[str, Any], geometry: Geometry) -> int:
-    """The smallest number of bytes that an OSD reads of each chunk that a range touches. It is a stripe where every
-    read touches all k chunks."""
+    """Return the smallest number of bytes that an OSD reads of each chunk that a range touches. It is a whole stripe
+    where every read touches all k chunks."""
     if "ec_optimizations" in str(facts.get("flags_names", "")):
         return PAGE
     versions = cluster.command("versions").get("osd", {})

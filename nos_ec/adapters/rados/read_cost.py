@@ -1,4 +1,4 @@
-"""The cost of a read for the OSDs, computed on the client's side from the range's place in the stripes."""
+"""The cost of a read for the OSDs, computed by the client from the position of the range in the stripes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReadCost:
     granularity: int
 
     def of(self, offset: int, length: int) -> tuple[int, int]:
-        """Return (number of OSDs that read, bytes that they read) for a range, while no OSD is down."""
+        """Return (number of OSDs that read, bytes that they read) for a range, assuming that no OSD is down."""
         if not length:
             return 0, 0
         step = self.granularity
@@ -48,7 +48,7 @@ class ReadCounter:
 
     @contextmanager
     def noticing_time_outs(self) -> Iterator[None]:
-        """Count an OSError by which an operation says that it got no answer in time."""
+        """Count an OSError that means that an operation got no answer in time."""
         try:
             yield
         except TimeoutError:
@@ -56,7 +56,7 @@ class ReadCounter:
                 self._timed_out += 1
             raise
 
-    def value(self) -> ReadCounters:
-        """The sums so far. Ceph's OSDs decode without reporting it to clients, so degraded_reads is always 0."""
+    def counters(self) -> ReadCounters:
+        """Return the sums so far. Ceph's OSDs decode without reporting it to clients, so degraded_reads is always 0."""
         with self._lock:
             return ReadCounters(self._reads, self._bytes, 0, self._timed_out)

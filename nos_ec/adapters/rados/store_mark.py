@@ -1,4 +1,4 @@
-"""Objects that mark a pool, or a namespace of it, as a store, with its kind and the metadata that it belongs to.
+"""Objects that mark a pool, or a namespace of it, as a store, with its kind and the id of its metadata.
 
 They have no content, because an erasure-coded pool accepts only whole stripes. Each has its value in one xattr.
 """
@@ -34,7 +34,7 @@ def require_owner(pool: Pool, store_id: str) -> None:
 
 
 def find_owner(pool: Pool) -> str | None:
-    """The id of the metadata that the data here belongs to; None if it is not marked. Raises Transient."""
+    """Return the id of the metadata that the data here belongs to; None if it is not marked. Raises Transient."""
     try:
         return pool.xattr(OWNER_OBJECT, STORE_ID).decode(errors="replace")
     except FileNotFoundError:
@@ -44,7 +44,7 @@ def find_owner(pool: Pool) -> str | None:
 
 
 def owner_of(pool: Pool) -> str:
-    """The id of the metadata that the data here belongs to. Raises ConfigError, Transient."""
+    """Return the id of the metadata that the data here belongs to. Raises ConfigError, Transient."""
     return read_mark(pool, OWNER_OBJECT, STORE_ID).decode(errors="replace")
 
 
@@ -58,7 +58,7 @@ def make_mark(pool: Pool, name: str, key: str, value: bytes) -> None:
 
 
 def read_mark(pool: Pool, name: str, key: str) -> bytes:
-    """The value of the mark. Raises ConfigError when there is no mark, Transient."""
+    """Return the value of the mark. Raises ConfigError when there is no mark, Transient."""
     try:
         return pool.xattr(name, key)
     except FileNotFoundError as error:

@@ -70,39 +70,39 @@ def space(monitors: Monitors, monkeypatch: pytest.MonkeyPatch) -> Iterator[FreeS
 def is_fresh(monitors: Monitors, space: FreeSpace) -> bool:
     """Whether a change is reported at once."""
     monitors.free_bytes += 1
-    return space.value() == monitors.free_bytes
+    return space.free_bytes() == monitors.free_bytes
 
 
 def test_no_caller_waits_for_a_monitor_that_hangs(monitors: Monitors, space: FreeSpace) -> None:
     """Otherwise this ends only when `hang` ends, which is never."""
-    assert space.value() == 1000
+    assert space.free_bytes() == 1000
     monitors.hang()
     with ThreadPoolExecutor(CALLERS) as pool:
-        futures = [pool.submit(space.value) for _ in range(20 * CALLERS)]
+        futures = [pool.submit(space.free_bytes) for _ in range(20 * CALLERS)]
         assert {future.result(WAIT_S_MAX / 2) for future in futures} == {1000}
     assert monitors.asked == 2
     monitors.free_bytes = 500
     monitors.go_on()
-    until(lambda: space.value() == 500)
+    until(lambda: space.free_bytes() == 500)
     assert monitors.asked_at_once == 1
 
 
 def test_a_monitor_that_answers_is_waited_for(monitors: Monitors, space: FreeSpace) -> None:
     """So that a process that asks once in ten minutes does not rely on a figure that is ten minutes old."""
-    assert space.value() == 1000
+    assert space.free_bytes() == 1000
     monitors.free_bytes = 0
-    assert space.value() == 0
+    assert space.free_bytes() == 0
 
 
 def test_an_answer_that_is_late_is_waited_for_once(
     monitors: Monitors, space: FreeSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(free_space, "FRESH_WAIT_S", 0.05)
-    space.value()
+    space.free_bytes()
     monitors.hang()
-    space.value()
+    space.free_bytes()
     monkeypatch.setattr(free_space, "FRESH_WAIT_S", WAIT_S_MAX)
-    assert space.value() == 1000, "no caller waits for the late one any more"
+    assert space.free_bytes() == 1000, "no caller waits for the late one any more"
     monitors.go_on()
     until(lambda: is_fresh(monitors, space))
     assert all(is_fresh(monitors, space) for _ in range(10)), "answers come in time again, and are waited for again"
@@ -111,7 +111,7 @@ def test_an_answer_that_is_late_is_waited_for_once(
 def test_without_any_figure_all_wait_for_one_answer(monitors: Monitors, space: FreeSpace) -> None:
     monitors.hang()
     with ThreadPoolExecutor(CALLERS) as pool:
-        futures = [pool.submit(space.value) for _ in range(CALLERS)]
+        futures = [pool.submit(space.free_bytes) for _ in range(CALLERS)]
         until(lambda: monitors.asked >= 1)
         assert not any(future.done() for future in futures)
         monitors.go_on()
@@ -125,42 +125,42 @@ def test_without_any_figure_the_failure_is_raised_and_the_next_caller_asks_again
     monitors.fails = True
     for asked in (1, 2):
         with pytest.raises(Transient, match="no answer"):
-            space.value()
+            space.free_bytes()
         assert monitors.asked == asked
     monitors.fails = False
-    assert space.value() == 1000
+    assert space.free_bytes() == 1000
 
 
 def test_a_failure_leaves_the_last_figure(monitors: Monitors, space: FreeSpace) -> None:
-    space.value()
+    space.free_bytes()
     monitors.fails = True
     for _ in range(3):
-        assert space.value() == 1000
+        assert space.free_bytes() == 1000
     monitors.fails = False
     monitors.free_bytes = 10
-    until(lambda: space.value() == 10)
+    until(lambda: space.free_bytes() == 10)
 
 
 def test_bytes_written_during_a_request_are_not_forgotten(
     monitors: Monitors, space: FreeSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space.value()
+    space.free_bytes()
     space.spent(100)
     monitors.hang()
-    assert space.value() == 900
+    assert space.free_bytes() == 900
     space.spent(50)
-    assert space.value() == 850
+    assert space.free_bytes() == 850
     monkeypatch.setattr(free_space, "STALE_AFTER_S", WAIT_S_MAX)
     monitors.go_on()
-    until(lambda: space.value() == 950)  # the answer knows of the first 100, not of the 50
+    until(lambda: space.free_bytes() == 950)  # the answer knows of the first 100, not of the 50
     space.spent(5000)
-    assert space.value() == 0
+    assert space.free_bytes() == 0
 
 
 def test_a_fresh_figure_is_not_asked_for_again(monitors: Monitors) -> None:
     space = FreeSpace("pool", monitors, OBJECT_BYTES_MAX)
     for _ in range(5):
-        space.value()
+        space.free_bytes()
     assert monitors.asked == 1
     space.close()
     space.close()
@@ -169,25 +169,25 @@ def test_a_fresh_figure_is_not_asked_for_again(monitors: Monitors) -> None:
 def test_a_quota_on_objects_counts(monitors: Monitors) -> None:
     monitors.free_objects = 3
     space = FreeSpace("pool", monitors, OBJECT_BYTES_MAX)
-    assert space.value() == 300
+    assert space.free_bytes() == 300
     space.spent(10)
-    assert space.value() == 300, "that was an object which was there"
+    assert space.free_bytes() == 300, "that was an object which was there"
     space.spent(100, objects=1)
-    assert space.value() == 200
+    assert space.free_bytes() == 200
     space.spent(0, objects=5)
-    assert space.value() == 0
+    assert space.free_bytes() == 0
     space.close()
 
 
 def test_a_pool_that_refused_has_no_room_until_the_monitors_can_know(
     monitors: Monitors, space: FreeSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert space.value() == 1000
+    assert space.free_bytes() == 1000
     space.refused()
-    assert space.value() == 1000, "its time is over at once"
+    assert space.free_bytes() == 1000, "its time is over at once"
     monkeypatch.setattr(free_space, "STALE_AFTER_S", WAIT_S_MAX)
     space.refused()
-    assert space.value() == 0
+    assert space.free_bytes() == 0
 
 
 @pytest.mark.parametrize(

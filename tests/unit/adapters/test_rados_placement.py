@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nos_ec.adapters.rados.client.cluster import LogWatch, LogWatcher, RadosCluster
 from nos_ec.adapters.rados.placement import cluster_map
 from nos_ec.adapters.rados.placement import pool_placement as placement_module
-from nos_ec.adapters.rados.placement.cluster_view import TELLING, ClusterView
+from nos_ec.adapters.rados.placement.cluster_view import RELEVANT_LINE, ClusterView
 from nos_ec.adapters.rados.placement.object_hash import placement_group
 from nos_ec.adapters.rados.placement.pool_placement import REMEMBERED_BLOCKS, RadosPlacement
 from nos_ec.core.errors import ConfigError, NosError, Transient
@@ -104,7 +104,7 @@ def ready(placement: RadosPlacement, monitors: Monitors) -> None:
 
 def known(placement: RadosPlacement) -> ClusterMap:
     assert placement._view is not None
-    return placement._view.current() or ClusterMap(1, 1)
+    return placement._view.current_map() or ClusterMap(1, 1)
 
 
 # --- the view ---------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_the_map_is_renewed_after_an_error_that_is_a_bug(cluster: RadosCluster, 
     """Otherwise blocks would be placed for ever by an old map, or each block would wait for the first map."""
     monitors.bugs = 1
     with closing(ClusterView(cluster, POOL, refresh_s=0.05)) as view:
-        until(lambda: bool((view.current() or ClusterMap(1, 1)).groups))
+        until(lambda: bool((view.current_map() or ClusterMap(1, 1)).groups))
     assert not monitors.bugs
 
 
@@ -210,7 +210,7 @@ def test_the_number_of_remembered_conditions_is_bounded(placement: RadosPlacemen
 
 
 @pytest.mark.parametrize(
-    ("line", "telling"),
+    ("line", "relevant"),
     [
         ("osd.3 marked itself down and dead", True),
         ("osd.3 failed (root=default,host=a) (connection refused reported by osd.1)", True),
@@ -222,8 +222,8 @@ def test_the_number_of_remembered_conditions_is_bounded(placement: RadosPlacemen
         ("from='client.4 ' entity='client.admin' cmd='df'", False),
     ],
 )
-def test_log_lines_that_report_a_change(line: str, telling: bool) -> None:
-    assert bool(TELLING.search(line)) is telling
+def test_log_lines_that_report_a_change(line: str, relevant: bool) -> None:
+    assert bool(RELEVANT_LINE.search(line)) is relevant
 
 
 # --- the answers ------------------------------------------------------------------------------------------------

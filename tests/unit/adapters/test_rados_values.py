@@ -92,7 +92,7 @@ def test_costs_add_up() -> None:
     counter.count(0, PAGE)
     counter.count(STRIPE, PAGE)
     counter.count(CHUNK - 1, 2)
-    value = counter.value()
+    value = counter.counters()
     assert (value.shard_reads, value.shard_bytes, value.degraded_reads) == (4, 4 * PAGE, 0)
     for error, count in (
         (OSError(errno.ETIMEDOUT, ""), 1),
@@ -101,7 +101,7 @@ def test_costs_add_up() -> None:
     ):
         with pytest.raises(OSError, match=str(error.errno)), counter.noticing_time_outs():
             raise error
-        assert counter.value().timed_out_reads == count
+        assert counter.counters().timed_out_reads == count
 
 
 @pytest.mark.parametrize(
@@ -169,29 +169,29 @@ def known(stripes: int) -> KnownEnd:
 
 def test_known_ends_are_taken_once() -> None:
     ends, block_id = KnownEnds(), BlockId(bytes(16))
-    assert ends.take(block_id) is None
-    ends.put(block_id, known(1))
-    ends.put(block_id, known(2))
-    assert ends.take(block_id) == known(2)
-    assert ends.take(block_id) is None
+    assert ends.take_end(block_id) is None
+    ends.remember_end(block_id, known(1))
+    ends.remember_end(block_id, known(2))
+    assert ends.take_end(block_id) == known(2)
+    assert ends.take_end(block_id) is None
 
 
 def test_known_ends_are_bounded_and_the_oldest_is_dropped() -> None:
     ends = KnownEnds()
     block_ids = [BlockId(number.to_bytes(16)) for number in range(BLOCKS_MAX + 2)]
     for number, block_id in enumerate(block_ids[:BLOCKS_MAX]):
-        ends.put(block_id, known(number))
-    ends.put(block_ids[0], known(0))
+        ends.remember_end(block_id, known(number))
+    ends.remember_end(block_ids[0], known(0))
     for block_id in block_ids[BLOCKS_MAX:]:
-        ends.put(block_id, known(7))
-    gone = [block_id for block_id in block_ids if ends.take(block_id) is None]
+        ends.remember_end(block_id, known(7))
+    gone = [block_id for block_id in block_ids if ends.take_end(block_id) is None]
     assert gone == block_ids[1:3]
 
 
 def test_invalid_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="full name"):
         RadosOptions(tmp_path, "nos-ec")
-    with pytest.raises(ConfigError, match="hang for ever"):
+    with pytest.raises(ConfigError, match="hang forever"):
         RadosOptions(tmp_path, "client.x", op_timeout_ms=0)
-    with pytest.raises(ConfigError, match="hang for ever"):
+    with pytest.raises(ConfigError, match="hang forever"):
         RadosOptions(tmp_path, "client.x", connect_timeout_ms=-1)

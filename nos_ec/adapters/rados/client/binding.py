@@ -1,14 +1,15 @@
 """Finds and loads `rados`, the Python binding of librados, and declares the part of it that is used.
 
-The binding is on no package index. The distribution builds it for its own Python (Debian and Ubuntu: python3-rados),
-and a virtual environment does not see it. So this module looks for its file where the distribution puts it, and loads
-that file. With the folder on the path instead, all other packages of the distribution would become visible, too.
+The binding is not in any package index. The distribution builds it for its own Python (Debian and Ubuntu:
+python3-rados), and a virtual environment does not see it. Therefore this module looks for its file where the
+distribution puts it, and loads that file. Adding the folder to the path would make all other packages of the
+distribution visible, too.
 
-What is declared here is the same in the bindings of Ceph 16.2 and 20.2. Both have traps that the callers avoid:
+The parts declared here are the same in the bindings of Ceph 16.2 and 20.2. Both have traps that the callers avoid:
   - `WriteOp.zero` swaps its arguments, and a zero of length 0 kills an OSD of 16.2: it is not declared here;
-  - `Ioctx.aio_read` passes on a buffer of the full length, with whatever was in memory, when 0 bytes were read;
+  - `Ioctx.aio_read` passes on a buffer of the full length, with random memory content, when 0 bytes were read;
   - when `Ioctx.list_objects` fails, it ends as if everything had been listed;
-  - `Completion` gives no object version, and `Ioctx.get_last_version` is that of the handle's last operation;
+  - `Completion` gives no object version, and `Ioctx.get_last_version` returns that of the handle's last operation;
   - waiting for a completion without a callback needs no GIL in librados' threads; a callback does.
 """
 
@@ -56,7 +57,7 @@ class WriteOp(Protocol):
 
 
 class Completion(Protocol):
-    """An operation in flight. It keeps its buffers alive by itself."""
+    """An operation in flight. It keeps its own buffers alive."""
 
     def wait_for_complete(self) -> None: ...
     def wait_for_complete_and_cb(self) -> int: ...
@@ -123,7 +124,7 @@ class Binding(Protocol):
 
 @cache
 def load() -> Binding:
-    """Load the binding. Raises ConfigError, which says what to install, when there is none for this Python."""
+    """Load the binding. Raises ConfigError, with advice on what to install, when there is none for this Python."""
     try:
         module = import_module(_MODULE) if _on_the_path() else _load_file(_installed_file())
     except ImportError as error:
@@ -147,7 +148,8 @@ def os_errors() -> Iterator[None]:
 
 
 def _on_the_path() -> bool:
-    """Whether this Python can import the binding: the system's Python, or an environment that sees its packages."""
+    """Return whether this Python can import the binding: it is the system's Python, or an environment that sees its
+    packages."""
     if _MODULE in sys.modules:
         return True
     return any((Path(folder) / f"{_MODULE}{suffix}").is_file() for folder in sys.path for suffix in EXTENSION_SUFFIXES)

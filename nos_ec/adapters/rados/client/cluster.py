@@ -1,7 +1,7 @@
 """A connection to a Ceph cluster, and commands to its monitors.
 
-Every operation has a time limit, set before the connection is made. Without one, an operation on a placement group
-that is not active would wait for ever.
+Every operation has a time limit, set before the connection is made. Without one, an operation on a placement group that
+is not active would wait forever.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RadosOptions:
-    """How to reach a cluster. Raises ConfigError for values that make no sense.
+    """How to reach a cluster. Raises ConfigError for invalid values.
 
-    conf_file: the cluster's ceph.conf. It needs only `mon_host`.
-    user: such as client.nos-ec-consumer.
-    keyring_file: holds the user's key. If left out, Ceph looks where ceph.conf or its own defaults say.
-    op_timeout_ms: limit for one read or write, which then raises Transient. Rounded up, as Ceph counts whole seconds.
-    connect_timeout_ms: limit for connecting, and for each command to the monitors. Rounded up as well.
+    `conf_file` is the cluster's ceph.conf, which needs only `mon_host`. `user` is a full name such as
+    client.nos-ec-consumer. `keyring_file` holds the user's key; without it, Ceph looks where ceph.conf or its own
+    defaults point. `op_timeout_ms` limits each read or write, which then raises Transient. `connect_timeout_ms` limits
+    connecting, and each command to the monitors. Both are rounded up, because Ceph counts whole seconds.
     """
 
     conf_file: Path
@@ -51,19 +50,20 @@ class RadosOptions:
             raise ConfigError(f"Ceph user {self.user!r}: use its full name, such as client.nos-ec-consumer")
         for name, value in (("op_timeout_ms", self.op_timeout_ms), ("connect_timeout_ms", self.connect_timeout_ms)):
             if value < 1:
-                raise ConfigError(f"{name} is {value}; use 1 or more: an operation without a limit can hang for ever")
+                raise ConfigError(f"{name} is {value}; use 1 or more: an operation without a limit can hang forever")
 
 
 _LAGGY_S_MAX, _LAGGY_SHARE = 2, 4
 """When an operation takes longer than the first, in seconds, or than its time limit divided by the second (whichever is
-shorter), librados asks the monitors for a newer map of the OSDs, and repeats this at the same interval. So an operation
-that an OSD dropped, because its placement group moved or its pool was deleted, is sent elsewhere or fails with the
-reason. With Ceph's own settings, this would begin after 10 s, when the time limit is used up."""
+shorter), librados requests a newer map of the OSDs from the monitors, and repeats this at the same interval. So an
+operation that an OSD dropped, because its placement group moved or its pool was deleted, is sent elsewhere or fails
+with the reason. With Ceph's own settings, this would begin after 10 s, when the time limit is used up."""
 
 LOG_LEVEL = "info"
 
 LogWatcher = Callable[[str, str, str], None]
-"""Takes (channel, level, text) of an entry of the cluster's log, such as ("cluster", "[WRN]", "osd.3 failed ...")."""
+"""A callback for entries of the cluster's log. It takes (channel, level, text), such as ("cluster", "[WRN]", "osd.3
+failed ...")."""
 
 
 _NOT_ACCEPTED = frozenset({errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP, errno.EIO})
@@ -123,7 +123,7 @@ class RadosCluster:
         return pool
 
     def pool_id(self, name: str) -> int:
-        """The number of a pool. Raises ConfigError when there is no such pool, Transient."""
+        """Return the number of a pool. Raises ConfigError when there is no such pool, Transient."""
         rados = self._open()
         with self._errors(f"looking up pool {name}"):
             found = rados.pool_lookup(name)
@@ -148,12 +148,13 @@ class RadosCluster:
             return self._answer(prefix, *self._open().osd_command(osd, request, b""))
 
     def watch_log(self, watcher: LogWatcher) -> LogWatch:
-        """Have the monitors push each new entry of the cluster's log, of level info and above, to `watcher`.
+        """Make the monitors push each new entry of the cluster's log, of level info and above, to `watcher`.
 
         `watcher` is called in a thread of librados that holds the connection's lock. It must not raise, wait or use
         this cluster; it hands over to another thread instead. Entries are lost while the connection to the monitors is
-        down, so a caller that must not miss a change also has to poll. One watch at a time. Raises ConfigError,
-        Transient."""
+        down, so a caller that must not miss a change also has to poll. Only one watch can exist at a time. Raises
+        ConfigError, Transient.
+        """
         rados = self._open()
 
         def take(*entry: object) -> None:
@@ -175,7 +176,7 @@ class RadosCluster:
             self._watched = False
 
     def close(self) -> None:
-        """Close the connection and what is open on it. Idempotent."""
+        """Close the connection, and all pools that are open on it. Idempotent."""
         self._end_watch()
         with self._closing:
             rados, self._rados = self._rados, None
@@ -203,7 +204,8 @@ class RadosCluster:
             "objecter_tick_interval": laggy_s,
             "rados_mon_op_timeout": str(_seconds(options.connect_timeout_ms)),
             "client_mount_timeout": str(_seconds(options.connect_timeout_ms)),
-            # Errors are raised. A library must not write to the standard error of its process, nor create sockets.
+            # Errors are raised as exceptions. A library must not write to the standard error of its process, nor create
+            # sockets.
             "log_to_stderr": "false",
             "err_to_stderr": "false",
             "admin_socket": "",
@@ -223,7 +225,7 @@ class RadosCluster:
         except OSError as error:
             if error.errno == errno.ENOENT:
                 raise ConfigError(
-                    f"{options.conf_file} leads to no monitor, or there is no keyring: set mon_host in it, and check"
+                    f"{options.conf_file} names no monitor, or there is no keyring: set mon_host in it, and check"
                     f" that the keyring of {options.user} exists"
                 ) from error
             invalid = error.errno == errno.EINVAL
@@ -282,13 +284,13 @@ class LogWatch:
         self._end = end
 
     def close(self) -> None:
-        """End the watch. Then the watcher is not called again. Idempotent. The watcher itself must not call this."""
+        """End the watch, so that the watcher is not called again. Idempotent. The watcher itself must not call this."""
         end, self._end = self._end, _nothing
         end()
 
 
 def _require_readable(path: Path, what: str) -> None:
-    """Raises ConfigError unless this process can read the file."""
+    """Raise ConfigError unless this process can read the file."""
     try:
         if not path.is_file():
             raise ConfigError(f"{path} does not exist: configure the path of {what}")
@@ -302,8 +304,8 @@ def _require_readable(path: Path, what: str) -> None:
 
 
 def _unresolved(mon_host: str) -> list[str]:
-    """The names of monitors that cannot be resolved now. librados refuses the whole list for one of them, with the same
-    error as for a key. It accepts no names after `v1:` or `v2:`."""
+    """Return the names of monitors that cannot be resolved now. If one cannot, librados refuses the whole list with the
+    same error as for a bad key. It accepts no names after `v1:` or `v2:`."""
     found = []
     for word in re.split(r"[\s,;]+", mon_host):
         name = word.partition(":")[0]
@@ -314,12 +316,12 @@ def _unresolved(mon_host: str) -> list[str]:
         except socket.gaierror:
             found.append(name)
         except UnicodeError:
-            continue  # no host has such a name
+            continue  # not a valid host name
     return found
 
 
 def _nothing() -> None:
-    """Stands in for the end of the watch after the first close."""
+    """Do nothing: replaces the end of the watch after the first close."""
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,5 @@
-"""Waits for a cluster to reach a state. Operators' tools, the bench and tests use it after they have changed a cluster.
+"""Waits for a cluster to reach a state. Operators' tools, the bench and tests use this after they have changed a
+cluster.
 
 Each check costs at least one command to the monitors, so checks run only a few times a second, and for a limited time.
 """
@@ -16,7 +17,7 @@ LOOK_S = 0.2
 
 
 def osds_up(cluster: RadosCluster) -> set[int]:
-    """The numbers of the OSDs that the monitors count as up. Raises ConfigError, Transient."""
+    """Return the numbers of the OSDs that the monitors count as up. Raises ConfigError, Transient."""
     return {osd["osd"] for osd in cluster.command("osd dump")["osds"] if osd["up"]}
 
 
@@ -41,8 +42,8 @@ def await_clean(cluster: RadosCluster) -> None:
 
 
 def await_figures(cluster: RadosCluster) -> None:
-    """Make the OSDs that are up report what they store, and wait until the monitors know it. Needs an administrator's
-    caps. Raises ConfigError, Transient."""
+    """Make the OSDs that are up report how much they store, and wait until the monitors have these figures. Needs an
+    administrator's caps. Raises ConfigError, Transient."""
     sequences = {osd: int(cluster.command_osd(osd, "flush_pg_stats")) for osd in osds_up(cluster)}
     await_state(
         lambda: all(_known_sequence(cluster, osd) >= sequence for osd, sequence in sequences.items()),
@@ -51,8 +52,8 @@ def await_figures(cluster: RadosCluster) -> None:
 
 
 def await_state(reached: Callable[[], bool], problem: str) -> None:
-    """Wait until `reached` returns true. Raises Transient with `problem` after WAIT_S_MAX, and what `reached`
-    raises."""
+    """Wait until `reached` returns true. Raises Transient with `problem` after WAIT_S_MAX, and any error of
+    `reached`."""
     deadline = time.monotonic() + WAIT_S_MAX
     while not reached():
         if time.monotonic() > deadline:

@@ -8,7 +8,7 @@ import os
 from nos_ec.core.errors import FREE_SPACE, Blocklisted, ConfigError, Corrupt, NosError, NoSpace, Transient
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""The errors of a full pool, and of a pool over its quota of bytes or objects. An OSD that returns one of them has
+"""The error codes of a full pool, and of a pool over its quota of bytes or objects. An OSD that returns one of them has
 written nothing."""
 _DENIED = frozenset({errno.EPERM, errno.EACCES})
 _BLOCKLISTED = errno.ESHUTDOWN

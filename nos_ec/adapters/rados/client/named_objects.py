@@ -1,5 +1,5 @@
-"""Common to block store, landing store and landing log: objects named by an id in hexadecimal, some with a prefix; what
-failures on them mean."""
+"""Objects that are named by an id in hexadecimal, some with a prefix, and the meaning of failures on them. Used by
+block store, landing store and landing log."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ E = TypeVar("E", bound=NosError)
 Kind = Literal["block", "landing copy", "segment"]
 
 _NAMES = {"block": ("", 16), "landing copy": ("", 16), "segment": ("log.", 8)}
-"""What the names of each kind begin with, and the bytes of the id that follows."""
+"""The prefix of the names of each kind, and the number of bytes of the id that follows."""
 
 
 def object_name(kind: Kind, object_id: bytes) -> str:
-    """The name of the object with this id."""
+    """Return the name of the object with this id."""
     return _NAMES[kind][0] + object_id.hex()
 
 
 class NamedObjects:
-    """The objects of a store in `pool`. `kind` is also the word for one in messages."""
+    """The objects of one kind in a pool. `kind` is also their name in messages."""
 
     def __init__(self, pool: Pool, kind: Kind) -> None:
         self._pool = pool
@@ -37,11 +37,11 @@ class NamedObjects:
         self._name = re.compile(f"{re.escape(prefix)}([0-9a-f]{{{2 * id_bytes}}})")
 
     def name_of(self, object_id: bytes) -> str:
-        """The name of the object with this id."""
+        """Return the name of the object with this id."""
         return object_name(self._kind, object_id)
 
     def all_ids(self) -> Iterator[bytes]:
-        """Yield the id of every object. Objects with other names are skipped. Raises what `port_error` returns."""
+        """Yields the id of every object. Objects with other names are skipped. Raises the errors of `port_error`."""
         try:
             for name in self._pool.names():
                 if match := self._name.fullmatch(name):
@@ -50,7 +50,7 @@ class NamedObjects:
             raise port_error(f"listing Ceph pool {self._pool.name}", error) from error
 
     def delete(self, object_id: bytes) -> None:
-        """Delete an object, durably. A missing object is not an error. Raises what `port_error` returns."""
+        """Delete an object, durably. A missing object is not an error. Raises the errors of `port_error`."""
         try:
             with self.translated(object_id):
                 self._pool.write(self.name_of(object_id), steps.remove())
@@ -58,7 +58,7 @@ class NamedObjects:
             return
 
     def delete_many(self, object_ids: Sequence[bytes], beat: Beat) -> dict[bytes, Transient]:
-        """Delete objects, several at a time. Returns those that may still exist, each with the reason. Raises
+        """Delete objects, several at a time. Returns the objects that may still exist, each with the reason. Raises
         ConfigError when the user lacks the caps or the pool is gone."""
         names = {self.name_of(object_id): object_id for object_id in object_ids}
         failed: dict[bytes, Transient] = {}
@@ -70,7 +70,8 @@ class NamedObjects:
         return failed
 
     def allocated_bytes(self) -> int:
-        """The bytes allocated on all OSDs for the whole pool, including other namespaces. Some seconds old."""
+        """Return the bytes allocated on all OSDs for the whole pool, including other namespaces. The figure is some
+        seconds old."""
         try:
             return self._pool.allocated_bytes()
         except OSError as error:
@@ -78,7 +79,7 @@ class NamedObjects:
 
     @contextmanager
     def translated(self, object_id: bytes) -> Iterator[None]:
-        """Raise NotFound, or what `port_error` returns, for an OSError of an operation on this object."""
+        """Raise NotFound, or the error of `port_error`, for an OSError of an operation on this object."""
         try:
             yield
         except FileNotFoundError as error:
@@ -87,7 +88,7 @@ class NamedObjects:
             raise self.failure(object_id, error) from error
 
     def failure(self, object_id: bytes, error: OSError) -> NosError:
-        """The port's error for an OSError on this object."""
+        """Return the port's error for an OSError on this object."""
         failure = port_error(f"{self._kind} {object_id.hex()} in Ceph pool {self._pool.name}", error)
         return self._naming(object_id, failure)
 

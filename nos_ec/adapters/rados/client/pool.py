@@ -1,7 +1,7 @@
 """Operations on the objects of one pool: atomic writes of several steps, and reads of several ranges at once.
 
-A write is one RADOS transaction: all of its steps are done on all replicas or shards, or none is.
-Failures are raised as OSError with librados' errno; the stores decide what each means.
+A write is one RADOS transaction: all of its steps are done on all replicas or shards, or none is. Failures are raised
+as OSError with librados' errno; the stores decide what each means.
 
 Each object has a version. Every transaction on the object raises it, and no later object of the same name gets the same
 version again.
@@ -25,16 +25,17 @@ from nos_ec.ports.clock import Beat, unwatched
 
 READS_IN_FLIGHT_MAX = 32
 READ_BYTES_IN_FLIGHT_MAX = 16 << 20
-"""The most that one call for several ranges has in flight at a time, unless a single range is longer. The two limits
+"""The maximum that one call for several ranges has in flight at a time, unless a single range is longer. The two limits
 bound the memory of a call and its share of an OSD's queue."""
 
 WRITES_IN_FLIGHT_MAX = 64
 WRITE_BYTES_IN_FLIGHT_MAX = 16 << 20
-"""The same for one call that writes several objects. A write that gets no answer stays in flight, and holds up no other
-before as many are."""
+"""The same limits for one call that writes several objects. A write that gets no answer stays in flight, and delays no
+other write until that many are in flight."""
 
 REMOVALS_IN_FLIGHT_MAX = 32
-"""The most removals that one call has in flight at a time. They are small, and wait for the OSDs' journals."""
+"""The maximum number of removals that one call has in flight at a time. They are small, and wait for the OSDs'
+journals."""
 
 _PROBE = "nos_ec.probe"
 """An object that need not exist. Looking it up shows whether this client has access."""
@@ -76,23 +77,24 @@ class Pool:
 
     @property
     def alignment(self) -> int:
-        """The size in bytes that every append must be a multiple of; 0 if the pool accepts any size."""
+        """Return the size in bytes that every append must be a multiple of; 0 if the pool accepts any size."""
         with self._errors():
             return self._ioctx.alignment() or 0
 
     def allocated_bytes(self) -> int:
-        """The bytes allocated on all OSDs, all namespaces together, as last reported to the monitors (some seconds
-        ago)."""
+        """Return the bytes allocated on all OSDs for all namespaces together, as last reported to the monitors (some
+        seconds ago)."""
         with self._errors():
             return self._ioctx.get_stats()["num_bytes"]
 
     # --- writing --------------------------------------------------------------------------------------
 
     def write(self, name: str, *steps: Step) -> int:
-        """Do all steps on object `name` in one transaction. Durable on return. Returns the object's new version.
+        """Carry out all steps on object `name` in one transaction. Durable on return. Returns the object's new version.
 
         Raises OSError if nothing was done. ETIMEDOUT is the exception: the transaction may have been done, or may still
-        be done later."""
+        be done later.
+        """
         with self._errors(), self._own_ioctx() as ioctx, binding.load().WriteOpCtx() as operation:
             for step in steps:
                 step(operation)
@@ -100,8 +102,9 @@ class Pool:
             return ioctx.get_last_version()
 
     def write_many(self, writes: Iterable[tuple[str, Sequence[Step], int]]) -> dict[str, OSError]:
-        """Do (name, steps, bytes of data), each in a transaction of its own as `write` does, several at a time. Durable
-        on return. Returns those that failed, each with the reason. Raises ConfigError when the pool itself is gone."""
+        """Carry out (name, steps, bytes of data), each in a transaction of its own as `write` does, several at a time.
+        Durable on return. Returns the objects whose writes failed, each with the reason. Raises ConfigError when the
+        pool itself is gone."""
         waiting: deque[tuple[str, Completion, int]] = deque()
         in_flight_bytes = 0
         failed: dict[str, OSError] = {}
@@ -130,7 +133,7 @@ class Pool:
             return self._ioctx.operate_aio_write_op(operation, name, flags=binding.FULL_TRY)
 
     def _collect_write(self, name: str, write: Completion, size_bytes: int, failed: dict[str, OSError]) -> int:
-        """Wait for its end. Returns its bytes."""
+        """Wait for the end of a write. Returns its number of bytes."""
         write.wait_for_complete()
         try:
             with self._errors():
@@ -140,7 +143,7 @@ class Pool:
         return size_bytes
 
     def remove_many(self, names: Sequence[str], beat: Beat = unwatched) -> dict[str, OSError]:
-        """Remove objects, several at a time. Durable on return. Returns those that may still exist, each with the
+        """Remove objects, several at a time. Durable on return. Returns the objects that may still exist, each with the
         reason; a missing object is not a failure. `beat` is called for each object. Raises ConfigError when the pool
         itself is gone."""
         waiting: deque[tuple[str, Completion]] = deque()
@@ -172,7 +175,7 @@ class Pool:
     # --- reading --------------------------------------------------------------------------------------
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Return the bytes of a range, or fewer if the object ends earlier. One operation. Raises OSError, and
+        """Return the bytes of a range, or fewer if the object ends earlier. Takes one operation. Raises OSError, and
         ValueError for an invalid range."""
         _check_range(offset, length)
         with self._errors():
@@ -188,8 +191,8 @@ class Pool:
         return list(self.each_read(name, extents))
 
     def each_read(self, name: str, extents: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-        """Like `read_many`, but yields one after the other, so that the caller need not keep them. The caller must take
-        all of them."""
+        """Yields the results of `read_many` one after the other, so that the caller need not keep them. The caller must
+        take all of them."""
         for offset, length in extents:
             _check_range(offset, length)
         if len(extents) == 1 or not any(length for _, length in extents):
@@ -220,25 +223,25 @@ class Pool:
         return b"".join(parts)
 
     def size_of(self, name: str) -> int:
-        """The size of an object in bytes. Raises OSError."""
+        """Return the size of an object in bytes. Raises OSError."""
         with self._errors():
             size, _ = self._ioctx.stat(name)
         return size
 
     def xattr(self, name: str, key: str) -> bytes:
-        """The value of one xattr. Raises OSError: ENOENT without the object, ENODATA without the xattr."""
+        """Return the value of one xattr. Raises OSError: ENOENT without the object, ENODATA without the xattr."""
         with self._errors():
             return self._ioctx.get_xattr(name, key)
 
     def xattrs(self, name: str) -> tuple[dict[str, bytes], int]:
-        """All xattrs of an object, and the version at which it has them. One operation. Raises OSError."""
+        """Return all xattrs of an object, and its version when it had them. Takes one operation. Raises OSError."""
         with self._errors(), self._own_ioctx() as ioctx:
             found = ioctx.get_xattrs(name)
             version = ioctx.get_last_version()
             return dict(found), version
 
     def names(self) -> Iterator[str]:
-        """Yield the names of the objects of the namespace, in no order. Skips names that are not UTF-8, because they
+        """Yields the names of the objects of the namespace, in no order. Skips names that are not UTF-8, because they
         are not ours. Raises OSError."""
         with self._errors():
             listing = self._ioctx.list_objects()
@@ -257,12 +260,13 @@ class Pool:
                     return None
 
     def _check_listed(self, listing: Iterator[ListedObject]) -> None:
-        """Raise OSError unless the listing is complete. The binding ends a listing that failed like one that is done.
+        """Raise OSError unless the listing is complete. The binding ends a failed listing in the same way as a complete
+        one.
 
-        So this asks for the next name once more. A complete listing ends again at once. A failed one continues: it
-        finds another name, or fails only after the time limit. Failures that come at once (a key without caps, a
-        process on the blocklist, a deleted pool) affect every operation, so the look-up of the probe object fails as
-        well."""
+        Therefore this requests the next name once more. A complete listing ends again at once. A failed one continues:
+        it finds another name, or fails only after the time limit. Failures that come at once (a key without caps, a
+        process on the blocklist, a deleted pool) affect every operation, so looking up the probe object fails as well.
+        """
         begun = time.monotonic()
         more = self._next_name(listing)
         if more is not None or time.monotonic() - begun > self._op_timeout_s / 2:
@@ -276,7 +280,7 @@ class Pool:
 
     @contextmanager
     def _own_ioctx(self) -> Iterator[Ioctx]:
-        """Lend a handle to one thread at a time, because a handle gives the version of its last operation."""
+        """Lend a handle to one thread at a time, because a handle returns the version of its last operation."""
         try:
             ioctx = self._idle.pop()
         except IndexError:
@@ -323,7 +327,7 @@ class _Read:
         self._completion = ioctx.aio_read(name, length, offset, self._take) if length else None
 
     def _take(self, completion: Completion, data: bytes | None) -> None:
-        """Called in a thread of librados."""
+        """Keep the result. Called in a thread of librados."""
         size = completion.get_return_value()
         if data is not None:
             # When 0 bytes were read, the binding passes on its whole buffer, which was never written to.

@@ -1,4 +1,4 @@
-"""On which placement group and OSDs a block lies, and in which state they are.
+"""The placement group and the OSDs of a block, and the state of both.
 
 May import `client`, ports and core. Begin with pool_placement.py.
 """

@@ -1,5 +1,5 @@
-"""Turns the monitors' answers about a pool into a ClusterMap. The answers need the cap `mon 'allow r'` and no cap on
-the manager: the monitors pass on the manager's figures in `osd df` and `pg dump`.
+"""Converts the monitors' answers about a pool into a ClusterMap. The commands need the cap `mon 'allow r'` but no cap
+on the manager: the monitors pass on the manager's figures in `osd df` and `pg dump`.
 
 The fields are the same in 16.2 and 20.2. A missing or unexpected field raises Transient, and the caller keeps its
 earlier map.
@@ -19,7 +19,7 @@ _FULLNESS = {"nearfull": Fullness.NEARLY, "backfillfull": Fullness.NEARLY, "full
 
 
 def with_osds(earlier: ClusterMap, dump: Any, pool_name: str) -> ClusterMap:
-    """Return `earlier` with the OSDs and the pool's settings from `osd dump`. Fill ratios and groups stay.
+    """Return `earlier` with the OSDs and the pool's settings from `osd dump`. Fill ratios and groups stay unchanged.
 
     Raises ConfigError when the pool is missing or maps objects by a rule that this program does not know; Transient.
     """
@@ -60,7 +60,7 @@ def with_groups(earlier: ClusterMap, brief: Any, pool_id: int) -> ClusterMap:
 
 
 def pool_id(dump: Any, pool_name: str) -> int:
-    """The pool's number. Raises ConfigError, Transient."""
+    """Return the pool's number. Raises ConfigError, Transient."""
     try:
         return int(_pool(dump, pool_name)["pool"])
     except (KeyError, TypeError, ValueError) as error:

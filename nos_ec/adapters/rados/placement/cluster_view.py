@@ -5,8 +5,8 @@
                                                            pg dump     the state of the groups
     when the monitors push a line of the cluster's log about OSDs, groups or health: `stale`
 
-Figures that the monitors do not renew keep their last values. While a monitor or the manager is down, the map grows
-old, but no operation fails.
+Figures that the monitors do not renew keep their last values. While a monitor or the manager is down, the map becomes
+outdated, but no operation fails.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from nos_ec.core.placement import ClusterMap
 _log = structlog.get_logger(__name__)
 
 REFRESH_S = 5.0
-"""How often the manager's figures change by default (mgr_stats_period). Asking more often brings nothing new."""
+"""The interval at which the manager's figures change by default (mgr_stats_period). More frequent requests would return
+the same ones."""
 SETTLE_S = 0.1
 """How long to wait after a log line before renewing the map, because related failures are logged together."""
 
-TELLING = re.compile(r"\bosd\.\d|\b(OSD|PG|POOL)_|\bpgs?\b|\bosds?\b")
+RELEVANT_LINE = re.compile(r"\bosd\.\d|\b(OSD|PG|POOL)_|\bpgs?\b|\bosds?\b")
 """Lines of the cluster's log after which the map may have changed: "osd.3 marked down", "Health check failed: 1 osds
 down (OSD_DOWN)", "pgs degraded (PG_DEGRADED)"."""
 
 
 class ClusterView:
-    """`current` returns the latest map, or None before the first. Safe to call from several threads. It runs its own
-    thread, which `close` ends.
+    """The latest map of a cluster, which a thread of its own keeps up to date. Safe to call from several threads.
 
-    Close it before the cluster that it asks.
+    `close` ends the thread. Close it before the cluster that it sends commands to.
     """
 
     def __init__(self, cluster: RadosCluster, pool_name: str, refresh_s: float = REFRESH_S) -> None:
@@ -54,14 +54,15 @@ class ClusterView:
         self._thread = threading.Thread(target=self._run, name="cluster-view", daemon=True)
         self._thread.start()
 
-    def current(self, first_wait_s: float = 0.0) -> ClusterMap | None:
-        """Return the latest map without asking the monitors. Waits only for the very first map, at most this long."""
+    def current_map(self, first_wait_s: float = 0.0) -> ClusterMap | None:
+        """Return the latest map without a request to the monitors; None before the first map. Waits only for the very
+        first map, at most this long."""
         if self._map is None and first_wait_s:
             self._complete.wait(first_wait_s)
         return self._map
 
     def stale(self) -> None:
-        """Request that the map is renewed soon, because something has happened."""
+        """Request a new map soon, because something has happened."""
         self._wanted.set()
 
     def close(self) -> None:
@@ -71,7 +72,7 @@ class ClusterView:
         self._thread.join()
 
     def _on_log_line(self, _channel: str, _level: str, text: str) -> None:
-        if TELLING.search(text):
+        if RELEVANT_LINE.search(text):
             self.stale()
 
     def _run(self) -> None:
@@ -87,13 +88,13 @@ class ClusterView:
     def _renew_until_closed(self) -> None:
         while not self._closing.is_set():
             self._wanted.clear()
-            self._look()
+            self._renew()
             self._complete.set()
             if self._wanted.wait(self._refresh_s):
                 self._closing.wait(SETTLE_S)
 
-    def _look(self) -> None:
-        """Send all commands once. Each answer is published as it comes."""
+    def _renew(self) -> None:
+        """Send all commands once, and publish each answer as it comes."""
         try:
             dump = self._cluster.command("osd dump")
             known = cluster_map.with_osds(self._map or ClusterMap(1, 1), dump, self._pool_name)
@@ -106,7 +107,8 @@ class ClusterView:
                 _log.warning("cannot renew the Ceph cluster's map; blocks are placed by the last one", error=str(error))
             self._failed = True
         except Exception:
-            # A bug in one attempt must not end the thread, because then nothing would report that the map grows old.
+            # A bug in one attempt must not end the thread, because then the map would become outdated without any
+            # report.
             _log.exception("cannot renew the Ceph cluster's map; blocks are placed by the last one")
             self._failed = True
         else:

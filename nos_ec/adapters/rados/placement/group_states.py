@@ -1,12 +1,12 @@
-"""How many placement groups of the store's pools lack an OSD, by the monitors' `pg dump pgs_brief`.
+"""The number of placement groups of the store's pools that lack an OSD, by the monitors' `pg dump pgs_brief`.
 
-The OSDs decode and recover without telling their clients, so this is how a lost OSD shows. A separate thread asks, at
-most once per STALE_AFTER_S and only while somebody wants to know: a process whose metrics are not scraped sends
-nothing. Nobody waits for a monitor that hangs.
+The OSDs decode and recover without telling their clients, so this is how a lost OSD shows. A separate thread sends the
+command, at most once per STALE_AFTER_S and only when `states` is called: a process whose metrics are not scraped sends
+nothing. No caller waits for a monitor that hangs.
 
 While Ceph moves groups between OSDs, each is inactive for a moment, when it peers. Operations hardly notice, but in a
-cluster that rebalances there is often one such group. So a group that was active counts as it did before until it is
-inactive in two answers in a row.
+cluster that rebalances there is often one such group. So a group that was active counts as before until it is inactive
+in two consecutive answers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from nos_ec.core.placement import ClusterMap, GroupState, group_state
 _log = structlog.get_logger(__name__)
 
 STALE_AFTER_S = 5.0
-"""The manager's figures change this often (mgr_stats_period). Asking more often brings nothing new."""
+"""The interval at which the manager's figures change (mgr_stats_period). More frequent requests would return the same
+ones."""
 FRESH_WAIT_S = 1.0
 """A caller that finds the figures stale waits this long for new ones, which usually takes milliseconds."""
 KNOWN_FOR_S = 60.0
-"""Figures that could not be renewed for this long are no longer given: by then they may be wrong."""
+"""Figures that could not be renewed for this long are not returned any more: by then they may be wrong."""
 
 States = Mapping[str, Mapping[GroupState, int]]
 
@@ -38,7 +39,7 @@ States = Mapping[str, Mapping[GroupState, int]]
 class GroupStates:
     """A `PlacementGroups` on Ceph pools (see nos_ec.ports.placement_groups for the contract).
 
-    pools: {what a pool holds: its name}. Close it before the cluster that it asks.
+    `pools` is {what a pool holds: its name}. Close it before the cluster that it sends commands to.
     """
 
     def __init__(self, cluster: RadosCluster, pools: Mapping[str, str]) -> None:
@@ -47,7 +48,7 @@ class GroupStates:
         self._changed = threading.Condition()
         self._states: States | None = None
         self._of_groups: dict[str, dict[int, GroupState]] = {}
-        """The state of each group in the last answer, by what its pool holds. Only the thread that asks uses it."""
+        """The state of each group in the last answer, by what its pool holds. Used only by the requesting thread."""
         self._answered_s = self._ask_from_s = 0.0
         self._asking: threading.Thread | None = None
         self._failure: NosError | None = None
@@ -59,7 +60,7 @@ class GroupStates:
             self._ask_if_stale()
             self._changed.wait_for(lambda: self._asking is None, FRESH_WAIT_S)
             if self._states is None or time.monotonic() > self._answered_s + KNOWN_FOR_S:
-                raise self._failure or Transient("the Ceph monitors do not say how the placement groups are: try again")
+                raise self._failure or Transient("the Ceph monitors do not report their placement groups: try again")
             return self._states
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which placement group of a Ceph pool an object belongs to. Every client computes it, without asking a server.
+"""Computes the placement group of an object in a Ceph pool. Every client computes it, without a request to a server.
 
     hash   Bob Jenkins' 32-bit hash of 1996 (public domain, "evahash") of the name, or of
            namespace 0x1f name in a namespace; pools call it `object_hash` 2, "rjenkins"
@@ -20,27 +20,28 @@ _NAMESPACE_END = b"\x1f"
 
 
 def placement_group(name: str, namespace: str, group_count: int) -> int:
-    """The number of the group, in [0, group_count). Raises ValueError for a pool without groups (a bug)."""
+    """Return the number of the group, in [0, group_count). Raises ValueError for a pool without groups (a bug)."""
     if group_count < 1:
         raise ValueError(f"a pool of {group_count} placement groups")
     return stable_mod(object_hash(name, namespace), group_count)
 
 
 def object_hash(name: str, namespace: str = "") -> int:
-    """The hash of an object's name, 32 bits."""
+    """Return the 32-bit hash of an object's name."""
     prefix = namespace.encode() + _NAMESPACE_END if namespace else b""
     return _rjenkins(prefix + name.encode())
 
 
 def stable_mod(value: int, count: int) -> int:
-    """`value` modulo `count`, in such a way that few values move when `count` grows by one."""
+    """Return `value` modulo `count`, computed so that few values move when `count` grows by one."""
     mask = (1 << (count - 1).bit_length()) - 1
     found = value & mask
     return found if found < count else value & (mask >> 1)
 
 
 def _rjenkins(data: bytes) -> int:
-    """Each round takes twelve bytes as three little-endian words; the last round also takes the length."""
+    """Return the hash. Each round takes twelve bytes as three little-endian words; the last round also takes the
+    length."""
     a = b = _GOLDEN
     c = 0
     whole = len(data) - len(data) % 12

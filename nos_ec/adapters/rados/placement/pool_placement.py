@@ -1,4 +1,4 @@
-"""Placement on a Ceph pool: of a few random ids, picks the one whose placement group is in the best condition."""
+"""Placement on a Ceph pool: picks, from a few random ids, the one whose placement group is in the best condition."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _log = structlog.get_logger(__name__)
 FIRST_MAP_WAIT_S = 2.0
 """How long the first id of a process waits for the first map, which usually takes milliseconds."""
 REMEMBERED_BLOCKS = 1024
-"""For how many of the latest blocks the condition at their start is remembered. Writers have far fewer open."""
+"""The number of latest blocks whose condition at their start is remembered. Writers have far fewer open blocks."""
 
 
 class RadosPlacement:
     """A `Placement` on a Ceph pool (see nos_ec.ports.placement for the contract).
 
-    new_id: draws an id at random. From the first id on, a separate thread asks the monitors; a process that writes no
-    blocks sends them no requests. Close it before the cluster.
+    `new_id` draws an id at random. From the first id on, a separate thread sends commands to the monitors; a process
+    that writes no blocks sends them none. Close it before the cluster.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class RadosPlacement:
 
     @property
     def alternatives(self) -> bool:
-        """Always True: there are as many places as the pool has placement groups."""
+        """Return True: there are as many places as the pool has placement groups."""
         return True
 
     def new_block_id(self) -> BlockId:
-        """Return the best of some random ids, or any id while nothing is known."""
-        known = self._opened_view().current(FIRST_MAP_WAIT_S)
+        """Return the best of some random ids, or any id while there is no map."""
+        known = self._opened_view().current_map(FIRST_MAP_WAIT_S)
         if known is None or not known.groups:
             return self._new_id()
         places = [self._place(known, self._new_id()) for _ in range(self._candidates)]
@@ -67,9 +67,9 @@ class RadosPlacement:
         return chosen.block_id
 
     def healthy(self, block_id: BlockId) -> bool:
-        """Whether the block's group is in as good a condition as it has ever been since the id was given out."""
+        """Return whether the block's group is in as good a condition as it has ever been since the id was chosen."""
         view = self._view
-        known = view.current() if view else None
+        known = view.current_map() if view else None
         if known is None:
             return True
         now = condition(known, self._place(known, block_id).group)
@@ -82,7 +82,7 @@ class RadosPlacement:
         return not now.worse_than(begun_as)
 
     def close(self) -> None:
-        """End the thread that asks the monitors. Idempotent."""
+        """End the thread that renews the map. Idempotent."""
         with self._lock:
             self._closed = True
             view = self._view
