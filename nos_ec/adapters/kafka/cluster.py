@@ -1,4 +1,5 @@
-"""What all Kafka clients share: the address of the cluster, the clients' settings, and the translation of errors."""
+"""The common basis of all Kafka clients: the cluster's address, the clients' settings, and the translation of
+errors."""
 
 from __future__ import annotations
 
@@ -22,27 +23,27 @@ except ImportError as missing:  # pragma: no cover - the requirements have it
     ) from missing
 
 PARTITIONS_MAX = 1024
-"""The same limit as the embedded log's, so that a configuration fits both."""
+"""The maximum number of partitions, the same as in the embedded log, so that a configuration fits both."""
 
 TIMEOUT_MS_MIN = 1000
-"""With a shorter time-out, a healthy cluster that is electing a leader looks as if it were down."""
+"""The minimum of time-outs. With shorter ones, a healthy cluster that is electing a leader looks as if it were down."""
 
 _TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
-"""The rule of org.apache.kafka.common.internals.Topic."""
+"""The rule for topic names, from org.apache.kafka.common.internals.Topic."""
 
 RESERVED = {
     "acks": "is always all: a message is durable when publish returns",
     "allow.auto.create.topics": "is always false: `nos-ec init` alone creates topics, with their settings",
     "auto.offset.reset": "is always earliest: a new group starts with the first message",
     "bootstrap.servers": "has its own setting",
-    "enable.auto.commit": "is always false: the consumer commits what is done",
-    "enable.auto.offset.store": "is always false: the consumer commits what is done",
+    "enable.auto.commit": "is always false: the consumer commits what it has processed",
+    "enable.auto.offset.store": "is always false: the consumer commits what it has processed",
     "enable.idempotence": "is always true: a retry must not change the order",
-    "enable.partition.eof": "is always true: it shows where a partition has no further message",
+    "enable.partition.eof": "is always true: it shows where the messages of a partition end",
     "group.id": "has its own setting",
     "group.instance.id": "has its own setting",
     "group.protocol": "is always classic",
-    "isolation.level": "is always read_uncommitted: an open transaction must not hold up its partition",
+    "isolation.level": "is always read_uncommitted: an open transaction must not block its partition",
     "max.poll.interval.ms": "has its own setting",
     "partition.assignment.strategy": "is always cooperative-sticky",
     "partitioner": "is always murmur2_random: the key alone decides the partition",
@@ -60,23 +61,23 @@ READING = {
     "enable.partition.eof": True,
     "isolation.level": "read_uncommitted",
 }
-"""The settings that all readers have in common.
+"""The common settings of all readers.
 
 Other programs may publish in transactions. The brokers then write a marker after the messages, at an offset of its own,
 so the end of a partition is not the offset after its last message; only the driver's report that it has reached the end
 shows that no message is left. Events of a transaction that is open, or that was aborted, are read like all others: an
-event is a hint, and the object's row decides.
+event is only a hint, and the object's row decides.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaTopic:
-    """A topic with its partition count, and how to reach the cluster that has it.
+    """A topic with its partition count, and how to reach its cluster.
 
-    servers: `host:port`, several separated by commas. partitions: the number that the topic must have; otherwise the
-    events of a bucket would move to another partition and lose their order. dead_letter_topic: default
-    `<name>.dead-letters`. request_timeout_ms: how long one request may take. options: further librdkafka settings by
-    their own names (TLS, SASL, tuning), passed to every client; see RESERVED for those that cannot be set.
+    `servers` is `host:port`, several separated by commas. `partitions` is the number that the topic must have; with
+    another number, the events of a bucket would move to another partition and lose their order. `dead_letter_topic`
+    defaults to `<name>.dead-letters`. `request_timeout_ms` limits one request. `options` are further librdkafka
+    settings by their own names (TLS, SASL, tuning), passed to every client; RESERVED lists those that cannot be set.
     """
 
     servers: str
@@ -105,27 +106,28 @@ class KafkaTopic:
 
     @property
     def dead_letters(self) -> str:
-        """The topic for messages that cannot be processed."""
+        """Return the name of the topic for messages that cannot be processed."""
         return self.dead_letter_topic or f"{self.name}.dead-letters"
 
     @property
     def timeout_s(self) -> float:
-        """request_timeout_ms in seconds, as the driver's calls expect it."""
+        """Return request_timeout_ms in seconds, as the driver's calls expect it."""
         return self.request_timeout_ms / 1000
 
     def configuration(self, client: str, defaults: Mapping[str, object], fixed: Mapping[str, object]) -> dict[str, Any]:
-        """librdkafka's settings for one client. The topic's options override `defaults`; nothing overrides `fixed`."""
+        """Return librdkafka's settings for one client. The topic's options override `defaults`; nothing overrides
+        `fixed`."""
         everywhere = {
             "bootstrap.servers": self.servers,
             "client.id": client,
-            # Only emergencies. Errors worth knowing about reach `error_cb`, and from there the services' own log,
-            # which may have to be JSON; librdkafka writes ten lines a second to standard error while brokers are away.
-            # They cannot go through our logger: librdkafka 2.16 would queue its lines while it may already hold that
-            # queue's lock, and `close` has been seen to deadlock on itself.
+            # Log only emergencies. Important errors reach `error_cb`, and from there the services' own log, which may
+            # have to be JSON; librdkafka writes ten lines a second to standard error while brokers are away. They
+            # cannot go through our logger: librdkafka 2.16 would queue its lines while it may already hold that queue's
+            # lock, and `close` has been seen to deadlock on itself.
             "log_level": 2,
             "socket.timeout.ms": self.request_timeout_ms,
             "reconnect.backoff.max.ms": 2000,
-            # How long a missing topic may still be one that is just being created.
+            # For this long, a missing topic may be one that is just being created.
             "topic.metadata.propagation.max.ms": min(10_000, self.request_timeout_ms),
             # After a suspension, a broker may answer with an empty list of brokers, and librdkafka 2.16 accepts it.
             # With "none", the client would never recover from that.
@@ -140,7 +142,7 @@ class KafkaTopic:
 
 
 def require_ms(name: str, value_ms: int, value_ms_min: int) -> None:
-    """Raise ConfigError when a time is too short to work."""
+    """Raise ConfigError when a duration is too short to work."""
     if value_ms < value_ms_min:
         raise ConfigError(f"message log: {name} {value_ms} is too short; use at least {value_ms_min} ms")
 
@@ -174,41 +176,41 @@ _ADVICE: dict[int, str] = {
     KafkaError.TOPIC_EXCEPTION: "choose another topic name",
     KafkaError.UNSUPPORTED_VERSION: "the brokers are too old; use Kafka 2.4 or newer",
 }
-"""Errors that waiting does not cure, and what to do about them."""
+"""Errors that waiting does not cure, with advice for the operator."""
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 
 
-def translate(error: KafkaError, topic: KafkaTopic, doing: str) -> NosError:
+def translate(error: KafkaError, topic: KafkaTopic, action: str) -> NosError:
     """Return the port's error for an error of the driver. It is Transient unless waiting is known not to help."""
-    code, said = error.code(), f"message log: {doing}: {error.str()}"
+    code, text = error.code(), f"message log: {action}: {error.str()}"
     if code in NO_TOPIC:
-        # The process starts only if the topic exists, so the topic was deleted since. It may be recreated.
+        # The process starts only if the topic exists, so the topic was deleted since. It may be created again.
         return Transient(
-            f"{said}; topic {topic.name} or {topic.dead_letters} does not exist at present (servers {topic.servers}):"
+            f"{text}; topic {topic.name} or {topic.dead_letters} does not exist at present (servers {topic.servers}):"
             " recreate it with `nos-ec init`"
         )
     if code in _NOT_ALLOWED:
-        return ConfigError(f"{said}; give this user the ACLs that docs/KAFKA.md lists")
+        return ConfigError(f"{text}; give this user the ACLs that docs/KAFKA.md lists")
     if code in _REMOVED_FROM_GROUP:
-        return Conflict(f"{said}; this member was removed from its group")
+        return Conflict(f"{text}; this member was removed from its group")
     if code in _TOO_LARGE:
         return TooLarge(
-            f"{said}; raise the setting max.message.bytes of topic {topic.name}, and message.max.bytes of kafka.options"
+            f"{text}; raise the setting max.message.bytes of topic {topic.name}, and message.max.bytes of kafka.options"
         )
     if code == KafkaError.INVALID_TIMESTAMP:
         return Transient(
-            f"{said}; the clock of this machine is further from that of the broker than the topic allows"
+            f"{text}; the clock of this machine differs from the broker's by more than the topic allows"
             " (message.timestamp.after.max.ms, message.timestamp.before.max.ms): set the clocks"
         )
     if code in _ADVICE:
-        return ConfigError(f"{said}; {_ADVICE[code]}")
-    return Transient(f"{said} ({error.name()}); check the brokers {topic.servers}")
+        return ConfigError(f"{text}; {_ADVICE[code]}")
+    return Transient(f"{text} ({error.name()}); check the brokers {topic.servers}")
 
 
 class ConnectionNews:
-    """The last connection error that a client reported. A failed request itself says only that it timed out.
+    """The last connection error that a client reported. The error of a failed request shows only that it timed out.
 
-    `note` is the error callback to give to the driver, which calls it while the client is polled.
+    Give `note` to the driver as its error callback. The driver calls it while the client is polled.
     """
 
     def __init__(self, topic: KafkaTopic) -> None:
@@ -225,9 +227,9 @@ class ConnectionNews:
         self._last = None
 
     def explain(self, error: NosError) -> NosError:
-        """Return the error to raise for a request that failed with `error`. For a Transient one, this is the last
-        connection error if only other settings can cure that; otherwise the connection error is added to the
-        message."""
+        """Return the error to raise for a request that failed with `error`. If it is Transient and a connection error
+        is known that only other settings can cure, that error is returned instead; any other connection error is added
+        to the message."""
         last, self._last = self._last, None
         if last is None or not isinstance(error, Transient):
             return error
@@ -256,20 +258,20 @@ def bare_error(error: object) -> KafkaError:
 
 
 def is_fatal(error: KafkaError) -> bool:
-    """Whether the client that met this error will never work again."""
+    """Return whether the client that met this error will never work again."""
     return error.fatal() or error.code() == KafkaError._FATAL
 
 
 @contextmanager
-def translated_errors(topic: KafkaTopic, doing: str) -> Iterator[None]:
-    """Turn the driver's exceptions into those that the ports promise."""
+def translated_errors(topic: KafkaTopic, action: str) -> Iterator[None]:
+    """Translate the driver's exceptions into the errors that the ports promise."""
     try:
         yield
     except (KafkaException, SystemError) as error:
         cause = cause_of(error)
         if cause is None:
             raise
-        raise translate(cause, topic, doing) from error
+        raise translate(cause, topic, action) from error
 
 
 def close_in_background(close: Callable[[], object], wait_s: float) -> bool:
@@ -281,7 +283,7 @@ def close_in_background(close: Callable[[], object], wait_s: float) -> bool:
     """
 
     def close_quietly() -> None:
-        with suppress(KafkaException, SystemError, RuntimeError):  # nobody waits for it; RuntimeError: already closed
+        with suppress(KafkaException, SystemError, RuntimeError):  # RuntimeError: it is already closed
             close()
 
     thread = threading.Thread(target=close_quietly, name="kafka-close", daemon=True)
@@ -291,5 +293,5 @@ def close_in_background(close: Callable[[], object], wait_s: float) -> bool:
 
 
 def close_admin_in_background(client: AdminClient, wait_s: float) -> None:
-    """Like `close_in_background`, for an AdminClient, which is closed by leaving its context."""
+    """Close an AdminClient as `close_in_background` does, by leaving its context."""
     close_in_background(lambda: client.__exit__(None, None, None), wait_s)

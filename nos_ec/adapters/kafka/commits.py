@@ -1,8 +1,8 @@
 """Commits a member's offsets. Every call ends in time, and no older commit is applied after a newer one.
 
-1  A commit is sent without waiting for its answer, which the driver delivers in a later poll. Asking the group for its
-   offsets shows whether it was applied, and that request has a time limit. The driver's synchronous commit has none. It
-   cannot be left to another thread either, because no other thread may use the client while a callback runs.
+1  A commit is sent without waiting for its answer, which the driver delivers in a later poll. Requesting the group's
+   offsets shows whether it was applied, and that request has a time limit. The driver's synchronous commit has none,
+   and cannot run on another thread either, because no other thread may use the client while a callback runs.
 2  While the outcome of a commit is unknown, no further commit is sent. Otherwise the older one could be applied last.
 """
 
@@ -20,14 +20,13 @@ from nos_ec.core.errors import ConfigError, Transient
 
 _REBALANCE_S_MAX = 2.0
 _RETRY_S = 0.1
-"""How long to wait between attempts. A rebalancing group accepts no commits until its leader has assigned the
-partitions."""
+"""The wait between attempts. A rebalancing group accepts no commits until its leader has assigned the partitions."""
 
 
 class GroupCommits:
-    """Commits for one member. Not thread-safe.
+    """The commits of one member. Not thread-safe.
 
-    `topic_id`: the id of the topic whose offsets are committed; "" while it is not known.
+    `topic_id` is the id of the topic whose offsets are committed; "" while it is not known.
     """
 
     def __init__(self, topic: KafkaTopic) -> None:
@@ -61,11 +60,12 @@ class GroupCommits:
         return self._known.get(partition, -1) >= offset
 
     def doubtful_for_s(self) -> float:
-        """How many seconds a commit has gone unanswered; 0 when every commit has its answer."""
+        """Return for how many seconds a commit has had no answer; 0 when every commit has its answer."""
         return 0.0 if self._doubtful_s is None else time.monotonic() - self._doubtful_s
 
     def committed(self, driver: Consumer, partitions: Iterable[int], topic_id: str) -> dict[int, int]:
-        """Return {partition: committed offset}; -1 where the group has none of the topic with this id."""
+        """Return {partition: committed offset}, or -1 for a partition where the group has no offset of the topic with
+        this id."""
         found = fetch_committed(driver, self._topic, partitions)
         return {partition: committed.of(topic_id) for partition, committed in found.items()}
 

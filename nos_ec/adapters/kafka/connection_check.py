@@ -1,4 +1,5 @@
-"""Asks brokers, for `config check --connect`, what the user of the configuration may do. Publishes nothing."""
+"""Checks, for `config check --connect`, what the configured user may do with the topics and the group. Publishes
+nothing."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ def try_topics(topic: KafkaTopic, *, in_sync_min: int, retention_ms: int) -> str
 
 
 def rights(topic: KafkaTopic, group: str) -> str:
-    """What the user may do with the topics and the group. Raises ConfigError when the user may not even see one of
-    them, which every process must; Transient."""
+    """Return a text about the user's rights to the topics and the group. Raises ConfigError when the user may not even
+    see one of them, as every process must; Transient."""
     news = ConnectionNews(topic)
     with translated_errors(topic, "connect"):
         client = AdminClient(topic.configuration("nos-ec-check", {}, {"error_cb": news.note}))
@@ -54,14 +55,15 @@ def rights(topic: KafkaTopic, group: str) -> str:
         raise news.explain(error) from error
     finally:
         close_admin_in_background(client, topic.timeout_s)
-    said = "; ".join(f"{name}: {', '.join(sorted(may)) or 'nothing'}" for name, may in found.items())
+    text = "; ".join(f"{name}: {', '.join(sorted(may)) or 'nothing'}" for name, may in found.items())
     if any("DESCRIBE" not in may for may in found.values()):
-        raise ConfigError(f"message log: the user lacks rights ({said}); give it the ACLs that docs/KAFKA.md lists")
-    return said
+        raise ConfigError(f"message log: the user lacks rights ({text}); give it the ACLs that docs/KAFKA.md lists")
+    return text
 
 
 def _rights_of_group(client: AdminClient, topic: KafkaTopic, group: str, asked: dict[str, Any]) -> frozenset[str]:
-    """Ask again while the group has no coordinator, as on brokers that have never had a group."""
+    """Return the user's rights to the group. Repeats the request while the group has no coordinator, as on brokers that
+    have never had a group."""
     deadline_s = time.monotonic() + topic.timeout_s
     while True:
         answer = client.describe_consumer_groups([group], **asked)[group]

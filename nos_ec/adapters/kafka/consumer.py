@@ -1,7 +1,7 @@
 """One member of a consumer group on Kafka: cooperative rebalancing, offsets committed by hand.
 
 Threads of librdkafka keep the session alive. `poll` proves that the work makes progress: a member that does not poll
-for poll_interval_ms_max leaves the group by itself, and one whose process died is removed after session_ms.
+for poll_interval_ms_max leaves the group, and a member whose process died is removed after session_ms.
 
 Kafka lets any member commit any partition of its topic, and any client commit for a group without members. So ownership
 is checked here before anything is sent. The broker checks the generation, which covers changes that this member has not
@@ -11,8 +11,9 @@ Every call ends within a few request time-outs, even while no broker answers (1 
 stall_watch.py). A client that makes no progress is abandoned, and the member rejoins with a new one.
 
 4  A topic that was recreated, or that lost its end, reuses offsets that were handed out already, for other messages. In
-   this case, too, the member rejoins, and forgets what was done and committed. It notices the change by repeated
-   offsets and by the topic's id. Where the group's offset belongs to another topic, it starts with the first message.
+   this case, too, the member rejoins, and forgets the offsets that it took and committed. It notices the change by
+   repeated offsets and by the topic's id. If the group's offset belongs to another topic, the member starts with the
+   first message.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ SESSION_MS_MIN = 1000
 
 _WAIT_S_MIN = 0.001
 _ENDS_RETRY_S = 5.0
-"""The wait before a failed commit of ends is tried again."""
+"""The wait before a failed commit of ends is repeated."""
 
 
 class KafkaConsumer:
-    """See MessageConsumer. It joins its group at the first poll.
+    """A `MessageConsumer` (see the port for the contract). It joins its group at the first poll.
 
-    Memory: at most 8 MiB of prefetched messages, plus one fetch of at most the same size.
+    Keeps at most 8 MiB of prefetched messages in memory, plus one fetch of at most the same size.
     """
 
     def __init__(
@@ -70,12 +71,11 @@ class KafkaConsumer:
         poll_interval_ms_max: int = 300_000,
         instance: str = "",
     ) -> None:
-        """`member` is a name for operators and need not be unique.
+        """Connect in the background; an unreachable cluster is noticed at the first poll.
 
-        `instance` makes membership static: a member that comes back under the same name within session_ms gets its
-        partitions back without a rebalance. In return, its partitions wait that long when it leaves for good.
-
-        Raises ConfigError. Connects in the background, so a cluster that is down is noticed at the first poll.
+        `member` is a name for operators and need not be unique. `instance` makes membership static: a member that comes
+        back under the same name within session_ms gets its partitions back without a rebalance. In return, its
+        partitions wait that long when it leaves for good. Raises ConfigError.
         """
         if not group:
             raise ConfigError("message log: the consumer group has no name; configure one")
@@ -114,10 +114,10 @@ class KafkaConsumer:
     def poll(self, messages_max: int, wait_ms: int) -> list[Message]:
         """See MessageConsumer.poll. Raises ConfigError when the topic has grown or may not be read.
 
-        Raises Transient once when the last broker is lost; the driver reconnects by itself. The deletion of a topic
+        Raises Transient once when the last broker is lost; the driver reconnects without help. The deletion of a topic
         that is assigned to the member raises nothing here; when the topic exists again, the member rejoins the group.
 
-        Also raises what `on_revoke` raised; if messages were taken in the same call, only the next call raises it.
+        Also raises the exception of `on_revoke`; if messages were taken in the same call, only the next call raises it.
         """
         if messages_max < 1:
             raise ValueError(f"poll for {messages_max} messages; poll for at least 1")
@@ -145,7 +145,7 @@ class KafkaConsumer:
     def commit(self, offsets: Mapping[int, int]) -> None:
         """See MessageConsumer.commit. Waits two seconds for a rebalance to end, then raises Transient.
 
-        Takes at most two request time-outs and those two seconds. After Transient the offsets may have been committed
+        Takes at most two request time-outs plus those two seconds. After Transient the offsets may have been committed
         nevertheless, and further calls raise Transient until a poll has received the outcome.
         """
         if not offsets:
@@ -188,8 +188,8 @@ class KafkaConsumer:
         self._revoked = callback
 
     def lag(self) -> int:
-        """See MessageConsumer.lag. Four requests, whatever the backlog. Before the group exists, counts all stored
-        messages.
+        """See MessageConsumer.lag. Sends four requests, whatever the backlog. Before the group exists, counts all
+        stored messages.
 
         Messages that retention removed before they were committed do not count, because no member will ever get them.
         Markers of transactions count until a member has reached them. Raises ConfigError, Transient.
@@ -226,7 +226,7 @@ class KafkaConsumer:
         return self._stalls.is_cut_off(self._client.driver)
 
     def _look_for_more(self) -> None:
-        """From time to time, while no messages come, check whether some should."""
+        """Check from time to time, while no messages come, whether some should have come."""
         if not self._stalls.may_look(owns=bool(self._owned)):
             return
         member_id = self._client.driver.memberid()
@@ -240,7 +240,8 @@ class KafkaConsumer:
             self._renew_look_ups()
 
     def _beginnings(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Return {partition: offset of its first message to hand out}, for partitions that nothing was taken from."""
+        """Return {partition: offset of its first message to hand out}, for partitions from which no message was
+        taken."""
         first = self._look_up.offsets(EARLIEST)
         committed = self._commits.committed(self._client.driver, partitions, self._commits.topic_id)
         return {p: max(offset, first.get(p, 0)) for p, offset in committed.items()}
@@ -259,7 +260,7 @@ class KafkaConsumer:
         self._empty_ends.forget(lost)
         self._stalls.reset()
         self._run_callback(lost)
-        # Only now: another member gets the partitions when this one has left.
+        # This comes last, because another member gets the partitions when this one has left.
         self._client.abandon(abandoned)
 
     def _renew_look_ups(self) -> None:
@@ -274,7 +275,8 @@ class KafkaConsumer:
         self._joined = True
 
     def _fill_batch(self, messages_max: int, wait_s: float) -> None:
-        """Take up to `messages_max` messages; wait only for the first one. The driver's callbacks run in here."""
+        """Take up to `messages_max` messages; wait only for the first one. The driver runs its callbacks during this
+        call."""
         deadline = time.monotonic() + wait_s
         while len(self._batch) < messages_max and not self._rejoin_reason:
             # The driver truncates a wait to whole milliseconds, so a shorter one would be a busy loop.
@@ -282,7 +284,8 @@ class KafkaConsumer:
             try:
                 message = self._client.driver.poll(left_s)
             except (KafkaException, SystemError) as error:
-                # The driver will not hand out again what was already taken, so that must not be lost with the error.
+                # The driver will not hand out messages again that were already taken, so they must not be lost with the
+                # error.
                 self._errors.polled(error)
                 return
             if message is None:
@@ -300,7 +303,7 @@ class KafkaConsumer:
         assert partition is not None
         assert offset is not None
         if partition not in self._owned:
-            return  # prefetched before this member was removed from the group: the new owner gets it
+            return  # prefetched before the group removed this member: the new owner gets it
         if not self._stalls.took(partition, offset):
             self._rejoin_reason = "its offsets start again: the topic was recreated, or lost messages"
             return
@@ -315,9 +318,10 @@ class KafkaConsumer:
             self._empty_ends.found(partition, self._stalls.reached_end(partition, end), end)
 
     def _driver_event(self, error: KafkaError) -> None:
-        """Handle an event about the topic or the group, which came in place of a message."""
+        """Handle an event about the topic or the group, which the driver returned in place of a message."""
         if error.code() == KafkaError._MAX_POLL_EXCEEDED:
-            # The driver reports the loss of the partitions some heartbeats later: too late for what is handed out.
+            # The driver reports the loss of the partitions some heartbeats later, which is too late for messages handed
+            # out now.
             _log.warning("removed from the group: too long between polls", member=self._member, error=error.str())
             self._lose(self._client.driver, self._places(self._owned))
             return
@@ -359,7 +363,7 @@ class KafkaConsumer:
                 valid = {partition: offset if offset <= end[partition] else -1 for partition, offset in valid.items()}
         except NosError as error:
             # Starting at a wrong offset could skip messages.
-            self._rejoin_reason = f"the offset to start at is not known: {error}"
+            self._rejoin_reason = f"the starting offset is not known: {error}"
             return
         if stale := sorted(partition for partition, found in committed.items() if found.offset > valid[partition]):
             _log.warning("offsets belong to another topic: starting with the first message", partitions=stale)
@@ -375,19 +379,19 @@ class KafkaConsumer:
         self._run_callback(revoked)
 
     def _lose(self, _consumer: Consumer, places: Sequence[TopicPartition]) -> None:
-        """Handle the loss of partitions by removal from the group. The callback finds out when it commits."""
+        """Handle the loss of partitions by removal from the group. The callback notices it when it commits."""
         lost = frozenset(place.partition for place in places) & self._owned
         self._forget(lost)
         self._run_callback(lost)
 
     def _run_callback(self, revoked: frozenset[int]) -> None:
-        # What was taken in this poll has not been handed out, so the next owner gets it.
+        # Messages taken in this poll have not been handed out, so the next owner gets them.
         self._batch = [message for message in self._batch if message.partition not in revoked]
         try:
             if revoked:
                 self._revoked(revoked)
         except BaseException as error:
-            # It must not pass through the driver, which would then lose the messages it holds.
+            # The exception must not pass through the driver, which would then lose the messages it holds.
             self._errors.add(error)
         finally:
             self._forget(revoked)
@@ -417,7 +421,7 @@ class KafkaConsumer:
             raise Conflict(f"message log: member {self._member!r} was removed from its group")
 
     def _commit_empty_ends(self) -> None:
-        """Commit the ends that only markers precede, because no message has to be done before that."""
+        """Commit the ends that only markers precede, because they need no processing of messages first."""
         ends = self._empty_ends.included({})
         if not ends or self._commits.doubtful_for_s() or time.monotonic() < self._ends_due_s:
             return
@@ -437,4 +441,4 @@ class KafkaConsumer:
 
 
 def _ignore(_partitions: frozenset[int]) -> None:
-    """Stands in for a callback when none is registered."""
+    """Do nothing: the default when no callback is registered."""

@@ -1,4 +1,4 @@
-"""Reads dead letters, as an operator's tool does: without a group, so that nothing is committed."""
+"""Reads dead letters for an operator's tool: without a group, so that no offset is committed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SLICE_S = 0.2
 
 
 def read_dead_letters(topic: KafkaTopic, count_max: int) -> list[DeadLetter]:
-    """The newest `count_max` letters, in order of arrival within each partition of their topic. Raises ConfigError,
-    Transient."""
+    """Return the newest `count_max` letters, in order of arrival within each partition of their topic. Raises
+    ConfigError, Transient."""
     news = ConnectionNews(topic)
     fixed = READING | {"group.id": "nos-ec-dead-letters", "error_cb": news.note}
     configuration = topic.configuration("nos-ec-dead-letters", {}, fixed)
@@ -71,7 +71,7 @@ def _partitions(reader: Consumer, topic: KafkaTopic) -> list[int]:
 
 
 def _take(reader: Consumer, topic: KafkaTopic, found: list[tuple[int, DeadLetter]], ends: dict[int, int]) -> None:
-    """Take the next letter, if one comes, and forget the partitions that are read to their end."""
+    """Take the next letter, if one comes, and drop the partitions that are read to their end."""
     message = reader.poll(_SLICE_S)
     error = None if message is None else message.error()
     if error is not None and error.code() != KafkaError._PARTITION_EOF:
@@ -84,12 +84,13 @@ def _take(reader: Consumer, topic: KafkaTopic, found: list[tuple[int, DeadLetter
 
 
 def _letter(message: DriverMessage) -> DeadLetter:
-    """The letter. One that was not written by a consumer of ours has no headers; it is shown where it lies."""
+    """Return the letter. A letter that was not written by our consumer has no headers; it is returned with its position
+    in the dead-letter topic."""
     found = message.headers() or []
     pairs = found if isinstance(found, list) else list(found.items())
     headers = {name: value for name, value in pairs if isinstance(value, bytes)}
     partition, offset = (
-        int(said) if (said := headers.get(name, b"")).isdigit() else int(own or 0)
+        int(text) if (text := headers.get(name, b"")).isdigit() else int(own or 0)
         for name, own in (("partition", message.partition()), ("offset", message.offset()))
     )
     reason = headers.get("reason", b"no reason given").decode(errors="replace")

@@ -14,18 +14,18 @@ from nos_ec.core.errors import TooLarge
 from nos_ec.ports.message_log import Message
 
 MESSAGE_BYTES_MAX = 1_048_588
-"""max.message.bytes of the topic. Kafka's default, set explicitly because dead letters need room for it."""
+"""max.message.bytes of the topic. It is Kafka's default, set explicitly because dead letters need room for it."""
 DEAD_LETTER_BYTES_MAX = 2 << 20
 """max.message.bytes of the dead-letter topic, and the largest message that its client sends."""
 
 _KEPT_BYTES = (960_000, 64 << 10, 1 << 10)
-"""How many bytes of key and value together are kept, in each attempt, when the whole message is too large. The first
+"""The number of bytes of key and value together that each attempt keeps when the whole message is too large. The first
 size fits any topic with Kafka's default limit, the last one nearly any topic."""
 _REASON_CHARS_MAX = 1_000
 
 
 class DeadLetters:
-    """Writes dead letters. Connects when it writes the first one. `member` names the writer for operators."""
+    """Writes dead letters. Connects when it writes the first one. `member` identifies the writer to operators."""
 
     def __init__(self, topic: KafkaTopic, member: str) -> None:
         self._topic = topic

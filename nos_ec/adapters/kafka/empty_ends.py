@@ -1,8 +1,9 @@
-"""Ends of partitions before which nothing is left to read, although they lie after the last message.
+"""Ends of partitions that lie after the last message, with nothing left to read before them.
 
 A program that publishes in transactions leaves a marker after each of them, which has an offset but is not a message.
 The offset after the last message is then not the end of the partition, and a group that commits only that offset never
-reaches the end: its lag never becomes 0. So when all messages of a partition are done, its end is committed instead.
+reaches the end: its lag never becomes 0. So when all messages of a partition are processed, its end is committed
+instead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class EmptyEnds:
         """{partition: (the offset after the last message taken, None if none was; the end)}."""
 
     def found(self, partition: int, position: int | None, end: int) -> None:
-        """Note that a partition of this member has no message from `position` (None: from where the group is) up to its
+        """Note that a partition of this member has no message from `position` (None: from the group's offset) up to its
         end."""
         if not self._commits.reached(partition, end) and end > (position or 0):
             position, _ = self._ends.get(partition, (position, 0))
@@ -32,7 +33,8 @@ class EmptyEnds:
         self._ends.pop(partition, None)
 
     def included(self, offsets: Mapping[int, int]) -> dict[int, int]:
-        """Return the offsets to commit instead of these: the end for each partition in which all messages are done."""
+        """Return the offsets to commit instead of these: for each partition in which all messages are processed, the
+        end."""
         done = {
             partition: end
             for partition, (position, end) in self._ends.items()
@@ -41,7 +43,7 @@ class EmptyEnds:
         return dict(offsets) | done
 
     def committed(self, offsets: Iterable[int]) -> None:
-        """Note that the group has committed what `included` returned for these partitions."""
+        """Note that the group has committed the offsets that `included` returned for these partitions."""
         for partition in offsets:
             if partition in self._ends and self._commits.reached(partition, self._ends[partition][1]):
                 del self._ends[partition]

@@ -13,7 +13,8 @@ from nos_ec.adapters.kafka.cluster import READING, KafkaTopic, close_in_backgrou
 _log = structlog.get_logger(__name__)
 
 _HEARTBEATS_PER_SESSION = 10
-"""How often a member asks whether the group is rebalancing. This decides how fast the group settles."""
+"""How often a member asks the group, per session, whether it is rebalancing. This decides how fast the group
+settles."""
 _HEARTBEAT_MS_MAX = 3000
 
 _PREFETCH_BYTES_MAX = 8 << 20
@@ -22,11 +23,11 @@ FETCH_SETTINGS = {
     "fetch.max.bytes": _PREFETCH_BYTES_MAX,
     "max.partition.fetch.bytes": 1 << 20,
 }
-"""The driver's settings that bound how much a member prefetches. Users can change them."""
+"""The driver's settings that limit how much a member prefetches. Users can change them."""
 
 
 class MemberClient:
-    """Owns the client. `driver` is the current one; callbacks of earlier ones are ignored.
+    """Holds the current client as `driver`, and ignores callbacks of earlier clients.
 
     `callbacks` are settings of the driver, such as error_cb. Raises ConfigError for settings that the driver refuses.
     """
@@ -58,12 +59,13 @@ class MemberClient:
         return abandoned
 
     def abandon(self, driver: Consumer) -> None:
-        """Close a replaced client without waiting. Either the client tells the group that it leaves, or the group
-        removes it when its session ends."""
+        """Close a replaced client without waiting. Either the client announces to the group that it leaves, or the
+        group removes it when its session ends."""
         close_in_background(driver.close, 0)
 
     def leave(self) -> None:
-        """Leave the group. The driver waits for the answers to commits; this waits at most a request time-out."""
+        """Leave the group. The driver waits for the answers to commits; this method waits at most a request
+        time-out."""
         errors: list[BaseException] = []
 
         def close() -> None:
@@ -79,7 +81,8 @@ class MemberClient:
             raise errors[0]
 
     def while_current(self, callback: Callable[..., None], number: int | None = None) -> Callable[..., None]:
-        """Wrap a callback of client `number` (default: the current one), so that it does nothing once that is replaced.
+        """Wrap a callback of client `number` (default: the current one), so that it does nothing once that client is
+        replaced.
 
         An abandoned client is closed on a separate thread, and would run its callbacks there.
         """
@@ -101,7 +104,8 @@ class MemberClient:
 
 
 def group_settings(group: str, session_ms: int, poll_interval_ms_max: int, instance: str) -> dict[str, object]:
-    """The driver's settings that a member relies on, and that users cannot change. See KafkaConsumer for the values."""
+    """Return the driver's settings that a member relies on, and that users cannot change. See KafkaConsumer for the
+    values."""
     settings: dict[str, object] = {
         "group.id": group,
         "session.timeout.ms": session_ms,

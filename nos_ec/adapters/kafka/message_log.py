@@ -40,10 +40,11 @@ _SETTLE_STEP_S = 0.05
 
 
 class KafkaMessageLog:
-    """An existing topic, checked when it is opened."""
+    """The message log on an existing topic, which is checked when it is opened."""
 
     def __init__(self, topic: KafkaTopic) -> None:
-        """Raises Transient, or ConfigError when a topic is missing or has a different number of partitions."""
+        """Check both topics. Raises Transient, or ConfigError when one is missing or has a different number of
+        partitions."""
         self.topic = topic
         self.partitions = topic.partitions
         with closing(_Admin(topic)) as admin:
@@ -69,8 +70,8 @@ class KafkaMessageLog:
         """Create both topics, or check them when they exist. Idempotent; safe to call from several processes.
 
         in_sync_min replicas must have a message before `publish` returns; while fewer are in sync, publishing waits.
-        Existing topics are left as they are. Raises ConfigError, also when one of them does not have its required
-        settings; Transient.
+        Existing topics are not changed. Raises ConfigError, also when one of them does not have its required settings;
+        Transient.
         """
         if not 1 <= in_sync_min <= replication:
             raise ConfigError(
@@ -112,7 +113,7 @@ class KafkaMessageLog:
 
     @classmethod
     def partition_counts(cls, topic: KafkaTopic) -> dict[str, int]:
-        """The number of partitions of those of the two topics that exist, by name. Raises ConfigError, Transient."""
+        """Return {name: number of partitions} for those of the two topics that exist. Raises ConfigError, Transient."""
         with closing(_Admin(topic)) as admin:
             return admin.partition_counts()
 
@@ -142,7 +143,7 @@ class KafkaMessageLog:
         poll_interval_ms_max: int = 300_000,
         instance: str = "",
     ) -> KafkaConsumer:
-        """A member of `group`; it joins at its first poll. See KafkaConsumer."""
+        """Return a member of `group`, which joins at its first poll. See KafkaConsumer."""
         return KafkaConsumer(
             self.topic,
             group=group,
@@ -195,7 +196,7 @@ class _Admin:
         return existing
 
     def check_settings(self, required: Mapping[str, Mapping[str, str]]) -> bool:
-        """Compare {topic: {setting: value}} with the settings that these topics have. Returns False when the user may
+        """Compare {topic: {setting: value}} with the actual settings of these topics. Returns False when the user may
         not read them. Raises ConfigError when they do not suffice; Transient."""
         timeout_s = self._topic.timeout_s
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in required]
@@ -240,7 +241,9 @@ class _Admin:
         deadline = time.monotonic() + self._topic.timeout_s
         while len(self.partition_counts()) < len(self._names):
             if time.monotonic() > deadline:
-                raise Transient(f"message log: topic {self._topic.name} was created but is not up yet; try again")
+                raise Transient(
+                    f"message log: topic {self._topic.name} was created but is not available yet; try again"
+                )
             time.sleep(_SETTLE_STEP_S)
 
     def _look_up(self, name: str) -> TopicMetadata | None:
@@ -253,17 +256,17 @@ class _Admin:
 
 
 def _required_settings(topic: KafkaTopic, in_sync_min: int, retention_ms: int) -> dict[str, dict[str, str]]:
-    """{topic: {setting: value}}: the settings that each of the two topics must have, whoever created it.
+    """Return {topic: {setting: value}}: the settings that each of the two topics must have, no matter who created it.
 
-    Not required: max.message.bytes, because publishers and dead letters adapt to a lower limit; and the retention of
-    dead letters, on which nothing relies.
+    max.message.bytes is not required, because publishers and dead letters adapt to a lower limit; nor is the retention
+    of dead letters, because nothing relies on it.
     """
     both = {"cleanup.policy": "delete", "min.insync.replicas": str(in_sync_min)}
     return {topic.name: both | {"retention.ms": str(retention_ms)}, topic.dead_letters: both}
 
 
 def _suffices(setting: str, found: str, required: str) -> bool:
-    """Return whether a topic with this value of a setting is as safe as with the required one."""
+    """Return whether a topic with this value of a setting is as safe as with the required value."""
     if setting == "cleanup.policy":
         return found == required
     unlimited = setting == "retention.ms" and found == "-1"

@@ -1,4 +1,4 @@
-"""Looks up offsets: what a group has committed, and where the partitions of the topic begin and end. Also its members.
+"""Looks up the offsets that a group has committed, the ends of the topic's partitions, and the members of the group.
 
 Offsets belong to a topic, and a topic that is deleted and recreated under the same name starts again at offset 0. The
 group's offsets may outlive the old topic; a member that trusted them would skip the first messages of the new one. So
@@ -41,7 +41,7 @@ LOOKING_FOR_COORDINATOR = {
 
 _METADATA = "topic-id="
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""Sixteen zero bytes, as Kafka writes them."""
+"""An id of sixteen zero bytes, as Kafka writes it."""
 
 EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -60,7 +60,7 @@ class Committed:
     topic_id: str
 
     def of(self, topic_id: str) -> int:
-        """The offset if it may belong to the topic with this id, else -1."""
+        """Return the offset if it may belong to the topic with this id, else -1."""
         return self.offset if not topic_id or not self.topic_id or self.topic_id == topic_id else -1
 
 
@@ -71,7 +71,7 @@ def commit_places(topic: KafkaTopic, offsets: Mapping[int, int], topic_id: str) 
 
 
 def fetch_committed(consumer: Consumer, topic: KafkaTopic, partitions: Iterable[int]) -> dict[int, Committed]:
-    """Return what the consumer's group has committed for each of these partitions.
+    """Return the offset that the consumer's group has committed for each of these partitions.
 
     While the group has no coordinator, as after a restart of brokers, the request is repeated for at most one request
     time-out. Raises ConfigError, Transient.
@@ -93,13 +93,13 @@ def _committed(place: TopicPartition) -> Committed:
 
 
 def next_offset(committed: int, first: int, end: int) -> int:
-    """The offset at which a group with this committed offset (-1: none) starts. An offset past the end is not valid,
-    and the group then starts with the first stored message."""
+    """Return the offset at which a group with this committed offset (-1: none) starts. An offset past the end is not
+    valid, and the group then starts with the first stored message."""
     return first if committed > end else max(committed, first)
 
 
 def id_of(found: TopicDescription) -> str:
-    """The id of a topic; "" from a broker that has no ids."""
+    """Return the id of a topic; "" from a broker that has no ids."""
     topic_id = str(found.topic_id)
     return "" if topic_id == _NO_ID else topic_id
 
@@ -117,8 +117,8 @@ def _ask_committed(consumer: Consumer, topic: KafkaTopic, wanted: list[TopicPart
 
 
 class OffsetLookUp:
-    """Looks up where the partitions of a topic begin and end. It has its own client, because on a consumer's connection
-    a request would wait behind a fetch. Connects at the first request; `name` is for operators."""
+    """Looks up the beginnings and ends of the partitions of a topic. It has its own client, because on a consumer's
+    connection a request would wait until a fetch ends. Connects at the first request; `name` is for operators."""
 
     def __init__(self, topic: KafkaTopic, name: str) -> None:
         self._topic = topic
@@ -126,7 +126,7 @@ class OffsetLookUp:
         self._admin: AdminClient | None = None
 
     def topic_id(self) -> str:
-        """The id of the topic as it exists now; "" when its broker has no ids. Raises ConfigError, Transient."""
+        """Return the id of the topic as it exists now; "" when its broker has no ids. Raises ConfigError, Transient."""
         answer = self.ask_topic()
         if wait([answer], 2 * self._topic.timeout_s).not_done:
             raise Transient(f"message log: look up the topic: no answer; check the brokers {self._topic.servers}")
@@ -134,7 +134,7 @@ class OffsetLookUp:
             return id_of(answer.result())
 
     def ask_topic(self) -> Future[TopicDescription]:
-        """Ask for the topic's description without waiting. The future may end with a KafkaException. Raises
+        """Request the topic's description without waiting. The future may end with a KafkaException. Raises
         ConfigError, Transient."""
         with translated_errors(self._topic, "look up the topic"):
             wanted = TopicCollection([self._topic.name])
@@ -155,7 +155,7 @@ class OffsetLookUp:
             except KafkaException as error:
                 if bare_error(error).code() != KafkaError.GROUP_ID_NOT_FOUND:
                     raise
-                members = []  # brokers from Kafka 4 on say so of a group that never had a member
+                members = []  # brokers from Kafka 4 on return this for a group that never had a member
             return {
                 place.partition: str(member.client_id)
                 for member in members

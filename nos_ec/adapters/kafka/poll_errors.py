@@ -13,7 +13,8 @@ _NEWS = {
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
 }
-"""Connection errors of the driver that a caller must learn of. The loss of one broker of several is not among them."""
+"""Connection errors of the driver that must be reported to the caller. The loss of one broker of several is not among
+them."""
 
 
 class PollErrors:
@@ -31,7 +32,7 @@ class PollErrors:
         self._errors.append(error)
 
     def polled(self, error: KafkaException | SystemError) -> None:
-        """Keep what a poll of the driver raised."""
+        """Keep an error that a poll of the driver raised."""
         cause = cause_of(error)
         self._errors.append(error if cause is None else self._translate(cause))
 
@@ -40,13 +41,14 @@ class PollErrors:
         self._errors.append(self._translate(error))
 
     def connection(self, error: KafkaError) -> None:
-        """Keep an error about connections, if a caller must learn of it."""
+        """Keep an error about connections, if it must be reported to the caller."""
         if is_fatal(error) or error.code() in _NEWS:
             self._errors.append(self._translate(error))
 
     def raise_first(self) -> None:
-        """Raise the most important error: what `on_revoke` raised, then what only other settings can cure, then what
-        may pass. Errors that may have passed meanwhile are dropped; the others stay for later calls."""
+        """Raise the most important error: first exceptions of `on_revoke`, then errors that only other settings can
+        cure, then errors that may pass. Errors that may have passed meanwhile are dropped; the others stay for later
+        calls."""
         if not self._errors:
             return
         first = min(self._errors, key=_urgency)
@@ -54,7 +56,8 @@ class PollErrors:
         raise first
 
     def _translate(self, error: KafkaError) -> NosError:
-        """Translate an error. After a fatal one a consumer never gets another message, so waiting does not help."""
+        """Return the port's error. After a fatal one a consumer never gets another message, so waiting does not
+        help."""
         if is_fatal(error) or error.code() == KafkaError.FENCED_INSTANCE_ID:
             return ConfigError(
                 f"message log: poll: {error.str()}; give every process its own instance name, and restart this process"
@@ -63,8 +66,8 @@ class PollErrors:
 
 
 def _urgency(error: BaseException) -> int:
-    """The sort key of an error: first bugs and exceptions of callbacks, then what only other settings can cure, then
-    transient errors."""
+    """Return the sort key of an error: first bugs and exceptions of callbacks, then errors that only other settings can
+    cure, then transient errors."""
     if not isinstance(error, NosError):
         return 0
     return 2 if isinstance(error, Transient) else 1

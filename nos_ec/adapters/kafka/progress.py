@@ -17,14 +17,14 @@ from nos_ec.core.errors import NosError, Transient
 
 _SLICE_S = 0.5
 _FETCH_BYTES = 64 << 10
-"""One message per partition would do, but a broker sends at least a whole batch."""
+"""The maximum fetch from one partition. One message would suffice, but a broker sends at least a whole batch."""
 
 
 class KafkaGroupProgress:
-    """See GroupProgress. Connects at the first call."""
+    """A `GroupProgress` (see the port for the contract). Connects at the first call."""
 
     def __init__(self, topic: KafkaTopic, *, group: str, name: str) -> None:
-        """`name` is for operators. Raises ConfigError for options that librdkafka refuses."""
+        """Prepare the settings. `name` is for operators. Raises ConfigError for options that librdkafka refuses."""
         self._topic = topic
         self._group = group
         self._look_up = OffsetLookUp(topic, f"{name}-offsets")
@@ -69,7 +69,7 @@ class KafkaGroupProgress:
 
     def _oldest(self, reader: Consumer, begins: Mapping[int, int], asked_ms: int) -> dict[int, int]:
         """Return {partition: timestamp in ms of the first message from its offset on}, for the partitions that can be
-        read; asked_ms where there is no such message, although the partition ends further on."""
+        read. The value is asked_ms for a partition that has no such message, although it ends later."""
         found: dict[int, int] = {}
         if not begins:
             return found
@@ -91,7 +91,7 @@ class KafkaGroupProgress:
         return found
 
     def _timestamp_ms(self, message: Message, asked_ms: int) -> int | None:
-        """The time of a message; asked_ms at the end of a partition; None for an error that shows neither."""
+        """Return the time of a message; asked_ms at the end of a partition; None for an error that means neither."""
         if (error := message.error()) is None:
             kind, timestamp_ms = message.timestamp()
             # A message without a timestamp counts as the oldest possible: no event is published again until the group

@@ -1,4 +1,5 @@
-"""Publishes to Kafka: idempotent, acknowledged by all in-sync replicas, and partitioned by key as in every adapter."""
+"""Publishes to Kafka: idempotently, acknowledged by all in-sync replicas, and partitioned by key as in every
+adapter."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from nos_ec.core.errors import ConfigError, NosError, TooLarge, Transient
 _log = structlog.get_logger(__name__)
 
 _SLICE_S = 0.5
-"""The longest wait inside the driver. Signals are handled between such waits."""
+"""The longest wait inside the driver. Python handles signals between such waits."""
 
 _BATCH_BYTES_MAX = 1_000_000
 """librdkafka's own batch.size."""
@@ -73,12 +74,12 @@ class _Batch:
         self._awaits_reports = awaits
 
     def too_large(self) -> list[int]:
-        """The messages that were refused because they, or the batches they were sent in, are too large."""
+        """Return the messages that were refused because they, or the batches they were sent in, are too large."""
         return sorted(index for index, error in self.errors.items() if isinstance(error, TooLarge))
 
 
 class KafkaPublisher:
-    """See MessagePublisher. Safe to call from several threads, which take turns.
+    """A `MessagePublisher` (see the port for the contract). Safe to call from several threads, which take turns.
 
     When a message fails, later ones of the same key may still be appended. Publishing all of them again appends each of
     them once more, in order.
@@ -92,7 +93,8 @@ class KafkaPublisher:
         delivery_timeout_ms: int = 30_000,
         message_bytes_max: int = 1_000_000,
     ) -> None:
-        """Connects at the first `publish`. Raises ConfigError for options that librdkafka refuses."""
+        """Prepare the client, which connects at the first `publish`. Raises ConfigError for options that librdkafka
+        refuses."""
         require_ms("delivery_timeout_ms", delivery_timeout_ms, TIMEOUT_MS_MIN)
         self._topic = topic
         self._delivery_timeout_ms = delivery_timeout_ms
@@ -202,8 +204,8 @@ class KafkaPublisher:
                 producer.poll(_SLICE_S)
 
     def _await_reports(self, producer: Producer, batch: _Batch) -> None:
-        """Wait for the reports. The driver promises one per message within delivery.timeout.ms; the deadline here
-        covers a report that never comes."""
+        """Wait for the reports. The driver promises one report per message within delivery.timeout.ms; the deadline
+        here covers a report that never comes."""
         deadline = time.monotonic() + 2 * self._delivery_timeout_ms / 1000
         try:
             with translated_errors(self._topic, "publish"):
@@ -235,7 +237,7 @@ class KafkaPublisher:
             return
 
         def close() -> None:
-            producer.purge()  # otherwise it would continue to send what was reported as failed
+            producer.purge()  # otherwise it would continue to send messages that were reported as failed
             producer.close()
 
         close_in_background(close, self._topic.timeout_s)

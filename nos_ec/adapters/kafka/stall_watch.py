@@ -1,11 +1,11 @@
 """Notices that a member's client of librdkafka 2.16 has stopped working without reporting it.
 
 3  A broker that was suspended may answer with an empty list of brokers. Then the client forgets every broker and may
-   wait for ever.
+   wait forever.
 5  The client rejects a leader epoch lower than one it has seen, and never fetches a message again. A recreated topic
-   has such epochs. So a member that receives nothing looks up where the topic ends.
-6  When a broker answers that it is no longer the group's coordinator, the client does not ask again for the offsets to
-   start at. It keeps its partitions and fetches nothing. It may also fail to join after it has waited for metadata.
+   has such epochs. So a member that receives nothing looks up the ends of the topic.
+6  When a broker answers that it is no longer the group's coordinator, the client does not request the starting offsets
+   again. It keeps its partitions and fetches nothing. It may also fail to join after it has waited for metadata.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROBE_S = 1.0
 
 
 class StallWatch:
-    """Tracks what one member has taken, and for how long no message has come. Not thread-safe."""
+    """Tracks the messages that one member has taken, and for how long none has come. Not thread-safe."""
 
     def __init__(self, topic: KafkaTopic, poll_interval_s_max: float) -> None:
         self._topic = topic
@@ -55,8 +55,8 @@ class StallWatch:
         return True
 
     def reached_end(self, partition: int, offset: int) -> int | None:
-        """Note that the partition has no message below this offset that was not taken. Returns the offset known before;
-        None if nothing was known."""
+        """Note that the member has taken every message of the partition below this offset. Returns the offset known
+        before; None if none was known."""
         before = self._next.get(partition)
         self._next[partition] = max(offset, before or 0)
         return before
@@ -88,7 +88,7 @@ class StallWatch:
 
     # --- conclusions --------------------------------------------------------------------------------
     def is_cut_off(self, driver: Consumer) -> bool:
-        """Whether the driver has had no broker for too long, and still has none (3). May take a second."""
+        """Return whether the driver has had no broker for too long, and still has none (3). May take a second."""
         if self._down_s is None or time.monotonic() - self._down_s <= self.patience_s:
             return False
         self._down_s = None
@@ -98,8 +98,8 @@ class StallWatch:
             return True
 
     def may_look(self, *, owns: bool) -> bool:
-        """Return whether nothing has arrived for so long that it is time to find out why. True at most once per
-        `patience_s`, or once per request time-out for a member that owns nothing, because it may not have joined
+        """Return whether no message has arrived for so long that it is time to find out why. True at most once per
+        `patience_s`, or once per request time-out for a member that owns no partition, because it may not have joined
         yet."""
         now_s = time.monotonic()
         if self._down_s is not None or now_s - self._looked_s < (self.patience_s if owns else self._join_patience_s):
@@ -108,9 +108,9 @@ class StallWatch:
         return True
 
     def is_left_out(self, *, owns: bool, member_id: str | None, known_id: str | None) -> bool:
-        """Whether the group does not admit the member (6). There are two signs. Either the member has no id, and was
-        not admitted at the last look either, so the group has not heard of it. Or, for longer than a rebalance may
-        take, it has owned nothing and has got no assignment under its present id."""
+        """Return whether the group does not admit the member (6). There are two signs. Either the member has no id, and
+        was not admitted at the last check either, so the group does not know it. Or, for longer than a rebalance may
+        take, it has owned no partition and has got no assignment under its present id."""
         if owns or (member_id and member_id == known_id):
             self._left_out_s = None
             return False
@@ -126,10 +126,10 @@ class StallWatch:
         beginnings: Callable[[Set[int]], Mapping[int, int]],
         ends: Callable[[], Mapping[int, int]],
     ) -> bool:
-        """Whether a message of the `wanted` partitions has not come, although it existed at the last look (5).
+        """Return whether a message of the `wanted` partitions has not come, although it existed at the last check (5).
 
-        `beginnings` looks up where those partitions start from which nothing was taken, and `ends` where the topic
-        ends. Their errors pass through; the next call then has no earlier look to compare with.
+        `beginnings` looks up the start of the partitions from which no message was taken, and `ends` the ends of the
+        topic. Their errors pass through; the next call then has no earlier result to compare with.
         """
         earlier, self._ends = self._ends, {}
         if not wanted:

@@ -36,7 +36,8 @@ class TopicWatch:
         self._was_missing = False
 
     def is_another(self) -> bool:
-        """Whether the last answer shows a recreated topic: with another id, or back after it was missing."""
+        """Return whether the last answer shows a recreated topic: with another id, or existing again after it was
+        missing."""
         if self._answer is not None and self._answer.done():
             answer, self._answer = self._answer, None
             return self._differs(answer)
