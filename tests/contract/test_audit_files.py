@@ -259,7 +259,7 @@ def test_what_cannot_be_recorded_stops_nobody(
     trail.record([BLOCK])
     assert trail.failures == 2
     said = capfd.readouterr().out
-    assert said.count("audit trail not written; the deletion goes on") == 1
+    assert said.count("audit trail not written; the deletion continues") == 1
     assert "block-deleted" in said
 
 
@@ -324,8 +324,8 @@ def test_a_full_file_that_cannot_be_renamed_stays_bounded(
             trail.record([numbered(written)])
             written += trail.failures == 0
         said = capfd.readouterr().out
-        assert said.count("audit trail written, but its full or old files stay") == 1
-        assert said.count("audit trail not written; the deletion goes on") == 1
+        assert said.count("audit trail written, but its full or old files remain") == 1
+        assert said.count("audit trail not written; the deletion continues") == 1
         assert LIMITS.size_bytes_max // 2 - 2000 < (tmp_path / CURRENT).stat().st_size <= LIMITS.size_bytes_max // 2
         trail.record([numbered(-1)])
         assert trail.failures == 2
@@ -353,7 +353,7 @@ def test_an_old_file_that_cannot_be_deleted_is_reported(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", denied)
         assert look(tmp_path, clock) == 1
-    assert "audit trail written, but its full or old files stay" in capfd.readouterr().out
+    assert "audit trail written, but its full or old files remain" in capfd.readouterr().out
     assert look(tmp_path, clock) == 0
 
 

@@ -320,7 +320,7 @@ def test_a_batch_that_a_scan_could_miss_is_refused(tmp_path: Path) -> None:
         segment = new_segment()
         writer = log.create(segment, 1, 0)
         writer.append(START, [bytes(8192)])
-        with pytest.raises(ValueError, match="may miss"):
+        with pytest.raises(ValueError, match="too large for the window"):
             writer.append(START + 8192, [bytes(16384)])
 
 
@@ -497,7 +497,7 @@ def test_the_loss_of_a_device_is_logged_once(tmp_path: Path, monkeypatch: pytest
         events = [(line["event"], line["log_level"], line["device"]) for line in lines]
         lost, back = "device of the landing log is lost", "device of the landing log works again"
         assert events == [(lost, "warning", 1), *[(back, "info", 1)] * 3]
-        monkeypatch.setattr(device_set, "_SAY_S", 0)
+        monkeypatch.setattr(device_set, "_LOG_WAIT_S", 0)
         with monkeypatch.context() as patched:
             broken(patched, paths[1], ("write",))
             log.devices()
@@ -508,8 +508,8 @@ def test_a_device_that_is_not_there_is_logged_at_the_start(tmp_path: Path) -> No
     paths = make(tmp_path, 2)
     paths[1].unlink()
     with capture_logs() as lines, closing(opened(tmp_path, paths)) as log:
-        assert log.devices() == DeviceStates(1, (f"{paths[1]} is not there",))
-    assert [(line["log_level"], line["devices"]) for line in lines] == [("warning", [f"{paths[1]} is not there"])]
+        assert log.devices() == DeviceStates(1, (f"{paths[1]} is missing",))
+    assert [(line["log_level"], line["devices"]) for line in lines] == [("warning", [f"{paths[1]} is missing"])]
     with closing(opened(tmp_path, paths[:1])) as log:
         assert log.devices() == DeviceStates(1, ("one is not configured",))
 
@@ -566,7 +566,7 @@ def test_a_device_is_lost_before_the_start(tmp_path: Path) -> None:
             assert log.read(sealed, [(START, 8192)], copy) == [batch_at(sealed, START)]
         with pytest.raises(NotFound):
             log.read(new_segment(), [(START, 8192)])
-        with pytest.raises(Transient, match="is not there"):
+        with pytest.raises(Transient, match="is missing"):
             log.create(new_segment(), 1, 0)
         for _ in range(2):
             assert list(log.release([sealed])) == [sealed], "whoever forgets it would leave it on the lost device"

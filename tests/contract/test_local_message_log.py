@@ -343,19 +343,6 @@ def test_trimming_goes_in_bounded_batches(log: LocalHarness, monkeypatch: pytest
         assert log.rows("SELECT count(*) FROM messages") == [(left,)]
 
 
-def test_a_forgotten_group_holds_nothing_back(log: LocalHarness) -> None:
-    old, new = log.consumer("old"), log.consumer("new")
-    log.publisher().publish([(b"k", b"v")] * 3)
-    take(old, 3)
-    with pytest.raises(Conflict, match="stop its consumers first"):
-        log.log.forget_group("old")
-    old.close()
-    log.log.forget_group("old")
-    log.log.forget_group("old")
-    new.commit(ends(take(new, 3)))
-    assert log.rows("SELECT count(*) FROM messages") == [(0,)]
-
-
 # --- dead letters ---------------------------------------------------------------------------------
 def test_the_newest_dead_letters_are_kept(log: LocalHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_log, "DEAD_LETTERS_MAX", 3)

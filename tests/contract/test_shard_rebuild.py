@@ -344,7 +344,7 @@ def test_an_interrupted_rebuild_leaves_nothing(root: Path, blocks: LocalBlockSto
 
 
 def test_one_process_at_a_time(shards: LocalShards) -> None:
-    with shards.alone(), pytest.raises(Conflict, match="another process rebuilds"), shards.alone():
+    with shards.alone(), pytest.raises(Conflict, match="another process is rebuilding"), shards.alone():
         pass
     with shards.alone():
         pass

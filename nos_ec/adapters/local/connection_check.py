@@ -1,4 +1,4 @@
-"""Looks at the embedded parts of a store for `config check --connect`, without creating or upgrading anything."""
+"""Checks the embedded parts of a store for `config check --connect`, without creating or upgrading anything."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _FORMATS = (2, FORMAT_VERSION)
 
 
 def try_folder(folder: Path) -> None:
-    """Write to the folder, or if it does not exist, to the nearest one above it. What is written has no name, and is
-    gone afterwards. Raises PermissionError, Transient."""
+    """Write to the folder, or if it does not exist, to the nearest existing folder above it. The file has no name, and
+    disappears afterwards. Raises PermissionError, Transient."""
     existing = folder.absolute()
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -32,14 +32,14 @@ def try_folder(folder: Path) -> None:
 
 
 def missing_shards(root: Path, geometry: Geometry) -> list[str]:
-    """The names of the shard folders that are not there."""
+    """Return the names of the shard folders that do not exist."""
     names = map(folder_name, range(geometry.k + geometry.m))
     return [name for name in names if not (root / name).is_dir()]
 
 
 def look_at_log(path: Path, partitions: int) -> str | None:
-    """Check the file of the message log, which is opened for reading. Returns what it is; None if there is none. Raises
-    ConfigError, Corrupt, Transient."""
+    """Check the file of the message log, which is opened for reading. Returns a description of it; None if there is no
+    file. Raises ConfigError, Corrupt, Transient."""
     if not path.exists():
         return None
     address = f"{path.absolute().as_uri()}?mode=ro"

@@ -1,12 +1,12 @@
-"""The footer of a landing copy's file: the label of the copy, then a tail by which it is found.
+"""The footer of a landing copy's file: the label of the copy, then a tail that serves to find it.
 
     offset  size  tail, the last bytes of the file; integers are little-endian
          0     4  length of the label, at least 1
          4     4  crc32c of the landing id, the label and its length
          8     4  magic, b"NLF1"
 
-A file that does not end so is the data alone. Whoever made the data could not know the id, which is random, so data
-never passes for a footer.
+A file with any other end holds the data alone. The author of the data could not know the id, which is random, so data
+is never mistaken for a footer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LENGTH = struct.Struct("<I")
 
 
 def footer_of(landing_id: LandingId, label: bytes) -> bytes:
-    """The bytes behind the data of a copy with this label; none without a label. Raises ValueError for one that is too
-    long."""
+    """Return the bytes that follow the data of a copy with this label; empty without a label. Raises ValueError for a
+    label that is too long."""
     if not label:
         return b""
     if len(label) > LABEL_SIZE_MAX:
@@ -36,8 +36,8 @@ def footer_of(landing_id: LandingId, label: bytes) -> bytes:
     return label + _TAIL.pack(len(label), _checksum(landing_id, label), MAGIC)
 
 
-def split(fd: int, landing_id: LandingId) -> tuple[int, bytes]:
-    """Bytes of the data in a copy's open file, and its label, empty if there is none. Raises OSError."""
+def find_label(fd: int, landing_id: LandingId) -> tuple[int, bytes]:
+    """Return the size of the data in a copy's open file, and the label, empty if there is none. Raises OSError."""
     size = os.fstat(fd).st_size
     if size < _TAIL.size:
         return size, b""

@@ -3,14 +3,14 @@
     root/store.json        format and version; written last, so a root that has it is complete
     root/00 .. ff/         last byte of the landing id
         <id, hex>          a copy, with its label in a footer (landing_footer.py)
-        <id, hex>.put      a put in flight, or what a killed put left
+        <id, hex>.put      the file of a put in flight, or of a killed put
 
 A temporary file has its copy's id in its name. The deletion queue calls `delete` for every id that no object claims,
-and `delete` removes what a killed put left. There is no other clean-up, and there must be none: when the store is
+and `delete` removes the file of a killed put. There is no other clean-up, and there must be none: when the store is
 opened, a put of another process may be in flight.
 
-Version 1 of the store had no footers, and a process of that time would take one for data. So copies get them once
-`initialise` has made a store version 2; what has none is read for ever.
+Version 1 of the store had no footers, and its processes would mistake one for data. So copies get footers only after
+`initialise` has turned the store into version 2. Copies without a footer stay readable forever.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from nos_ec.adapters.local.files.durable import (
     write_at,
 )
 from nos_ec.adapters.local.files.probe import probe_folder
-from nos_ec.adapters.local.landing_footer import footer_of, split
+from nos_ec.adapters.local.landing_footer import find_label, footer_of
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NosError, NotFound, Transient
 from nos_ec.core.ids import LandingId, in_log
 from nos_ec.core.killpoints import kill_point
@@ -50,7 +50,7 @@ _FORMAT: dict[str, object] = {"format": "nos-ec local landing store", "version":
 _FAN_OUT = [f"{number:02x}" for number in range(256)]
 _PUT_SUFFIX = ".put"
 _PUT_THREADS = 8
-"""A put waits for two syncs. The file system's journal completes those that come together with one write."""
+"""A put waits for two syncs. The file system's journal completes simultaneous syncs with one write."""
 _DELETE_THREADS = 4
 """Unlinking and syncing wait for the disk, which handles several at a time: 2 to 5 times as fast as one thread."""
 
@@ -84,8 +84,8 @@ class LocalLandingStore:
     def put(self, landing_id: LandingId, data: bytes | bytearray | memoryview, label: bytes = b"") -> None:
         """Store one copy: write and sync it under its temporary name, rename it, then sync the folder.
 
-        The temporary name is created exclusively. While this put holds it, no other put of the same id can come between
-        the check and the rename.
+        The temporary name is created exclusively, so that no other put of the same id can come between the check and
+        the rename.
         """
         path = self._path(landing_id)
         temporary = self._temporary(landing_id)
@@ -121,7 +121,8 @@ class LocalLandingStore:
         return None
 
     def _threads(self) -> ThreadPoolExecutor:
-        """Made for the first batch, because most processes that open the store put nothing."""
+        """Return the threads for puts. They are created for the first batch, because most processes that open the store
+        put nothing."""
         with self._lock:
             if self._putting is None:
                 self._putting = ThreadPoolExecutor(_PUT_THREADS, thread_name_prefix="landing-put")
@@ -146,7 +147,7 @@ class LocalLandingStore:
 
     @contextmanager
     def _opened(self, landing_id: LandingId) -> Iterator[tuple[int, int, bytes]]:
-        """The open file of a copy, the bytes of its data, and its label."""
+        """Open the file of a copy. Yields its descriptor, the size of the data, and the label."""
         path = self._path(landing_id)
         with translated(f"landing store {path.parent}"):
             try:
@@ -154,12 +155,12 @@ class LocalLandingStore:
             except FileNotFoundError as error:
                 raise self._missing(landing_id) from error
             try:
-                yield fd, *split(fd, landing_id)
+                yield fd, *find_label(fd, landing_id)
             finally:
                 os.close(fd)
 
     def labels(self, landing_ids: Sequence[LandingId]) -> dict[LandingId, bytes]:
-        """Read the footers."""
+        """Read the labels from the footers."""
         found: dict[LandingId, bytes] = {}
         for landing_id in landing_ids:
             with suppress(NotFound), self._opened(landing_id) as (_, _, label):
@@ -167,7 +168,7 @@ class LocalLandingStore:
         return found
 
     def delete(self, landing_id: LandingId) -> None:
-        """Delete a copy and what a killed put left of it.
+        """Delete a copy, and the file that a killed put of it left.
 
         The folder is synced even if there was nothing to delete: an earlier call may have been killed before its sync.
         """
@@ -212,7 +213,7 @@ class LocalLandingStore:
         path.unlink(missing_ok=True)
 
     def list_ids(self) -> Iterator[LandingId]:
-        """Yield every whole copy. Puts in flight are not listed."""
+        """Yields every whole copy. Puts in flight are not listed."""
         for entry in self._entries():
             with suppress(ValueError):
                 landing_id = bytes.fromhex(entry.name)
@@ -220,19 +221,20 @@ class LocalLandingStore:
                     yield LandingId(landing_id)
 
     def free_bytes(self) -> int:
-        """The free space of the file system."""
+        """Return the free space of the file system."""
         with translated(f"landing store {self._root}"):
             room = os.statvfs(self._root)
         return room.f_bavail * room.f_frsize
 
     def probe(self) -> None:
-        """Write and read in one of the folders. All of them lie on the same disk."""
+        """Write and read in one of the folders. All of them are on the same disk."""
         folder = self._root / _FAN_OUT[0]
         with translated(f"landing store {folder}"):
             probe_folder(folder)
 
     def raw_bytes(self) -> int:
-        """The bytes allocated, including puts in flight. Runs stat on each file, so that puts need not keep a count."""
+        """Return the bytes allocated, including puts in flight. Runs stat on each file, so that puts need not keep a
+        count."""
         total = 0
         for entry in self._entries():
             with suppress(FileNotFoundError):
@@ -240,7 +242,7 @@ class LocalLandingStore:
         return total
 
     def close(self) -> None:
-        """End the threads. No file is held open between calls."""
+        """End the threads. No file is open between calls."""
         with self._lock:
             if self._putting is not None:
                 self._putting.shutdown()
@@ -264,12 +266,12 @@ class LocalLandingStore:
             ) from error
 
     def _missing(self, landing_id: LandingId) -> NotFound | Transient:
-        """The error for a copy without a file. The copy counts as missing only if its folder exists, and if it is no
-        record of a landing log that this process does not know."""
+        """Return the error for a copy without a file. The copy counts as missing only if its folder exists, and if it
+        is not a record of a landing log that this process does not know."""
         if in_log(landing_id):
             return Transient(
-                f"landing copy {landing_id.hex()} lies in the landing log, which was created after this process was"
-                " started: start the process again",
+                f"landing copy {landing_id.hex()} is in the landing log, which was created after this process was"
+                " started: restart the process",
                 landing_id=landing_id,
             )
         folder = self._path(landing_id).parent
@@ -284,7 +286,7 @@ class LocalLandingStore:
 
 
 def _check_store(root: Path) -> int:
-    """The version of the landing store in `root`. Raises ConfigError for what is none."""
+    """Return the version of the landing store in `root`. Raises ConfigError if there is no landing store."""
     path = root / _STORE_FILE
     try:
         content = json.loads(path.read_bytes())

@@ -32,16 +32,17 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.message_log import DeadLetter, Message
 
 TRIM_BATCH = 10_000
-"""The most messages that one commit removes per partition, so that no commit waits long for another group's backlog."""
+"""The maximum number of messages that one commit removes per partition, so that no commit waits long for another
+group's backlog."""
 
 DEAD_LETTERS_MAX = 10_000
-"""How many dead letters are kept. The oldest are dropped first: a flood of bad messages must not fill the disk."""
+"""The maximum number of dead letters. The oldest are dropped first: a flood of bad messages must not fill the disk."""
 
 SESSION_MS_MIN = 100
 """A shorter session could end between two polls of a healthy member."""
 
 _POLL_STEP_MS = 20
-"""How often a waiting poll looks for messages."""
+"""The interval at which a waiting poll looks for messages."""
 
 FETCH_SQL = """
     SELECT offset, key, value FROM messages WHERE partition = ? AND offset >= ? ORDER BY offset LIMIT ?
@@ -71,10 +72,10 @@ EXPIRED_SQL = "DELETE FROM members WHERE group_name = ? AND (expires_ms <= ? OR 
 
 
 class LocalMessageLog:
-    """One log file: one topic, with the number of partitions that it was created with."""
+    """A message log in one file: one topic, with the number of partitions that it was created with."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError when there is no log at `path`, Corrupt, Transient."""
+        """Open the log. Raises ConfigError when there is no log at `path`, Corrupt, Transient."""
         self.path = path
         with closing(open_log_file(path)) as connection, translated_errors(path):
             self.partitions = partition_count(connection)
@@ -109,7 +110,8 @@ class LocalMessageLog:
         return LocalConsumer(self.path, group=group, member=member, clock=clock, session_ms=session_ms)
 
     def dead_letters(self, count_max: int = DEAD_LETTERS_MAX) -> list[DeadLetter]:
-        """The newest `count_max` messages that were set aside, in order of arrival. Raises Corrupt, Transient."""
+        """Return the newest `count_max` messages that were set aside, in order of arrival. Raises Corrupt,
+        Transient."""
         with closing(open_log_file(self.path)) as connection, translated_errors(self.path):
             rows = connection.execute(
                 "SELECT partition, offset, key, value, reason FROM dead_letters ORDER BY number DESC LIMIT ?",
@@ -117,23 +119,13 @@ class LocalMessageLog:
             ).fetchall()
         return [DeadLetter(Message(*message), reason) for *message, reason in reversed(rows)]
 
-    def forget_group(self, group: str) -> None:
-        """Remove a group for good, so that messages it never committed can be trimmed. Idempotent.
-
-        Raises Conflict while the group has members: stop its consumers first.
-        """
-        with closing(open_log_file(self.path)) as connection, transaction(connection, self.path):
-            if connection.execute("SELECT 1 FROM members WHERE group_name = ?", (group,)).fetchone():
-                raise Conflict(f"message log: group {group!r} has members; stop its consumers first")
-            connection.execute("DELETE FROM shares WHERE group_name = ?", (group,))
-            connection.execute("DELETE FROM groups WHERE name = ?", (group,))
-
 
 class LocalPublisher:
-    """See MessagePublisher. Safe to call from several threads; a batch is one transaction, all or nothing."""
+    """A `MessagePublisher` (see the port for the contract). Safe to call from several threads; a batch is one
+    transaction, all or nothing."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        """Raises ConfigError when there is no log at `path`, Corrupt, Transient."""
+        """Open the log. Raises ConfigError when there is no log at `path`, Corrupt, Transient."""
         self._path = path
         self._clock = clock
         self._lock = Lock()
@@ -174,17 +166,17 @@ class LocalPublisher:
 
 
 class LocalGroupProgress:
-    """See GroupProgress."""
+    """A `GroupProgress` (see the port for the contract)."""
 
     def __init__(self, path: Path, group: str, clock: Clock) -> None:
-        """Raises ConfigError when there is no log at `path`, Corrupt, Transient."""
+        """Open the log. Raises ConfigError when there is no log at `path`, Corrupt, Transient."""
         self._path = path
         self._group = group
         self._clock = clock
         self._connection = open_log_file(path)
 
     def passed_until(self) -> Mapping[int, int]:
-        """See GroupProgress.passed_until. One statement, which looks up one message per partition."""
+        """See GroupProgress.passed_until. Takes one statement, which looks up one message per partition."""
         now_ms = self._clock.now_ms()
         with translated_errors(self._path):
             found = self._connection.execute(OLDEST_WAITING_SQL, (self._group,)).fetchall()
@@ -204,7 +196,7 @@ class LocalGroupProgress:
 
 @dataclass(frozen=True, slots=True)
 class _Membership:
-    """The result of one synchronisation. `committed` maps the owned partitions to the offsets where work starts."""
+    """The result of one synchronisation. `committed` maps the owned partitions to their starting offsets."""
 
     was_removed: bool
     committed: Mapping[int, int]
@@ -212,7 +204,7 @@ class _Membership:
 
 
 class LocalConsumer:
-    """See MessageConsumer.
+    """A `MessageConsumer` (see the port for the contract).
 
     `poll` writes a heartbeat at most once per third of session_ms, so that an idle member costs three synced writes per
     session. A member that does not poll for session_ms is removed from the group by the next member that polls. A
@@ -220,7 +212,8 @@ class LocalConsumer:
     """
 
     def __init__(self, path: Path, *, group: str, member: str, clock: Clock, session_ms: int) -> None:
-        """`member` is a name for operators and need not be unique. Raises ConfigError, Corrupt, Transient."""
+        """Open the log. `member` is a name for operators and need not be unique. Raises ConfigError, Corrupt,
+        Transient."""
         if not group or session_ms < SESSION_MS_MIN:
             raise ConfigError(
                 f"message log: group {group!r} with session_ms {session_ms} is refused; give the group a name, and the"
@@ -310,7 +303,7 @@ class LocalConsumer:
         self._revoked = callback
 
     def lag(self) -> int:
-        """See MessageConsumer.lag. Costs one row per partition. Before the group exists, counts all stored messages."""
+        """See MessageConsumer.lag. Reads one row per partition. Before the group exists, counts all stored messages."""
         with translated_errors(self._path):
             return int(self._connection.execute(LAG_SQL, (self._group,)).fetchone()[0])
 
@@ -368,7 +361,7 @@ class LocalConsumer:
 
     # --- membership -------------------------------------------------------------------------------
     def _take_part(self) -> None:
-        """Keep the membership alive, and follow changes of the group until none is left that concerns this member."""
+        """Keep the membership alive, and follow the changes of the group that concern this member."""
         while self._must_synchronise():
             if self._member_id is None:
                 self._join()
@@ -409,7 +402,8 @@ class LocalConsumer:
         self._member_id = cursor.lastrowid
 
     def _synchronise(self) -> _Membership:
-        """Write a heartbeat, remove expired members, take free partitions, and read what is owned. One transaction."""
+        """Write a heartbeat, remove expired members, take free partitions, and read the owned ones, all in one
+        transaction."""
         execute = self._connection.execute
         now_ms = self._clock.now_ms()
         with transaction(self._connection, self._path):
@@ -449,7 +443,8 @@ class LocalConsumer:
                 self._next_generation()
 
     def _handle_removal(self) -> None:
-        """Handle the removal of this member. It owns nothing any more, which the callback notices when it commits."""
+        """Handle the removal of this member. It owns no partition any more, which the callback notices when it
+        commits."""
         lost = self.assignment()
         self._member_id = None
         self._forget(lost)
@@ -495,8 +490,8 @@ class LocalConsumer:
 def share_out(holders: Mapping[int, int | None], members: Sequence[int]) -> dict[int, int | None]:
     """Return {partition: member to own it}: even shares, and as few moves as even shares allow.
 
-    `holders` has the current owner of each partition; None, or an id that is no member, means that it has no owner.
-    Without members, no partition gets an owner.
+    `holders` has the current owner of each partition; None, or an id of no member, means that it has no owner. Without
+    members, no partition gets an owner.
     """
     if not members:
         return dict.fromkeys(holders)
@@ -511,4 +506,4 @@ def share_out(holders: Mapping[int, int | None], members: Sequence[int]) -> dict
 
 
 def _ignore(_partitions: frozenset[int]) -> None:
-    """Stands in for a callback when none is registered."""
+    """Do nothing: the default when no callback is registered."""

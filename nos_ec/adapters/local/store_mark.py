@@ -1,4 +1,4 @@
-"""The file that says which metadata store the blocks and landing copies of a folder belong to."""
+"""The file that records which metadata store the blocks and landing copies of a folder belong to."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def require_root_of(root: Path, store_id: str) -> None:
         )
     if found != store_id:
         raise ConfigError(
-            f"{root} holds the data of another store ({found}), not that of the metadata ({store_id}); correct"
+            f"{root} holds the data of another store ({found}), but the metadata belongs to store {store_id}; correct"
             " store.root or store.metadata_url",
             settings=("store.root", "store.metadata_url"),
         )
 
 
 def find_owner(root: Path) -> str | None:
-    """The id of the metadata that the data in `root` belongs to; None if it is not marked. Raises Transient."""
+    """Return the id of the metadata that the data in `root` belongs to; None if it is not marked. Raises Transient."""
     try:
         return (root / OWNER_FILE).read_text(errors="replace")
     except (FileNotFoundError, NotADirectoryError):

@@ -29,7 +29,7 @@ def require_owner(pool: Pool, store_id: str) -> None:
     if found != store_id:
         raise ConfigError(
             f"Ceph pool {pool.name} holds {f'another store ({found})' if found else 'no store'} there, but the metadata"
-            f" is that of store {store_id}: correct the pool, the namespace or the metadata URL"
+            f" belongs to store {store_id}: correct the pool, the namespace or the metadata URL"
         )
 
 

@@ -169,7 +169,7 @@ def test_while_another_process_rebuilds_shards_are_left(bench: Bench) -> None:
         with system.shards.alone():
             scrubber(system, clock=FakeClock()).run_once(Event(), tell=told.append)
         assert [(one.finding.kind, one.mended) for one in told] == [(K.SHARD_DAMAGED, False)]
-        assert "another process rebuilds" in told[0].why
+        assert "another process is rebuilding" in told[0].why
         assert everything(bench) == damaged
         assert kinds(scrub(system)[0]) == [(K.SHARD_DAMAGED, True)]
 

@@ -171,7 +171,7 @@ def test_a_block_that_cannot_be_rebuilt_is_named(bench: Bench) -> None:
     replace_disk(bench, 5)
     ran = bench.run("shards", "rebuild")
     assert ran.returncode == 6
-    assert f"not rebuilt: block {victim.hex()}: 7 shards are left, and 8 are needed".encode() in ran.stdout or (
+    assert f"not rebuilt: block {victim.hex()}: only 7 shards are left, 8 are needed".encode() in ran.stdout or (
         f"not rebuilt: block {victim.hex()}: stripe 0 cannot be read".encode() in ran.stdout
     )
     assert b"blocks short of a shard: 1 (1 lacks 4 shards)" in ran.stdout

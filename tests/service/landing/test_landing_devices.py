@@ -68,12 +68,12 @@ def test_init_leaves_alone_what_is_left_of_a_log_that_is_switched_off(tmp_path: 
     initialise(off)
     with open_store(off) as store:
         store.put("b/beside", b"beside the log")
-    with pytest.raises(ConfigError, match="configure what it has"):
+    with pytest.raises(ConfigError, match="configure the size that it has"):
         initialise(other)
     with (tmp_path / "landing_log/device0").open("r+b") as file:
         file.write(b"damaged " * 1024)
     initialise(off)
-    with pytest.raises(ConfigError, match="holds data that is not of a landing log"):
+    with pytest.raises(ConfigError, match="holds data that does not belong to a landing log"):
         initialise(other)
 
 
@@ -81,7 +81,7 @@ def test_init_looks_at_a_log_that_is_switched_off_and_not_empty(tmp_path: Path) 
     with open_store(settings(tmp_path), create=True) as store:
         store.put("b/beside", b"beside the log")
         store.put("b/landed", b"in the log")
-    with pytest.raises(ConfigError, match="configure what it has"):
+    with pytest.raises(ConfigError, match="configure the size that it has"):
         initialise(settings(tmp_path, mode="store", segment_bytes=2 << 20))
 
 
@@ -113,4 +113,4 @@ def test_a_check_of_the_connections_tries_the_devices(tmp_path: Path) -> None:
     device.write_bytes(b"x" * (16 << 20))
     state, text = said(one)
     assert state == "failed"
-    assert "holds data that is not of a landing log" in text
+    assert "holds data that does not belong to a landing log" in text

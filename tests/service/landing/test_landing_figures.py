@@ -143,7 +143,7 @@ def test_a_lost_device_is_named(bench: Bench, capfd: pytest.CaptureFixture[str])
         assert figures["nos_ec_store_landing_log_devices", "working"] == 1
         assert figures["nos_ec_store_landing_log_devices", "lost"] == 1
         data, text = status(bench, capfd)
-        assert data["devices"] == {"working": 1, "lost": [f"{devices[1]} is not there"], "unreadable_slots": 0}
+        assert data["devices"] == {"working": 1, "lost": [f"{devices[1]} is missing"], "unreadable_slots": 0}
         assert "landing log devices 1 work, 1 lost: " in text
         told = Readings(system, gc_collector(system), 0).status().landing_log
         assert told is not None

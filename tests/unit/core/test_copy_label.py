@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nos_ec.adapters.local.landing_footer import footer_of, split
+from nos_ec.adapters.local.landing_footer import find_label, footer_of
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX, encode_attributes
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.formats.copy_label import CopyLabel, decode_label, encode_label
@@ -120,6 +120,6 @@ def _split(folder: Path, content: bytes) -> tuple[int, bytes]:
     path.write_bytes(content)
     fd = os.open(path, os.O_RDONLY)
     try:
-        return split(fd, ID)
+        return find_label(fd, ID)
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Blocks as files: k + m folders, a shard file in each, Reed-Solomon over them, and the rebuild of lost shards.
+"""Blocks as files: k + m folders with a shard file of each block, Reed-Solomon coding, and the rebuild of lost shards.
 
 May import `files`, ports and core. Begin with block_store.py, then shard_file.py (the format of a shard).
 """

@@ -1,4 +1,4 @@
-"""Where a block of the embedded block store ends, by the shard files that can be reached."""
+"""The end of a block of the embedded block store, determined from the shard files that can be reached."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from nos_ec.adapters.local.blocks.shard_file import ShardFile, ShardLayout
 
 
 def sealed_stripes(files: Iterable[ShardFile]) -> int | None:
-    """The number of stripes that the block was sealed with; None while no intact mark says so. Raises OSError."""
+    """Return the number of stripes with which the block was sealed; None if no intact mark records it. Raises
+    OSError."""
     marks = [mark for file in files if (mark := file.mark())]
     counts = [mark.stripes for mark in marks if mark.stripes is not None]
     return max(counts, default=None)
 
 
 def whole_stripes(layout: ShardLayout, files: Iterable[ShardFile]) -> int:
-    """The number of stripes that k shards have room for, whether or not their pages are good. Raises OSError."""
+    """Return the number of stripes for which k shards have room, whether or not their pages are good. Raises
+    OSError."""
     sizes = sorted((layout.stripes(file.size()) for file in files), reverse=True)
     k = layout.geometry.k
     return sizes[k - 1] if len(sizes) >= k else 0

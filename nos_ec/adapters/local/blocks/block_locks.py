@@ -17,8 +17,8 @@ from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BlockId
 
 LOCK_WAIT_S_MAX = 30.0
-"""How long a writer waits for another writer of the same block. Appends take milliseconds; a longer wait means that a
-process was stopped in the middle of one."""
+"""The longest wait for another writer of the same block. Appends take milliseconds; a longer wait means that a process
+was stopped in the middle of one."""
 
 FOLDER = "locks"
 _COUNT = 256

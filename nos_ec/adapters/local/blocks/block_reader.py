@@ -1,4 +1,4 @@
-"""Reads a block of the embedded block store from the shards that a range lies in, or else by decoding.
+"""Reads a block of the embedded block store from the shards that hold the range, or else by decoding.
 
 Invariant kept here: each page is verified before its bytes are returned or used in decoding.
 """
@@ -19,7 +19,7 @@ from nos_ec.core.ids import BlockId
 
 
 class BlockReader:
-    """The reads of one call. Opens each shard when it is first needed, and counts what the reads cost."""
+    """The reads of one call. Opens each shard when it is first needed, and counts the cost of the reads."""
 
     def __init__(self, folders: ShardFolders, layout: ShardLayout, coder: StripeCoder, block_id: BlockId) -> None:
         self._folders = folders
@@ -45,7 +45,7 @@ class BlockReader:
                 file.close()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read one range. Fetches whole pages, only from the shards that the range lies in unless pages are bad."""
+        """Return one range. Reads whole pages, only from the shards that hold the range unless pages are bad."""
         if offset < 0 or length < 0:
             raise ValueError(f"range of {length} bytes at {offset}")
         if offset + length > self._geometry.block_size:
@@ -65,8 +65,8 @@ class BlockReader:
         return self._assemble(columns, offset, length)
 
     def _columns(self, offset: int, length: int) -> Iterator[tuple[int, int, int]]:
-        """Yield each data shard that a range lies in, with the number of its first page there and the page count. A
-        range that is contiguous in the block is contiguous in each shard."""
+        """Yields each data shard that holds part of a range, with the number of its first page there and the page
+        count. A range that is contiguous in the block is contiguous in each shard."""
         k, chunk = self._geometry.k, self._geometry.chunk_size
         first_chunk, last_chunk = offset // chunk, (offset + length - 1) // chunk
         for column in range(k):
@@ -114,7 +114,7 @@ class BlockReader:
     # --- degraded reads -------------------------------------------------------------------------------
 
     def _repaired(self, columns: Mapping[int, Pages]) -> dict[int, Pages]:
-        """Return the same pages, with the bad ones decoded. Raises what `_lost` does."""
+        """Return the same pages, with the bad ones decoded. Raises the errors of `_lost`."""
         data = {column: bytearray(pages.data) for column, pages in columns.items()}
         for window, decoded in self._decoded(columns):
             for column, pages in columns.items():
@@ -124,10 +124,10 @@ class BlockReader:
         return {column: pages._replace(data=data[column], bad=frozenset()) for column, pages in columns.items()}
 
     def _decoded(self, columns: Mapping[int, Pages]) -> Iterator[tuple[range, list[bytes]]]:
-        """Yield ranges of page numbers with the decoded bytes of these pages.
+        """Yields ranges of page numbers with the decoded bytes of these pages.
 
         For each stripe, the range runs from its first to its last bad page if k shards have all of these pages, as is
-        the case when whole shards are lost. When damage is scattered, each bad page is decoded by itself.
+        the case when whole shards are lost. When damage is scattered, each bad page is decoded separately.
         """
         stripes: dict[int, set[int]] = {}
         for pages in columns.values():
@@ -146,8 +146,8 @@ class BlockReader:
                 yield range(page, page + 1), decoded
 
     def _decode(self, window: range) -> list[bytes] | None:
-        """Decode these pages, which lie in one stripe, for all k data shards. Returns None unless k shards have all of
-        these pages intact."""
+        """Decode these pages, all of one stripe, for all k data shards. Returns None unless k shards have all of these
+        pages intact."""
         parts: dict[int, bytes] = {}
         for shard in self._folders.shards:
             part = self._good_part(shard, window.start, len(window))
@@ -164,8 +164,8 @@ class BlockReader:
         return self._fetch(shard, first, count).part(first, count)
 
     def _lost(self, page: int) -> Corrupt:
-        """The error to raise when fewer than k shards have a page. Raises NotFound when the block is gone, Transient if
-        shards are there that this process may not read."""
+        """Return the error to raise when fewer than k shards have a page. Raises NotFound when the block is gone,
+        Transient if shards exist that this process may not read."""
         self._refuse_missing()
         refused = {shard: error for shard, error in self._unreachable.items() if isinstance(error, PermissionError)}
         others = [shard for shard in self._folders.shards if shard not in refused]

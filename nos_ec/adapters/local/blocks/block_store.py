@@ -3,15 +3,15 @@
     root/store.json              format, version and geometry; written last, so a root that has it is complete
     root/locks/00 .. ff          empty files; a writer holds an flock on the one that its block's id selects
     root/shard-00 .. shard-NN/   one folder per shard: mount disks here
-        identity.json            which shard of which store this is (see shard_identity.py)
+        identity.json            the numbers of shard and store (see shard_identity.py)
         0 .. f/                  last hexadecimal digit of the block's id (the first digits may be a time)
             <block id, hex>      one shard of one block (see shard_file.py)
             <block id>.new       the same while it is rebuilt (see shard_rebuild.py); never read
 
 Invariants kept here:
-  1  (of docs/INVARIANTS.md) What `append` acknowledged is on k + m shards and can be read back from any k of them.
+  1  (of docs/INVARIANTS.md) Acknowledged stripes are on k + m shards and can be read back from any k of them.
   a  The block's lock (block_locks.py) lets one writer at a time change a block.
-  b  An append writes only behind what all k + m shards already hold, and only if they all end at `at_stripe`
+  b  An append writes only after the stripes that all k + m shards already hold, and only if they all end at `at_stripe`
      without a mark. So after a torn append, a seal or the loss of a shard, the block accepts no more appends.
   c  A mark on a shard is never removed. One marked shard is enough to refuse an append.
 """
@@ -42,7 +42,7 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.ports.block_store import ReadCounters
 
 WINDOW_BYTES = 4 << 20
-"""Of a longer append, so many bytes (but whole stripes) are coded at a time."""
+"""A longer append is coded in pieces of this size (but at least one stripe)."""
 
 
 class LocalBlockStore:
@@ -79,14 +79,14 @@ class LocalBlockStore:
 
     @property
     def geometry(self) -> Geometry:
-        """The geometry that the store was created with."""
+        """Return the geometry that the store was created with."""
         return self._geometry
 
     # --- writing --------------------------------------------------------------------------------------
 
     def create(self, block_id: BlockId, data: bytes | bytearray | memoryview = b"") -> None:
-        """Create a block on all shards, and write its first stripes before anything is synced. When space runs out,
-        remove what was created of the block."""
+        """Create a block on all shards, and write its first stripes before the first sync. When space runs out, remove
+        the files that were created."""
         try:
             self._create(block_id, data)
         except NoSpace:
@@ -118,7 +118,7 @@ class LocalBlockStore:
             self._write(self._open_for_append(stack, block_id, at_stripe), at_stripe, stripes)
 
     def seal(self, block_id: BlockId) -> int:
-        """Mark every reachable shard. An earlier mark decides the number of stripes, so the answer never changes."""
+        """Mark every reachable shard. An earlier mark determines the number of stripes, so the result never changes."""
         with self._locks.held(block_id), ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=True)
             files = list(found.values())
@@ -135,10 +135,10 @@ class LocalBlockStore:
         """Delete all files of a block. If a shard folder is lost, deletes the others and then raises Transient."""
         with self._locks.held(block_id), ExitStack() as stack:
             found, refused = self._folders.open(stack, block_id, write=True)
-            # Deleting a file takes permission to write to its folder, whoever owns the file.
+            # Deleting a file needs permission to write to its folder, no matter who owns the file.
             unreachable = {shard: error for shard, error in refused.items() if not isinstance(error, PermissionError)}
             # Because of the mark, readers that find some shards already gone report NotFound instead of Corrupt. The
-            # mark needs no sync: after a power cut, a second call finds what is left.
+            # mark needs no sync: after a power cut, a second call finds the remaining files.
             for file in found.values():
                 with suppress(OSError):
                     file.write_gone()
@@ -153,11 +153,11 @@ class LocalBlockStore:
     # --- reading --------------------------------------------------------------------------------------
 
     def read(self, block_id: BlockId, offset: int, length: int) -> bytes:
-        """Read exactly `length` bytes."""
+        """Return exactly `length` bytes."""
         return self.read_many(block_id, [(offset, length)])[0]
 
     def read_many(self, block_id: BlockId, extents: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read several ranges of one block. Each shard file is opened at most once."""
+        """Return several ranges of one block. Each shard file is opened at most once."""
         with BlockReader(self._folders, self._layout, self._coder, block_id) as reader:
             try:
                 return [reader.read(offset, length) for offset, length in extents]
@@ -165,8 +165,8 @@ class LocalBlockStore:
                 self._count(reader)
 
     def stripes(self, block_id: BlockId) -> int:
-        """The number in the seal, or else the number of stripes that can be read now. Raises Transient while fewer than
-        k shards can be reached, because the readable stripes then say nothing about the block's end."""
+        """Return the number in the seal, or else the number of stripes that can be read now. Raises Transient while
+        fewer than k shards can be reached, because the readable stripes then do not determine the block's end."""
         with ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=False)
             files = list(found.values())
@@ -181,7 +181,7 @@ class LocalBlockStore:
                 return readable_stripes(self._layout, files)
 
     def list_blocks(self) -> Iterator[BlockId]:
-        """Yield every block that has a file on a reachable shard. Raises Transient at the end while more than m shards
+        """Yields every block that has a file on a reachable shard. Raises Transient at the end while more than m shards
         are lost: the listing may then lack blocks."""
         seen: set[bytes] = set()
         unreachable: dict[int, OSError] = {}
@@ -195,7 +195,8 @@ class LocalBlockStore:
             self._folders.refuse_unreachable(unreachable)
 
     def free_bytes(self) -> int:
-        """The size of the whole stripes that fit on the fullest disk. Folders on one filesystem share its space."""
+        """Return the size of the whole stripes that fit on the fullest disk. Folders on one file system share its
+        space."""
         rooms: dict[int, list[int]] = {}
         for shard in self._shards:
             folder = self._folders.folder(shard) / FAN_OUT[0]
@@ -219,7 +220,7 @@ class LocalBlockStore:
                 self._folders.refuse_unreachable({shard: error})
 
     def raw_bytes(self) -> int:
-        """The bytes allocated for all reachable shard files. Runs stat on each file."""
+        """Return the bytes allocated for all reachable shard files. Runs stat on each file."""
         total = 0
         for entry in self._folders.entries():
             with suppress(OSError):
@@ -227,15 +228,16 @@ class LocalBlockStore:
         return total
 
     def blocks_short(self) -> Mapping[int, int]:
-        """How many blocks have no file on so many shards. Lists all folders, a sixteenth of the blocks at a time."""
+        """Return {n: number of blocks that lack a file on n shards}. Lists all folders, a sixteenth of the blocks at a
+        time."""
         return self._folders.count_short()
 
     def missing_shards(self, block_id: BlockId) -> list[int]:
-        """The shards without a file of the block, and those whose folder cannot be read."""
+        """Return the shards without a file of the block, including shards whose folders cannot be read."""
         return self._folders.missing(block_id)
 
     def counters(self) -> ReadCounters:
-        """The cost of `read` and `read_many` so far."""
+        """Return the cost of `read` and `read_many` so far."""
         with self._counters_lock:
             return self._counters
 
@@ -276,7 +278,7 @@ class LocalBlockStore:
             self._mark(files, at)
 
     def _write_window(self, files: Sequence[ShardFile], at_stripe: int, data: memoryview) -> int:
-        """Write a few stripes, which are coded in memory at a time. Returns the number of the stripe behind them."""
+        """Write a few stripes, which are coded in memory together. Returns the number of the stripe after them."""
         size = self._geometry.stripe_size
         stripes = [bytes(data[start : start + size]) for start in range(0, len(data), size)]
         chunks = [[payload(part) for part in self._coder.encode(stripe)] for stripe in stripes]
@@ -296,7 +298,7 @@ class LocalBlockStore:
         self._sync(files)
 
     def _stripes_of(self, data: bytes | bytearray | memoryview, at_stripe: int) -> memoryview:
-        """The bytes of an append. Raises ValueError unless they are whole stripes that fit into a block."""
+        """Return the bytes of an append. Raises ValueError unless they are whole stripes that fit into a block."""
         size, whole = self._geometry.stripe_size, memoryview(data).cast("B")
         count, rest = divmod(len(whole), size)
         if rest or not count or at_stripe < 0 or at_stripe + count > self._geometry.stripes_per_block:
@@ -307,7 +309,7 @@ class LocalBlockStore:
         return whole
 
     def _sync(self, files: Sequence[ShardFile]) -> None:
-        """Make files durable, all at the same time: a filesystem commits syncs that are requested together as one."""
+        """Make files durable, all at the same time: a file system commits syncs that are requested together as one."""
         waiting = [(file, self._pool.submit(file.sync)) for file in files]
         for file, future in waiting:
             with translated(f"shard folder {file.path.parent.parent}"):

@@ -28,12 +28,12 @@ _FORMAT = {"format": "nos-ec local block store", "version": 1}
 
 
 def initialise(root: Path, geometry: Geometry, new_shards: Collection[int]) -> None:
-    """Create the folders of a store, durably. An existing store gets what earlier versions did not write.
+    """Create the folders of a store, durably. Files that earlier versions did not write are added to an existing store.
 
-    new_shards: shards of an existing store that are lost for good and are to be recreated empty. Raises ConfigError
-    when other shards are missing, more than m are missing, or a named one is not missing; when a folder belongs to
-    another shard or another store; and when the existing store has another or an unknown geometry. Raises NoSpace,
-    Transient. If several processes call this, one creates the store and the others wait for it.
+    `new_shards` are shards of an existing store that are lost for good and are to be recreated empty. Raises
+    ConfigError when other shards are missing, more than m are missing, or a named one is not missing; when a folder
+    belongs to another shard or another store; and when the existing store has another or an unknown geometry. Raises
+    NoSpace, Transient. If several processes call this, one creates the store and the others wait for it.
     """
     with translated(f"block store {root}"):
         make_folder(root)
@@ -42,7 +42,7 @@ def initialise(root: Path, geometry: Geometry, new_shards: Collection[int]) -> N
 
 
 def _initialise(root: Path, geometry: Geometry, new_shards: Collection[int]) -> None:
-    """As `initialise`, with the folder locked. Also raises OSError."""
+    """Create the folders as `initialise` does, with the folder locked. Also raises OSError."""
     shards = range(geometry.k + geometry.m)
     if unknown := sorted(set(new_shards) - set(shards)):
         raise ConfigError(f"there is no shard {unknown[0]}: {root} has shards 0 to {shards[-1]}")
@@ -71,7 +71,7 @@ def _initialise(root: Path, geometry: Geometry, new_shards: Collection[int]) -> 
 
 
 def _complete(folder: Path, *, identified: bool) -> bool:
-    with translated(f"shard folder {folder}"):  # a shard that may not be looked into is not a lost one
+    with translated(f"shard folder {folder}"):  # an unreadable shard is not a lost one
         return complete(folder, identified=identified)
 
 

@@ -1,6 +1,6 @@
-"""Reads all shards of one sealed block side by side, a few pages of each at a time.
+"""Reads all shards of one sealed block in parallel, a few pages of each at a time.
 
-9  what is held in memory are WINDOW_PAGES of each shard, and what is computed from them
+9  The memory holds at most WINDOW_PAGES of each shard, and the data computed from them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import BlockId
 
 WINDOW_PAGES = 32
-"""Pages of each shard that are held in memory at a time, at most."""
+"""The maximum number of pages of each shard that are held in memory at a time."""
 
 RateLimit = Callable[[int], object]
 
 
 class BlockWindows:
-    """The windows of a block, and the decoding of one. Counts the bytes that were read."""
+    """The windows of a block, and the decoding of one window. Counts the bytes that were read."""
 
     def __init__(
         self,
@@ -34,21 +34,22 @@ class BlockWindows:
         self.stripes = stripes
         self.read_bytes = 0
         self.refused = False
-        """Whether a disk did not return what it was asked for. It may do so later."""
+        """True if a disk did not return the requested pages. It may return them later."""
         self._layout = layout
         self._coder = coder
         self._files = files
         self._rate_limit = rate_limit
 
     def windows(self) -> Iterator[tuple[int, int]]:
-        """The pages of a shard: the number of the first one and the count. A window lies in one stripe."""
+        """Yields the windows of a shard: the number of the first page and the number of pages. A window lies in one
+        stripe."""
         chunk = self._layout.chunk_pages
         for start in range(0, self.stripes * chunk, chunk):
             for first in range(start, start + chunk, WINDOW_PAGES):
                 yield first, min(WINDOW_PAGES, start + chunk - first)
 
-    def read(self, file: ShardFile, first: int, count: int) -> Pages:
-        """Pages of a shard. All are bad when its disk does not return them."""
+    def read_pages(self, file: ShardFile, first: int, count: int) -> Pages:
+        """Return pages of a shard. All are bad when its disk does not return them."""
         try:
             pages = file.read_pages(first, count)
         except OSError:
@@ -58,7 +59,8 @@ class BlockWindows:
         return pages
 
     def decoded(self, pages: Mapping[int, Pages], first: int, count: int) -> list[bytes] | None:
-        """The pages of the k data shards, from k shards that have all of them good; None if there are not as many."""
+        """Return these pages of the k data shards, decoded from k shards that have all of them good; None if there are
+        fewer such shards."""
         parts: dict[int, bytes] = {}
         for shard, one in pages.items():
             part = one.part(first, count)
@@ -69,13 +71,13 @@ class BlockWindows:
         return None
 
     def readable(self, pages: Mapping[int, Pages], first: int, count: int) -> bool:
-        """Whether `decoded` returns these pages."""
+        """Return whether `decoded` can return these pages."""
         wanted = range(first, first + count)
         return sum(one.bad.isdisjoint(wanted) for one in pages.values()) >= self._layout.geometry.k
 
 
 def intact_head(file: ShardFile) -> bool:
-    """Whether the head of a shard file can be read and is right."""
+    """Return whether the head of a shard file can be read and is correct."""
     try:
         return file.intact_head()
     except OSError:

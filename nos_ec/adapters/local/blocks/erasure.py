@@ -15,7 +15,7 @@ from pyeclib.ec_iface import ECDriver, ECDriverError
 from nos_ec.core.errors import ConfigError
 
 _FRAMING = 80
-"""Bytes of the header that pyeclib puts before each fragment."""
+"""The size in bytes of the header that pyeclib puts before each fragment."""
 
 
 class StripeCoder:
@@ -35,8 +35,8 @@ class StripeCoder:
             ) from error
 
     def encode(self, stripe: bytes) -> list[bytes]:
-        """Return the k + m fragments of a stripe of k equal chunks, data first. `payload` returns a fragment's
-        chunk."""
+        """Return the k + m fragments of a stripe of k equal chunks, data first. `payload` extracts the chunk of a
+        fragment."""
         fragments: list[bytes] = self._driver.encode(stripe)
         assert len(fragments[0]) == _FRAMING + len(stripe) // self._k, "pyeclib changed its framing"
         return fragments
@@ -56,5 +56,5 @@ class StripeCoder:
 
 
 def payload(fragment: bytes) -> memoryview:
-    """The chunk in a fragment that `StripeCoder.encode` returned, without copying it."""
+    """Return the chunk of a fragment that `StripeCoder.encode` returned, without copying it."""
     return memoryview(fragment)[_FRAMING:]

@@ -2,7 +2,7 @@
 
     offset         size              content
     0              48                head: magic b"NSSH", version u16, shard u16, block_id 16, chunk_size u32, k u16,
-                                     m u16, stripes_per_block u32, zeros 8, crc32c u32 of all that; little-endian
+                                     m u16, stripes_per_block u32, zeros 8, crc32c u32 of the above; little-endian
     512            12                mark [1]: b"SEAL" or b"GONE", stripes u32, crc32c u32 over these 8 and the id;
                                      zeros while the block is open
     4096           4 per page        checksums [2] of the data's pages, room for stripes_per_block
@@ -11,8 +11,8 @@
 [1] The mark has its own sector, in a page that is written at creation, so sealing needs no space on a full disk.
 [2] Each is the CRC32C of block_id, shard u16, page number u32 and the page. So a page verifies only where it was
 written; this holds even for a page of zeros, which a power cut may leave. Checksums of acknowledged pages share a page
-of the file with later ones. Like every append to a file, this trusts the disk not to damage bytes beside those that it
-writes.
+of the file with later ones. Like every append to a file, this trusts the disk not to damage the bytes next to the ones
+that it writes.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Mark:
 
 class Pages(NamedTuple):
     """Consecutive pages of a shard: the number of the first, their bytes (zeros where none could be read), and the
-    numbers of the bad ones. `read_bytes` is the number of bytes that were read from the file. `unwritten`: those of the
-    bad ones that lie past the end of the file or have no checksum, as an append leaves them that was cut short."""
+    numbers of the bad ones. `read_bytes` is the number of bytes that were read from the file. `unwritten` are the bad
+    pages that lie past the end of the file or have no checksum, as an interrupted append leaves them."""
 
     first: int
     data: bytes | bytearray
@@ -78,11 +78,11 @@ class ShardLayout:
         self.data_offset = PAGE + -(-checksums_size // PAGE) * PAGE
 
     def size(self, stripes: int) -> int:
-        """The size in bytes of a shard file with this number of stripes."""
+        """Return the size in bytes of a shard file with this number of stripes."""
         return self.data_offset + stripes * self.geometry.chunk_size if stripes else PAGE
 
     def stripes(self, size: int) -> int:
-        """The number of whole chunks in a shard file of this size in bytes."""
+        """Return the number of whole chunks in a shard file of this size in bytes."""
         return max(0, size - self.data_offset) // self.geometry.chunk_size
 
 
@@ -119,24 +119,25 @@ class ShardFile:
         os.close(self._fd)
 
     def sync(self) -> None:
-        """Make what was written durable."""
+        """Make all writes so far durable."""
         os.fsync(self._fd)
 
     def drop_cached(self) -> None:
-        """Let the next reads come from the disk, as far as the system does that. Call `sync` first."""
+        """Drop the file from the page cache, so that the next reads come from the disk, as far as the system allows.
+        Call `sync` first."""
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def size(self) -> int:
-        """The size of the file in bytes."""
+        """Return the size of the file in bytes."""
         return os.fstat(self._fd).st_size
 
     def intact_head(self) -> bool:
-        """Whether the head names this shard, this block and this geometry."""
+        """Return whether the head names this shard, this block and this geometry."""
         head = self._head()
         return os.pread(self._fd, len(head), 0) == head
 
     def mark(self) -> Mark | None:
-        """The block's mark on this shard; None while there is none."""
+        """Return the block's mark on this shard; None while there is none."""
         data = os.pread(self._fd, _MARK.size + _CRC.size, _MARK_AT)
         if not any(data):
             return None
@@ -154,7 +155,7 @@ class ShardFile:
         write_at(self._fd, [self._marked(_GONE, 0)], _MARK_AT)
 
     def extend(self, stripes: int) -> None:
-        """Give the file its size with this number of stripes. Pages that were not written have no checksum."""
+        """Extend the file to its size with this number of stripes. Pages that were not written have no checksum."""
         os.ftruncate(self._fd, self._layout.size(stripes))
 
     def write_chunks(self, at_stripe: int, chunks: Sequence[memoryview]) -> None:
@@ -162,7 +163,7 @@ class ShardFile:
         self.write_pages(at_stripe * self._layout.chunk_pages, chunks)
 
     def write_pages(self, first: int, parts: Sequence[bytes | memoryview]) -> None:
-        """Write whole pages from number `first` on, and their checksums. Each part is whole pages."""
+        """Write whole pages from number `first` on, and their checksums. Each part consists of whole pages."""
         sums: list[int] = []
         for part in parts:
             sums += self._checksums(first + len(sums), bytes(part))
@@ -171,7 +172,7 @@ class ShardFile:
         write_at(self._fd, [packed], self._layout.checksums_offset + first * _CRC.size)
 
     def read_pages(self, first: int, count: int) -> Pages:
-        """Read and verify `count` pages from number `first` on. Pages past the end are bad; they are not an error."""
+        """Read and verify `count` pages from number `first` on. Pages past the end are bad, without an error."""
         data = os.pread(self._fd, count * PAGE, self._layout.data_offset + first * PAGE)
         read_bytes = len(data)
         sums = os.pread(self._fd, count * _CRC.size, self._layout.checksums_offset + first * _CRC.size)

@@ -24,15 +24,16 @@ FAN_OUT = "0123456789abcdef"
 blocks share."""
 
 UNFINISHED = ".new"
-"""The end of the name of a shard file that is being rebuilt. It is renamed when it is whole, durable and checked."""
+"""The suffix of the name of a shard file that is being rebuilt. The file is renamed when it is whole, durable and
+checked."""
 
 _BLOCK_NAME = re.compile("[0-9a-f]{32}")
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors that say nothing about the shard, which must not count as lost because of them."""
+"""Errors that are unrelated to the shard, which must not count as lost because of them."""
 
 
 def folder_name(shard: int) -> str:
-    """The name of a shard's folder."""
+    """Return the name of a shard's folder."""
     return f"shard-{shard:02d}"
 
 
@@ -46,17 +47,17 @@ class ShardFolders:
         self.shards = range(layout.geometry.k + layout.geometry.m)
 
     def folder(self, shard: int) -> Path:
-        """The folder of a shard."""
+        """Return the folder of a shard."""
         return self._root / folder_name(shard)
 
     def path(self, block_id: BlockId, shard: int) -> Path:
-        """The file of a block in a shard's folder."""
+        """Return the file of a block in a shard's folder."""
         name = block_id.hex()
         return self.folder(shard) / name[-1] / name
 
     def open_shard(self, block_id: BlockId, shard: int, *, write: bool) -> ShardFile | None:
-        """Open the shard's file; None when its folder exists but the file does not. Raises OSError when the folder
-        (or the disk behind it) is missing, and Transient when the process is out of file descriptors or memory."""
+        """Open the shard's file; return None when its folder exists but the file does not. Raises OSError when the
+        folder (or its disk) is missing, and Transient when the process is out of file descriptors or memory."""
         path = self.path(block_id, shard)
         try:
             return ShardFile.open(path, self._layout, block_id, shard, write=write)
@@ -71,7 +72,7 @@ class ShardFolders:
     def open(
         self, stack: ExitStack, block_id: BlockId, *, write: bool
     ) -> tuple[dict[int, ShardFile], dict[int, OSError]]:
-        """Open those files of a block that exist. Returns them by shard, and the errors of the unreachable shards."""
+        """Open the files of a block that exist. Returns them by shard, and the errors of the unreachable shards."""
         found: dict[int, ShardFile] = {}
         unreachable: dict[int, OSError] = {}
         for shard in self.shards:
@@ -86,9 +87,9 @@ class ShardFolders:
         return found, unreachable
 
     def unreadable(self, block_id: BlockId, unreachable: Mapping[int, OSError]) -> frozenset[int]:
-        """Those shards of `unreachable` whose file is there, but whose disk does not return its first page."""
+        """Return those shards of `unreachable` whose file exists, but whose disk does not return its first page."""
         refused = (shard for shard, error in unreachable.items() if error.errno == errno.EIO)
-        return frozenset(shard for shard in refused if _there(self.path(block_id, shard)))
+        return frozenset(shard for shard in refused if _is_reachable(self.path(block_id, shard)))
 
     def require(self, block_id: BlockId, files: Sequence[ShardFile], unreachable: Mapping[int, OSError]) -> None:
         """Raise NotFound for a block that no shard has or that is being deleted. Raises Transient if too few shards can
@@ -101,7 +102,8 @@ class ShardFolders:
             raise NotFound(f"block {block_id.hex()} does not exist", block_id=block_id)
 
     def refuse_unreachable(self, unreachable: Mapping[int, OSError]) -> None:
-        """Raise Transient (or NoSpace) unless `unreachable` is empty. The message names the folder and what to do."""
+        """Raise Transient (or NoSpace) unless `unreachable` is empty. The message names the folder and includes
+        advice."""
         for shard, error in unreachable.items():
             folder = self.folder(shard)
             if isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -112,8 +114,8 @@ class ShardFolders:
             raise as_port_error(f"shard folder {folder}", error) from error
 
     def entries(self, unreachable: dict[int, OSError] | None = None) -> Iterator[os.DirEntry[str]]:
-        """Yield the files of all reachable shards. A folder that cannot be read counts as lost, whatever the reason;
-        `unreachable` gets the errors of such shards."""
+        """Yields the files of all reachable shards. A folder that cannot be read counts as lost, whatever the reason;
+        its error is added to `unreachable`."""
         for shard in self.shards:
             for digit in FAN_OUT:
                 try:
@@ -125,7 +127,7 @@ class ShardFolders:
                         unreachable[shard] = error
 
     def missing(self, block_id: BlockId) -> list[int]:
-        """The shards that have no file of the block. Lost shards count."""
+        """Return the shards that have no file of the block. Lost shards count."""
         found = []
         for shard in self.shards:
             path = self.path(block_id, shard)
@@ -137,9 +139,9 @@ class ShardFolders:
         return found
 
     def count_short(self) -> Mapping[int, int]:
-        """How many blocks lack a file on so many shards: {shards: blocks}, without those that lack none. Lost shards
-        count. Holds the names of a sixteenth of the blocks in memory. Blocks that are being created or deleted are
-        looked at again, so few of them count."""
+        """Return {n: number of blocks that lack a file on n shards}, without complete blocks. Lost shards count. Holds
+        the names of a sixteenth of the blocks in memory. Blocks that are being created or deleted are checked again, so
+        few of them count."""
         short: Counter[int] = Counter()
         for digit in FAN_OUT:
             names, _, _ = self._listed(digit)
@@ -149,8 +151,8 @@ class ShardFolders:
         return dict(sorted(short.items()))
 
     def short_blocks(self) -> Iterator[BlockId]:
-        """Yield the blocks that lack a file on a shard that can be reached, and those with an unfinished file. Blocks
-        that are being created or deleted are among them. Holds the names of a sixteenth of the blocks in memory."""
+        """Yields the blocks that lack a file on a reachable shard, and the blocks with an unfinished file. Blocks that
+        are being created or deleted are among them. Holds the names of a sixteenth of the blocks in memory."""
         for digit in FAN_OUT:
             names, unfinished, reachable = self._listed(digit)
             short = {name for name, shards in names.items() if shards & reachable != reachable}
@@ -158,8 +160,8 @@ class ShardFolders:
                 yield BlockId(bytes.fromhex(name))
 
     def _listed(self, digit: str) -> tuple[dict[str, int], set[str], int]:
-        """The blocks of one folder of each shard, with the set of shards (as bits) that have a file; those with an
-        unfinished file; and the set of shards that can be reached."""
+        """Return the blocks of one folder of each shard, with the set of shards (as bits) that have a file; the blocks
+        with an unfinished file; and the set of shards that can be reached."""
         reachable = 0
         names: dict[str, int] = {}
         unfinished: set[str] = set()
@@ -180,16 +182,16 @@ class ShardFolders:
         return names, unfinished, reachable
 
     def _missing_now(self, name: str, shards: int) -> int:
-        """The number of shards that have no file of the block now; 0 when the block is being deleted. shards: those
-        that had one, as bits."""
+        """Return the number of shards that have no file of the block now; 0 when the block is being deleted. `shards`
+        are the shards that had one, as bits."""
         paths = [self.path(BlockId(bytes.fromhex(name)), shard) for shard in self.shards]
-        if not any(_there(path) for shard, path in enumerate(paths) if shards >> shard & 1):
+        if not any(_is_reachable(path) for shard, path in enumerate(paths) if shards >> shard & 1):
             return 0
-        return sum(not _there(path) for shard, path in enumerate(paths) if not shards >> shard & 1)
+        return sum(not _is_reachable(path) for shard, path in enumerate(paths) if not shards >> shard & 1)
 
 
-def _there(path: Path) -> bool:
-    """Whether a file can be reached. One that may not be looked at counts as lost, whatever the reason."""
+def _is_reachable(path: Path) -> bool:
+    """Return whether a file can be reached. A file without access counts as lost, whatever the reason."""
     try:
         path.stat()
     except OSError:

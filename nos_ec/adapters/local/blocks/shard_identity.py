@@ -1,4 +1,4 @@
-"""The file in each shard folder that says which shard of which store the folder is.
+"""The file in each shard folder that records which shard of which store the folder is.
 
 It is written last when a shard is created, so a folder that has it is complete. It reveals a disk of another store, and
 disks that changed places. It also prevents an empty mount point from becoming a shard unless the operator asks for it.
@@ -22,7 +22,8 @@ _FORMAT = {"format": "nos-ec shard", "version": 1}
 
 
 def make_shard(folder: Path, store_id: str, shard: int) -> None:
-    """Create, durably, the folders inside a shard's folder, which must exist. Existing ones stay. Raises OSError."""
+    """Create, durably, the folders inside a shard's folder, which must exist. Existing ones are not changed. Raises
+    OSError."""
     for name in FAN_OUT:
         make_one_folder(folder / name)
     kill_point("block_store.shard_made")
@@ -31,14 +32,14 @@ def make_shard(folder: Path, store_id: str, shard: int) -> None:
 
 
 def complete(folder: Path, *, identified: bool) -> bool:
-    """Whether all of a shard's folders exist, and its identity file if it should have one (`identified`).
-    Raises OSError when the folder may not be looked into."""
+    """Return whether all of a shard's folders exist, and its identity file if it should have one (`identified`). Raises
+    OSError when the folder is not accessible."""
     return all((folder / name).is_dir() for name in FAN_OUT) and (not identified or (folder / IDENTITY_FILE).is_file())
 
 
 def refuse_foreign(folder: Path, store_id: str | None, shard: int) -> None:
     """Raise ConfigError when the folder's identity file names another shard or another store, or is damaged. A folder
-    without the file passes. So does a folder that cannot be reached: it is a lost shard."""
+    without the file passes, and so does a folder that cannot be reached, because it is a lost shard."""
     path = folder / IDENTITY_FILE
     try:
         text = path.read_bytes()
@@ -71,5 +72,5 @@ def refuse_missing(missing: Collection[int], named: Collection[int], root: Path,
             f"shards are missing: {folders}: mount their disks, or if they are lost for good, run"
             f" `nos-ec init {options}` to recreate them empty"
         )
-    if there := sorted(set(named) - set(missing)):
-        raise ConfigError(f"shard {there[0]} of {root} is not missing: name only shards that are lost")
+    if present := sorted(set(named) - set(missing)):
+        raise ConfigError(f"shard {present[0]} of {root} is not missing: name only shards that are lost")

@@ -1,11 +1,11 @@
-"""Makes blocks of the embedded block store whole again after a disk was lost and replaced by an empty one.
+"""Repairs blocks of the embedded block store after a disk was lost and replaced by an empty one.
 
-Invariants kept here, besides those of block_store.py:
-  d  A block that lacks a shard is sealed before a shard of it is made again: what is copied never changes.
+Invariants kept here, in addition to those of block_store.py:
+  d  A block that lacks a shard is sealed before the shard is rebuilt, so that the data being copied never changes.
   e  A shard file is written under another name. It gets its own when all of it is durable and was read back; every page
      then matches its checksum, and the good pages of all shards match each other by the coding. Only pages that more
      than m shards have lost have no checksum, so they never read as data.
-  f  It gets its name under the block's lock, and only while the block is there and is not being deleted.
+  f  It gets its name under the block's lock, and only while the block exists and is not being deleted.
   g  One process rebuilds at a time, so an unfinished file that it finds was left by a dead process.
 """
 
@@ -39,7 +39,7 @@ _LOCK = "rebuild"
 class LocalShards:
     """A `ShardStore` on the folders of an embedded block store (see nos_ec.ports.shard_store for the contract).
 
-    The store is open already as a `LocalBlockStore`, which has checked whose folders these are.
+    The store must already be open as a `LocalBlockStore`, which has checked that these folders belong to it.
     """
 
     def __init__(self, root: Path, geometry: Geometry) -> None:
@@ -59,26 +59,26 @@ class LocalShards:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise Conflict("another process rebuilds the shards of this store now; let it go on") from error
+                raise Conflict("another process is rebuilding the shards of this store; let it finish") from error
             yield
         finally:
             os.close(fd)
 
     def blocks_short(self) -> Mapping[int, int]:
-        """How many blocks have no file on so many shards."""
+        """Return {n: number of blocks that lack a file on n shards}."""
         return self._folders.count_short()
 
     def short_blocks(self) -> Iterator[BlockId]:
-        """Yield the blocks that lack a file on a reachable shard, or have an unfinished one."""
+        """Yields the blocks that lack a file on a reachable shard, or have an unfinished one."""
         return self._folders.short_blocks()
 
     def rebuild(self, block_id: BlockId, rate_limit: RateLimit) -> RebuiltBlock:
-        """Make again the shards that a block lacks. Reads all others, so it finds those that are damaged as well."""
-        return self._made_whole(block_id, frozenset(), rate_limit)
+        """Rebuild the shards that a block lacks. Reads all others, so it also finds the damaged ones."""
+        return self._repair(block_id, frozenset(), rate_limit)
 
     def mend(self, block_id: BlockId, shards: Collection[int], rate_limit: RateLimit) -> RebuiltBlock:
-        """As `rebuild`, for a block of which these shards are damaged, if it still has them."""
-        return self._made_whole(block_id, frozenset(shards), rate_limit)
+        """Rebuild these shards and the ones that the block lacks. Shards that no longer exist count as missing."""
+        return self._repair(block_id, frozenset(shards), rate_limit)
 
     def scrub(self, block_id: BlockId, stripes: int, rate_limit: RateLimit) -> ScrubbedBlock:
         """Read all shards of a block, without its lock: a file that is replaced meanwhile is read to its end."""
@@ -97,8 +97,9 @@ class LocalShards:
             away = tuple(shard for shard in unreachable if shard not in unreadable)
             return ScrubbedBlock(tuple(lost), away, damages, contradictions, scan.read_bytes)
 
-    def _made_whole(self, block_id: BlockId, damaged: Collection[int], rate_limit: RateLimit) -> RebuiltBlock:
-        """Damaged shards get their files first: while a shard is missing, the block is found again after a crash."""
+    def _repair(self, block_id: BlockId, damaged: Collection[int], rate_limit: RateLimit) -> RebuiltBlock:
+        """Rebuild missing and damaged shards. The damaged ones get their files first: while a shard is missing, the
+        block is found again after a crash."""
         with ExitStack() as stack:
             with self._locks.held(block_id):
                 self._remove_unfinished(block_id)
@@ -110,9 +111,9 @@ class LocalShards:
                 stripes = self._sealed(block_id, files)
             copy = _Copy(self._layout, self._coder, block_id, files, stripes, rate_limit)
             copy.damaged.update(files.keys() & damaged, self._folders.unreadable(block_id, unreachable))
-            # Without a missing shard nothing is gained by gaps. What a damaged shard still has is not replaced by them.
-            made = self._made(stack, copy, lost, with_gaps=bool(lost) and not unreachable)
-            replaced = frozenset() if copy.gaps else self._replaced(copy)
+            # Gaps are allowed only for missing shards: they must not replace good pages of a damaged one.
+            made = self._make_shards(stack, copy, lost, with_gaps=bool(lost) and not unreachable)
+            replaced = frozenset() if copy.gaps else self._replace_damaged(copy)
             self._install(block_id, made)
             return RebuiltBlock(
                 missing=tuple(lost),
@@ -125,7 +126,7 @@ class LocalShards:
 
     def _remove_unfinished(self, block_id: BlockId) -> None:
         for shard in self._folders.shards:
-            with suppress(OSError):  # if it is still there, it cannot be created again, which is reported
+            with suppress(OSError):  # if the file remains, creating it again fails, and that is reported
                 self._unfinished(block_id, shard).unlink()
 
     def _unfinished(self, block_id: BlockId, shard: int) -> Path:
@@ -134,14 +135,14 @@ class LocalShards:
 
     # --- the end of the block -------------------------------------------------------------------------
     def _sealed(self, block_id: BlockId, files: Mapping[int, ShardFile]) -> int:
-        """Seal the block, if it is not, and return the number of its stripes. The block's lock is held.
+        """Seal the block unless it is sealed, and return the number of its stripes. The block's lock must be held.
 
-        A block whose end is in doubt is left to its writer and to recovery: the first seal is final.
+        A block whose end is uncertain is left to its writer and to recovery, because the first seal is final.
         """
         with translated(f"block {block_id.hex()}", block_id):
             stripes = sealed_stripes(files.values())
             if stripes is not None:
-                with suppress(OSError):  # a disk that was away when the block was sealed
+                with suppress(OSError):  # marks a disk that was absent when the block was sealed
                     self._mark(block_id, [file for file in files.values() if not _sealed_mark(file)], stripes)
                 return stripes
             found = list(files.values())
@@ -169,15 +170,15 @@ class LocalShards:
 
     def _too_few(self, block_id: BlockId, found: int) -> Corrupt:
         return Corrupt(
-            f"block {block_id.hex()}: {found} shards are left, and {self._geometry.k} are needed", block_id=block_id
+            f"block {block_id.hex()}: only {found} shards are left, {self._geometry.k} are needed", block_id=block_id
         )
 
     # --- writing --------------------------------------------------------------------------------------
-    def _made(
+    def _make_shards(
         self, stack: ExitStack, copy: _Copy, shards: Collection[int], *, with_gaps: bool = False
     ) -> list[ShardFile]:
         """Write these shards to unfinished files, which are durable and checked on return. `stack` closes them, and
-        removes those that were not installed."""
+        removes the ones that were not installed."""
         made: list[ShardFile] = []
         for shard in shards:
             path = self._unfinished(copy.block_id, shard)
@@ -196,18 +197,18 @@ class LocalShards:
         kill_point("shard_rebuild.written")
         return made
 
-    def _replaced(self, copy: _Copy) -> frozenset[int]:
-        """Replace the damaged shards, as far as their disks can be written. Returns those that were replaced."""
+    def _replace_damaged(self, copy: _Copy) -> frozenset[int]:
+        """Replace the damaged shards whose disks can be written. Returns the shards that were replaced."""
         damaged = frozenset(copy.damaged)
         done = set()
         for shard in sorted(damaged):
             with ExitStack() as stack, suppress(Transient):
-                self._install(copy.block_id, self._made(stack, copy, [shard]))
+                self._install(copy.block_id, self._make_shards(stack, copy, [shard]))
                 done.add(shard)
         return frozenset(done)
 
     def _install(self, block_id: BlockId, made: Sequence[ShardFile]) -> None:
-        """Give whole files their names, durably, if the block is still there. Raises NotFound."""
+        """Give finished files their names, durably, if the block still exists. Raises NotFound."""
         with self._locks.held(block_id), ExitStack() as stack:
             found, unreachable = self._folders.open(stack, block_id, write=False)
             self._folders.require(block_id, list(found.values()), unreachable)
@@ -220,7 +221,7 @@ class LocalShards:
 
 
 class _Copy(BlockWindows):
-    """Computes shards of one sealed block from the others. Counts what that costs, and collects the damaged shards."""
+    """Computes shards of one sealed block from the others. Counts the cost, and collects the damaged shards."""
 
     def __init__(
         self,
@@ -234,21 +235,21 @@ class _Copy(BlockWindows):
         super().__init__(layout, coder, block_id, files, stripes, rate_limit)
         self.damaged: set[int] = set()
         self.gaps: set[int] = set()
-        """Pages that cannot be read any more."""
+        """Page numbers that cannot be read any more."""
         self.written_bytes = 0
 
     def write(self, made: Sequence[ShardFile], *, with_gaps: bool) -> None:
         """Write all pages of these shards.
 
-        with_gaps: what cannot be read any more is left out, unless that is everything, or a disk may still return it.
-        A page that was left out has no checksum. Raises Corrupt when too few shards have a page intact, or when intact
-        pages contradict each other; NoSpace, Transient.
+        With `with_gaps`, pages that cannot be read any more are left out, unless all are unreadable, or a disk may
+        still return them. A page that was left out has no checksum. Raises Corrupt when too few shards have a page
+        intact, or when intact pages contradict each other; NoSpace, Transient.
         """
         for shard, file in self._files.items():
             if not intact_head(file):
                 self.damaged.add(shard)
         for first, count in self.windows():
-            pages = {shard: self.read(file, first, count) for shard, file in self._files.items()}
+            pages = {shard: self.read_pages(file, first, count) for shard, file in self._files.items()}
             written = 0
             for at, run in self._runs(pages, first, count, with_gaps=with_gaps):
                 coded = self._coded(pages, at, run)
@@ -266,11 +267,11 @@ class _Copy(BlockWindows):
                 file.extend(self.stripes)
 
     def check(self, file: ShardFile) -> None:
-        """Read back a shard that was written. Raises OSError, and Transient when it is not what was written."""
+        """Read back a shard that was written. Raises OSError, and Transient when it differs from the data written."""
         good = file.intact_head() and _sealed_mark(file) and file.size() == self._layout.size(self.stripes)
         bad: set[int] = set()
         for first, count in self.windows():
-            pages = self.read(file, first, count)
+            pages = self.read_pages(file, first, count)
             bad |= pages.bad
             self._rate_limit(pages.read_bytes)
         if not good or bad != self.gaps:
@@ -280,17 +281,17 @@ class _Copy(BlockWindows):
 
     @property
     def unreadable(self) -> tuple[int, ...]:
-        """The stripes with gaps."""
+        """Return the stripes with gaps."""
         return tuple(sorted({page // self._layout.chunk_pages for page in self.gaps}))
 
     def _runs(
         self, pages: Mapping[int, Pages], first: int, count: int, *, with_gaps: bool
     ) -> Iterator[tuple[int, int]]:
-        """Yield the readable pages: the first one and the count."""
+        """Yields runs of readable pages: the number of the first page and the number of pages."""
         if self.readable(pages, first, count):
             yield first, count
             return
-        for page in range(first, first + count):  # damage is scattered, or too great
+        for page in range(first, first + count):  # damage is scattered, or too severe
             if self.readable(pages, page, 1):
                 yield page, 1
             elif with_gaps:
@@ -306,7 +307,7 @@ class _Copy(BlockWindows):
         )
 
     def _coded(self, pages: Mapping[int, Pages], first: int, count: int) -> list[memoryview]:
-        """These pages of all k + m shards, from the good ones of k."""
+        """Return these pages of all k + m shards, computed from the good ones of k."""
         data = self.decoded(pages, first, count)
         assert data is not None, "these pages are readable"
         coded = [payload(fragment) for fragment in self._coder.encode(b"".join(data))]
@@ -314,7 +315,7 @@ class _Copy(BlockWindows):
         return coded
 
     def _compare(self, pages: Mapping[int, Pages], coded: Sequence[memoryview], first: int, count: int) -> None:
-        """Refuse pages that match their checksums, but not the other shards."""
+        """Raise Corrupt for pages that match their checksums but contradict the other shards."""
         for shard, one in pages.items():
             for page in range(first, first + count):
                 right, found = (page - first) * PAGE, (page - one.first) * PAGE

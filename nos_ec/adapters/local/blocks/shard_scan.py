@@ -12,9 +12,9 @@ from nos_ec.core.geometry import PAGE
 from nos_ec.ports.shard_store import Contradiction, DamagedShard, ShardPart
 
 STRIPES_NAMED_MAX = 5
-"""Stripes that the damage of a shard names."""
+"""The maximum number of stripes that are listed for the damage of a shard."""
 CONTRADICTIONS_MAX = 5
-"""Stripes of a block whose contradictions are looked into."""
+"""The maximum number of stripes of a block whose contradictions are examined."""
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Bad:
     pages: int = 0
     unwritten: int = 0
     first: int | None = None
-    """The stripe of the first one."""
+    """The stripe of the first bad page."""
     stripes: list[int] = field(default_factory=list)
 
     def add(self, pages: Pages, stripe: int) -> None:
@@ -39,16 +39,16 @@ class _Bad:
 
 
 class ShardScan(BlockWindows):
-    """One scan of one block."""
+    """A scan of one block."""
 
     def run(self) -> tuple[tuple[DamagedShard, ...], tuple[Contradiction, ...]]:
-        """Read everything. Returns the damaged shards, and the stripes whose good shards contradict each other."""
+        """Read all pages. Returns the damaged shards, and the stripes whose good shards contradict each other."""
         for file in self._files.values():
             file.drop_cached()
         bad = {shard: _Bad() for shard in self._files}
         contradictions: dict[int, Contradiction] = {}
         for first, count in self.windows():
-            pages = {shard: self.read(file, first, count) for shard, file in self._files.items()}
+            pages = {shard: self.read_pages(file, first, count) for shard, file in self._files.items()}
             stripe = first // self._layout.chunk_pages
             for shard, one in pages.items():
                 bad[shard].add(one, stripe)
@@ -83,7 +83,8 @@ class ShardScan(BlockWindows):
         return mark is not None and (mark.gone or mark == Mark(gone=False, stripes=self.stripes))
 
     def _contradicting(self, pages: Mapping[int, Pages], first: int, count: int) -> int | None:
-        """The first page whose good shards contradict each other; None if they all fit, or too few are good to say."""
+        """Return the first page whose good shards contradict each other; None if they all agree, or too few are good to
+        decide."""
         data = self.decoded(pages, first, count)
         if data is not None:
             return self._odd_page(pages, data, first, count)
@@ -106,7 +107,8 @@ class ShardScan(BlockWindows):
         return None
 
     def _suspect(self, pages: Mapping[int, Pages], page: int) -> int | None:
-        """The only shard without which the others fit. With k + 1 good shards, that is true of each."""
+        """Return the only shard without which the others agree; None if there is not exactly one. With only k + 1 good
+        shards, the others agree whichever is left out, so no shard is suspect."""
         good = {shard: one for shard, one in pages.items() if page not in one.bad}
         suspects = []
         for shard in good:

@@ -1,8 +1,8 @@
-"""Reads and writes pages of a raw device or a preallocated file, past the page cache where that is possible.
+"""Reads and writes pages of a raw device or a preallocated file, bypassing the page cache where that is possible.
 
 A device is opened with O_DIRECT and O_DSYNC: each write is durable when it returns, and neither reads nor writes pass
-through the page cache. A file system that has no O_DIRECT (tmpfs before Linux 6.6) refuses the flag; then O_DSYNC alone
-must do, and the page cache is used.
+through the page cache. A file system without O_DIRECT (tmpfs before Linux 6.6) refuses the flag; then only O_DSYNC is
+used, with the page cache.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from pathlib import Path
 
 from nos_ec.adapters.local.files.durable import write_at
 from nos_ec.core.geometry import PAGE
-
-Buffer = bytes | bytearray | memoryview
+from nos_ec.ports.segment_medium import Buffer
 
 _POOLED_BYTES = 9 << 19
-"""Room for the largest object that is packed, with header and names, and for the largest run of a read."""
+"""The size of pooled buffers: the largest object that is packed, with header and names, and the largest run of a read
+both fit."""
 _POOLED_COUNT = 8
 _pool: list[memoryview] = []
-"""Buffers of memory pages, as O_DIRECT needs them: touching new pages costs more than a write of them."""
+"""Buffers of whole memory pages, as O_DIRECT needs them. They are reused because touching new pages costs more than
+writing them."""
 
 
 @contextmanager
 def page_buffer(size: int) -> Iterator[memoryview]:
-    """Memory that begins at a page, for the time of one operation. What it holds is undefined."""
+    """Yields memory that begins at a page boundary, for one operation. Its content is undefined."""
     try:
         memory = _pool.pop() if size <= _POOLED_BYTES else _new_pages(size)
     except IndexError:
@@ -39,12 +40,14 @@ def page_buffer(size: int) -> Iterator[memoryview]:
 
 
 def _new_pages(size: int) -> memoryview:
-    # Private: pages that could be shared with a child cost several times as much when they are first touched.
+    # The memory is private, because pages that could be shared with a child cost several times as much when they are
+    # first touched.
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def open_direct(path: Path, flags: int) -> tuple[int, bool]:
-    """Open with O_DIRECT if the file system has it. Returns the descriptor, and whether it has. Raises OSError."""
+    """Open with O_DIRECT if the file system supports it. Returns the descriptor, and whether it does. Raises
+    OSError."""
     flags |= os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_DIRECT, 0o600), True
@@ -55,8 +58,8 @@ def open_direct(path: Path, flags: int) -> tuple[int, bool]:
 
 
 class DeviceFile:
-    """An open device. Safe to call from several threads. All methods raise OSError. On a read-only file system it can
-    be read."""
+    """An open device. Safe to call from several threads. All methods raise OSError. A device on a read-only file system
+    can only be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,11 +73,11 @@ class DeviceFile:
             self._read_only = True
 
     def size(self) -> int:
-        """The size of the device in bytes."""
+        """Return the size of the device in bytes."""
         return os.lseek(self._fd, 0, os.SEEK_END)
 
     def read(self, offset: int, length: int) -> bytes:
-        """The bytes of a range that need not be aligned; fewer where the device ends."""
+        """Return the bytes of a range, which need not be aligned, or fewer if the device ends earlier."""
         first = offset // PAGE * PAGE
         size = -(-(offset + length) // PAGE) * PAGE - first
         with page_buffer(size) as buffer:
@@ -87,7 +90,7 @@ class DeviceFile:
             return bytes(buffer[offset - first : min(filled, offset - first + length)])
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Write whole pages, durably. `data` must lie in memory of `page_buffer`."""
+        """Write whole pages, durably. `data` must be memory of `page_buffer`."""
         if self._read_only:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self.path))
         write_at(self._fd, [data], offset)
@@ -104,7 +107,7 @@ class DeviceFile:
 
 
 def gather(buffer: memoryview, batch: Sequence[Buffer]) -> None:
-    """Copy the parts of a batch, one behind the other, to the front of a buffer that is large enough."""
+    """Copy the parts of a batch, one after the other, to the front of a buffer that is large enough."""
     at = 0
     for part in batch:
         end = at + len(part)

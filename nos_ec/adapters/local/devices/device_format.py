@@ -2,7 +2,7 @@
 
     offset            size        content
     0, 4096           72          superblocks, written in turn: generation g lies at (g modulo 2) x 4096
-    8192              4096        what the last probe wrote
+    8192              4096        the data of the last probe
     1 MiB + n x slot  slot_bytes  slot n: header page (4 KiB), batches, footer, trailer (the last 4 KiB)
 
     header page
@@ -24,9 +24,9 @@
     56  8   window in bytes
     64  8   generation
 
-All integers are little-endian, and offsets in a trailer count from the start of the slot. A slot is free when its
-header page is zeros, and only then. A page that is neither zeros nor has an intact header of this store for this slot
-is damaged: it does not show whether the slot is free, so the slot is never taken.
+All integers are little-endian, and offsets in a trailer count from the start of the slot. A slot is free if and only if
+its header page is zeros. A page that is neither zeros nor has an intact header of this store for this slot is damaged:
+it does not show whether the slot is free, so the slot is never taken.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ PROBE_AT = 2 * PAGE
 SLOTS_AT = 1 << 20
 SLOT_BYTES_MIN = 16 * PAGE
 SLOTS_MAX = 1 << 16
-"""The most slots of a device. A larger device needs larger slots."""
+"""The maximum number of slots of a device. A larger device needs larger slots."""
 DEVICES_MAX = 64
 
 START = PAGE
-"""Where the first batch of a slot begins, behind the header."""
+"""The offset of the first batch in a slot, after the header."""
 TRAILER_SIZE = PAGE
 HEADER_COPY_AT = 2048
-"""The offset of the second copy of the header in its page: in another sector, whatever the size of sectors is."""
+"""The offset of the second copy of the header in its page. It lies in another sector, whatever the sector size is."""
 
 _HEAD = struct.Struct("<4sI")
 _SUPERBLOCK = struct.Struct("<16sHHHHIIQQQQ")
@@ -66,10 +66,12 @@ _CLEAN = 1
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """What a device says about itself. Sizes in bytes; all but `devices`, `clean` and `generation` never change.
+    """The description that a device has of itself. Sizes are in bytes; only `devices`, `clean` and `generation` ever
+    change.
 
-    devices: how many devices the log has. clean: no segment is open. window: a scan that found no record in so many
-    bytes has passed everything that a writer had under way. life: how many devices had this number before.
+    `devices` is the number of devices of the log. `clean` means that no segment is open. `window` bounds scans: a scan
+    that found no record in this many bytes has passed everything that a writer had in flight. `life` is the number of
+    earlier devices with this device's number.
     """
 
     store_id: bytes
@@ -84,18 +86,19 @@ class Superblock:
     life: int = 0
 
     def slot_at(self, slot: int) -> int:
-        """Where a slot begins on the device."""
+        """Return the offset of a slot on the device."""
         return SLOTS_AT + slot * self.slot_bytes
 
     @property
     def trailer_at(self) -> int:
-        """Where the trailer begins in a slot: the size of a segment."""
+        """Return the offset of the trailer in a slot, which is the size of a segment."""
         return self.slot_bytes - TRAILER_SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """The end of a sealed segment: of its last batch, then of its footer (length 0: none). Sizes in bytes."""
+    """The end of a sealed segment: the end of its last batch, then the length of its footer (0: none). Sizes are in
+    bytes."""
 
     store_id: bytes
     segment: SegmentId
@@ -105,7 +108,7 @@ class Trailer:
 
 
 def encode_superblock(block: Superblock) -> bytes:
-    """One page."""
+    """Return the superblock as one page."""
     rest = _SUPERBLOCK.pack(
         block.store_id,
         VERSION,
@@ -123,7 +126,7 @@ def encode_superblock(block: Superblock) -> bytes:
 
 
 def decode_superblock(page: bytes) -> Superblock:
-    """Raises Corrupt unless the page begins with an intact superblock of this version."""
+    """Decode a page. Raises Corrupt unless it begins with an intact superblock of this version."""
     rest = _checked(page, SUPERBLOCK_MAGIC, _SUPERBLOCK.size, "superblock")
     fields = _SUPERBLOCK.unpack(rest)
     store_id, version, device, devices, flags, slots, life, slot_bytes, capacity, window, generation = fields
@@ -135,13 +138,13 @@ def decode_superblock(page: bytes) -> Superblock:
 
 
 def encode_trailer(trailer: Trailer) -> bytes:
-    """One page."""
+    """Return the trailer as one page."""
     fields = (trailer.store_id, trailer.segment, trailer.end, trailer.footer_length, trailer.records)
     return _page(_TRAILER_MAGIC, _TRAILER.pack(*fields))
 
 
 def decode_trailer(page: bytes, store_id: bytes, segment: SegmentId) -> Trailer | None:
-    """The trailer of this segment; None when the page holds none: the segment was not sealed."""
+    """Return the trailer of this segment; None when the page does not hold it, because the segment was not sealed."""
     try:
         trailer = Trailer(*_TRAILER.unpack(_checked(page, _TRAILER_MAGIC, _TRAILER.size, "trailer")))
     except Corrupt:
@@ -150,7 +153,7 @@ def decode_trailer(page: bytes, store_id: bytes, segment: SegmentId) -> Trailer 
 
 
 def encode_slot_header(header: SegmentHeader) -> bytes:
-    """One page."""
+    """Return the header, twice, as one page."""
     half = encode_segment_header(header).ljust(HEADER_COPY_AT, b"\0")
     return half + half
 

@@ -1,9 +1,10 @@
 """How often each device of a landing log was replaced, so that a device that was given up is not used again.
 
-Its segments were given up with it: others may have been recorded, packed and released since, and what it would show is
-as old as its loss. Each superblock has the life of its device: 0, or one more than the device that it replaced. The
-file `replaced` in the log's folder of the store has the life that counts, for the devices that were ever replaced. It
-is written after the device, so a device with a later life counts as well: `nos-ec init` was killed between the two.
+The segments of such a device were given up, too: since then, others may have been recorded, packed and released, and
+the device's content is as old as its loss. Each superblock has the life of its device: 0, or one more than the device
+that it replaced. The file `replaced` in the log's folder of the store has the valid life of each device that was ever
+replaced. It is written after the device, so a device with a later life is valid as well: `nos-ec init` was killed
+between the two writes.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ FILE = "replaced"
 
 
 def read_lives(folder: Path) -> dict[int, int]:
-    """The lives of the devices that were replaced, by number. Raises ConfigError for a damaged file, OSError."""
+    """Return the lives of the devices that were replaced, by number. Raises ConfigError for a damaged file, OSError."""
     path = folder / FILE
     try:
         line, _, checksum = path.read_bytes().partition(b"\n")
     except FileNotFoundError:
         return {}
     try:
-        if checksum and checksum != _checksum_of(line):  # older releases wrote none
+        if checksum and checksum != _checksum_of(line):  # older releases wrote no checksum
             raise ValueError("its checksum does not match")
         return {int(number): int(life) for number, life in json.loads(line).items()}
     except (ValueError, AttributeError, TypeError) as error:
@@ -38,7 +39,7 @@ def read_lives(folder: Path) -> dict[int, int]:
 
 
 def record_lives(folder: Path, lives: Mapping[int, int]) -> None:
-    """Record devices that were made, durably. The log's folder is locked. Raises ConfigError, OSError."""
+    """Record devices that were initialised, durably. The log's folder must be locked. Raises ConfigError, OSError."""
     known = read_lives(folder)
     latest = known | {number: life for number, life in lives.items() if life > known.get(number, 0)}
     if latest != known:
@@ -52,10 +53,10 @@ def _checksum_of(line: bytes) -> bytes:
 
 
 def refuse_replaced(path: Path, superblock: Superblock, lives: Mapping[int, int]) -> None:
-    """Raise ConfigError for a device in whose place there is another one."""
+    """Raise ConfigError for a device that was replaced by another one."""
     if superblock.life < lives.get(superblock.device, 0):
         raise ConfigError(
-            f"{path} was device {superblock.device} of the landing log, but was replaced by another one, and what it"
-            f" holds is out of date: connect the other one. To use this one again, remove the file, or clear all of the"
-            f" device: blkdiscard -z {path}"
+            f"{path} was device {superblock.device} of the landing log, but was replaced by another one, and its"
+            f" content is out of date: connect the other one. To use this one again, remove the file, or clear the"
+            f" whole device: blkdiscard -z {path}"
         )

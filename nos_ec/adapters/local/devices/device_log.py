@@ -1,9 +1,10 @@
 """Segments of the landing log in slots of raw devices or preallocated files (see docs/FORMAT.md for their bytes).
 
 A segment has a slot on each of `copies` devices, and an append returns when all of them have it. The header of a slot
-says whose it is; a zeroed one says that the slot is free. All processes that use the devices share a table of the
+names its segment; a zeroed header means that the slot is free. All processes that use the devices share a table of the
 owners and its locks (slot_table.py), which also fence writers: a writer appends under a shared lock of its segment,
-after a look at the table; whoever seals the segment first takes away the permission there, and then the lock.
+after checking its permission in the table; a process that seals the segment first removes the permission, and then
+takes the lock.
 
 A device that fails is lost for this process until a probe of it succeeds. Its segments are read from their other
 copies, and new ones are created on the devices that work.
@@ -47,8 +48,9 @@ _log = structlog.get_logger(__name__)
 class DeviceLog:
     """A `SegmentMedium` on devices (see nos_ec.ports.segment_medium for the contract).
 
-    folder: of the store, shared by its processes. paths: of the devices, in any order. copies: on how many devices each
-    new segment lies. Opening raises ConfigError when the devices were not initialised for this store, Transient.
+    `folder` belongs to the store, and its processes share it. `paths` are the devices, in any order. `copies` is the
+    number of devices on which each new segment is stored. Opening raises ConfigError when the devices were not
+    initialised for this store, Transient.
     """
 
     def __init__(self, folder: Path, paths: Sequence[Path], store_id: str, *, copies: int = 1) -> None:
@@ -60,7 +62,7 @@ class DeviceLog:
         self._free = (-1, 0)
         self._unreadable_as_of: tuple[int, tuple[UnreadableSlot, ...]] = (-1, ())
         self.was_clean = self._devices.clean
-        """Whether all segments were sealed when the last process closed the log."""
+        """True if all segments were sealed when the last process closed the log."""
         try:
             if not 1 <= copies <= self._devices.count:
                 count = self._devices.count
@@ -84,7 +86,7 @@ class DeviceLog:
 
     @property
     def limits(self) -> MediumLimits:
-        """Batches of whole pages, of up to 1 MiB."""
+        """Return the limits: batches of whole pages, of up to 1 MiB."""
         most = min(_BATCH_BYTES_MAX, self._layout.slot_bytes // 4 // PAGE * PAGE)
         return MediumLimits(
             self._layout.trailer_at, START, PAGE, most, _BATCH_RECORDS_MAX, WRITES_MAX, copies=self._copies
@@ -92,7 +94,7 @@ class DeviceLog:
 
     # --- writing ------------------------------------------------------------------------------------
     def create(self, segment: SegmentId, epoch: int, first_lsn: int) -> DeviceWriter:
-        """Take a free slot on each of `copies` devices, those with the fewest open segments first."""
+        """Take a free slot on each of `copies` devices, preferring devices with few open segments."""
         with self._locked_table():
             if self._places(segment):
                 raise Conflict(f"landing segment {segment.hex()} exists")
@@ -107,7 +109,7 @@ class DeviceLog:
         return writer
 
     def _choose(self) -> list[Place]:
-        """A free slot on each of `copies` devices; the table is locked. Raises NoSpace, Transient."""
+        """Return a free slot on each of `copies` devices; the table must be locked. Raises NoSpace, Transient."""
         if len(self._devices.working) < self._copies:
             self._devices.revive()
             self._load()
@@ -121,7 +123,7 @@ class DeviceLog:
         if len(candidates) < self._copies:
             raise NoSpace(
                 f"landing log: no slot is free on {self._copies} of its {self._devices.count} devices: start more"
-                " consumers, which pack what it holds, or add a device"
+                " consumers, which pack its objects, or add a device"
             )
         return [(device, number) for _, _, device, number in sorted(candidates)[: self._copies]]
 
@@ -139,7 +141,7 @@ class DeviceLog:
                     return None
                 kill_point("device_log.header_written")
             for place in places:
-                self._table.put(place, Slot(segment, is_writable=True))
+                self._table.put_slot(place, Slot(segment, is_writable=True))
         return places
 
     def _header(self, segment: SegmentId, slot: int, epoch: int, first_lsn: int) -> bytes:
@@ -147,22 +149,22 @@ class DeviceLog:
         return encode_slot_header(header)
 
     def _is_free(self, place: Place) -> bool:
-        """Look at a slot that is free according to the table: its header may have been damaged since."""
+        """Check a slot that is free according to the table: its header may have been damaged since."""
         try:
-            found = self._devices.look(place)
+            found = self._devices.read_slot(place)
         except OSError as error:
             self._devices.lose(place[0], error)
             return False
         if not found.is_free:
             _log.error("slot of the landing log is not free", device=place[0], slot=place[1], found=_named(found))
-            self._table.enter(place, found)
+            self._table.enter_slot(place, found)
         return found.is_free
 
     def _zero_headers(self, places: Sequence[Place]) -> list[Place]:
-        """Returns those that were zeroed."""
+        """Zero the headers of these slots. Returns the slots that were zeroed."""
         zeroed = []
         for place in places:
-            with suppress(OSError):  # the device is lost then
+            with suppress(OSError):  # then the device is lost
                 self._devices.write_page(place, 0, bytes(PAGE))
                 zeroed.append(place)
                 kill_point("device_log.header_zeroed")
@@ -170,7 +172,7 @@ class DeviceLog:
 
     # --- reading ------------------------------------------------------------------------------------
     def read(self, segment: SegmentId, ranges: Sequence[tuple[int, int]], copy: int = 0) -> list[bytes]:
-        """Read from one device: that of the wanted copy, or else from the next."""
+        """Read from one device: the one with the wanted copy, or else the next."""
         places = self._existing(segment)
         turn = copy % len(places)
         error: OSError | None = None
@@ -191,7 +193,7 @@ class DeviceLog:
         return self._devices.read(place, offset, length) if length > 0 else b""
 
     def segments(self, *, known_only: bool = False) -> Iterator[SegmentId]:
-        """Yield the owners of all slots."""
+        """Yields the owners of all slots."""
         with self._locked_table():
             self._require_all_visible(known_only=known_only)
             found = {slot.owner for _, slot in self._slots() if slot.owner is not None}
@@ -199,8 +201,8 @@ class DeviceLog:
 
     # --- sealing and releasing ----------------------------------------------------------------------
     def seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
-        """Fence the writer, wait for its appends, then write footer and trailer. Where the writer is gone, the end is
-        found by a scan of each copy."""
+        """Fence the writer, wait for its appends, then write footer and trailer. If the writer is gone, a scan of each
+        copy finds the end."""
         sealed = self._trailer(segment, self._existing(segment))
         if sealed is None:
             self._fence(segment)
@@ -211,15 +213,15 @@ class DeviceLog:
         return sealed.end
 
     def _fence(self, segment: SegmentId) -> None:
-        """Take away the permission to append."""
+        """Remove the permission to append."""
         with self._locked_table():
             for place in self._places(segment):
-                self._table.put(place, self._table.slot(place)._replace(is_writable=False))
+                self._table.put_slot(place, self._table.slot(place)._replace(is_writable=False))
 
     def _seal(
         self, segment: SegmentId, places: Sequence[Place], footer: Sequence[Buffer] | None, records: int
     ) -> Trailer:
-        """The writer is fenced, and none of its appends is under way."""
+        """Write footer and trailer. The writer must be fenced, and none of its appends in flight."""
         writer = self._writers.get(segment)
         length = 0
         if writer is None or writer.end is None:
@@ -227,7 +229,7 @@ class DeviceLog:
         else:
             end = writer.end
             if footer is not None:
-                with suppress(OSError):  # then the records tell what the footer would
+                with suppress(OSError):  # without the footer, readers use the records
                     size = sum(map(len, footer))
                     self._devices.write(places, end, footer, size)
                     length = size
@@ -245,7 +247,7 @@ class DeviceLog:
         return trailer
 
     def _trailer(self, segment: SegmentId, places: Sequence[Place]) -> Trailer | None:
-        """The trailer that any copy has. Raises Transient."""
+        """Return the trailer that any copy has; None if none has one. Raises Transient."""
         errors = []
         for place in places:
             try:
@@ -260,7 +262,7 @@ class DeviceLog:
         return None
 
     def _scan(self, segment: SegmentId, places: Sequence[Place]) -> int:
-        """The end of the last batch that any copy has. Raises Transient."""
+        """Return the end of the last batch that any copy has. Raises Transient."""
         ends, errors = [], []
         for place in places:
             try:
@@ -282,9 +284,9 @@ class DeviceLog:
         return -(-end // PAGE) * PAGE
 
     def overwrite(self, segment: SegmentId, offset: int, expected: bytes, new: bytes) -> None:
-        """Read the page of each copy, and write it again with the new bytes. The lock of the table excludes another
-        process that does the same to this page, and the release of the segment. A batch that is being appended lies in
-        other pages."""
+        """Read the page of each copy, and write it again with the new bytes. The table's lock excludes another process
+        that does the same to this page, and the release of the segment. A batch that is being appended occupies other
+        pages."""
         first = offset // PAGE * PAGE
         at = offset - first
         self._existing(segment)
@@ -309,9 +311,9 @@ class DeviceLog:
                 self._require_all_known()
 
     def release(self, segments: Sequence[SegmentId], beat: Beat = unwatched) -> Mapping[SegmentId, Transient]:
-        """Zero the headers of each segment's slots, one page a copy. A segment that may have a further copy on a device
-        that is lost or not there counts as failed, whatever was zeroed: that copy must go, too, when the device
-        returns, and nobody else would look for it."""
+        """Zero the headers of each segment's slots, one page per copy. A segment that may have a further copy on a lost
+        or missing device counts as failed, even though slots were zeroed: that copy must be deleted, too, when the
+        device returns, and nothing else would look for it."""
         failed: dict[SegmentId, Transient] = {}
         for segment in segments:
             beat(0)
@@ -327,21 +329,22 @@ class DeviceLog:
         return failed
 
     def _release(self, segment: SegmentId, places: Sequence[Place]) -> None:
-        """The writer is fenced, none of its appends is under way, and the table is locked. Raises Transient."""
+        """Zero the headers. The writer must be fenced, none of its appends in flight, and the table locked. Raises
+        Transient."""
         with self._table.changing():
             zeroed = self._zero_headers(places)
             for place in zeroed:
-                self._table.put(place, Slot(None))
+                self._table.put_slot(place, Slot(None))
         if len(zeroed) < len(places) or (len(places) < self._copies and self._unseen()):
             raise self._may_have_another_copy(segment)
         if len(places) < self._copies:
             self._require_all_known()
 
     def settle_slot(self, found: UnreadableSlot, epoch: int | None) -> bool:
-        """Looks at the slot again while holding the locks of its segment and of the table."""
+        """Read the slot again, under the locks of its segment and of the table, and write its header."""
         place = (found.device, found.slot)
         with self._table.quiet(found.segment) if found.segment else nullcontext(), self._locked_table():
-            if place[0] not in self._usable() or self._look_again(place) != Slot(found.segment, is_unreadable=True):
+            if place[0] not in self._usable() or self._read_again(place) != Slot(found.segment, is_unreadable=True):
                 return False
             page = bytes(PAGE)
             if epoch is not None and found.segment is not None:
@@ -349,12 +352,12 @@ class DeviceLog:
             with translated(f"landing log: slot {found.slot} of device {found.device}"), self._table.changing():
                 self._devices.write_page(place, 0, page)
                 kill_point("device_log.slot_settled")
-                self._table.enter(place, Slot(found.segment if epoch is not None else None))
+                self._table.enter_slot(place, Slot(found.segment if epoch is not None else None))
         return True
 
-    def _look_again(self, place: Place) -> Slot | None:
+    def _read_again(self, place: Place) -> Slot | None:
         with suppress(OSError):
-            return self._devices.look(place, was_unreadable=self._table.slot(place).is_unreadable)
+            return self._devices.read_slot(place, was_unreadable=self._table.slot(place).is_unreadable)
         return None
 
     def _may_have_another_copy(self, segment: SegmentId) -> Transient:
@@ -365,14 +368,15 @@ class DeviceLog:
 
     # --- figures ------------------------------------------------------------------------------------
     def free_bytes(self) -> int:
-        """From the free slots of the devices that work; they are counted when the table has changed."""
+        """Return the space in the free slots of the devices that work. They are counted again only when the table has
+        changed."""
         changes = self._table.changes << 8 | len(self._devices.working)
         if self._free[0] != changes:
             self._free = (changes, self._count_free() * self._layout.trailer_at)
         return self._free[1]
 
     def _count_free(self) -> int:
-        """How many further segments find a slot on each of `copies` devices."""
+        """Return how many further segments find a slot on each of `copies` devices."""
         free = []
         for number in self._usable():
             entries = self._table.entries(number, self._devices.slots(number))
@@ -383,17 +387,17 @@ class DeviceLog:
         return segments
 
     def raw_bytes(self) -> int:
-        """Whole slots, on all devices."""
+        """Return the size of all used slots, on all devices."""
         return sum(not slot.is_free for _, slot in self._slots()) * self._layout.slot_bytes
 
     def devices(self) -> DeviceStates:
-        """Those of the superblocks, also when they are not configured."""
+        """Return the states of all devices that the superblocks count, even if they are not configured."""
         with suppress(Transient):
             self.probe()
         return DeviceStates(len(self._devices.working), tuple(self._devices.lost()), self._unreadable())
 
     def probe(self) -> None:
-        """Write and read a page of each device. One that was lost, and answers again, is used again."""
+        """Write and read a page of each device. A lost device that answers again is used again."""
         with self._locked_table():
             self._devices.revive()
             self._load()
@@ -402,7 +406,7 @@ class DeviceLog:
         self._devices.require(self._copies)
 
     def close(self) -> None:
-        """Close the devices. The last process marks them as clean when all segments are sealed."""
+        """Close the devices. The last process marks them as clean if all segments are sealed."""
         with suppress(Transient, ConfigError), self._locked_table():
             if self._table.unclean and self._table.leave() and self._all_sealed():
                 self._devices.mark(clean=True)
@@ -425,40 +429,40 @@ class DeviceLog:
             yield
 
     def _load(self, *, again: bool = False) -> None:
-        """Enter the headers of the devices into the table, which is locked. Raises NoSpace."""
+        """Enter the headers of the devices into the table, which must be locked. Raises NoSpace."""
         for number in self._devices.working:
             if again or not self._table.is_loaded(number):
-                with suppress(OSError):  # the slots of a device that cannot be read stay as they are in the table
+                with suppress(OSError):  # the table keeps the slots of a device that cannot be read
                     self._load_device(number)
         for slot in self._unreadable():
             place = (slot.device, slot.slot)
-            if self._devices.is_lost(slot.device) or (found := self._look_again(place)) is None:
+            if self._devices.is_lost(slot.device) or (found := self._read_again(place)) is None:
                 continue
             found = self._cleared(place, found)
-            # Perhaps its device was away for a moment. A segment that is known stays known.
+            # Perhaps the device was absent for a moment. A segment that is known stays known.
             if not found.is_unreadable or (found.owner is not None and slot.segment is None):
-                self._table.enter(place, found)
+                self._table.enter_slot(place, found)
         self._table.settle()
 
     def _load_device(self, number: int) -> None:
-        """Raises NoSpace, OSError."""
-        slots = self._devices.look_at_all(number, {one.slot for one in self._unreadable() if one.device == number})
+        """Enter the headers of one device into the table. Raises NoSpace, OSError."""
+        slots = self._devices.read_slots(number, {one.slot for one in self._unreadable() if one.device == number})
         for slot, found in enumerate(slots):
             if found.is_unreadable:
                 slots[slot] = found = self._cleared((number, slot), found)
             if found.is_unreadable:
                 _log.error("slot of the landing log cannot be read", device=number, slot=slot, found=_named(found))
-        self._table.load(number, slots)
+        self._table.load_device(number, slots)
 
     def _cleared(self, place: Place, found: Slot) -> Slot:
-        """A slot that was never written to holds nothing that its damaged header could belong to: it is free."""
+        """Return the slot, freed if it was never written to: then no segment can belong to its damaged header."""
         with suppress(OSError):
             if found.owner is None and self._devices.is_blank(place) and self._zero_headers([place]):
                 return Slot(None)
         return found
 
     def _visible(self) -> list[int]:
-        """The devices whose slots are in the table."""
+        """Return the devices whose slots are in the table."""
         return [number for number in self._devices.opened if self._table.is_loaded(number)]
 
     def _usable(self) -> list[int]:
@@ -470,7 +474,8 @@ class DeviceLog:
                 yield (device, number), slot
 
     def _unreadable(self) -> tuple[UnreadableSlot, ...]:
-        """The search is repeated only when the table has changed: a large device has thousands of slots."""
+        """Return the slots whose headers cannot be read. The search is repeated only when the table has changed,
+        because a large device has thousands of slots."""
         changes = self._table.changes << 8 | len(self._visible())
         if self._unreadable_as_of[0] != changes:
             found = (UnreadableSlot(*place, slot.owner) for place, slot in self._slots() if slot.is_unreadable)
@@ -478,14 +483,14 @@ class DeviceLog:
         return self._unreadable_as_of[1]
 
     def _places(self, segment: SegmentId) -> list[Place]:
-        found = [self._table.place(segment, number, self._devices.slots(number)) for number in self._visible()]
+        found = [self._table.find_segment(segment, number, self._devices.slots(number)) for number in self._visible()]
         return [place for place in found if place is not None]
 
     def _existing(self, segment: SegmentId) -> list[Place]:
-        """The places of a segment, at least one. Raises NotFound, Transient."""
+        """Return the places of a segment, at least one. Raises NotFound, Transient."""
         places = self._places(segment)
         if not places:
-            with self._locked_table():  # perhaps its entry was just being written
+            with self._locked_table():  # another process may be writing its entry now
                 places = self._places(segment)
                 if not places:
                     self._require_all_visible()
@@ -493,8 +498,8 @@ class DeviceLog:
         return places
 
     def _require_all_visible(self, *, known_only: bool = False) -> None:
-        """Raise Transient when a segment may lie only on devices or, unless `known_only`, in slots whose owners are not
-        known."""
+        """Raise Transient when a segment may exist only on devices that cannot be read or, unless `known_only`, in
+        slots whose owners are unknown."""
         unseen = self._unseen()
         if unseen >= self._copies:
             raise Transient(
@@ -505,13 +510,13 @@ class DeviceLog:
             self._require_all_known()
 
     def _require_all_known(self) -> None:
-        """Raise Transient when a segment may lie in a slot whose owner is not known."""
+        """Raise Transient when a segment may exist in a slot whose owner is unknown."""
         unknown = sum(slot.segment is None for slot in self._unreadable())
         if unknown:
-            raise Transient(f"landing log: {unknown} slots cannot be read; `nos-ec check` says what to do about them")
+            raise Transient(f"landing log: {unknown} slots cannot be read; `nos-ec check` shows what to do about them")
 
     def _unseen(self) -> int:
-        """How many devices the log has whose slots are not in the table."""
+        """Return the number of the log's devices whose slots are not in the table."""
         self._devices.recount()
         return self._devices.count - len(self._visible())
 
@@ -521,8 +526,8 @@ def _named(slot: Slot) -> str:
 
 
 class DeviceWriter:
-    """Appends to one segment of a `DeviceLog`. end: of the last batch; None after a failure, when it is unknown.
-    seal: that of the log."""
+    """Appends to one segment of a `DeviceLog`. `end` is the end of the last batch, or None after a failure, when it is
+    unknown. `seal` is the log's method."""
 
     def __init__(
         self,
@@ -539,18 +544,18 @@ class DeviceWriter:
         self._seal = seal
         self._append_lock = table.append_lock(segment)
         self._lock = threading.Lock()
-        self._under_way = 0
+        self._in_flight = 0
         self._is_closed = False
         self.end: int | None = START
 
     def append(self, offset: int, batch: Sequence[Buffer], seal: Seal | None = None) -> None:
-        """Write the batch to all copies at once, under the lock that whoever seals the segment waits for. The seal is
-        written behind it."""
+        """Write the batch to all copies at once, under the lock for which a process that seals the segment waits. The
+        seal is written after the batch."""
         size, layout = sum(map(len, batch)), self._devices.layout
         if offset % PAGE or size % PAGE or not START <= offset < offset + size <= layout.trailer_at:
             raise ValueError(f"batch of {size} bytes at {offset}: whole pages between {START} and {layout.trailer_at}")
         if size > layout.window - PAGE:
-            raise ValueError(f"batch of {size} bytes: a scan, of windows of {layout.window}, may miss what lies behind")
+            raise ValueError(f"batch of {size} bytes: too large for the window of scans, {layout.window} bytes")
         self._begin()
         try:
             if not all(self._table.may_append(place, self._segment) for place in self._places):
@@ -571,19 +576,19 @@ class DeviceWriter:
         with self._lock:
             if self._is_closed:
                 raise ValueError(f"the writer of segment {self._segment.hex()} is closed")
-            if not self._under_way:
+            if not self._in_flight:
                 self._append_lock.take()
-            self._under_way += 1
+            self._in_flight += 1
 
     def _finish(self, end: int | None) -> None:
         with self._lock:
             self.end = None if end is None or self.end is None else max(end, self.end)
-            self._under_way -= 1
-            if not self._under_way:
+            self._in_flight -= 1
+            if not self._in_flight:
                 self._append_lock.drop()
 
     def close(self) -> None:
-        """Give up the lock."""
+        """Release the lock."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True

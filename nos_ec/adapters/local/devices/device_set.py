@@ -1,4 +1,4 @@
-"""The open devices of a landing log: what is read and written there, and which of them are lost."""
+"""The open devices of a landing log: reading, writing, and noticing which devices are lost."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from nos_ec.core.ids import SegmentId
 from nos_ec.ports.segment_medium import Buffer
 
 _THREADS = 8
-"""For the other copies of a batch: its first one is written by the thread that appends."""
+"""The number of threads that write the other copies of a batch. The appending thread writes its first copy."""
 
 _PIECE = 1 << 20
-_SAY_S = 60.0
-"""The loss of a device that comes and goes is logged so often."""
+_LOG_WAIT_S = 60.0
+"""The minimum time between two log entries about the loss of one device, which may come and go."""
 _log = structlog.get_logger(__name__)
 
 _PROBE = b"nos_ec probe".ljust(PAGE, b"\0")
 
 
 class DeviceSet:
-    """Safe to call from several threads. Offsets are in bytes from the start of a slot.
+    """The open devices of a log. Safe to call from several threads. Offsets are in bytes from the start of a slot.
 
-    A device is lost from its first failed write until `revive` succeeds with it, or from the start when it is not
-    there. Raises ConfigError, Transient when they cannot be opened.
+    A device is lost from its first failed write until `revive` succeeds with it, or from the start when it cannot be
+    opened. Creating the set raises ConfigError, Transient when the devices cannot be opened.
     """
 
     def __init__(self, folder: Path, paths: Sequence[Path], store_id: bytes) -> None:
@@ -55,13 +55,13 @@ class DeviceSet:
         self._devices = open_devices(paths, store_id, self._lives)
         self._lost: dict[int, str] = {}
         self._replaced: list[DeviceFile] = []
-        self._said_s: dict[int, float] = {}
-        """When the loss of a device was last logged."""
+        self._logged_s: dict[int, float] = {}
+        """When the loss of each device was last logged."""
         self.count = device_count(self._devices)
         if len(self._devices) < self.count:
             _log.warning("devices of the landing log are lost", devices=self.lost())
         self.layout: Superblock = next(iter(self._devices.values())).superblock
-        """Of one of them: sizes of slots and of the window are the same on all."""
+        """The superblock of one device. The sizes of slots and of the window are the same on all devices."""
         self.clean = all(device.superblock.clean for device in self._devices.values())
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="landing-log") if self.count > 1 else None
 
@@ -72,33 +72,33 @@ class DeviceSet:
         for file in (*(device.file for device in self._devices.values()), *self._replaced):
             file.close()
 
-    # --- which there are ----------------------------------------------------------------------------
+    # --- devices and slots --------------------------------------------------------------------------
     @property
     def opened(self) -> list[int]:
-        """The numbers of the devices that were there once."""
+        """Return the numbers of the devices that could be opened at least once."""
         return list(self._devices)
 
     @property
     def working(self) -> list[int]:
-        """The numbers of the devices that are not lost."""
+        """Return the numbers of the devices that are not lost."""
         return [number for number in self._devices if number not in self._lost]
 
     def is_lost(self, number: int) -> bool:
-        """Whether writes to the device fail."""
+        """Return whether writes to the device fail."""
         return number in self._lost
 
     def slots(self, number: int) -> int:
-        """How many slots a device has."""
+        """Return the number of slots of a device."""
         return self._devices[number].superblock.slots
 
     def owner(self, place: Place) -> SegmentId | None:
-        """The segment that owns a slot, from its header; None when the slot is free. Raises Corrupt, OSError."""
+        """Return the segment that owns a slot, from its header; None when the slot is free. Raises Corrupt, OSError."""
         return owner_of_slot(self.read(place, 0, PAGE), self._store_id, place[1])
 
-    def look(self, place: Place, *, was_unreadable: bool = False) -> Slot:
-        """Read what is in a slot, from its header or else from its records. was_unreadable: the header could not be
-        read before, so zeros in its place do not say that the slot is free: a disk may have replaced the sector. Raises
-        OSError when neither can be read."""
+    def read_slot(self, place: Place, *, was_unreadable: bool = False) -> Slot:
+        """Return the state of a slot, from its header or else from its records. With `was_unreadable`, the header could
+        not be read before, so zeros in its place do not mean that the slot is free: a disk may have replaced the
+        sector. Raises OSError when neither can be read."""
         problem: Exception | None = None
         try:
             owner = self.owner(place)
@@ -114,14 +114,14 @@ class DeviceSet:
             segment = None
         return Slot(segment, is_unreadable=True)
 
-    def look_at_all(self, number: int, were_unreadable: Container[int]) -> list[Slot]:
-        """Read what is in each slot of a device. were_unreadable: numbers of slots. Raises OSError when none of
-        them can be read."""
+    def read_slots(self, number: int, were_unreadable: Container[int]) -> list[Slot]:
+        """Return the state of each slot of a device. `were_unreadable` holds the numbers of slots whose headers could
+        not be read before. Raises OSError when no slot can be read."""
         found: list[Slot] = []
         errors: list[OSError] = []
         for slot in range(self.slots(number)):
             try:
-                found.append(self.look((number, slot), was_unreadable=slot in were_unreadable))
+                found.append(self.read_slot((number, slot), was_unreadable=slot in were_unreadable))
             except OSError as error:
                 found.append(Slot(None, is_unreadable=True))
                 errors.append(error)
@@ -135,18 +135,18 @@ class DeviceSet:
         return not any(any(self.read(place, at, min(_PIECE, end - at))) for at in range(START, end, _PIECE))
 
     def lost(self) -> list[str]:
-        """Which devices are lost, and why, for people: one text for each."""
+        """Return one readable text for each lost device, with its path and the reason."""
         count = self.count - len(self.working)
-        known = [*self._lost.values(), *(f"{path} is not there" for path in self._absent())]
+        known = [*self._lost.values(), *(f"{path} is missing" for path in self._absent())]
         return [*known, *["one is not configured"] * count][:count]
 
     def losses(self) -> str:
-        """The same as one text."""
+        """Return the texts of `lost` as one."""
         return ", ".join(self.lost())
 
     def _absent(self) -> list[Path]:
-        there = {device.file.path for device in self._devices.values()}
-        return [path for path in self._paths if path not in there]
+        opened = {device.file.path for device in self._devices.values()}
+        return [path for path in self._paths if path not in opened]
 
     def require(self, copies: int) -> None:
         """Raise Transient when fewer devices work than a segment has copies."""
@@ -157,20 +157,19 @@ class DeviceSet:
             )
 
     def recount(self) -> None:
-        """Learn of devices that were added since the log was opened. They are not opened: this process does not know
-        their paths."""
+        """Read how many devices the log has now, because some may have been added since it was opened. They are not
+        opened: this process does not know their paths."""
         for number in self.working:
             with suppress(ConfigError, OSError):
                 self.count = max(self.count, device_count_now(self._devices[number]))
                 return
 
     def revive(self) -> None:
-        """Open lost devices again, and use those that take a write."""
+        """Open lost devices again, and use those that accept a write."""
         for number in list(self._lost):
             self._reopen(self._devices[number].file.path)
-        there = {device.file.path for device in self._devices.values()}
-        for path in self._paths:
-            if path not in there and len(self._devices) < self.count:
+        for path in self._absent():
+            if len(self._devices) < self.count:
                 self._reopen(path)
 
     def _reopen(self, path: Path) -> None:
@@ -184,7 +183,7 @@ class DeviceSet:
                 if not _takes_writes(device.file):
                     device.file.close()
                     return
-                self._replaced.append(before.file)  # somebody may be reading it
+                self._replaced.append(before.file)  # another thread may be reading it
             self._devices[number] = device
             was_lost = before is None or self._lost.pop(number, None) is not None
             self.probe(number)
@@ -192,22 +191,22 @@ class DeviceSet:
                 _log.info("device of the landing log works again", device=number, path=str(path))
 
     def probe(self, number: int) -> None:
-        """Write and read a page that serves for nothing else."""
+        """Write and read a page that serves no other purpose."""
         file = self._devices[number].file
         with suppress(OSError), self._noticed(number):
             file.write_page(PROBE_AT, _PROBE)
             file.read(PROBE_AT, PAGE)
 
     def mark(self, *, clean: bool) -> None:
-        """Write to all superblocks whether all segments are sealed; the table of slots is locked. Raises ConfigError
-        when a device lost its superblocks."""
+        """Record in all superblocks whether all segments are sealed; the table of slots must be locked. Raises
+        ConfigError when a device lost its superblocks."""
         for number in self.working:
             with suppress(OSError), self._noticed(number):
                 self._devices[number] = write_superblock(self._devices[number], clean=clean)
 
     # --- input and output ---------------------------------------------------------------------------
     def read(self, place: Place, offset: int, length: int) -> bytes:
-        """The bytes of a range that need not be aligned. Raises OSError."""
+        """Return the bytes of a range, which need not be aligned. Raises OSError."""
         number, slot = place
         device = self._devices[number]
         return device.file.read(device.superblock.slot_at(slot) + offset, length)
@@ -260,13 +259,13 @@ class DeviceSet:
         was_lost = number in self._lost
         self._lost[number] = f"{self._devices[number].file.path}: {error.strerror or error}"
         now_s = time.monotonic()
-        if not was_lost and now_s - self._said_s.get(number, -math.inf) >= _SAY_S:
-            self._said_s[number] = now_s
+        if not was_lost and now_s - self._logged_s.get(number, -math.inf) >= _LOG_WAIT_S:
+            self._logged_s[number] = now_s
             _log.warning("device of the landing log is lost", device=number, error=self._lost[number])
 
 
 def _takes_writes(file: DeviceFile) -> bool:
-    """Whether a lost device is one no longer."""
+    """Return whether a lost device accepts writes again."""
     try:
         file.write_page(PROBE_AT, _PROBE)
     except OSError:

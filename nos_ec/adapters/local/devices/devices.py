@@ -1,4 +1,4 @@
-"""The devices of a landing log: how they are initialised, recognised and opened, and their superblocks."""
+"""The devices of a landing log: initialising, recognising and opening them, and their superblocks."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _DEVICE_NODES = Path("/dev")
 
 @dataclass(frozen=True, slots=True)
 class OpenDevice:
-    """A device that works, and what it says about itself."""
+    """A device that works, and its superblock."""
 
     file: DeviceFile
     superblock: Superblock
 
 
 def store_id_of(store_id: str) -> bytes:
-    """The 16 bytes of the id that the metadata has. Raises ValueError."""
+    """Return the store id of the metadata as 16 bytes. Raises ValueError."""
     raw = bytes.fromhex(store_id)
     if len(raw) != 16:
         raise ValueError(f"store id {store_id!r} has {len(raw)} bytes, not 16")
@@ -55,9 +55,9 @@ def store_id_of(store_id: str) -> bytes:
 
 # --- opening ----------------------------------------------------------------------------------------
 def open_device(path: Path, store_id: bytes, lives: Mapping[int, int]) -> OpenDevice | None:
-    """Open a device; None when it is not there or cannot be read: a lost device. lives: of devices that were replaced.
-    Raises ConfigError when it is no device of this store's landing log, or was replaced, Transient when this process
-    may not open it."""
+    """Open a device. Returns None for a lost device, which does not exist or cannot be read. `lives` are the lives of
+    replaced devices. Raises ConfigError when it is not a device of this store's landing log, or was replaced, Transient
+    when this process may not open it."""
     try:
         file = DeviceFile(path)
     except OSError as error:
@@ -85,8 +85,9 @@ def open_device(path: Path, store_id: bytes, lives: Mapping[int, int]) -> OpenDe
 
 
 def open_devices(paths: Sequence[Path], store_id: bytes, lives: Mapping[int, int]) -> dict[int, OpenDevice]:
-    """The devices that are there, by number. lives: of devices that were replaced. Raises ConfigError when one of them
-    is not of this store or was replaced, one is given twice, or none is there; Transient."""
+    """Open the devices that can be read. Returns them by number. `lives` are the lives of replaced devices. Raises
+    ConfigError when one of them is not of this store or was replaced, one is given twice, or none can be read;
+    Transient."""
     found: dict[int, OpenDevice] = {}
     try:
         for path in paths:
@@ -109,23 +110,23 @@ def open_devices(paths: Sequence[Path], store_id: bytes, lives: Mapping[int, int
 
 
 def device_count(found: Mapping[int, OpenDevice]) -> int:
-    """How many devices the log has, with those that are lost."""
+    """Return the number of the log's devices, including lost ones."""
     return max(device.superblock.devices for device in found.values())
 
 
 def device_count_now(device: OpenDevice) -> int:
-    """How many devices the log has by now, as others may have been added since this one was opened. Raises ConfigError,
-    OSError."""
+    """Return the present number of the log's devices, because others may have been added since this one was opened.
+    Raises ConfigError, OSError."""
     found = _superblock_of(device.file, device.superblock.store_id)
     return device.superblock.devices if found is None else found.devices
 
 
 def _superblock_of(file: DeviceFile, store_id: bytes | None) -> Superblock | None:
-    """The superblock that counts; None when the first MiB is zeros, so that nothing is there. Raises ConfigError for
-    data of somebody else, and when both superblocks are damaged; OSError. store_id: None for a new store.
+    """Return the valid superblock; None when the first MiB is zeros, so that the device is empty. Raises ConfigError
+    for foreign data, and when both superblocks are damaged; OSError. `store_id` is None for a new store.
 
-    When only one can be read, the other one may be newer. Everything except `clean` is the same in both: a change of
-    the number of devices is written twice.
+    When only one can be read, the other one may be newer. Everything except `clean` is the same in both, because a
+    change of the number of devices is written twice.
     """
     valid, reasons, errors = [], [], []
     for at in SUPERBLOCKS:
@@ -146,8 +147,9 @@ def _superblock_of(file: DeviceFile, store_id: bytes | None) -> Superblock | Non
     if not valid:
         if any(file.read(0, SLOTS_AT)):
             raise ConfigError(
-                f"{file.path} holds data that is not of a landing log ({'; '.join(reasons)}): choose another device, or"
-                f" if nobody needs the data, clear it: dd if=/dev/zero of={file.path} bs=1M count=1 conv=notrunc"
+                f"{file.path} holds data that does not belong to a landing log ({'; '.join(reasons)}): choose another"
+                f" device, or if the data is not needed, clear it: dd if=/dev/zero of={file.path} bs=1M count=1"
+                " conv=notrunc"
             )
         return None
     superblock = max(valid, key=lambda each: each.generation)
@@ -161,7 +163,7 @@ def _superblock_of(file: DeviceFile, store_id: bytes | None) -> Superblock | Non
 
 
 def write_superblock(device: OpenDevice, *, devices: int | None = None, clean: bool | None = None) -> OpenDevice:
-    """Write the next generation of a superblock, durably, beside the one that counts. The table of slots must be
+    """Write the next generation of a superblock, durably, to the place of the older one. The table of slots must be
     locked. Raises ConfigError, OSError."""
     found = _superblock_of(device.file, device.superblock.store_id)
     if found is None:
@@ -206,13 +208,13 @@ def initialise(
 ) -> None:
     """Create or extend a landing log on devices, durably. Idempotent.
 
-    folder: of the store, for what its processes share. paths: raw devices, or files, which are created with
-    `file_bytes` of zeros each. window_bytes: larger than the largest batch; without it, a scan for the end of a segment
-    passes all of its slot. Capacity and sizes are fixed here. A path that is not part of the log yet becomes a further
-    device. new_devices: numbers of devices that are lost for good; blank ones take their numbers. devices_min: how many
-    devices the log has at least, as far as the caller knows. Raises ConfigError when a path holds anything else, is in
-    use (mounted, say), or a device is missing that was not named; NoSpace, Transient. If several processes call this,
-    one creates the log and the others wait for it.
+    `folder` belongs to the store, and holds the files that its processes share. `paths` are raw devices, or files,
+    which are created with `file_bytes` of zeros each. `window_bytes` must be larger than the largest batch; without it,
+    a scan for the end of a segment reads its whole slot. Capacity and sizes are fixed here. A path that is not part of
+    the log yet becomes a further device. `new_devices` are numbers of devices that are lost for good; blank ones take
+    their numbers. `devices_min` is the number of devices that the log is known to have at least. Raises ConfigError
+    when a path holds anything else, is in use (for example mounted), or a device is missing that was not named;
+    NoSpace, Transient. If several processes call this, one creates the log and the others wait for it.
     """
     raw_id = store_id_of(store_id)
     _check_sizes(paths, slot_bytes, file_bytes)
@@ -220,7 +222,7 @@ def initialise(
         make_folder(folder)
         with locked(folder), ExitStack() as stack:
             lives = read_lives(folder)
-            found = _look_at_all(paths, raw_id, slot_bytes, lives, stack)
+            found = _find_devices(paths, raw_id, slot_bytes, lives, stack)
             known = [device for device in found.values() if device is not None]
             blank = [path for path, device in found.items() if device is None]
             count = max((device.superblock.devices for device in known), default=devices_min)
@@ -236,24 +238,24 @@ def initialise(
             with closing(SlotTable(folder)) as table, table.locked():
                 for device in known:
                     if device.file.path in blank:
-                        table.unload(device.superblock.device)
+                        table.unload_device(device.superblock.device)
                     if device.superblock.devices < count:
                         write_superblock(device, devices=count)
 
 
 def check(folder: Path, paths: Sequence[Path], store_id: str | None, *, slot_bytes: int = SLOT_BYTES) -> None:
-    """Raise what `initialise` raises for a path that holds anything but a device of this store's log, and for another
-    size of its slots. Changes nothing. store_id: None for a store that is new, to which no device belongs."""
+    """Raise the errors of `initialise` for a path that holds anything but a device of this store's log, and for another
+    size of its slots. Changes nothing. `store_id` is None for a new store, to which no device belongs."""
     raw_id = None if store_id is None else store_id_of(store_id)
     with translated(f"landing log {folder}"), ExitStack() as stack:
-        _look_at_all(paths, raw_id, slot_bytes, read_lives(folder), stack)
+        _find_devices(paths, raw_id, slot_bytes, read_lives(folder), stack)
 
 
-def _look_at_all(
+def _find_devices(
     paths: Sequence[Path], store_id: bytes | None, slot_bytes: int, lives: Mapping[int, int], stack: ExitStack
 ) -> dict[Path, OpenDevice | None]:
-    """`_look` at each path, and compare what is there with what is configured."""
-    found = {path: _look(path, store_id, slot_bytes, stack) for path in paths}
+    """Call `_find_device` for each path, and check that the devices match the configuration."""
+    found = {path: _find_device(path, store_id, slot_bytes, stack) for path in paths}
     for device in found.values():
         if device is not None:
             _require(device, slot_bytes)
@@ -274,16 +276,16 @@ def _require(device: OpenDevice, slot_bytes: int) -> None:
     if device.superblock.slot_bytes != slot_bytes:
         raise ConfigError(
             f"{device.file.path} has slots of {device.superblock.slot_bytes} bytes, but the configuration says"
-            f" {slot_bytes}: configure what it has"
+            f" {slot_bytes}: configure the size that it has"
         )
 
 
 def _numbers(known: Sequence[OpenDevice], count: int, blank: int, new_devices: Collection[int]) -> list[int]:
-    """The numbers of the blank devices: of those that are lost for good, then further ones."""
-    there = {device.superblock.device for device in known}
-    if len(there) < len(known):
+    """Return the numbers of the blank devices: first those that are lost for good, then further ones."""
+    present = {device.superblock.device for device in known}
+    if len(present) < len(known):
         raise ConfigError("a device of the landing log is named twice: name each once")
-    missing = set(range(count)) - there
+    missing = set(range(count)) - present
     if wrong := sorted(set(new_devices) - missing):
         raise ConfigError(
             f"device {wrong[0]} of the landing log is not missing: use --new-device only for one that is lost"
@@ -299,9 +301,9 @@ def _numbers(known: Sequence[OpenDevice], count: int, blank: int, new_devices: C
     return [*numbers, *range(count, count + blank - len(numbers))]
 
 
-def _look(path: Path, store_id: bytes | None, slot_bytes: int, stack: ExitStack) -> OpenDevice | None:
-    """The device of this log at a path, which `stack` closes; None when there is none. store_id: None for a log that
-    has no devices yet. Raises ConfigError for anything else, OSError."""
+def _find_device(path: Path, store_id: bytes | None, slot_bytes: int, stack: ExitStack) -> OpenDevice | None:
+    """Return the device of this log at a path, which `stack` closes; None when there is none. `store_id` is None for a
+    log without devices. Raises ConfigError for anything else, OSError."""
     try:
         file = DeviceFile(path)
     except FileNotFoundError:
@@ -322,7 +324,7 @@ def _look(path: Path, store_id: bytes | None, slot_bytes: int, stack: ExitStack)
 
 
 def _make_blank(path: Path, file_bytes: int) -> tuple[DeviceFile, int]:
-    """A blank device, and its capacity. Raises OSError."""
+    """Return a blank device, and its capacity. Raises OSError."""
     if path.exists() and _is_raw(path):
         file = DeviceFile(path)
         return file, file.size() // PAGE * PAGE
@@ -338,7 +340,7 @@ def _is_raw(path: Path) -> bool:
 
 
 def _refuse_used(path: Path) -> None:
-    """Raise ConfigError when somebody holds the device: a mounted file system, a volume manager, an array."""
+    """Raise ConfigError when the device is in use: by a mounted file system, a volume manager, an array."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC))
     except OSError as error:
@@ -354,7 +356,7 @@ def _refuse_slots(file: DeviceFile, store_id: bytes, slot_bytes: int) -> None:
             if owner_of_slot(file.read(SLOTS_AT + slot * slot_bytes, PAGE), store_id, slot) is not None:
                 raise ConfigError(
                     f"{file.path} has no superblocks, but landing segments of this store: restore its first 8 KiB, or"
-                    f" if nobody needs them, clear all of it: blkdiscard -z {file.path}"
+                    f" if they are not needed, clear the whole device: blkdiscard -z {file.path}"
                 )
 
 
@@ -365,8 +367,8 @@ def _refuse_data(file: DeviceFile) -> None:
 
 
 def _fill(path: Path, size: int, *, new: bool) -> None:
-    """Write a file of zeros, durably. Never a sparse one: each write to it would have to allocate space first. Raises
-    OSError."""
+    """Write a file of zeros, durably. The file is never sparse: each write to it would have to allocate space first.
+    Raises OSError."""
     is_link = not new and path.is_symlink()  # to a file on another disk, which an operator has made
     if not is_link:
         os.close(open_new(path, os.O_RDWR | (os.O_EXCL if new else 0)))
@@ -406,6 +408,6 @@ def _make_device(
             " choose another size of slots"
         )
     superblock = Superblock(store_id, number, count, slots, slot_bytes, capacity, window_bytes, 1, True, life)
-    for slot in range(slots):  # what an earlier log left there may name this store, too
+    for slot in range(slots):  # headers of an earlier log may name this store, too
         file.write_page(superblock.slot_at(slot), bytes(PAGE))
     return OpenDevice(file, _put_twice(file, superblock))

@@ -1,15 +1,16 @@
-"""Which slot of the landing log's devices belongs to which segment: a table in memory that all processes share.
+"""A table in shared memory that maps the slots of the landing log's devices to segments.
 
-The truth is on the devices, in the header of each slot. The table is a file that every process maps, like the `-shm`
-file of SQLite: it is built anew from the headers whenever nobody else uses it, so that it need not survive anything.
-Beside the owner of each slot it knows whether the segment's writer may still append. Locks of its bytes (OFD locks,
-which end with the process) are taken in this order:
+The headers of the slots on the devices are authoritative. The table is a file that every process maps, like the `-shm`
+file of SQLite: the first user builds it anew from the headers, so that it need not survive anything. In addition to the
+owner of each slot, it records whether the segment's writer may still append. Locks of its bytes (OFD locks, which end
+with the process) are taken in this order:
 
-- of a segment: shared while its writer appends, exclusive while somebody seals or releases it;
-- of the table, to change it, together with the headers on the devices;
-- of the users: shared as long as the log is open, so that the first one and the last one know that they are alone.
+- the lock of a segment: shared while its writer appends, exclusive while a process seals or releases it;
+- the lock of the table, to change it, together with the headers on the devices;
+- the lock of the users: shared while the log is open, so that the first and the last user know that they are alone.
 
-A process that is killed while it changes headers leaves the table marked, and the next that locks it reads them again.
+A process that is killed while it changes headers leaves the table marked, and the next one that locks it reads them
+again.
 
     offset                size  content
     0                     16    magic b"NLTB", zeros 4, counter of changes u64
@@ -40,7 +41,7 @@ from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import SegmentId
 
 LOCK_WAIT_S_MAX = 10.0
-"""How long to wait for a lock. It is held for single writes, and while an unsealed segment is scanned for its end; a
+"""The longest wait for a lock. It is held for single writes, and while an unsealed segment is scanned for its end; a
 longer wait means that a process was stopped in the middle of one."""
 
 FILE = "slots-shm"
@@ -63,12 +64,12 @@ _FLOCK = struct.Struct("hhqqi4x")
 _OFFSET_MAX = (1 << 63) - 1
 
 Place = tuple[int, int]
-"""Number of a device, slot."""
+"""The number of a device, and the number of a slot on it."""
 
 
 class Slot(NamedTuple):
-    """An entry of the table. owner: the segment in the slot; None when it is free or the owner is not known.
-    is_unreadable: the header cannot be read, and the owner is that of the first record in the slot."""
+    """An entry of the table. `owner` is the segment in the slot; None when it is free or the owner is unknown.
+    `is_unreadable` means that the header cannot be read, and the owner is the one of the first record in the slot."""
 
     owner: SegmentId | None
     is_writable: bool = False
@@ -106,13 +107,13 @@ class SlotTable:
                 raise
 
     def close(self) -> None:
-        """Give up the table and its locks."""
+        """Release the table and its locks."""
         self._map.close()
         os.close(self._fd)
 
     # --- users ------------------------------------------------------------------------------------
     def join(self) -> bool:
-        """Become a user; the table must be locked. Returns True, and clears the table, when there is no other one."""
+        """Become a user; the table must be locked. Returns True, and clears the table, when there is no other user."""
         alone = _try_lock(self._fd, fcntl.F_WRLCK, _USERS_LOCK)
         if alone or self._map[:4] != _MAGIC:
             self._map[: _LOADED_AT + DEVICES_MAX] = bytes(_LOADED_AT + DEVICES_MAX)
@@ -121,29 +122,29 @@ class SlotTable:
         return alone
 
     def leave(self) -> bool:
-        """Whether this is the last user; the table must be locked."""
+        """Return whether this is the last user; the table must be locked."""
         return _try_lock(self._fd, fcntl.F_WRLCK, _USERS_LOCK)
 
     # --- locks ------------------------------------------------------------------------------------
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the table, to change it."""
+        """Hold the lock of the table, to change it."""
         with self._held(fcntl.F_WRLCK, _TABLE_LOCK):
             yield
 
     @contextmanager
     def quiet(self, segment: SegmentId) -> Iterator[None]:
-        """Hold a segment while none of its appends is under way."""
+        """Hold the lock of a segment, which excludes its appends."""
         with self._held(fcntl.F_WRLCK, _lock_of(segment)):
             yield
 
     def append_lock(self, segment: SegmentId) -> AppendLock:
-        """The lock that the segment's writer holds while it appends."""
+        """Return the lock that the segment's writer holds while it appends."""
         return AppendLock(self.path, segment)
 
     @contextmanager
     def _held(self, kind: int, what: int) -> Iterator[None]:
-        # A description of its own keeps out other threads, too.
+        # A separate open file description also excludes other threads.
         with translated(f"landing log {self.path}"):
             fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -155,23 +156,24 @@ class SlotTable:
     # --- changes ----------------------------------------------------------------------------------
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Mark the table while headers on the devices are changed; it must be locked. An error leaves the mark."""
+        """Mark the table while headers on the devices are changed; the table must be locked. An error leaves the
+        mark."""
         self._map[_CHANGING_AT] = 1
         yield
         self._map[_CHANGING_AT] = 0
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a change was begun and not completed; the table must be locked."""
+        """Return whether a change was begun and not completed; the table must be locked."""
         return bool(self._map[_CHANGING_AT])
 
     def settle(self) -> None:
-        """All headers have been read again."""
+        """Clear the mark, after all headers have been read again."""
         self._map[_CHANGING_AT] = 0
 
     @property
     def unclean(self) -> bool:
-        """Whether the superblocks say that segments are open."""
+        """Return whether the superblocks record that segments are open."""
         return bool(self._map[_UNCLEAN_AT])
 
     @unclean.setter
@@ -179,32 +181,32 @@ class SlotTable:
         self._map[_UNCLEAN_AT] = value
 
     def is_loaded(self, device: int) -> bool:
-        """Whether the slots of a device are in the table."""
+        """Return whether the slots of a device are in the table."""
         return bool(self._map[_LOADED_AT + device])
 
-    def load(self, device: int, slots: list[Slot]) -> None:
-        """Enter what was read from the slots of a device; the table must be locked. Raises NoSpace."""
+    def load_device(self, device: int, slots: list[Slot]) -> None:
+        """Enter the slots of a device as they were read; the table must be locked. Raises NoSpace."""
         with translated(f"landing log {self.path}"):  # a write to a hole of a mapped file on a full disk is fatal
             os.posix_fallocate(self._fd, _entry_at((device, 0)), len(slots) * _ENTRY.size)
         known = self.is_loaded(device)
         for number, slot in enumerate(slots):
             if not known:
-                self.put((device, number), Slot(None))
-            self.enter((device, number), slot)
+                self.put_slot((device, number), Slot(None))
+            self.enter_slot((device, number), slot)
         self._map[_LOADED_AT + device] = 1
 
-    def unload(self, device: int) -> None:
-        """Forget what the table says about a device, which is a new one; the table must be locked."""
+    def unload_device(self, device: int) -> None:
+        """Remove the slots of a device, which is a new one; the table must be locked."""
         self._map[_LOADED_AT + device] = 0
 
-    def enter(self, place: Place, found: Slot) -> None:
-        """Enter what was read from a slot; the table must be locked. A segment's writer may append only if the table
+    def enter_slot(self, place: Place, found: Slot) -> None:
+        """Enter a slot as it was read; the table must be locked. A segment's writer may append only if the table
         already allowed it."""
         before = self.slot(place)
-        self.put(place, found._replace(is_writable=before.is_writable and before.owner == found.owner))
+        self.put_slot(place, found._replace(is_writable=before.is_writable and before.owner == found.owner))
 
-    def put(self, place: Place, slot: Slot) -> None:
-        """Enter what is known about a slot. The table must be locked."""
+    def put_slot(self, place: Place, slot: Slot) -> None:
+        """Write the entry of a slot. The table must be locked."""
         at = _entry_at(place)
         flags = slot.is_writable * _WRITABLE | slot.is_unreadable * _UNREADABLE
         self._map[at : at + _ENTRY.size] = _ENTRY.pack(slot.owner or _NONE, flags)
@@ -213,21 +215,21 @@ class SlotTable:
     # --- looking up -------------------------------------------------------------------------------
     @property
     def changes(self) -> int:
-        """A number that is different after each change."""
+        """Return a number that is different after each change."""
         (found,) = _CHANGES.unpack_from(self._map, _CHANGES_AT)
         return int(found)
 
     def slot(self, place: Place) -> Slot:
-        """What is known about a slot."""
+        """Return the entry of a slot."""
         return _slot_of(*_ENTRY.unpack_from(self._map, _entry_at(place)))
 
     def may_append(self, place: Place, segment: SegmentId) -> bool:
-        """Whether the slot belongs to the segment, and its writer was not fenced."""
+        """Return whether the slot belongs to the segment, and its writer was not fenced."""
         found = self.slot(place)
         return found.owner == segment and found.is_writable
 
-    def place(self, segment: SegmentId, device: int, slots: int) -> Place | None:
-        """The place of a segment on a device with that many slots."""
+    def find_segment(self, segment: SegmentId, device: int, slots: int) -> Place | None:
+        """Return the place of a segment on a device with that many slots; None if it has none there."""
         first = at = _entry_at((device, 0))
         end = first + slots * _ENTRY.size
         while (at := self._map.find(segment, at, end)) >= 0:
@@ -238,7 +240,7 @@ class SlotTable:
         return None
 
     def entries(self, device: int, slots: int) -> list[Slot]:
-        """What is known about each slot of a device with that many slots."""
+        """Return the entries of all slots of a device with that many slots."""
         first = _entry_at((device, 0))
         found = _ENTRY.iter_unpack(self._map[first : first + slots * _ENTRY.size])
         return [_slot_of(owner, flags) for owner, flags in found]
@@ -254,15 +256,15 @@ class AppendLock:
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def take(self) -> None:
-        """Keep out who wants to seal or release the segment. Raises Transient."""
+        """Take the lock, which excludes processes that want to seal or release the segment. Raises Transient."""
         _wait_for(self._fd, fcntl.F_RDLCK, self._what, self._path)
 
     def drop(self) -> None:
-        """Give up the lock."""
+        """Release the lock."""
         _set_lock(self._fd, fcntl.F_UNLCK, self._what)
 
     def close(self) -> None:
-        """Give up the lock for ever."""
+        """Release the lock, and close its file."""
         os.close(self._fd)
 
 
@@ -276,7 +278,8 @@ def _entry_at(place: Place) -> int:
 
 
 def _lock_of(segment: SegmentId) -> int:
-    """A byte far behind the others. Locks need no bytes in the file, and 63 bits tell segments apart."""
+    """Return the byte that represents a segment, far after the others. Locks need no bytes in the file, and 63 bits
+    distinguish segments."""
     return min(max(int.from_bytes(segment, "big") & _OFFSET_MAX, _USERS_LOCK + 1), _OFFSET_MAX - 1)
 
 
@@ -287,7 +290,7 @@ def _set_lock(fd: int, kind: int, what: int) -> None:
 def _try_lock(fd: int, kind: int, what: int) -> bool:
     try:
         _set_lock(fd, kind, what)
-    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: somebody holds it
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: another process or thread holds it
         return False
     return True
 

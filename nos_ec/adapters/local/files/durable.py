@@ -29,7 +29,7 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents, durably. An existing folder is left as it is. Raises OSError."""
+    """Create a folder and its missing parents, durably. An existing folder is not changed. Raises OSError."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -47,8 +47,8 @@ def make_folders(parent: Path, names: Sequence[str]) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep out other processes that lock this folder; waits for them. The lock ends with the process, too. Raises
-    OSError."""
+    """Keep out other processes that lock this folder, after waiting for them. The end of the process releases the lock,
+    too. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -86,7 +86,7 @@ def write_at(fd: int, buffers: Sequence[bytes | bytearray | memoryview], offset:
 
 
 def read_at(fd: int, length: int, offset: int) -> bytes:
-    """The bytes of a range, fewer only where the file ends. Raises OSError.
+    """Return the bytes of a range, or fewer if the file ends earlier. Raises OSError.
 
     A damaged disk first causes a short read; EIO comes only when the rest is tried.
     """
@@ -98,7 +98,7 @@ def read_at(fd: int, length: int, offset: int) -> bytes:
 
 @contextmanager
 def translated(action: str, block_id: BlockId | None = None) -> Iterator[None]:
-    """Turn OSError into NoSpace or Transient whose message starts with `action` and says what to do."""
+    """Translate OSError into NoSpace or Transient, with a message that starts with `action` and includes advice."""
     try:
         yield
     except OSError as error:
@@ -106,11 +106,11 @@ def translated(action: str, block_id: BlockId | None = None) -> Iterator[None]:
 
 
 def as_port_error(action: str, error: OSError, block_id: BlockId | None = None) -> Transient:
-    """The error that a port declares for this error of the operating system."""
+    """Return the error that a port declares for this error of the operating system."""
     if error.errno in NO_SPACE:
         why = error.strerror if error.filename is None else reason(error, Path(os.fsdecode(error.filename)))
         return NoSpace(f"{action}: {why}; {FREE_SPACE}, or add space", block_id=block_id)
-    advice = "check that the disk is there and writable, then try again"
+    advice = "check that the disk is mounted and writable, then try again"
     if error.errno == errno.EROFS:
         advice = READ_ONLY
     if error.errno in _DENIED:

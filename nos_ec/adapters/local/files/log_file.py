@@ -1,4 +1,4 @@
-"""The file of the embedded message log: its tables, how to open it, and what SQLite's errors mean.
+"""The file of the embedded message log: its tables, how to open it, and the meaning of SQLite's errors.
 
 Tables (format 3):
 
@@ -9,7 +9,7 @@ Tables (format 3):
     groups    one row per group; generation grows with every change of its members or owners
     members   member_id is never reused, so that a removed member cannot be mistaken for its successor
     shares    one row per group and partition: owner holds the partition now, target is to hold it next,
-              committed_offset is the first offset that is not done
+              committed_offset is the first offset that is not processed
     dead_letters  copies of messages that could not be processed, with the reason; number gives the order of arrival
 
 A file of format 2, which has no published_ms, is upgraded when it is opened.
@@ -32,7 +32,8 @@ from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transien
 
 FORMAT_VERSION = 3
 APPLICATION_ID = 0x4E4C4F47
-"""`NLOG`, in the field that SQLite reserves for such a mark. It distinguishes our file from any other database."""
+"""The value `NLOG` in the field that SQLite reserves for such a mark. It distinguishes our file from any other
+database."""
 
 PARTITIONS_MAX = 1024
 _BUSY_TIMEOUT_S = 10.0
@@ -40,8 +41,8 @@ _WAL_BYTES_MAX = 16 << 20
 """The size to which the write-ahead log shrinks after a large transaction or a long read."""
 
 _PUBLISHED_MS = "published_ms INTEGER NOT NULL DEFAULT 0"
-"""The default makes messages of format 2 as old as possible, so that none of them is published again before the group
-has passed it."""
+"""The default makes messages of format 2 as old as possible, so that no event is published again before the group has
+passed them."""
 
 _SCHEMA = f"""
 CREATE TABLE log (
@@ -71,7 +72,7 @@ PRAGMA user_version = {FORMAT_VERSION};
 
 
 def create_log_file(path: Path, partitions: int) -> bool:
-    """Create the file durably: complete or not at all. Returns False, and changes nothing, when it exists.
+    """Create the file durably, completely or not at all. Returns False, and changes nothing, when it exists.
 
     The file is written under a temporary name and then linked into place. So when two processes start at once, one of
     them wins, and a crash leaves no incomplete log. Raises ConfigError, NoSpace, Transient.
@@ -108,7 +109,7 @@ def _link_into_place(draft: Path, path: Path) -> bool:
 
 def _write_draft(draft: Path, partitions: int) -> None:
     """Write a complete log. Closing its only connection moves the write-ahead log into the file and syncs it."""
-    os.close(open_new(draft, os.O_RDWR | os.O_EXCL))  # SQLite gives the files beside it the same owner and mode
+    os.close(open_new(draft, os.O_RDWR | os.O_EXCL))  # SQLite gives its other files the same owner and mode
     with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -117,7 +118,7 @@ def _write_draft(draft: Path, partitions: int) -> None:
 
 
 class _Opened(sqlite3.Connection):
-    """file: the identity of the file that was opened."""
+    """A connection that also has, in `file`, the identity of the file that was opened."""
 
     file: tuple[int, int] | None = None
 
@@ -165,10 +166,7 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
 
 def _upgrade(connection: sqlite3.Connection) -> int:
     """Upgrade the file from format 2 to 3, unless another process has already done so. An older program that has the
-    file open can then no longer publish.
-
-    Returns the format that the file has now.
-    """
+    file open can then no longer publish. Returns the format that the file has now."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = _format(connection)
@@ -188,7 +186,7 @@ def _format(connection: sqlite3.Connection) -> int:
 
 
 def partition_count(connection: sqlite3.Connection) -> int:
-    """The number of partitions that the log was created with."""
+    """Return the number of partitions that the log was created with."""
     (count,) = connection.execute("SELECT count(*) FROM log").fetchone()
     return int(count)
 
@@ -211,7 +209,7 @@ def transaction(connection: _Opened, path: Path) -> Iterator[None]:
 
 @contextmanager
 def translated_errors(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into those that the ports promise."""
+    """Translate SQLite's errors into the errors that the ports promise."""
     try:
         yield
     except sqlite3.Error as error:
