@@ -91,9 +91,9 @@ def test_a_record_of_a_log_that_is_not_known_is_not_taken_for_a_lost_copy(root: 
     """A process that was started before the store had a landing log has the landing store alone."""
     record = record_id(new_segment_id(1, 0), 4096, bytes(4))
     landing = LocalLandingStore(root)
-    with pytest.raises(Transient, match="start the process again"):
+    with pytest.raises(Transient, match="restart the process"):
         landing.read(record)
-    with pytest.raises(Transient, match="start the process again"):
+    with pytest.raises(Transient, match="restart the process"):
         landing.read_range(record, 0, 1)
 
 
