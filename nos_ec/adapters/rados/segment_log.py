@@ -219,13 +219,16 @@ class RadosSegmentLog(LandingPool):
             return self._seal(segment, None, records)
 
     def _seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
+        # 1. This process writes the segment and has never begun it: there is no object to seal.
         tail = self._tails.get(segment)
         version = tail.take_version() if tail is not None else None
         if tail is not None and (version == _ABSENT or tail.is_unbegun):
-            tail.is_unbegun, tail.header = True, b""  # kept, so that another try needs no object either
+            tail.is_unbegun, tail.header = True, b""  # kept, so that another attempt needs no object either
             return 0
+        # 2. This process knows the end of the segment: no look-up is needed unless another process has changed it.
         if tail is not None and version is not None and self._try_seal(segment, version, tail.end, footer, records):
             return tail.end
+        # 3. Look the end up, and seal at the version that was found, until no append comes in between.
         for _ in range(SEAL_TRIES):
             try:
                 state, version = self._look_up(segment)

@@ -14,8 +14,8 @@ again.
 
     offset                size  content
     0                     16    magic b"NLTB", zeros 4, counter of changes u64
-    16                    1     1: a change is under way
-    17                    1     1: the superblocks do not say that all segments are sealed
+    16                    1     1: a change is in progress
+    17                    1     1: the superblocks do not record that all segments are sealed
     64 + d                1     1: the slots of device d are in the table
     4096 + d x 1 MiB      16 n  segment id (zeros: none), flags u64: 1 its writer may append; 2 header unreadable
 """
