@@ -9,25 +9,25 @@ from nos_ec.core.formats.audit_trail import AuditEntry
 
 
 class AuditTrail(Protocol):
-    """Entries are only ever added. Safe to call from several threads and processes."""
+    """An append-only record of deletions. Safe to call from several threads and processes."""
 
     @property
     def failures(self) -> int:
-        """How many calls could not write their entries. Any thread may read it."""
+        """Return how many calls could not write their entries. Any thread may read it."""
         ...
 
     def record(self, entries: Sequence[AuditEntry]) -> None:
-        """Add entries, durably on return. Call it before the bytes go: a crash in between leaves an entry without a
-        deletion, never a deletion without an entry.
+        """Add entries, durably on return. Call it before the bytes are deleted: a crash in between leaves an entry
+        without a deletion, never a deletion without an entry.
 
-        Never raises: entries that cannot be written are logged and counted, and the caller goes on. What frees space
-        must not wait for a full disk.
+        Never raises: entries that cannot be written are logged and counted, and the caller continues, because freeing
+        space must not depend on a disk that is full.
         """
         ...
 
 
 class NoTrail:
-    """Keeps nothing: for a store without an audit trail."""
+    """An audit trail that keeps nothing, for a store without one."""
 
     failures = 0
 

@@ -1,7 +1,7 @@
 """The erasure-coded block store.
 
-A block is an append-only sequence of whole stripes. The unit of an append is one stripe group, or a window of one;
-every offset and length below is in bytes of user-visible (data) space, coding chunks excluded.
+A block is an append-only sequence of whole stripes. An append adds one stripe group, or one window of a group. All
+offsets and lengths below are in bytes of user-visible (data) space, without coding chunks.
 
 NotFound, Conflict and Corrupt carry the `block_id`.
 """
@@ -18,12 +18,13 @@ from nos_ec.core.ids import BlockId
 
 @dataclass(frozen=True, slots=True)
 class ReadCounters:
-    """What reading has cost since the store was opened.
+    """The cost of all reads since the store was opened.
 
-    shard_reads: reads issued to shards (OSDs). Each call counts one per shard that it had to touch.
-    shard_bytes: bytes of data that those reads returned, without checksums and framing.
-    degraded_reads: reads that had to decode because a shard was lost or corrupted; 0 where clients are not told.
-    timed_out_reads: calls that got no answer in time; 0 where reads have no time limit.
+    `shard_reads` counts reads issued to shards (OSDs): each call counts one for every shard that it touches.
+    `shard_bytes` counts the bytes of data that those reads returned, without checksums and framing. `degraded_reads`
+    counts reads that had to decode because a shard was lost or corrupted; it is 0 where the storage system does not
+    report this to clients. `timed_out_reads` counts calls that got no answer in time; it is 0 where reads have no time
+    limit.
     """
 
     shard_reads: int
@@ -37,14 +38,14 @@ class BlockStore(Protocol):
 
     @property
     def geometry(self) -> Geometry:
-        """The geometry that the store was created with."""
+        """Return the geometry that the store was created with."""
         ...
 
     def create(self, block_id: BlockId, data: bytes | bytearray | memoryview = b"") -> None:
         """Create a block exclusively and write its first stripes. `data` is as for `append`; empty data creates an
         empty block.
 
-        A store that can create and write in one step does so; the block then costs no more writes than its appends do.
+        A store that can create and write in one step does so; creating the block then costs no write of its own.
         Durable on return. Raises Conflict when the block exists (or existed and is sealed), NoSpace, Transient. After
         NoSpace the block does not exist and will not appear later. After any other Transient it may or may not exist,
         and its end is unknown, as after a failed append.
@@ -52,30 +53,29 @@ class BlockStore(Protocol):
         ...
 
     def append(self, block_id: BlockId, at_stripe: int, data: bytes | bytearray | memoryview) -> None:
-        """Append whole stripes. `at_stripe` is the number of stripes that the block holds by the caller's count.
+        """Append whole stripes. `at_stripe` is the number of stripes in the block by the caller's count.
 
-        Durable on all shards on return. `len(data)` must be a positive multiple of the stripe size, and the block
-        must not grow beyond stripes_per_block (ValueError: a bug in the caller). An append that fills the block up to
-        stripes_per_block also seals it. Raises NotFound, Conflict when the block is sealed or does not end at
-        `at_stripe`, NoSpace, Transient.
-        After any error the end of the block is unknown: the caller must not append to the block again and must seal
-        it. A failed append never damages bytes that were acknowledged earlier.
+        Durable on all shards on return. `len(data)` must be a positive multiple of the stripe size, and the block must
+        not grow beyond stripes_per_block; otherwise raises ValueError (a bug in the caller). An append that fills the
+        block up to stripes_per_block also seals it. Raises NotFound, Conflict when the block is sealed or does not end
+        at `at_stripe`, NoSpace, Transient. After any error the end of the block is unknown: the caller must not append
+        to the block again and must seal it. A failed append never damages bytes that were acknowledged earlier.
         """
         ...
 
     def read(self, block_id: BlockId, offset: int, length: int) -> bytes:
-        """Read exactly `length` bytes. Touches only the shards that the range lies in, unless one of them is lost.
+        """Return exactly `length` bytes. Reads only the shards that hold the range, unless one of them is lost.
 
         The store has verified every byte that it returns, even when the range covers only part of an object: the
         embedded store checks a CRC32C for each page, and Ceph's OSDs check BlueStore's checksums. Data that fails its
         check counts as lost. Decoding makes up for up to m lost or corrupted shards. Raises NotFound (no such block),
-        Corrupt (the range is past the end of the block, or more than m shards of a stripe are lost or damaged).
+        Corrupt (the range extends past the end of the block, or more than m shards of a stripe are lost or damaged).
         Retrying is safe.
         """
         ...
 
     def read_many(self, block_id: BlockId, extents: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read several (offset, length) ranges of one block and return them in order. Each is read as by `read`.
+        """Return several (offset, length) ranges of one block, in order. Each is read as by `read`.
 
         This method exists so that an adapter can send the reads as one vectored or pipelined operation.
         """
@@ -84,13 +84,13 @@ class BlockStore(Protocol):
     def seal(self, block_id: BlockId) -> int:
         """Make every later append fail with Conflict, even one that is in flight in another process.
 
-        Durable on return and idempotent. Returns the number of stripes that the block holds. Stripes of a torn append
-        count when they can be read. Raises NotFound, Transient.
+        Durable on return and idempotent. Returns the number of stripes in the block. Stripes of a torn append count
+        when they can be read. Raises NotFound, Transient.
         """
         ...
 
     def stripes(self, block_id: BlockId) -> int:
-        """The number of readable stripes in the block. Raises NotFound."""
+        """Return the number of readable stripes in the block. Raises NotFound."""
         ...
 
     def delete(self, block_id: BlockId) -> None:
@@ -101,13 +101,13 @@ class BlockStore(Protocol):
         ...
 
     def list_blocks(self) -> Iterator[BlockId]:
-        """Yield every block that exists in whole or in part, in no particular order."""
+        """Yields every block that exists in whole or in part, in no particular order."""
         ...
 
     def free_bytes(self) -> int:
-        """A lower-bound estimate of the user bytes (after coding overhead) that can still be appended.
+        """Return a lower-bound estimate of the user bytes (after coding overhead) that can still be appended.
 
-        Raises Transient when the estimate is impossible because a shard needed for writing is missing.
+        Raises Transient when no estimate is possible because a shard needed for writing is missing.
         """
         ...
 
@@ -120,7 +120,7 @@ class BlockStore(Protocol):
         ...
 
     def raw_bytes(self) -> int:
-        """The bytes allocated on all shards together, including coding chunks and framing."""
+        """Return the bytes allocated on all shards together, including coding chunks and framing."""
         ...
 
     def blocks_short(self) -> Mapping[int, int] | None:
@@ -138,7 +138,7 @@ class BlockStore(Protocol):
         ...
 
     def counters(self) -> ReadCounters:
-        """The cost of reading so far."""
+        """Return the cost of all reads so far."""
         ...
 
     def close(self) -> None:

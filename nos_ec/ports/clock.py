@@ -1,4 +1,4 @@
-"""Time. The clock is always passed in: only adapters and wiring ask the operating system for the time."""
+"""Time. The clock is always passed in: only adapters and the code that wires them together ask the operating system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Clock(Protocol):
     """A source of time, and a way to wait that a stop request can cut short."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch."""
+        """Return milliseconds since the Unix epoch."""
         ...
 
     def wait(self, stop: Event, wait_ms: int) -> bool:
@@ -20,15 +20,15 @@ class Clock(Protocol):
 
 
 Beat = Callable[[int], object]
-"""A loop calls this on every iteration, with the milliseconds that it will rest before the next one (0: none).
-A watchdog considers the loop stuck when no call comes for much longer than that."""
+"""A callback that a loop calls on every iteration, with the milliseconds that it will rest before the next one (0 if it
+does not rest). A watchdog considers the loop stuck when it makes no call for much longer than that."""
 
 
 def unwatched(_rest_ms: int) -> None:
-    """A Beat for a loop that nothing watches."""
+    """Do nothing: the Beat of a loop that no watchdog observes."""
 
 
 def waits(until_ms: int, now_ms: int, wait_ms: int) -> bool:
-    """Whether a wait of `wait_ms` that ends at `until_ms` is still going on. When more than `wait_ms` seem to be left,
-    the clock was set back, and the wait counts as over."""
+    """Return whether a wait of `wait_ms` that ends at `until_ms` is not over yet. When more than `wait_ms` seem to be
+    left, the clock was set back, and the wait counts as over."""
     return 0 < until_ms - now_ms <= wait_ms

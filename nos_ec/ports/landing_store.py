@@ -13,11 +13,11 @@ from nos_ec.core.ids import LandingId
 from nos_ec.ports.clock import Beat, unwatched
 
 LABEL_SIZE_MAX = 16_384
-"""Bytes of a label."""
+"""The largest size of a label, in bytes."""
 
 
 class LandingPut(NamedTuple):
-    """A copy to store, as the arguments of `LandingStore.put`."""
+    """A copy to store: the arguments of `LandingStore.put`."""
 
     landing_id: LandingId
     data: bytes
@@ -28,10 +28,10 @@ class LandingStore(Protocol):
     """Whole objects of at most one stripe group, stored by id. Safe to call from several threads."""
 
     def put(self, landing_id: LandingId, data: bytes | bytearray | memoryview, label: bytes = b"") -> None:
-        """Store one landing copy. Durable on return. After a crash, all of the copy exists or none of it.
+        """Store one landing copy. Durable on return. After a crash, either the whole copy exists or none of it.
 
-        label: bytes that `labels` returns as long as the copy exists; at most LABEL_SIZE_MAX. They are no part of the
-        data.
+        `label` holds bytes that `labels` returns while the copy exists, at most LABEL_SIZE_MAX. They are not part of
+        the data.
 
         Ids are never used twice: raises Conflict when the id exists. Raises NoSpace, Transient. After an error the copy
         may or may not exist; the caller's deletion queue already holds the id.
@@ -41,8 +41,8 @@ class LandingStore(Protocol):
     def put_many(self, copies: Sequence[LandingPut]) -> Mapping[LandingId, NosError]:
         """Store several copies with different ids, several at a time, each as `put` does.
 
-        Returns those that are not stored, or perhaps not, each with what `put` would have raised. All others are
-        durable. A copy that fails does not stop the others.
+        Returns the copies that are not stored, or perhaps not, each with the error that `put` would have raised. All
+        others are durable. A copy that fails does not stop the others.
         """
         ...
 
@@ -72,16 +72,16 @@ class LandingStore(Protocol):
         ...
 
     def list_ids(self) -> Iterator[LandingId]:
-        """Yield every copy that exists, in no particular order."""
+        """Yields every copy that exists, in no particular order."""
         ...
 
     def labels(self, landing_ids: Sequence[LandingId]) -> Mapping[LandingId, bytes]:
-        """The labels of those copies that exist. One is empty for a copy that was put without a label, by an older
-        release for example, or whose label is damaged. Raises Transient."""
+        """Return the labels of the copies that exist. A label is empty if the copy was put without one, for example by
+        an older release, or if it is damaged. Raises Transient."""
         ...
 
     def free_bytes(self) -> int:
-        """An estimate of the bytes of further copies that fit. The call is cheap, because every PUT makes it."""
+        """Return an estimate of the bytes of further copies that fit. The call is cheap, because every PUT makes it."""
         ...
 
     def probe(self) -> None:
@@ -89,7 +89,7 @@ class LandingStore(Protocol):
         ...
 
     def raw_bytes(self) -> int:
-        """The bytes allocated for all copies."""
+        """Return the bytes allocated for all copies."""
         ...
 
     def close(self) -> None:

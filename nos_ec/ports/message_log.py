@@ -1,7 +1,7 @@
 """The partitioned message log between producer and consumers. It requires Kafka's semantics and nothing beyond them.
 
-Terms: *offsets* number the messages of one partition from 0 upwards and are never reused. A *position* is the offset
-of the message that a member receives next. The *committed offset* of a group is the first offset that is not done;
+Terms: *offsets* number the messages of one partition from 0 upwards and are never reused. A *position* is the offset of
+the message that a member receives next. The *committed offset* of a group is the first offset that is not processed;
 after a restart or a rebalance, the new owner of the partition starts there. Delivery is at least once.
 """
 
@@ -33,7 +33,7 @@ class DeadLetter:
 
 
 class MessagePublisher(Protocol):
-    """The producing side."""
+    """The producing side of the log."""
 
     def publish(self, messages: Sequence[tuple[bytes, bytes]]) -> Mapping[int, Transient]:
         """Append (key, value) messages. Messages with equal keys go to the same partition, in order.
@@ -58,19 +58,18 @@ class GroupProgress(Protocol):
         """Return {partition: Unix time in ms}. No message published before that time still waits for the group: the
         group has committed past it, or the log no longer has it.
 
-        The time is that of the oldest stored message that the group has not committed, or the time of the call if there
-        is no such message. Times come from the publishers' clocks or the broker's. A partition for which the time
-        cannot be determined is left out. Costs a fixed number of requests and one message per partition, whatever the
-        backlog.
+        The time is the publication of the oldest stored message that the group has not committed, or the time of the
+        call if there is no such message. Times come from the publishers' clocks or the broker's. A partition for which
+        the time cannot be determined is left out. Costs a fixed number of requests and one message per partition,
+        whatever the backlog.
 
         Raises Transient when the time cannot be determined for any partition.
         """
         ...
 
     def holders(self) -> Mapping[int, str]:
-        """Return {partition: name of the member that owns it}, without partitions that nobody owns. A member that died
-        is listed until its session is over. One request, whatever the backlog. Raises ConfigError, Transient.
-        """
+        """Return {partition: name of the member that owns it}, without unowned partitions. A member that died is listed
+        until its session expires. Sends one request, whatever the backlog. Raises ConfigError, Transient."""
         ...
 
     def close(self) -> None:
@@ -85,13 +84,13 @@ class MessageConsumer(Protocol):
         """Return up to `messages_max` messages of the assigned partitions that are not paused, in offset order per
         partition.
 
-        Waits at most `wait_ms` for the first message; an empty list means that there is none. The call also keeps the
-        membership alive and takes part in rebalancing: the `on_revoke` callback runs inside it. Raises Transient.
+        Waits at most `wait_ms` for the first message, and returns an empty list if none arrives. The call also keeps
+        the membership alive and takes part in rebalancing: the `on_revoke` callback runs inside it. Raises Transient.
         """
         ...
 
     def commit(self, offsets: Mapping[int, int]) -> None:
-        """Commit {partition: first offset not done}. Durable on return; offsets never move backwards.
+        """Commit {partition: first offset not processed}. Durable on return; offsets never move backwards.
 
         Raises Conflict when this member no longer owns one of the partitions (then nothing is committed), Transient.
         """
@@ -100,13 +99,13 @@ class MessageConsumer(Protocol):
     def set_aside(self, message: Message, reason: str) -> None:
         """Keep a copy of a message that cannot be processed, with the reason, where an operator finds it.
 
-        Durable on return. Commits nothing: the caller counts the message as done afterwards. A message may be set
+        Durable on return. Commits nothing: the caller counts the message as processed afterwards. A message may be set
         aside more than once, because it may be delivered more than once. Raises Transient, NoSpace.
         """
         ...
 
     def assignment(self) -> frozenset[int]:
-        """The partitions that this member owns now."""
+        """Return the partitions that this member owns now."""
         ...
 
     def pause(self, partitions: Iterable[int]) -> None:
@@ -126,7 +125,7 @@ class MessageConsumer(Protocol):
         ...
 
     def lag(self) -> int:
-        """The number of messages in the whole topic that the group has not committed yet."""
+        """Return the number of messages in the whole topic that the group has not committed yet."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where to put the next block."""
+"""The choice of where to put the next block."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class Placement(Protocol):
     """Chooses block ids by the places that they map to. Safe to call from several threads.
 
     Its answers are advice: its information may be some seconds old, and only an append shows whether it still holds.
-    So neither method raises because information is missing, both return at once, and a wrong answer costs time but
+    Therefore neither method raises when information is missing, both return at once, and a wrong answer costs time but
     never data.
     """
 
     @property
     def alternatives(self) -> bool:
-        """Whether another block may lie in another place, and so accept an append that failed on this one. Where all
-        blocks lie in the same place, an append that failed once fails again."""
+        """Return whether another block may lie in another place, and so accept an append that failed on this one. Where
+        all blocks share one place, an append that failed once fails again."""
         ...
 
     def new_block_id(self) -> BlockId:
@@ -26,9 +26,10 @@ class Placement(Protocol):
         ...
 
     def healthy(self, block_id: BlockId) -> bool:
-        """False when the block's place is known to have got worse since its id was given out: one of its OSDs died, or
-        the place became full or inactive. The caller should then leave the block and take a new one.
+        """Return False when the block's place is known to have become worse since its id was chosen: one of its OSDs
+        died, or the place became full or inactive. The caller should then leave the block and take a new one.
 
-        True when in doubt, and for a block whose place was no better from the start: leaving it would gain nothing.
+        Returns True when in doubt, and for a block whose place was no better from the start: leaving it would gain
+        nothing.
         """
         ...

@@ -1,4 +1,4 @@
-"""What the placement groups of a Ceph cluster say about lost OSDs."""
+"""The states of the placement groups of a Ceph cluster, which show where lost OSDs leave objects at risk."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class PlacementGroups(Protocol):
     """The placement groups that hold the blocks and the landing copies. Safe to call from several threads."""
 
     def states(self) -> Mapping[str, Mapping[GroupState, int]]:
-        """{"blocks" or "landing": {state: number of groups}}, each state included. Empty for a store that has no
-        placement groups.
+        """Return {"blocks" or "landing": {state: number of groups}}, with every state included. Returns an empty
+        mapping for a store that has no placement groups.
 
-        Some seconds old. Waits a second at most, whatever the storage cluster does. Raises Transient when it has not
-        answered for a minute, ConfigError.
+        The answer is some seconds old. Waits at most a second, whatever the storage cluster does. Raises Transient when
+        the cluster has not answered for a minute, ConfigError.
         """
         ...

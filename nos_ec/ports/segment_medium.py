@@ -1,8 +1,8 @@
 """The medium of the landing log: RADOS objects of the landing pool, or slots of raw devices and preallocated files.
 
-It stores segments: byte ranges that are written from the front, in batches, by one writer, and given back as a whole.
-What lies in a segment is the business of `nos_ec.engine.landing.landing_log` and `nos_ec.core.formats.landing_format`;
-a medium only adds what it needs to find a segment again. NotFound carries no landing id.
+It stores segments: byte ranges that one writer fills from the front, in batches, and that are released as a whole. Only
+`nos_ec.engine.landing.landing_log` and `nos_ec.core.formats.landing_format` know the content of a segment; a medium
+adds no more than it needs to find the segment again. NotFound carries no landing id.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class MediumLimits:
-    """segment_bytes: size of a segment; its log leaves room in it for a footer. start: offset of its first batch; a
-    medium keeps what it needs before it. align: batches begin at multiples of this many bytes, and their sizes are
-    multiples of it (the caller pads). batch_bytes_max, batch_records_max: what one write should hold at most.
-    writes_max: how many appends to one segment may be under way at once. copies: how many copies of a segment `read`
-    can choose from. ends_in_appends: a segment comes into being with its first append, and its last append can seal it:
-    neither is a write of its own; `writes_max` is 1."""
+    """The fixed sizes and limits of a medium.
+
+    `segment_bytes` is the size of a segment, in which the log leaves room for a footer. `start` is the offset of its
+    first batch; the medium keeps its own header before it. Batches begin at multiples of `align` bytes, and their sizes
+    are multiples of it (the caller pads). `batch_bytes_max` and `batch_records_max` limit what one write should hold.
+    `writes_max` is the number of appends to one segment that may be in flight at once. `copies` is the number of copies
+    of a segment that `read` can choose from. With `ends_in_appends`, the first append creates a segment and the last
+    one can seal it, without writes of their own; then `writes_max` is 1.
+    """
 
     segment_bytes: int
     start: int
@@ -39,9 +42,11 @@ class MediumLimits:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableSlot:
-    """A slot whose header cannot be read, so that its owner is not certain. It is not used for new segments.
-    device, slot: their numbers. segment: that of the first record in the slot, which is read as if the header named it;
-    None when no record can be read."""
+    """A slot whose header cannot be read, so that its owner is uncertain. It is not used for new segments.
+
+    `device` and `slot` are numbers. `segment` comes from the first record in the slot, which is read as if the header
+    named that segment; it is None when no record can be read.
+    """
 
     device: int
     slot: int
@@ -53,8 +58,8 @@ class UnreadableSlot:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStates:
-    """The number of working devices of a medium, a readable text about each of the others (which one, and why), and the
-    slots whose headers cannot be read."""
+    """The state of a medium's devices: how many work, a readable text about each of the others (which one, and why),
+    and the slots whose headers cannot be read."""
 
     working: int
     lost: tuple[str, ...]
@@ -63,7 +68,7 @@ class DeviceStates:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """How a writer ends its segment: the footer behind its last batch, and the number of its records."""
+    """The end of a segment: the footer after its last batch, and the number of its records."""
 
     footer: Sequence[Buffer]
     records: int
