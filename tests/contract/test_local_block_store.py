@@ -527,7 +527,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from random import Random
-from nos_ec.adapters.local import block_store
+from nos_ec.adapters.local.blocks import block_store
 from nos_ec.adapters.local.blocks.block_store import LocalBlockStore
 from nos_ec.core.geometry import Geometry
 geometry = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=8, stripes_per_group_max=4)
