@@ -18,10 +18,19 @@ Messages are for people. What a program wants to know about an error is its clas
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from nos_ec.core.ids import BlockId, LandingId, ObjectKey
+
+class Named(Protocol):
+    """The key of an object. `core.ids` imports this module, so `ObjectKey` cannot be named here."""
+
+    @property
+    def bucket(self) -> str:
+        """The bucket of the object."""
+
+    @property
+    def name(self) -> str:
+        """The name of the object in its bucket."""
 
 
 class NosError(Exception):
@@ -35,9 +44,9 @@ class NosError(Exception):
         self,
         message: str = "",
         *,
-        key: ObjectKey | None = None,
-        block_id: BlockId | None = None,
-        landing_id: LandingId | None = None,
+        key: Named | None = None,
+        block_id: bytes | None = None,
+        landing_id: bytes | None = None,
         settings: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)

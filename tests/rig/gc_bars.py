@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from nos_ec.bench.gc.options import GcOptions
 from nos_ec.bench.gc.packer import PackerOptions
-from nos_ec.bench.gc.simulation import GcOptions, GcResult, simulate_gc
+from nos_ec.bench.gc.simulation import GcResult, simulate_gc
 from nos_ec.bench.gc.workloads import gc_workload, sized
 from nos_ec.core.gc.gc_policy import Rank, SpaceTarget, break_even_days, hole_share
 from nos_ec.core.geometry import Geometry

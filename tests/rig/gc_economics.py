@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from nos_consumer.assemble import drain
 from nos_ec.bench.gc.events import EventLog, EventWorkload
-from nos_ec.bench.gc.simulation import GcOptions, GcResult, simulate_gc
+from nos_ec.bench.gc.options import GcOptions
+from nos_ec.bench.gc.simulation import GcResult, simulate_gc
 from nos_ec.bench.gc.workloads import Life, Objects, gc_workload
 from nos_ec.composition.wiring import System
 from nos_ec.core.gc.gc_policy import SpaceTarget

@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log
-from typing import TYPE_CHECKING
 
 from nos_ec.bench.gc.bound import amplification_at, live_share_at
+from nos_ec.bench.gc.options import GcOptions
 from nos_ec.bench.gc.packer import PackerOptions, StorePacker
 from nos_ec.bench.gc.workloads import Objects
 from nos_ec.core.gc.gc_policy import GcPlan, SealedBlock, StoredBytes
@@ -16,9 +16,6 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId
 from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS, Lifetimes, ToPack, packing_order, stream_of
 from nos_ec.core.packing.plan import GroupPlan
-
-if TYPE_CHECKING:
-    from nos_ec.bench.gc.simulation import GcOptions
 
 _NOWHERE = -1
 _SAMPLE = 10_000

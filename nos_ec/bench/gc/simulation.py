@@ -15,20 +15,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, exp
 
 from nos_ec.bench.gc.blocks import Blocks
 from nos_ec.bench.gc.bound import amplification_at
-from nos_ec.bench.gc.packer import PackerOptions
+from nos_ec.bench.gc.options import GcOptions
 from nos_ec.bench.gc.watch import Watch
 from nos_ec.bench.gc.workloads import Objects, Workload
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.gc.gc_policy import Behind, GcPolicy, SpaceTarget, Threshold
-from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS, STREAMS
 
 PERIODS = 10
-BLOCKS_MIN = 10
 _CYCLE_BLOCKS = 8
 """Blocks of arrivals between the cycles of a policy without a target, for which each cycle looks at all blocks."""
 _START_AMPLIFICATION = 1.5
@@ -36,43 +34,6 @@ _TICKS_PER_MIN_AGE = 16
 """Time goes on in ticks. Objects leave the landing store at the next one, so ticks must be short beside the delay."""
 _MIN_AGE_DAYS_MIN = 0.02
 """A shorter delay is taken for this one, half an hour: ticks have a least length."""
-
-
-@dataclass(frozen=True, slots=True)
-class GcOptions:
-    """How the simulated store is run.
-
-    blocks: live bytes / block size, in equilibrium (in a growing store, when measuring begins). block_bytes: the size
-    of a block; objects of a workload count 1, those of events their bytes. large_bytes: larger objects have a block of
-    their own, which GC does not rewrite; None: all share blocks. min_age_days: how long objects stay in the landing
-    store before they are packed. sort_window_blocks: how many blocks of arrivals are packed in order; 0 packs them as
-    they arrive. sort_survivors: whether those of a cycle are. hints: whether expiry is known from lifecycle rules.
-    days: None for those of the workload. packer: packs objects as in a store, in its order, whatever else is said of
-    order here; None: objects are written one after the other, each as large as it is.
-    """
-
-    policy: GcPolicy = field(default_factory=SpaceTarget)
-    streams: int = STREAMS
-    blocks: int = 2000
-    block_bytes: int = 128
-    large_bytes: int | None = None
-    min_age_days: float = 0.0
-    sort_window_blocks: int = 0
-    sort_survivors: bool = True
-    hints: bool = False
-    days: float | None = None
-    seed: int = 1
-    packer: PackerOptions | None = None
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.streams <= len(STREAM_CUTS_DAYS):
-            raise InvalidInput(f"{self.streams} streams; give 1 to {len(STREAM_CUTS_DAYS)}")
-        if self.blocks < BLOCKS_MIN or self.block_bytes < 1 or self.min_age_days < 0 or self.sort_window_blocks < 0:
-            raise InvalidInput(
-                f"give at least {BLOCKS_MIN} blocks, with room for 1 object, and no negative delay or window"
-            )
-        if self.days is not None and self.days <= 0:
-            raise InvalidInput(f"{self.days} days are too few")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ import typer
 
 from nos_ec.bench.gc.bound import bound_write_amplification
 from nos_ec.bench.gc.events import event_workload, live_blocks, read_events
+from nos_ec.bench.gc.options import GcOptions
 from nos_ec.bench.gc.packer import PackerOptions
-from nos_ec.bench.gc.simulation import GcOptions, GcResult, simulate_gc
+from nos_ec.bench.gc.simulation import GcResult, simulate_gc
 from nos_ec.bench.gc.workloads import GC_WORKLOADS, Workload, gc_workload, sized
 from nos_ec.bench.workloads import WORKLOADS
 from nos_ec.cli.terminal.context import AsJson, context

@@ -10,8 +10,9 @@ import pytest
 
 from nos_ec.bench.gc.blocks import Blocks
 from nos_ec.bench.gc.bound import amplification_at, bound_write_amplification, live_share_at
+from nos_ec.bench.gc.options import GcOptions
 from nos_ec.bench.gc.packer import PackerOptions, StorePacker
-from nos_ec.bench.gc.simulation import PERIODS, GcOptions, GcResult, simulate_gc
+from nos_ec.bench.gc.simulation import PERIODS, GcResult, simulate_gc
 from nos_ec.bench.gc.workloads import GC_WORKLOADS, Law, Life, Objects, gc_workload, sized
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.gc.gc_policy import Price, SpaceTarget, Threshold

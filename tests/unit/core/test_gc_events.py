@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from nos_ec.bench.gc.events import EventWorkload, ExpectedWorkload, event_workload, live_blocks, read_events
-from nos_ec.bench.gc.simulation import GcOptions, simulate_gc
+from nos_ec.bench.gc.options import GcOptions
+from nos_ec.bench.gc.simulation import simulate_gc
 from nos_ec.bench.gc.workloads import Objects, gc_workload
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.gc.gc_events import (
