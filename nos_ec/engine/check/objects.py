@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from nos_ec.core.crc32c import joined
+from anycrc import Model
+
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.states import ObjectState
@@ -16,6 +17,7 @@ from nos_ec.engine.check.blocks import TRIES
 from nos_ec.engine.check.second_look import SecondLook
 from nos_ec.ports.metadata import Metadata, ObjectRow, Segment
 
+_CRC32C = Model("CRC32C")
 PAGE_ROWS = 1000
 
 
@@ -207,8 +209,8 @@ def _gaps(row: ObjectRow, parts: Sequence[Segment], tails: Mapping[ObjectKey, Ob
         return
     crc32c = 0
     for part in parts:
-        crc32c = joined(crc32c, part.crc32c, part.extent.length)
+        crc32c = _CRC32C.combine(crc32c, part.crc32c, part.extent.length)
     if tail is not None:
-        crc32c = joined(crc32c, tail.crc32c, tail.size)
+        crc32c = _CRC32C.combine(crc32c, tail.crc32c, tail.size)
     if crc32c != row.crc32c:
         yield f"the CRC32Cs of {what} make {crc32c} in their order"

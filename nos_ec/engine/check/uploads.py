@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from nos_ec.core.crc32c import joined
+from anycrc import Model
+
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.parts import (
     Composition,
@@ -23,6 +24,7 @@ from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import Metadata, ObjectRow, TrashMark, UploadRow, UploadState
 
+_CRC32C = Model("CRC32C")
 PAGE_PARTS = 1000
 ReadManifest = Callable[[ObjectRow], Manifest | None]
 """As `manifest_of`."""
@@ -134,7 +136,7 @@ def _there(row: ObjectRow, composition: Composition, metadata: Metadata) -> list
 def _joined(parts: Iterable[ManifestPart]) -> int:
     crc32c = 0
     for part in parts:
-        crc32c = joined(crc32c, part.crc32c, part.size)
+        crc32c = _CRC32C.combine(crc32c, part.crc32c, part.size)
     return crc32c
 
 

@@ -11,7 +11,8 @@ import hashlib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nos_ec.core.crc32c import joined
+from anycrc import Model
+
 from nos_ec.core.deadlines import EMPTY_COPY_MS
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
@@ -37,6 +38,7 @@ READ_BYTES_MAX = 4 << 20
 _LANDED, _LARGE, _EMPTY = (
     advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.STORE, ObjectEvent.KEEP)
 )
+_CRC32C = Model("CRC32C")
 _PACKED = advance_object(ObjectState.LANDED, ObjectEvent.PACK)
 
 
@@ -163,10 +165,10 @@ class RowRebuilder:
         try:
             for part in whole:
                 md5.update(self._checked(part))
-                crc32c = joined(crc32c, part.crc32c, part.extent.length)
+                crc32c = _CRC32C.combine(crc32c, part.crc32c, part.extent.length)
             if tail is not None:
                 md5.update(self._bytes_of(tail))
-                crc32c = joined(crc32c, tail.crc32c, tail.size)
+                crc32c = _CRC32C.combine(crc32c, tail.crc32c, tail.size)
         except (Corrupt, NotFound) as error:
             if not is_replaced:
                 self._cannot_read(whole[0], error)

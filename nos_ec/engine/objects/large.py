@@ -18,9 +18,9 @@ from itertools import count
 
 import google_crc32c
 import structlog
+from anycrc import Model
 
 from nos_ec.core.conditions import Condition
-from nos_ec.core.crc32c import joined
 from nos_ec.core.errors import (
     Conflict,
     Corrupt,
@@ -53,6 +53,7 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow, PartOf, Segment, TailOf, UploadState
 from nos_ec.ports.placement import Placement
 
+_CRC32C = Model("CRC32C")
 _NUMBERS = 500
 """How many version numbers of one parity (`core.versions.numbered`) a millisecond has."""
 _TURN = 389
@@ -236,7 +237,7 @@ class LargeObjects:
             block = LargeBlock(self._blocks.geometry, key, size, front)
             for window in block.fill(stream):
                 md5.update(window)
-            crc32c = joined(crc32c, block.crc32c, block.length)
+            crc32c = _CRC32C.combine(crc32c, block.crc32c, block.length)
             size += block.length
             last = stream.at_end()
             if last:

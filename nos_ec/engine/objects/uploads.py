@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from io import BytesIO
 from threading import Event
 
+from anycrc import Model
+
 from nos_ec.core.attributes import decode_attributes
 from nos_ec.core.conditions import Condition
-from nos_ec.core.crc32c import joined
 from nos_ec.core.errors import Conflict, InvalidInput, NoSuchUpload, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
@@ -39,6 +40,7 @@ from nos_ec.engine.retry_queue import BackOff
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Completes, Metadata, ObjectRow, PartOf, UploadRow, UploadState
 
+_CRC32C = Model("CRC32C")
 PAGE_PARTS = 1000
 COMPLETE_TRIES = 10
 """Each further try means that a part was stored during the previous one."""
@@ -188,7 +190,7 @@ def _composition(upload_id: UploadId, parts: Sequence[ObjectRow]) -> tuple[Manif
     md5 = hashlib.md5(b"".join([row.md5 for row in parts]), usedforsecurity=False).digest()
     crc32c = 0
     for row in parts:
-        crc32c = joined(crc32c, row.crc32c, row.size)
+        crc32c = _CRC32C.combine(crc32c, row.crc32c, row.size)
     return manifest, Composition(upload_id, manifest.size, crc32c, len(parts), md5)
 
 
