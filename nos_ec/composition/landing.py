@@ -25,10 +25,10 @@ from nos_ec.settings import Settings
 from nos_ec.settings.landing import LandingSettings
 
 APPENDS = 2
-"""Appends under way at a time, unless the lanes are set: one is written while the next one is prepared. With more of
-them, batches are smaller, and fewer PUTs share an append."""
-LANE_WAIT_MS = 30_000
-"""How long a batch waits for a lane of the log: as long as Ceph's operations may take by default."""
+"""Appends under way at a time, unless `landing.lanes` is set: one is written while the next one is prepared. With more
+of them, batches are smaller, and fewer PUTs share an append."""
+BATCH_WAIT_MS = 30_000
+"""How long a batch waits for an open segment of the log: the default time limit of Ceph's operations."""
 
 
 def bypass_bytes(landing: LandingSettings, limits: MediumLimits) -> int:
@@ -110,8 +110,8 @@ def open_devices(settings: Settings, stack: ExitStack, store_id: str) -> Segment
     return stack.enter_context(closing(DeviceLog(log_folder(settings), paths, store_id, copies=landing.copies)))
 
 
-def lanes_of(settings: Settings, medium: SegmentMedium) -> int:
-    """The lanes of a log for PUTs: as set, or as many as bring APPENDS appends under way."""
+def open_segments_of(settings: Settings, medium: SegmentMedium) -> int:
+    """Return how many segments a log for PUTs keeps open: as set, or enough for APPENDS appends at a time."""
     return settings.landing.lanes or max(1, APPENDS // medium.limits.writes_max)
 
 
@@ -162,7 +162,7 @@ class Landers:
         if medium is None or landing.mode != "log":
             return copies
         bypass = LogBypass(
-            self.log(medium, lanes_of(self._settings, medium)), copies, bypass_bytes(landing, medium.limits)
+            self.log(medium, open_segments_of(self._settings, medium)), copies, bypass_bytes(landing, medium.limits)
         )
         self._stack.callback(bypass.close)
         return bypass
@@ -179,15 +179,15 @@ class Landers:
             self._trail,
         )
 
-    def log(self, medium: SegmentMedium, lanes: int) -> LandingLog:
+    def log(self, medium: SegmentMedium, open_segments: int) -> LandingLog:
         """A log of this process, with its keeper. It takes its lease with the first batch."""
         landing, put = self._settings.landing, self._settings.put
         shares_pool = self._settings.store.backend == "ceph"
         options = LogOptions(
-            lanes,
+            open_segments,
             landing.segment_age_ms,
             put.lease_ttl_ms,
-            LANE_WAIT_MS,
+            BATCH_WAIT_MS,
             reserve_bytes=self._reserve_bytes if shares_pool else 0,
         )
         keeper = LogKeeper(self._clock, landing.segment_age_ms)

@@ -29,7 +29,7 @@ from nos_ec.composition.backends import (
     open_objects,
     settings_named,
 )
-from nos_ec.composition.landing import Landers, initialise_devices, lanes_of, layered
+from nos_ec.composition.landing import Landers, initialise_devices, layered, open_segments_of
 from nos_ec.composition.lifetimes import new_survey, watch_deaths
 from nos_ec.composition.log_on_demand import LagProbe, LogOnDemand
 from nos_ec.composition.ownership import refuse_data_without_metadata, refuse_other_stores
@@ -351,11 +351,11 @@ class System:
         return Housekeeping(recovery, reaper, self.clock, wait_ms, trimmer, forward, survey, headers)
 
     def _copy_forward(self, medium: SegmentMedium) -> CopyForward:
-        """Writes stragglers again, into a log of their own with one lane."""
+        """Writes stragglers again, into a log of their own with one open segment."""
         landing = self.settings.landing
-        open_segments = lanes_of(self.settings, medium) + 1
+        open_segments = open_segments_of(self.settings, medium) + 1
         options = ForwardOptions(landing.segment_age_ms, open_segments * medium.limits.segment_bytes)
-        log = self._landers().log(medium, lanes=1)
+        log = self._landers().log(medium, open_segments=1)
         return CopyForward(self.metadata, LogReader(medium), log, self.clock, options, self.trail)
 
     # --- the message log --------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from nos_ec.ports.segment_medium import SegmentMedium
 SAID = "acknowledged"
 STORE_ID = bytes(range(16))
 POOL = "nos-ec-landing"
-OPTIONS = LogOptions(lanes=2, segment_age_ms=60_000, lease_ttl_ms=60_000, wait_ms=30_000)
+OPTIONS = LogOptions(open_segments=2, segment_age_ms=60_000, lease_ttl_ms=60_000, wait_ms=30_000)
 SIZE_BYTES_MAX = 100_000
 
 

@@ -15,7 +15,7 @@ from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
 from nos_ec.core.formats.copy_label import CopyLabel, encode_label
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import LandingId
-from nos_ec.engine.landing.landing_labels import labels_in_store
+from nos_ec.engine.landing.landing_labels import labels_of
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.segment_medium import SegmentMedium
@@ -89,9 +89,8 @@ def test_a_label_is_an_xattr_of_the_copy(ceph: CephCluster, namespace: str) -> N
         with cluster.open_pool(POOL_LANDING, namespace) as pool:
             assert pool.xattrs(landing_id.hex())[0] == {"nos_ec.object": label}
             assert pool.xattrs(without.hex())[0] == {}
-        assert {one: found and found.name for one, found in labels_in_store(landing)} == {
-            landing_id: "n" * 1024,
-            without: None,
+        assert {one: label.name for one, label in labels_of(landing, [landing_id, without]).items()} == {
+            landing_id: "n" * 1024
         }
         landing.delete_many([landing_id, without])
         landing.close()

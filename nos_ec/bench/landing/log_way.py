@@ -97,7 +97,7 @@ class InLog:
         self._timer = instruments.timer
         self._medium = CountedMedium(medium)
         self._reader = LogReader(medium)
-        self._lanes = max(1, APPENDS_MAX // medium.limits.writes_max)
+        self._open_segments = max(1, APPENDS_MAX // medium.limits.writes_max)
         self._new_log()
 
     def _new_queue(self) -> PutQueue:
@@ -107,7 +107,9 @@ class InLog:
 
     def _new_log(self) -> None:
         """A log with a keeper of its own, as every process has that PUTs into the log."""
-        options = LogOptions(lanes=self._lanes, segment_age_ms=SEGMENT_AGE_MS, lease_ttl_ms=30_000, wait_ms=30_000)
+        options = LogOptions(
+            open_segments=self._open_segments, segment_age_ms=SEGMENT_AGE_MS, lease_ttl_ms=30_000, wait_ms=30_000
+        )
         medium, clock = cast(SegmentMedium, self._medium), self._system.clock
         self._keeper = LogKeeper(clock, SEGMENT_AGE_MS)
         self._log = LandingLog(self._system.metadata, medium, clock, os.urandom, options, upkeep=self._keeper.wake)
@@ -117,7 +119,7 @@ class InLog:
         """Start a new log, and let it make its first segments."""
         self.close()
         self._new_log()
-        for _ in range(self._lanes):
+        for _ in range(self._open_segments):
             self.land(Piece(ObjectKey("bench", "first"), memoryview(b"first")))
         self._medium.appends.clear()
 

@@ -1,13 +1,13 @@
-"""Writes the last landed copies of nearly empty segments of the landing log again, so that the segments can go.
+"""Moves the last live records out of nearly empty segments of the landing log, so that the segments can be released.
 
-An object that is packed late keeps its whole segment. That is harmless while few do: nothing is copied until sealed
-segments hold more than twice their live bytes and an allowance. Then the segments with the smallest live share are
-copied, and only those of which less than a quarter is live. Objects in them that wait for their age are not copied at
-once: they are made due, so that they may be packed before they have to be copied.
+An object that is packed late keeps its whole segment. That is harmless while there are few: nothing is copied until
+sealed segments hold more than twice their live bytes plus an allowance. Then the segments with the smallest live share
+are copied, and only those that are less than a quarter live. Objects in them that still wait for their packing age are
+not copied at once: they are made due, so that they may be packed before they have to be copied.
 
-Order: read and check -> land in a segment of the copies' own log -> record it in the audit trail -> move
-(compare-and-set of the landing id in the row, or in the queue entry that has taken its place). Killed before the move,
-the new records have no row, and go with their segment. A segment that was emptied is given back by the trimmer.
+Order: read and check -> land in a segment of a log used only for such copies -> record it in the audit trail -> move
+(compare-and-set of the landing id in the row, or in the queue entry that has replaced it). After a crash before the
+move, no row refers to the new records, and they are freed with their segment. The trimmer releases emptied segments.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.metadata import LandedMove, LandingSegments, ObjectRow, SegmentRow
 
 LOOK_MS = 60_000
-"""Time between looks: each asks for the live objects of every old segment."""
+"""Time between checks; each queries the live objects of every old segment."""
 LIVE_SHARE_MAX = 4
-"""Segments are copied when less than one part in so many is live."""
+"""Segments are copied if less than one part in this many is live."""
 DUE_MS = 3 * LOOK_MS
-"""How long a segment is left alone after objects in it were made due: in that time they are published, and packed
-unless the consumers lag or their stripes do not fill."""
+"""How long a segment is skipped after objects in it were made due: in that time they are published, and packed unless
+the consumers lag or their stripes do not fill."""
 ROWS_PER_PAGE = 500
 BACK_OFF = BackOff(first_ms=60_000, max_ms=3_600_000)
 PARKED_MAX = 10_000
@@ -45,8 +45,8 @@ PARKED_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ForwardOptions:
-    """age_ms: segments that were sealed less than this ago are left alone. allowance_bytes: what segments may hold
-    beyond twice their live bytes."""
+    """Segments that were sealed less than `age_ms` ago are skipped. Segments may hold `allowance_bytes` beyond twice
+    their live bytes."""
 
     age_ms: int
     allowance_bytes: int
@@ -71,7 +71,8 @@ class ForwardResult:
 
 
 def record_bytes(row: ObjectRow) -> int:
-    """About what its record takes: with the header, so that a segment full of tiny objects is not taken for sparse."""
+    """Return about how many bytes the record of an object takes. The header counts, so that a segment full of tiny
+    objects does not look sparse."""
     return (
         RECORD_HEADER_SIZE + len(row.key.bucket.encode()) + len(row.key.name.encode()) + len(row.attributes) + row.size
     )
@@ -81,27 +82,28 @@ class RecordReader(Protocol):
     """Reads records of the landing log."""
 
     def read_many(self, wanted: Sequence[tuple[LandingId, int]]) -> list[bytes | NosError]:
-        """For each (id, size in bytes) the data, or the error of reading it."""
+        """Return, for each (id, size in bytes), the data or the error of reading it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Sparse:
-    """A segment and the bytes of its live objects; at least half of it, if it has more than that."""
+    """A segment and the bytes of its live objects; counting stops at half of the segment."""
 
     row: SegmentRow
     live_bytes: int
 
     @property
     def excess_bytes(self) -> int:
-        """What it holds beyond twice its live bytes."""
+        """Return the bytes that the segment holds beyond twice its live bytes."""
         return max(0, self.row.end - 2 * self.live_bytes)
 
 
 class CopyForward:
-    """Several may run at once: they repeat some of each other's work, but do no harm. Each belongs to one thread.
+    """Copies live records out of sparse segments. Several may run at once: they repeat some of each other's work, but
+    do no harm. Each belongs to one thread.
 
-    lander: a log of the copies' own, so that they do not lie among fresh records.
+    `lander` is a log used only for these copies, so that they are not mixed with fresh records.
     """
 
     def __init__(
@@ -121,15 +123,15 @@ class CopyForward:
         self._trail = trail
         self._look_ms = 0
         self._hastened: dict[SegmentId, int] = {}
-        """Sparse segments whose objects were made due, and until when they are left alone."""
+        """Sparse segments whose objects were made due, each with the time until which it is skipped."""
         self.parked: RetryQueue[SegmentId] = RetryQueue(
             "sparse landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX
         )
         """Segments with objects that could not be copied, until their next try."""
 
     def run_once(self, beat: Beat = unwatched) -> ForwardResult:
-        """Copy what is needed to respect the allowance, if it is time to look. Raises Transient. `beat` is called for
-        every segment and batch."""
+        """Copy as much as the allowance requires, if the next check is due. Raise Transient. Call `beat` for every
+        segment and batch."""
         now_ms = self._clock.now_ms()
         if waits(self._look_ms, now_ms, LOOK_MS):
             return ForwardResult()
@@ -153,8 +155,8 @@ class CopyForward:
         return total
 
     def _is_hastened(self, segment: SegmentId, now_ms: int, beat: Beat) -> bool:
-        """Make what waits in a segment for its age due, once for each segment. Returns whether that may still empty
-        it."""
+        """Make the objects due that wait in a segment for their age, once for each segment. Return whether this may
+        still empty it."""
         if segment not in self._hastened:
             made = 0
             for page in self._live_pages(segment):
@@ -165,8 +167,7 @@ class CopyForward:
         return waits(self._hastened[segment], now_ms, DUE_MS)
 
     def _old(self, now_ms: int) -> Iterator[SegmentRow]:
-        """The SEALED segments that are old enough and were found when they were sealed: of others there is nothing to
-        copy. The trimmer takes care of the DOOMED ones."""
+        """Yield the SEALED segments that are old enough and not empty. The trimmer releases the DOOMED ones."""
         for page in segment_pages(self._metadata):
             for row in page:
                 is_old = now_ms - (row.sealed_ms or row.opened_ms) >= self._options.age_ms
@@ -183,14 +184,14 @@ class CopyForward:
         return _Sparse(row, live_bytes)
 
     def _live_pages(self, segment: SegmentId) -> Iterator[list[ObjectRow]]:
-        """The objects whose copies are in the segment. Pages after one that is being moved are not affected by it."""
+        """Yield the objects whose copies are in the segment. Moving a page does not affect the pages after it."""
         after: LandingId | None = None
         while page := self._metadata.live_in(segment, after, ROWS_PER_PAGE):
             yield page
             after = page[-1].landing_id
 
     def _copy(self, segment: SegmentId, beat: Beat) -> ForwardResult:
-        """Copy the live objects of a segment. It is parked when some of them could not be copied."""
+        """Copy the live objects of a segment. Park it if some of them could not be copied."""
         total = ForwardResult()
         failure: NosError | None = None
         for page in self._live_pages(segment):
@@ -203,7 +204,7 @@ class CopyForward:
                 total += copied
                 failure = failure or error
                 if isinstance(error, Transient):
-                    break  # the log has no room, or a store does not answer
+                    break  # the log is full, or a store does not answer
             if isinstance(failure, Transient):
                 break
         if failure is not None:
@@ -226,7 +227,7 @@ class CopyForward:
             yield batch
 
     def _copy_batch(self, rows: Sequence[ObjectRow]) -> tuple[ForwardResult, NosError | None]:
-        """Copy some objects. Returns what was copied, and the first error of those that were not."""
+        """Copy some objects. Return what was copied, and the first error of the others."""
         sources = [row.landing_id for row in rows if row.landing_id is not None]
         found = self._reader.read_many([(source, row.size) for source, row in zip(sources, rows, strict=True)])
         failure: NosError | None = None

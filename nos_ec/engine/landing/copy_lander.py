@@ -1,6 +1,6 @@
 """Lands PUTs in the landing store, one copy each.
 
-1  ids are in the deletion queue, durably, before their copies are written; a copy that nobody claims is deleted
+1 ids are durably in the deletion queue before their copies are written; a copy that no row claims is deleted
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from nos_ec.ports.landing_store import LandingPut, LandingStore
 from nos_ec.ports.metadata import LandingQueue
 
 BATCHES_MAX = 2
-"""While one batch is written, the next is recorded. More of them would only be smaller."""
+"""While one batch is written, the next one is recorded. More batches would only be smaller."""
 BATCH_OBJECTS_MAX = 64
 BATCH_BYTES_MAX = 8 << 20
-"""A batch saves transactions, however large its copies are; but all of it waits for its last copy."""
+"""A batch saves transactions whatever the size of its copies, but all of it waits for its last copy."""
 
 _log = structlog.get_logger(__name__)
 
@@ -34,8 +34,8 @@ _log = structlog.get_logger(__name__)
 class CopyLander:
     """A `Lander` (nos_ec.engine.landing.lander) over a landing store. Safe to call from several threads.
 
-    reservation_ms: how long a PUT may take before its copy counts as abandoned. reserve_bytes: free space of the
-    landing store that PUTs leave to packing and GC, so that they can still free space in a full store.
+    A PUT may take `reservation_ms` before its copy counts as abandoned. PUTs leave `reserve_bytes` of the landing
+    store's free space to packing and GC, so that these can still free space in a full store.
     """
 
     def __init__(
@@ -58,22 +58,22 @@ class CopyLander:
 
     @property
     def batches_max(self) -> int:
-        """How many batches should be under way at once."""
+        """Return how many batches should be under way at once."""
         return BATCHES_MAX
 
     @property
     def batch_bytes_max(self) -> int:
-        """Bytes of a batch."""
+        """Return the bytes of a batch."""
         return BATCH_BYTES_MAX
 
     @property
     def batch_objects_max(self) -> int:
-        """The most objects of a batch."""
+        """Return the most objects of a batch."""
         return BATCH_OBJECTS_MAX
 
     def land(self, batch: Sequence[NewCopy]) -> _Landed:
-        """Reserve the ids in one transaction, then write the copies. A copy that does not fit does not stop the
-        others. Raises Transient."""
+        """Reserve the ids in one transaction, then write the copies. A copy that does not fit does not stop the others.
+        Raise Transient."""
         outcomes = self._fitting(batch)
         now_ms = self._clock.now_ms()
         copies = [
@@ -95,7 +95,7 @@ class CopyLander:
         return _Landed(self, outcomes, tuple(failed))
 
     def _fitting(self, batch: Sequence[NewCopy]) -> list[LandingId | NosError]:
-        """For each copy a new id, or why it does not fit."""
+        """Return a new id for each copy, or the reason why it does not fit."""
         free = self._landing.free_bytes()
         outcomes: list[LandingId | NosError] = []
         for copy in batch:
@@ -120,7 +120,7 @@ class CopyLander:
         """Delete copies that were written after their reservation had expired and been reaped. Nothing else refers to
         them, or nothing will soon.
 
-        An id whose reservation is gone or doomed can never be recorded, so this is safe even when the outcome of
+        An id whose reservation is gone or doomed can never be recorded, so this is safe even if the outcome of
         recording is unknown. Never raises a NosError, so that the original failure is reported.
         """
         try:
@@ -134,7 +134,7 @@ class CopyLander:
 
     def delete_refused(self, landing_ids: Sequence[LandingId]) -> list[LandingId]:
         """Delete the copies of PUTs that are refused and that no process can record any more. Their reservations are
-        due, and the reaper removes them. Returns those that may still be there. Never raises a NosError."""
+        due, and the reaper removes them. Return the copies that may still be there. Never raises a NosError."""
         self._trail.record(abandoned_copies(landing_ids))
         kept: list[LandingId] = []
         for landing_id in landing_ids:
@@ -154,7 +154,7 @@ def _labelled(landing_id: LandingId, copy: NewCopy, now_ms: int) -> LandingPut:
 
 @dataclass(frozen=True, slots=True)
 class _Landed:
-    """What became of a batch. failed: ids that were reserved, but whose copies were not written."""
+    """The outcome of a batch. `failed` are ids that were reserved, but whose copies were not written."""
 
     lander: CopyLander
     outcomes: Sequence[LandingId | NosError]
@@ -167,6 +167,6 @@ class _Landed:
         )
 
     def settle(self, not_recorded: Collection[LandingId]) -> None:
-        """Remove what was written too late."""
+        """Remove copies that were written too late."""
         if late := [*self.failed, *not_recorded]:
             self.lander.remove_late(late)

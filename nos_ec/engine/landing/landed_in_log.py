@@ -1,4 +1,4 @@
-"""What became of a batch that was given to the landing log."""
+"""The outcome of a batch that was landed in the landing log."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _log = structlog.get_logger(__name__)
 class LandedInLog:
     """A `LandedBatch` of the log.
 
-    settle: takes the segments, each as often as a batch was appended to it, whether a PUT of the batch was
-    acknowledged, and whether some of its records were not recorded and are not void. records: those of the batch.
+    It calls `settle` with the segments, each as often as a batch was appended to it; whether a PUT of the batch was
+    acknowledged; and whether some of its records were not recorded and are not void. `records` are those of the batch.
     """
 
     def __init__(
@@ -33,18 +33,18 @@ class LandedInLog:
         self._medium = medium
         self._outcomes: list[LandingId | NosError] = [Transient("not landed")] * len(records)
         self._landed_twice: set[LandingId] = set()
-        """The records whose earlier append failed; it may have written them as well."""
+        """Records whose earlier append failed, but may have written them as well."""
         self._void: set[LandingId] = set()
         self.segments: list[LogSegment] = []
-        """One for each append, until it is settled."""
+        """One entry for each append, until it is settled."""
 
     @property
     def outcomes(self) -> Sequence[LandingId | NosError]:
-        """For each copy its landing id, or why it did not land."""
+        """Return for each copy its landing id, or the error that kept it from landing."""
         return self._outcomes
 
     def add(self, indexes: Sequence[int], segment: LogSegment, ids: Sequence[LandingId], *, again: bool) -> None:
-        """Note where these copies have landed. again: an earlier append of them failed, with an unknown outcome."""
+        """Note where these copies have landed. `again`: an earlier append of them failed, with an unknown outcome."""
         for index, landing_id in zip(indexes, ids, strict=True):
             self._outcomes[index] = landing_id
         self.segments.append(segment)
@@ -57,12 +57,12 @@ class LandedInLog:
             self._outcomes[index] = error
 
     def first_error(self) -> NosError:
-        """Why the first copy that did not land did not."""
+        """Return the error of the first copy that did not land."""
         return next(outcome for outcome in self._outcomes if isinstance(outcome, NosError))
 
     def void(self, refused: Collection[LandingId]) -> list[LandingId]:
-        """Make the records of these PUTs void. Records that a failed append may have left are made void when their
-        segment is sealed, which is too late for the answers."""
+        """Make the records of these PUTs void. Records that a failed append may have written are made void when their
+        segment is sealed, which is too late for the answers, so their ids are returned."""
         return [
             outcome
             for outcome, record in zip(self._outcomes, self._records, strict=True)
@@ -75,13 +75,13 @@ class LandedInLog:
         except NotFound:
             pass  # the segment was released, and the record with it
         except NosError as error:
-            _log.warning("record of a refused PUT not made void", record=landing_id.hex(), error=str(error))
+            _log.warning("record of a refused PUT not voided", record=landing_id.hex(), error=str(error))
             return False
         self._void.add(landing_id)
         return landing_id not in self._landed_twice
 
     def settle(self, not_recorded: Collection[LandingId]) -> None:
-        """Let the segments be sealed. Bytes that were not recorded are freed with the segment."""
+        """Allow the segments to be sealed. Records without a row are freed with their segment."""
         segments, self.segments = self.segments, []
         given_up = set(not_recorded)
         acknowledged = any(not isinstance(outcome, NosError) and outcome not in given_up for outcome in self._outcomes)
@@ -89,5 +89,5 @@ class LandedInLog:
 
 
 def as_transient(error: NosError) -> NosError:
-    """The error as a Lander raises it: what concerns one segment or lease may work in another one."""
+    """Return the error as a Lander raises it: a conflict about one segment or lease may not occur with another one."""
     return Transient(str(error)) if isinstance(error, Conflict) else error

@@ -1,13 +1,12 @@
-"""What landing copies say of themselves, without any row: for a rebuild of lost rows.
+"""Reads the labels of landing copies, which describe their objects without any row: for a rebuild of lost rows.
 
-Copies of objects that were deleted or overwritten since are among them, as long as nobody has deleted these copies.
+They include copies of objects that were deleted or overwritten since, until these copies are deleted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import islice
 
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.formats.copy_label import CopyLabel, decode_label, label_of_record
@@ -16,29 +15,18 @@ from nos_ec.core.ids import LandingId, SegmentId
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.segment_medium import SegmentMedium
 
-PAGE_COPIES = 1000
-
-
-def labels_in_store(landing: LandingStore) -> Iterator[tuple[LandingId, CopyLabel | None]]:
-    """Every copy of the landing store, page by page, with its label; None if it has none that can be read, because an
-    older release put it, for example. The data is not read. Raises Transient."""
-    ids = landing.list_ids()
-    while page := list(islice(ids, PAGE_COPIES)):
-        for landing_id, label in landing.labels(page).items():
-            yield landing_id, _decoded(landing_id, label)
-
 
 def labels_of(landing: LandingStore, landing_ids: Sequence[LandingId]) -> dict[LandingId, CopyLabel]:
-    """The labels of those copies of the landing store that have one that can be read, in the order of `landing_ids`.
-    Raises Transient."""
+    """Return the labels of those copies of the landing store that have a readable label, in the order of `landing_ids`.
+    Raise Transient."""
     found = landing.labels(landing_ids)
     decoded = {one: _decoded(one, found[one]) for one in landing_ids if one in found}
     return {landing_id: label for landing_id, label in decoded.items() if label is not None}
 
 
 def labels_in_segment(medium: SegmentMedium, segment: SegmentId) -> dict[LandingId, CopyLabel | None]:
-    """Every intact record of a landing segment that is not void, with its label; None if its names are damaged. Reads
-    all of the segment, and checks the CRC of the data. Raises NotFound, Transient."""
+    """Return every intact record of a landing segment that is not void, with its label; None if its names are damaged.
+    This reads the whole segment and checks the CRC of the data. Raise NotFound, Transient."""
     found: dict[LandingId, CopyLabel | None] = {}
     for record in puts_in_segment(medium, segment, medium.limits.segment_bytes):
         landing_id = record.header.landing_id
@@ -52,8 +40,8 @@ def labels_in_segment(medium: SegmentMedium, segment: SegmentId) -> dict[Landing
 
 
 def puts_in_segment(medium: SegmentMedium, segment: SegmentId, end: int) -> Iterator[FoundRecord]:
-    """Yield the intact records of PUTs in a landing segment that lie before `end`, in order, of one copy of the segment
-    after the other: so a record is yielded once for each copy that has it. Raises NotFound, Transient."""
+    """Yield the intact records of PUTs in a landing segment that lie before `end`, in order, first of one copy of the
+    segment, then of the next: a record is yielded once for each copy that has it. Raise NotFound, Transient."""
     for copy in range(medium.limits.copies):
         read = partial(_read, medium, segment, copy)
         for record in scan(read, segment, medium.limits.start, end):

@@ -1,15 +1,15 @@
-"""The landing log of one process: batches of PUTs, appended to segments that nobody else writes.
+"""The landing log of one process: batches of PUTs, appended to segments that no other process writes.
 
-The log holds a lease `landing-log-NUMBER` from the first PUT until it is closed. It has a few lanes, each with an open
-segment; a batch goes to a lane that is free. A segment is left when it is full or old, after any error of an append,
-and at the end. What is left is sealed, and the next segment is made ahead of need: that is the upkeep of the log. So a
-PUT costs one append and no SQL. The log has no thread for it: it tells its owner when there is upkeep (`LogKeeper`).
-Where the medium can do that, the first append creates its segment and the one that fills it seals it.
+The log holds a lease `landing-log-NUMBER` from the first PUT until it is closed. It keeps a few segments open, and a
+batch goes to one that is free. A segment is closed for batches when it is full or old, after any failed append, and
+when the log is closed. Upkeep seals these segments and makes the next one ahead of need, so a PUT costs one append and
+no SQL. The log has no thread for upkeep; it calls its owner when there is some to do (`LogKeeper`). If the medium
+supports it, the first append creates its segment and the append that fills the segment seals it.
 
-1  a landing id is returned only after the append of its batch; ids are made anew for each try, so none is used twice
-8  one writer a segment: after an error, or when the lease is lost, it is never appended to again. A lease that has
-   expired is renewed before a batch is begun. So only a process that is stopped just then makes a first append to a
-   segment that others have given back meanwhile; it gives that back as well (`SegmentSealer.give_back`)
+1 a landing id is returned only after the append of its batch; each try makes new ids, so none is used twice 8 one
+writer a segment: after an error, or when the lease is lost, it is never appended to again. An expired lease is
+   renewed before a batch is begun. So only a process that is stopped at just that moment can make a first append to a
+   segment that others have released meanwhile; it then releases that segment, too (`SegmentSealer.release_late`)
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = structlog.get_logger(__name__)
 APPEND_TRIES = 3
 """Segments that a batch is appended to, at most."""
 CLOSE_MS = 20_000
-"""Closing begins no further operation after so long, so that it ends before a service manager loses patience."""
+"""`close` begins no further operation after this time, so that it ends before a service manager kills the process."""
 
 
 class LogMetadata(SealMetadata, Leases, Protocol):
@@ -53,11 +53,11 @@ class LogMetadata(SealMetadata, Leases, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """lanes: segments that are open at a time. segment_age_ms: a segment is left so long after its first PUT.
-    lease_ttl_ms: of the log's lease. wait_ms: how long a batch waits for a lane. reserve_bytes: free space of the
-    medium that the log leaves to packing and GC."""
+    """How a log works. `open_segments` is the number of segments that are open at a time. A segment takes no more
+    batches `segment_age_ms` after its first PUT. `lease_ttl_ms` is the lifetime of the log's lease. A batch waits at
+    most `wait_ms` for an open segment. The log leaves `reserve_bytes` of the medium's free space to packing and GC."""
 
-    lanes: int
+    open_segments: int
     segment_age_ms: int
     lease_ttl_ms: int
     wait_ms: int
@@ -66,7 +66,8 @@ class LogOptions:
 
 @dataclass(slots=True)
 class LogCounters:
-    """What the log has done so far. bytes: of batches, with headers and padding. failed: appends that failed."""
+    """Counts the work of the log. `bytes` are those of batches, with headers and padding; `failed` counts failed
+    appends."""
 
     batches: int = 0
     records: int = 0
@@ -79,8 +80,8 @@ class LogCounters:
 class LandingLog:
     """A `Lander` over a medium of segments. Safe to call from several threads.
 
-    randomness: returns that many random bytes. among: lists the lease while it is held. upkeep: is told, with the log,
-    that `tend` has something to do; it may call `tend` at once, which is the default, and then a PUT waits for it.
+    `randomness` returns the requested number of random bytes. `among` lists the lease while it is held. The log calls
+    `upkeep` with itself when `tend` has work to do; the default calls `tend` at once, so that the PUT waits for it.
     """
 
     def __init__(
@@ -102,14 +103,14 @@ class LandingLog:
         self._options = options
         self._among = among
         self._upkeep = upkeep or LandingLog.tend
-        self._upkeep_told = False
-        """Whether upkeep was ever told: whoever does it may begin to look by itself then."""
+        self._upkeep_called = False
+        """Whether `upkeep` was ever called: its owner may check the log on its own from then on."""
         self.counters = LogCounters()
         self._changed = threading.Condition()
-        """Guards what follows, and tells of every change that a batch may wait for."""
+        """Guards the attributes below, and notifies waiting batches of every change."""
         self._held: HeldLease | None = None
         self._number = 0
-        self._lanes: list[LogSegment | None] = [None] * options.lanes
+        self._open_segments: list[LogSegment | None] = [None] * options.open_segments
         self._spares: list[LogSegment] = []
         """Segments that were made ahead of need."""
         self._sealer = SegmentSealer(metadata, medium, clock, randomness, self._take_lsns, self._changed, trail)
@@ -119,31 +120,31 @@ class LandingLog:
         """Whether a thread is making a segment. Only that thread takes the lease."""
         self._refusals = 0
         self._refusal: NosError = Transient("")
-        """How often no segment could be made for a batch, and why the last time."""
+        """`_refusals` counts how often no segment could be made for a batch; `_refusal` is the last reason."""
         self._in_doubt = False
-        """Whether PUTs were refused in a segment in which none was acknowledged: perhaps the lease was lost before."""
+        """Whether a segment had only refused PUTs: perhaps the lease was lost before them."""
         self._closed = False
         self._tending = threading.Lock()
 
     # --- Lander -----------------------------------------------------------------------------------
     @property
     def batches_max(self) -> int:
-        """As many as there may be appends under way."""
-        return self._options.lanes * self._limits.writes_max
+        """Return the maximum number of appends at a time."""
+        return self._options.open_segments * self._limits.writes_max
 
     @property
     def batch_bytes_max(self) -> int:
-        """That of the medium."""
+        """Return the limit of the medium, in bytes."""
         return self._limits.batch_bytes_max
 
     @property
     def batch_objects_max(self) -> int:
-        """That of the medium."""
+        """Return the limit of the medium."""
         return self._limits.batch_records_max
 
     def land(self, batch: Sequence[NewCopy]) -> LandedInLog:
-        """Append a batch; several, one after the other, when it is too large for one segment. Raises NoSpace or
-        Transient when nothing of it landed."""
+        """Append a batch, or several in a row if it is too large for one segment. Raise NoSpace or Transient if no copy
+        landed."""
         records = [new_record(copy.key, copy.data, copy.crc32c, copy.attributes, copy.put_ms) for copy in batch]
         landed = LandedInLog(self.settle, records, self._medium)
         try:
@@ -155,89 +156,91 @@ class LandingLog:
                 else:
                     landed.add(indexes, segment, ids, again=again)
         except BaseException:
-            landed.settle([one for one in landed.outcomes if not isinstance(one, NosError)])  # they are never recorded
+            landed.settle([one for one in landed.outcomes if not isinstance(one, NosError)])  # they get no rows
             raise
         if batch and not landed.segments:
-            self._tell_upkeep()
+            self._call_upkeep()
             raise landed.first_error()
         return landed
 
     def settle(self, segments: Sequence[LogSegment], acknowledged: bool, unrecorded: bool) -> None:
-        """Note that the batches in these segments are settled, one batch each time a segment is listed. acknowledged:
-        whether any of their PUTs was. unrecorded: whether some of their records were not recorded and are not void."""
+        """Note that the batches in these segments are settled: one batch for each time a segment is listed.
+        `acknowledged`: at least one of their PUTs was. `unrecorded`: some of their records have no row and are not
+        void."""
         with self._changed:
             for segment in segments:
                 segment.settled(acknowledged=acknowledged, unrecorded=unrecorded)
                 self._in_doubt |= not segment.acknowledged
-        self._tell_upkeep()
+        self._call_upkeep()
 
     # --- upkeep -----------------------------------------------------------------------------------
     def tend(self) -> None:
-        """Leave segments that are old, make the next one if it is needed soon, and seal those that are left.
+        """Close old segments for batches, make the next segment if it is needed soon, and seal the closed ones.
 
-        Cheap when there is nothing to do, and when another thread does it. Never raises a NosError.
+        Cheap if there is nothing to do, or if another thread is already doing it. Never raises a NosError.
         """
         if not self._tending.acquire(blocking=False):
             return
         try:
-            self._part_if_fenced()
+            self._give_up_if_fenced()
             self._leave_old()
-            self.counters.sealed += self._sealer.seal(self._go_on_sealing)
+            self.counters.sealed += self._sealer.seal(self._may_seal_next)
             self._make_ahead()
         finally:
             self._tending.release()
 
-    def _tell_upkeep(self) -> None:
-        """Say that there is upkeep, if there is any. Costs no operation."""
+    def _call_upkeep(self) -> None:
+        """Call `upkeep` if there is something to do. This costs no operation."""
         with self._changed:
-            if self._closed or (self._upkeep_told and not self._has_upkeep()):
+            if self._closed or (self._upkeep_called and not self._has_upkeep()):
                 return
-            self._upkeep_told = True
+            self._upkeep_called = True
         self._upkeep(self)
 
     def _has_upkeep(self) -> bool:
-        """The caller holds the lock."""
+        """Return whether `tend` has work to do. The caller holds the lock."""
         return (
             self._lost_lease() is not None
             or self._in_doubt
             or self._sealer.is_due()
             or self._needs_spare()
-            or any(map(self._is_old, self._lanes))
+            or any(map(self._is_old, self._open_segments))
         )
 
-    def _go_on_sealing(self) -> bool:
-        """Before each segment that is sealed, which may take as long as an operation may: PUTs need the next segment
-        more. Closing seals the rest itself."""
+    def _may_seal_next(self) -> bool:
+        """Return whether to seal another segment. Each seal may take as long as an operation may, and PUTs need the
+        next segment more, so make that first. When the log is closing, `close` seals the rest."""
         self._make_ahead()
         return not self._closed
 
     def seal(self) -> None:
-        """Leave every segment that holds a PUT, however young it is, and seal what is left. Never raises a NosError."""
+        """Close every segment that holds a PUT, however young it is, and seal the closed ones. Never raises a
+        NosError."""
         with self._changed:
-            for segment in list(self._lanes):
+            for segment in list(self._open_segments):
                 if segment is not None and segment.first_put_ms is not None:
                     self._leave(segment)
         with self._tending:
-            self.counters.sealed += self._sealer.seal(self._go_on_sealing)
+            self.counters.sealed += self._sealer.seal(self._may_seal_next)
 
     def close(self) -> None:
         """Seal all segments and release the lease. Idempotent. No PUT may be under way.
 
-        What cannot be sealed is left to recovery, together with the lease, which then expires. So is what is not
-        sealed after CLOSE_MS. It takes no longer than that and one operation of the medium and of the metadata.
+        Segments that cannot be sealed within CLOSE_MS are left to recovery, together with the lease, which then
+        expires. The call takes at most CLOSE_MS and one operation of the medium and of the metadata.
         """
         began_ms = self._clock.now_ms()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._making and not self._appending(), CLOSE_MS / 1000)
-            self._sealer.left += [segment for segment in (*self._lanes, *self._spares) if segment is not None]
-            self._lanes = [None] * self._options.lanes
+            self._sealer.left += [segment for segment in (*self._open_segments, *self._spares) if segment is not None]
+            self._open_segments = [None] * self._options.open_segments
             self._spares = []
             for segment in self._sealer.left:
                 segment.retry_ms = 0
         with self._tending:
-            self._part_if_fenced()
+            self._give_up_if_fenced()
             self.counters.sealed += self._sealer.seal(
                 lambda: waits(began_ms + CLOSE_MS, self._clock.now_ms(), CLOSE_MS)
             )
@@ -252,7 +255,8 @@ class LandingLog:
 
     # --- appending --------------------------------------------------------------------------------
     def _pieces(self, records: Sequence[NewRecord]) -> Iterator[list[int]]:
-        """Cut a batch into batches of which each fits an empty segment; a record too large for one is alone."""
+        """Split a batch into batches that each fit an empty segment. A record that is too large for a segment gets its
+        own batch."""
         if records and batch_size(records, self._limits.align) <= fresh_room(self._limits, len(records)):
             yield list(range(len(records)))
             return
@@ -269,7 +273,7 @@ class LandingLog:
             yield piece
 
     def _append(self, records: Sequence[NewRecord]) -> tuple[LogSegment, list[LandingId], bool]:
-        """Returns the segment, the ids, and whether an earlier append of these records may have succeeded as well."""
+        """Return the segment, the ids, and whether an earlier append of these records may have succeeded as well."""
         size = batch_size(records, self._limits.align)
         if size > (room := fresh_room(self._limits, len(records))):
             raise InvalidInput(f"landing log: a record of {size} bytes does not fit a segment, which takes {room}")
@@ -300,7 +304,7 @@ class LandingLog:
         raise failure
 
     def _write(self, segment: LogSegment, offset: int, lsn: int, records: Sequence[NewRecord]) -> list[LandingId]:
-        """Append a batch where it has its place. After any error the segment is left."""
+        """Append a batch at its reserved place. After any error, close the segment for batches."""
         try:
             nonces = self._randomness(NONCE_SIZE * len(records))
             now_ms = self._clock.now_ms()
@@ -331,15 +335,15 @@ class LandingLog:
         return batch.ids
 
     def _last_seal(self, segment: LogSegment, offset: int, batch: LaidBatch, now_ms: int) -> Seal | None:
-        """What a batch seals its segment with; None if it is not the last one."""
+        """Return the seal that the batch ends its segment with, or None if it is not the last batch."""
         with self._changed:
             if not segment.is_last:
                 return None
             return segment.seal_of(offset, batch, self._take_lsns(1), now_ms, self._randomness(NONCE_SIZE))
 
     def _reserve(self, size: int, records: int) -> tuple[LogSegment, int, int]:
-        """A place for a batch: segment, offset, number of its first record. Waits for a free lane, and makes a segment
-        if there is none. Raises LeaseLost, NoSpace, Transient."""
+        """Return a place for a batch: the segment, the offset, and the number of its first record. Wait for an open
+        segment, or make one if fewer are open than allowed. Raise LeaseLost, NoSpace, Transient."""
         until_ms = self._clock.now_ms() + self._options.wait_ms
         while True:
             held = self._held
@@ -352,54 +356,55 @@ class LandingLog:
                     segment = self._choose(size, records)
                     if segment is not None:
                         return segment, segment.reserve(size, records, self._clock.now_ms()), self._take_lsns(records)
-                    if not self._making and None in self._lanes:
+                    if not self._making and None in self._open_segments:
                         self._making = True
                         break
                     self._wait(until_ms)
             self._make_spare(needed=True)
 
     def _wait(self, until_ms: int) -> None:
-        """Wait for a change. Raises Transient when it is too late, or what kept another batch that needs a segment,
-        too, from getting one."""
+        """Wait for a change. Raise Transient after `until_ms`, or the error that stopped another batch from opening a
+        segment."""
         refusals = self._refusals
         left_ms = min(until_ms - self._clock.now_ms(), self._options.wait_ms)
         if left_ms <= 0 or not self._changed.wait(left_ms / 1000):
-            raise Transient(f"landing log: no lane became free within {self._options.wait_ms} ms")
-        if self._refusals != refusals and None in self._lanes:
+            raise Transient(f"landing log: no open segment became free within {self._options.wait_ms} ms")
+        if self._refusals != refusals and None in self._open_segments:
             raise type(self._refusal)(str(self._refusal)) from self._refusal
 
     def _choose(self, size: int, records: int) -> LogSegment | None:
-        """An idle segment, else a fresh one, else the least busy one. Leaves segments in which there is no room."""
+        """Return an idle segment, else a spare one, else the least busy one. Close full segments for batches on the
+        way."""
         best: LogSegment | None = None
-        for segment in self._lanes:
+        for segment in self._open_segments:
             if segment is None:
                 continue
             if not segment.fits(size, records):
                 self._leave(segment)
             elif segment.under_way < self._limits.writes_max and (best is None or segment.under_way < best.under_way):
                 best = segment
-        if (best is None or best.under_way) and self._spares and None in self._lanes:
+        if (best is None or best.under_way) and self._spares and None in self._open_segments:
             best = self._spares.pop(0)
-            self._lanes[self._lanes.index(None)] = best
+            self._open_segments[self._open_segments.index(None)] = best
         return best
 
     def _take_lsns(self, count: int) -> int:
-        """The first of so many numbers. The caller holds the lock."""
+        """Return the first of `count` numbers. The caller holds the lock."""
         lsn, self._lsn = self._lsn, self._lsn + count
         return lsn
 
     def _appending(self) -> bool:
-        return any(segment is not None and segment.under_way for segment in (*self._lanes, *self._sealer.left))
+        return any(segment is not None and segment.under_way for segment in (*self._open_segments, *self._sealer.left))
 
     def _leave(self, segment: LogSegment) -> None:
-        """Put no further batch into a segment. The caller holds the lock."""
-        if segment in self._lanes:
-            self._lanes[self._lanes.index(segment)] = None
+        """Close a segment for batches: it waits for its seal from now on. The caller holds the lock."""
+        if segment in self._open_segments:
+            self._open_segments[self._open_segments.index(segment)] = None
             self._sealer.left.append(segment)
 
     def _leave_old(self) -> None:
         with self._changed:
-            for segment in list(self._lanes):
+            for segment in list(self._open_segments):
                 if segment is not None and self._is_old(segment):
                     self._leave(segment)
 
@@ -411,23 +416,23 @@ class LandingLog:
 
     # --- making segments --------------------------------------------------------------------------
     def _make_ahead(self) -> None:
-        """Make a spare segment when a lane is going to need one soon."""
+        """Make a spare segment if an open one will soon be full."""
         with self._changed:
             if not self._needs_spare():
                 return
             self._making = True
-        with suppress(NosError):  # it is logged, and a batch that needs a segment tries again
+        with suppress(NosError):  # the maker logs it, and a batch that needs a segment tries again
             self._make_spare(needed=False)
 
     def _needs_spare(self) -> bool:
-        """Whether to make one now. The caller holds the lock."""
+        """Return whether to make a spare segment now. The caller holds the lock."""
         if self._held is None or self._closed or self._making or not self._maker.may_try():
             return False
-        soon = sum(segment is not None and segment.half_full for segment in self._lanes)
-        return len(self._spares) < (soon or self._lanes.count(None) == len(self._lanes))
+        soon = sum(segment is not None and segment.half_full for segment in self._open_segments)
+        return len(self._spares) < (soon or self._open_segments.count(None) == len(self._open_segments))
 
     def _make_spare(self, *, needed: bool) -> None:
-        """Make a segment and put it among the spare ones. The caller has set `_making`. Raises LeaseLost, NoSpace,
+        """Make a segment and add it to the spare ones. The caller has set `_making`. Raise LeaseLost, NoSpace,
         Transient."""
         segment: LogSegment | None = None
         refusal: NosError | None = None
@@ -447,14 +452,14 @@ class LandingLog:
                 self._changed.notify_all()
 
     def _add_spare(self, segment: LogSegment) -> None:
-        """The caller holds the lock."""
+        """Add a segment to the spare ones. The caller holds the lock."""
         self.counters.opened += 1
         if self._closed:
             self._sealer.left.append(segment)
         elif self._held is not None and self._held.lease.epoch == segment.epoch:
             self._spares.append(segment)
         else:
-            segment.close()  # the lease was lost meanwhile: whoever fenced it seals the segment
+            segment.close()  # the lease was lost meanwhile: the process that fenced it seals the segment
 
     def _make(self) -> LogSegment:
         try:
@@ -467,7 +472,8 @@ class LandingLog:
 
     # --- the lease --------------------------------------------------------------------------------
     def _take_lease(self) -> tuple[Lease, int]:
-        """Take the first free number. What an earlier holder of it left OPEN is sealed with the rest."""
+        """Take the lease of the first free number. Segments that its earlier holder left OPEN are sealed with the
+        others."""
         held = self._held
         if held is not None:
             return held.lease, self._number
@@ -488,29 +494,30 @@ class LandingLog:
         return held if held is not None and held.lost else None
 
     def _renew_or_give_up(self) -> None:
-        """When another process has sealed a segment, or the lease has expired: learn whether it was fenced."""
+        """Check whether the lease was fenced, after another process has sealed a segment or the lease has expired."""
         held = self._held
         if held is not None and not held.renew():
             self._give_up(held)
 
-    def _part_if_fenced(self) -> None:
-        """Part with the segments of a lost lease, and give back those of them that came into being too late."""
+    def _give_up_if_fenced(self) -> None:
+        """Give up the segments of a lost lease, and release those created after the lease was lost."""
         lost = self._lost_lease()
         if lost is not None:
             self._give_up(lost)
         elif self._in_doubt:
             self._in_doubt = False
             self._renew_or_give_up()
-        self._sealer.give_back()
+        self._sealer.release_late()
 
     def _give_up(self, held: HeldLease) -> None:
-        """Part with all segments: whoever fenced the lease seals them. The next batch takes a new lease."""
+        """Give up all segments: the process that fenced the lease seals them. The next batch takes a new lease."""
         with self._changed:
             if self._held is not held:
                 return
             self._held = None
-            self._sealer.part(one for one in (*self._lanes, *self._spares, *self._sealer.left) if one is not None)
-            self._lanes = [None] * self._options.lanes
+            segments = (*self._open_segments, *self._spares, *self._sealer.left)
+            self._sealer.give_up(segment for segment in segments if segment is not None)
+            self._open_segments = [None] * self._options.open_segments
             self._spares, self._sealer.left = [], []
             self._changed.notify_all()
         _log.error("the lease of the landing log was lost; taking another", log=self._number)
@@ -518,5 +525,6 @@ class LandingLog:
 
 
 def _unknown(error: NoSpace) -> Transient:
-    """An earlier append of the records may be done. So nobody else may land them: a refusal could not be answered."""
-    return Transient(f"landing log: an append may be done or not, and there is no room for another one ({error})")
+    """Return the answer if an earlier append of the records may have succeeded. Then no other lander may land them,
+    because a refusal could no longer be answered."""
+    return Transient(f"landing log: the outcome of an append is unknown; no room to repeat it ({error})")

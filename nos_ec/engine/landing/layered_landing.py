@@ -1,7 +1,7 @@
-"""Landing copies wherever they are: records of the landing log, or copies of the landing store.
+"""Landing copies of both kinds: records of the landing log, and copies of the landing store.
 
-The id of a copy says which (`in_log`), so both live side by side: while a store changes from one to the other, while
-large objects bypass the log, and while the log is drained.
+The id of a copy shows its kind (`in_log`), so both can exist at once: while a store changes from one to the other,
+while large objects bypass the log, and while the log is drained.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from nos_ec.ports.segment_medium import SegmentMedium
 class LayeredLanding:
     """A `LandingStore` over the log and a store (see nos_ec.ports.landing_store for the contract).
 
-    New copies go to the store; PUTs write to the log by its `Lander`. Records are not deleted one by one: the space of
-    a segment is given back when nothing refers to any of them. Closing closes the store; the medium is the caller's.
+    New copies go to the store; PUTs write to the log through its `Lander`. Records are not deleted one by one: a
+    segment is released when nothing refers to any of its records. Closing closes the store; the caller closes the
+    medium.
     """
 
     def __init__(self, medium: SegmentMedium, store: LandingStore, *, one_pool: bool = False) -> None:
-        """one_pool: both lie in one pool, and each reports the bytes of all of it."""
+        """`one_pool`: both are in one pool, and each reports the bytes of the whole pool."""
         self.records = LogReader(medium)
         """Reads records of the log, several with one operation."""
         self._medium = medium
@@ -32,17 +33,17 @@ class LayeredLanding:
         self._one_pool = one_pool
 
     def put(self, landing_id: LandingId, data: bytes | bytearray | memoryview, label: bytes = b"") -> None:
-        """Store one copy in the store. Raises ValueError for the id of a record."""
+        """Store one copy in the store. Raise ValueError for the id of a record."""
         _require_copies([landing_id])
         self._store.put(landing_id, data, label)
 
     def put_many(self, copies: Sequence[LandingPut]) -> Mapping[LandingId, NosError]:
-        """Store several copies in the store. Raises ValueError for the id of a record."""
+        """Store several copies in the store. Raise ValueError for the id of a record."""
         _require_copies([copy.landing_id for copy in copies])
         return self._store.put_many(copies)
 
     def read(self, landing_id: LandingId) -> bytes:
-        """Return the whole copy. For a record whose size is known, `read_range` does less."""
+        """Return the whole copy. `read_range` is cheaper for a record whose size is known."""
         return self.records.read(landing_id) if in_log(landing_id) else self._store.read(landing_id)
 
     def read_range(self, landing_id: LandingId, offset: int, length: int) -> bytes:
@@ -51,35 +52,36 @@ class LayeredLanding:
         return source.read_range(landing_id, offset, length)
 
     def delete(self, landing_id: LandingId) -> None:
-        """Delete a copy of the store. A record stays until its segment goes."""
+        """Delete a copy of the store. A record stays until its segment is released."""
         if not in_log(landing_id):
             self._store.delete(landing_id)
 
     def delete_many(self, landing_ids: Sequence[LandingId], beat: Beat = unwatched) -> Mapping[LandingId, Transient]:
-        """Delete copies of the store. Records stay until their segments go."""
+        """Delete copies of the store. Records stay until their segments are released."""
         copies = [landing_id for landing_id in landing_ids if not in_log(landing_id)]
         return self._store.delete_many(copies, beat) if copies else {}
 
     def list_ids(self) -> Iterator[LandingId]:
-        """Yield every copy of the store. What lies in the log, its segments tell."""
+        """Yield every copy of the store. Records of the log are found through its segments."""
         return self._store.list_ids()
 
     def labels(self, landing_ids: Sequence[LandingId]) -> Mapping[LandingId, bytes]:
-        """Those of copies of the store. Raises ValueError for the id of a record: engine/landing/landing_labels.py."""
+        """Return the labels of copies of the store. Raise ValueError for the id of a record, whose label
+        engine/landing/landing_labels.py reads."""
         _require_copies(landing_ids)
         return self._store.labels(landing_ids)
 
     def free_bytes(self) -> int:
-        """That of the store, to which PUTs turn when the log is full."""
+        """Return the free bytes of the store, which PUTs use when the log is full."""
         return self._store.free_bytes()
 
     def probe(self) -> None:
-        """Do a small piece of work in both."""
+        """Do a small operation in both."""
         self._store.probe()
         self._medium.probe()
 
     def raw_bytes(self) -> int:
-        """The bytes allocated for all copies and all segments."""
+        """Return the bytes allocated for all copies and all segments."""
         return self._store.raw_bytes() + (0 if self._one_pool else self._medium.raw_bytes())
 
     def close(self) -> None:
@@ -90,4 +92,4 @@ class LayeredLanding:
 def _require_copies(landing_ids: Sequence[LandingId]) -> None:
     for landing_id in landing_ids:
         if in_log(landing_id):
-            raise ValueError(f"{landing_id.hex()} names a record of the landing log: only its log writes it")
+            raise ValueError(f"{landing_id.hex()} is a record of the landing log, which only its log may write")

@@ -1,8 +1,8 @@
-"""Decides which PUTs bypass the landing log: large ones, empty ones, all of them while it has no room, and the first
-one of a process if it comes alone.
+"""Decides which PUTs bypass the landing log: large and empty ones, all of them while the log is full, and the first one
+of a process if it comes alone.
 
 A log costs its process a lease and a segment. A process that PUTs one object and ends would pay for them, and leave a
-segment with one record behind. So the log is opened for the second batch, or for a first one of several objects.
+segment with one record. So the log is opened for the second batch, or for a first one of several objects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nos_ec.engine.landing.lander import LandedBatch, Lander, NewCopy
 class LogBypass:
     """A `Lander` over the log and the landing store. Safe to call from several threads.
 
-    bypass_bytes: objects of this size or more go to the store: in a batch they cost what they cost alone.
+    Objects of `bypass_bytes` or more go to the store: a batch would not make them cheaper.
     """
 
     def __init__(self, log: Lander, store: Lander, bypass_bytes: int) -> None:
@@ -27,28 +27,28 @@ class LogBypass:
         self._store = store
         self._bypass_bytes = bypass_bytes
         self._numbers = count()
-        """Of the batches, from 0."""
+        """Numbers the batches, from 0."""
         self._pool = ThreadPoolExecutor(max(log.batches_max, store.batches_max), thread_name_prefix="log-bypass")
         self.passed_full = 0
-        """PUTs that bypassed it because it had no room."""
+        """PUTs that bypassed the log because it was full."""
 
     @property
     def batches_max(self) -> int:
-        """Those of the log, or as many as the store wants, as a batch may be for it."""
+        """Return the larger limit of the two: a batch may go to the log or to the store."""
         return max(self.log.batches_max, self._store.batches_max)
 
     @property
     def batch_bytes_max(self) -> int:
-        """That of the log."""
+        """Return the limit of the log, in bytes."""
         return self.log.batch_bytes_max
 
     @property
     def batch_objects_max(self) -> int:
-        """That of the log."""
+        """Return the limit of the log."""
         return self.log.batch_objects_max
 
     def land(self, batch: Sequence[NewCopy]) -> LandedBatch:
-        """Land each copy where it belongs, in both places at once. Raises NoSpace or Transient when nothing landed."""
+        """Land each copy where it belongs, in both places at once. Raise NoSpace or Transient if no copy landed."""
         if next(self._numbers) == 0 and len(batch) == 1:
             return self._land_first(batch)
         by = [index for index, copy in enumerate(batch) if self._bypasses(copy)]
@@ -71,15 +71,17 @@ class LogBypass:
         return _BothLanded(len(batch), parts)
 
     def close(self) -> None:
-        """End its threads. No PUT may be under way."""
+        """End the threads. No PUT may be under way."""
         self._pool.shutdown()
 
     def _bypasses(self, copy: NewCopy) -> bool:
-        """Large objects bypass the log, and empty ones, whose records would keep their segments for EMPTY_COPY_MS."""
+        """Return whether a copy bypasses the log: large ones do, and empty ones, whose records would keep their
+        segments for EMPTY_COPY_MS."""
         return not copy.data or len(copy.data) >= self._bypass_bytes
 
     def _land_first(self, batch: Sequence[NewCopy]) -> LandedBatch:
-        """Land the object of a process that may never PUT another one. The log may have room when the store has not."""
+        """Land the object of a process that may never PUT another one. If the store is full, the log may still have
+        space."""
         landed = self._store.land(batch)
         if self._bypasses(batch[0]) or not isinstance(landed.outcomes[0], NoSpace):
             return landed
@@ -87,7 +89,7 @@ class LogBypass:
         return self._land_in_log(batch)
 
     def _land_in_log(self, batch: Sequence[NewCopy]) -> LandedBatch:
-        """What the log has no room for goes to the store."""
+        """Land a batch in the log. Copies for which the log is full go to the store."""
         try:
             landed = self.log.land(batch)
         except NoSpace:
@@ -106,8 +108,8 @@ class LogBypass:
 
 
 class _BothLanded:
-    """A batch of which each place has a part: the indexes of the copies that it was to land. The last part that names
-    an index counts for it. Raises the error of the first part when nothing landed."""
+    """The outcome of a batch of which a part went to each place; each part lists the indexes of its copies. The last
+    part with an index counts for it. Raises the error of the first part if no copy landed."""
 
     def __init__(self, size: int, parts: Sequence[tuple[Sequence[int], LandedBatch | NosError]]) -> None:
         errors = [part for _, part in parts if isinstance(part, NosError)]
@@ -122,7 +124,7 @@ class _BothLanded:
 
     @property
     def outcomes(self) -> Sequence[LandingId | NosError]:
-        """For each copy its landing id, or why it did not land."""
+        """Return for each copy its landing id, or the error that kept it from landing."""
         return self._outcomes
 
     def void(self, refused: Collection[LandingId]) -> list[LandingId]:
@@ -156,6 +158,6 @@ def _give_up_result(done: Future[LandedBatch]) -> None:
 
 
 def _give_up(part: LandedBatch | NosError) -> None:
-    """The caller never learns what has landed, so nothing of it is recorded."""
+    """Settle a part whose outcome the caller will never learn, so that nothing of it is recorded."""
     if not isinstance(part, NosError):
         part.settle([outcome for outcome in part.outcomes if not isinstance(outcome, NosError)])

@@ -1,7 +1,7 @@
-"""The thread that tends a landing log, so that no PUT waits for the sealing of a segment or the making of the next one.
+"""The thread that does the upkeep of a landing log, so that no PUT waits while a segment is sealed or made.
 
-The log wakes it. It also looks by itself: while no PUT comes, somebody must seal what is old, or nothing in it is ever
-given back.
+The log wakes it. It also checks the log at intervals: while no PUTs come, old segments must still be sealed, or they
+are never released.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ _log = structlog.get_logger(__name__)
 
 
 class LogKeeper:
-    """Tends one log in the background. The thread starts when the log first has upkeep, or its first batch is settled.
+    """Calls `tend` of one log in the background. The thread starts when the log first has upkeep, or its first batch is
+    settled.
 
-    look_ms: time between looks while the log does not wake it. Safe to call from several threads.
+    `look_ms` is the time between checks while the log does not wake it. Safe to call from several threads.
     """
 
     def __init__(self, clock: Clock, look_ms: int) -> None:
@@ -31,7 +32,7 @@ class LogKeeper:
         self._thread: threading.Thread | None = None
 
     def wake(self, log: LandingLog) -> None:
-        """Let the thread look at the log now. Always the same log. Does not wait."""
+        """Make the thread check the log now, without waiting for it. All calls must pass the same log."""
         with self._lock:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._keep, args=(log,), name="landing-log", daemon=True)
@@ -39,7 +40,7 @@ class LogKeeper:
         self._woken.set()
 
     def close(self) -> None:
-        """End the thread. Close the log first: then this waits for one operation of its medium at most. Idempotent."""
+        """End the thread. Close the log first: then this waits for at most one operation of its medium. Idempotent."""
         with self._lock:
             self._closed = True
         self._woken.set()
@@ -55,5 +56,5 @@ class LogKeeper:
             try:
                 log.tend()
             except Exception:
-                # A bug in one look must not end the thread: segments would stay OPEN as long as the process runs.
-                _log.exception("landing log not tended; trying again")
+                # A bug in one check must not end the thread: segments would stay OPEN until the process ends.
+                _log.exception("upkeep of the landing log failed; trying again")

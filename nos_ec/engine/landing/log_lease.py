@@ -1,4 +1,4 @@
-"""The lease of a landing log: its name says the number of the log, which the ids of its segments hold."""
+"""The lease of a landing log. Its name contains the number of the log, which is also in the ids of its segments."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata.leases import Leases
 
 LEASE_PREFIX = "landing-log-"
-"""What the names of the leases of logs begin with; the number of the log follows."""
+"""The names of the leases of logs begin with this, and the number of the log follows."""
 
 
 def take_log_lease(metadata: Leases, clock: Clock, ttl_ms: int, among: HeldLeases | None) -> tuple[HeldLease, int]:
-    """Take the first free number. Returns the lease, which is held, and the number. Raises LeaseLost, Transient.
+    """Take the lease of the first free number. Return the lease, which is held, and the number. Raise LeaseLost,
+    Transient.
 
-    The lease has no note of its holder: nobody waits for a certain log, and gateways may not write such notes.
+    The lease has no note about its holder: no process waits for a certain log, and gateways may not write such notes.
     """
     taken = {lease.name for lease in metadata.list_leases(LEASE_PREFIX)}
     for number in range(LOGS_MAX):

@@ -1,7 +1,7 @@
-"""Reading records of the landing log, whichever process has written them.
+"""Reads records of the landing log, whichever process has written them.
 
-1  a read gives the bytes of the record that the id names, or an error: header and data are checked, as the place may
-   hold another record meanwhile
+1 a read returns the bytes of the record that the id names, or raises an error: header and data are checked, because
+   another record may have taken its place
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from nos_ec.ports.segment_medium import SegmentMedium
 T = TypeVar("T")
 
 GAP_BYTES_MAX = 64 << 10
-"""Bytes between two records that are read along, because another operation would cost more."""
+"""Up to this many bytes between two records are read along, because another operation would cost more."""
 FIRST_READ = 64 << 10
-"""Bytes of a record whose size is not known that are read at first."""
+"""Bytes of a record of unknown size that are read at first."""
 
 
 class LogReader:
@@ -32,8 +32,8 @@ class LogReader:
         self._medium = medium
 
     def read(self, landing_id: LandingId) -> bytes:
-        """The data of a record of unknown size. Two operations for a large one: use `read_range` where the size is
-        known. Raises NotFound when its segment was released, Corrupt, Transient."""
+        """Return the data of a record of unknown size. A large one takes two operations: use `read_range` if the size
+        is known. Raise NotFound if its segment was released, Corrupt, Transient."""
 
         def first(parts: list[bytes]) -> tuple[int, bytes | None]:
             header = _header_of(parts[0], landing_id)
@@ -44,10 +44,10 @@ class LogReader:
         return self.read_range(landing_id, 0, size) if data is None else data
 
     def read_range(self, landing_id: LandingId, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`, with one operation. Raises NotFound when the segment was released,
-        Corrupt when the record is shorter or damaged, Transient.
+        """Return exactly `length` bytes from `offset`, with one operation. Raise NotFound if the segment was released,
+        Corrupt if the record is shorter or damaged, Transient.
 
-        The CRC is checked if the range is the whole record. The caller checks parts.
+        The CRC is checked if the range is the whole record. The caller must check partial reads.
         """
         if offset < 0 or length < 0:
             raise ValueError(f"range of {length} bytes at {offset}")
@@ -58,9 +58,9 @@ class LogReader:
         return self._checked(landing_id, ranges, lambda parts: _part_of(parts, landing_id, offset, length))
 
     def read_many(self, wanted: Sequence[tuple[LandingId, int]]) -> list[bytes | NosError]:
-        """For each (id, size of its data) the data, or the error of reading it: NotFound, Corrupt, Transient.
+        """Return, for each (id, size of its data), the data or the error of reading it: NotFound, Corrupt, Transient.
 
-        Records that lie close together are read with one operation.
+        Records that are close together are read with one operation.
         """
         outcomes: list[bytes | NosError] = [b""] * len(wanted)
         by_segment: dict[SegmentId, list[int]] = {}
@@ -78,12 +78,12 @@ class LogReader:
             found = self._medium.read(segment, [(run.offset, run.length) for run in runs])
         except NosError as error:
             return [_of_record(error, landing_id) for landing_id, _ in wanted]
-        # As views, so that a record is copied once, out of its run.
+        # Views, so that a record is copied only once, out of its run.
         pieces = cut_ranges(ranges, runs, [memoryview(run) for run in found])
         return [self._outcome(landing_id, size, data) for (landing_id, size), data in zip(wanted, pieces, strict=True)]
 
     def _outcome(self, landing_id: LandingId, size: int, data: memoryview) -> bytes | NosError:
-        """The data in what was read of the first copy, or in another one."""
+        """Return the data found in `data`, the bytes of the first copy, or in another copy."""
         try:
             return _data_of(data, landing_id, size)
         except (Corrupt, NotFound) as error:
@@ -100,9 +100,10 @@ class LogReader:
         check: Callable[[list[bytes]], T],
         failure: NosError | None = None,
     ) -> T:
-        """Return what `check` returns for ranges of the record, counted from its header, in the first copy that it
-        accepts: a copy may be damaged, or have missed a write. failure: why it has refused the first copy. When no copy
-        is accepted, raises the first Corrupt, or NotFound when each copy has another segment in its place."""
+        """Return the result of `check` for ranges of the record, counted from its header, in the first copy that it
+        accepts: a copy may be damaged, or have missed a write. `failure` is the reason why the first copy was already
+        refused. If it accepts no copy, raise the first Corrupt, or NotFound if each copy has another segment in its
+        place."""
         at = record_offset(landing_id)
         for copy in range(0 if failure is None else 1, self._medium.limits.copies):
             try:
@@ -119,7 +120,7 @@ class LogReader:
 
 
 def _data_of(data: bytes | memoryview, landing_id: LandingId, size: int) -> bytes:
-    """The first `size` bytes of the data of a record, checked against its CRC if that is all."""
+    """Return the first `size` bytes of the data of a record. The CRC is checked if these are all."""
     header = _header_of(bytes(data[:RECORD_HEADER_SIZE]), landing_id)
     found = bytes(data[RECORD_HEADER_SIZE : RECORD_HEADER_SIZE + size])
     _require(header, size, whole=len(found) == size)
@@ -135,8 +136,8 @@ def _part_of(parts: Sequence[bytes], landing_id: LandingId, offset: int, length:
 
 
 def _header_of(data: bytes, landing_id: LandingId) -> RecordHeader:
-    """The header of the record that `data` begins with. Raises Corrupt when it is not that of this record, NotFound
-    when it belongs to another segment."""
+    """Return the header of the record at the start of `data`. Raise Corrupt if the header is not that of this record,
+    NotFound if it belongs to another segment."""
     try:
         return decode_record_header(data, landing_id)
     except Corrupt as error:
@@ -149,7 +150,7 @@ def _header_of(data: bytes, landing_id: LandingId) -> RecordHeader:
 
 
 def _require(header: RecordHeader, size: int, *, whole: bool) -> None:
-    """Raises Corrupt unless the record has that many bytes of data, and all that were asked for were read."""
+    """Raise Corrupt unless the record has that many bytes of data, and all requested bytes were read."""
     if header.data_length < size:
         problem = f"it has {header.data_length} bytes, not {size}"
     elif not whole:
@@ -161,5 +162,5 @@ def _require(header: RecordHeader, size: int, *, whole: bool) -> None:
 
 
 def _of_record(error: NosError, landing_id: LandingId) -> NosError:
-    """The same error with the id of the record, because a medium knows only segments."""
+    """Return the same error with the id of the record, because a medium knows only segments."""
     return type(error)(str(error), landing_id=landing_id, settings=error.settings)

@@ -1,12 +1,12 @@
 """Seals the segments that logs of dead processes left open.
 
-A log may append to its segments, and record PUTs that lie in them, only while it holds the lease under whose epoch it
-opened them. So a segment whose log no longer has that lease is an orphan. It is sealed on the medium first, where that
-stops a writer that is not dead after all, and then in the metadata, where that stops PUTs from being recorded in it.
-Then what was not recorded in it is made void. Its row says until then that this is to be done, for a log or another
-recovery may have died, or failed, in between.
+A log may append to its segments, and record PUTs in them, only while it holds the lease under whose epoch it opened
+them. So a segment whose log no longer has that lease is an orphan. It is sealed first on the medium, which stops a
+writer that is not dead after all, and then in the metadata, which stops PUTs from being recorded in it. Then its
+records without a row are made void. Until that is done, the row of the segment shows that it is still to do, because a
+log or another recovery may die or fail in between.
 
-8  nobody appends to a segment of another process; it is sealed
+8 a process never appends to a segment of another process; it seals it
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nos_ec.ports.segment_medium import SegmentMedium
 _log = structlog.get_logger(__name__)
 
 LOOK_MS = 60_000
-"""Time between looks for orphans when no lease was fenced: a process may have died between fencing and sealing."""
+"""Time between checks for orphans when no lease was fenced: a process may have died between fencing and sealing."""
 BACK_OFF = BackOff(first_ms=10_000, max_ms=600_000)
 PARKED_MAX = 10_000
 
@@ -43,7 +43,7 @@ class LogRecoveryMetadata(SealMetadata, Leases, Protocol):
 
 
 class LogRecovery:
-    """Several may run at once. Each belongs to one thread."""
+    """Seals orphaned segments. Several may run at once. Each belongs to one thread."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class LogRecovery:
         unknown: UnknownSegments | None = None,
         trail: AuditTrail = NO_TRAIL,
     ) -> None:
-        """unknown: gives back segments without a row; None where listing them would cost too much."""
+        """`unknown` releases segments without a row; None if listing them would cost too much."""
         self._metadata = metadata
         self._unknown = unknown
         self._in_medium = SegmentSeal(metadata, medium, trail)
@@ -62,12 +62,12 @@ class LogRecovery:
         self.parked: RetryQueue[SegmentId] = RetryQueue(
             "orphaned landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX
         )
-        """Segments that could not be sealed, or in which records could not be made void, until their next try."""
+        """Segments that could not be sealed, or whose records could not be made void, until their next try."""
 
     def run_once(self, beat: Beat, *, fenced: bool) -> int:
-        """Seal the orphans, if it is time to look for them or try again, or a lease of a log was just fenced, and make
-        void what was not recorded in segments that are sealed. Returns how many were sealed. Raises Transient; the next
-        run then looks again."""
+        """Seal the orphans, and make the records without a row in sealed segments void. This runs only if the next
+        check or a retry is due, or a lease of a log was just fenced. Return how many segments were sealed. Raise
+        Transient; the next run then checks again."""
         now_ms = self._clock.now_ms()
         is_due = fenced or any(not self.parked.waits(segment) for segment, _ in self.parked)
         if not is_due and waits(self._look_ms, now_ms, LOOK_MS):
@@ -130,7 +130,7 @@ class LogRecovery:
         return [row.segment for row in orphans], to_void
 
     def _seal(self, segment: SegmentId) -> int | None:
-        """Returns the end of its batches; None if it is not sealed now."""
+        """Return the end of the segment's batches, or None if it is not sealed now."""
         if not self._is_open(segment):
             self.parked.release(segment)
             return None
@@ -144,7 +144,7 @@ class LogRecovery:
             self._metadata.seal_segments([(segment, end, 0)], None)
         except Transient as error:
             # Its log may be stopped in the middle of a transaction that records PUTs in it, and keep its row locked
-            # until it goes on. Parked, the segment does not fail the next run, which does the rest.
+            # until it continues. A parked segment does not fail the next run, which does the rest.
             self.parked.park(segment, error)
             raise
         kill_point("recovery.segment_recorded")
@@ -153,8 +153,8 @@ class LogRecovery:
         return end
 
     def _is_open(self, segment: SegmentId) -> bool:
-        """Whether the segment still waits for its seal. If others have sealed it meanwhile, given it back and forgotten
-        it, a seal might create it anew, and if the metadata failed then, nobody would give it back."""
+        """Return whether the segment still waits for its seal. If others have sealed, released and forgotten it
+        meanwhile, a seal might create it again, and if the metadata failed then, no process would release it."""
         try:
             row = self._metadata.landing_segment(segment)
         except Transient as error:

@@ -13,16 +13,17 @@ RETRY_WAIT_MS_MAX = 60_000
 
 
 def fresh_room(limits: MediumLimits, records: int) -> int:
-    """The most bytes of a batch of so many records that an empty segment takes, with room for its footer."""
+    """Return the most bytes that a batch of so many records can have in an empty segment, with room for its footer."""
     return limits.segment_bytes - limits.start - footer_size(records, limits.align)
 
 
 class LogSegment:
-    """Where the next batch goes, and what keeps the segment from being sealed. The lock of the log guards it.
+    """Where the next batch goes, and why the segment cannot be sealed yet. The lock of the log guards it.
 
-    writer: None for a segment that another process left, or whose creation failed. epoch: that of the lease it was
-    opened under. under_way: appends that have not ended. unsettled: batches whose PUTs may still be recorded. end:
-    where the next batch goes; once it is sealed in the medium, where the batches end there.
+    `writer` is None for a segment that another process left, or whose creation failed. `epoch` is that of the lease
+    under which it was opened. `under_way` counts appends that have not ended, `unsettled` batches whose PUTs may still
+    be recorded. `end` is where the next batch goes; once the medium has sealed the segment, it is the end of its
+    batches.
     """
 
     def __init__(
@@ -43,26 +44,27 @@ class LogSegment:
         """Whether a PUT in it may have been acknowledged."""
         self.first_put_ms: int | None = None
         self.is_sealed = False
-        """In the medium, not in the metadata."""
+        """Whether it is sealed in the medium; the metadata may not know yet."""
         self.retry_ms = 0
         self.retry_wait_ms = 0
-        """When to try again to seal it, and the wait that ends then; 0 before the first failure."""
+        """`retry_ms` is when to try again to seal it, `retry_wait_ms` the wait that ends then; 0 before the first
+        failure."""
         self._limits = limits
         self._entries: list[tuple[int, bytes]] = []
         self._closes = False
 
     def fits(self, size: int, records: int) -> bool:
-        """Whether a batch fits, with the footer of all records."""
+        """Return whether a batch fits, with the footer of all records."""
         footer = footer_size(self.records + records, self._limits.align)
         return self.healthy and self.end + size + footer <= self._limits.segment_bytes
 
     @property
     def half_full(self) -> bool:
-        """Whether it is time to make the next segment."""
+        """Return whether it is time to make the next segment."""
         return 2 * self.end >= self._limits.segment_bytes
 
     def reserve(self, size: int, records: int, now_ms: int) -> int:
-        """Give a batch its place. Returns the offset. Either `landed` or `failed` must follow."""
+        """Reserve the place of a batch, and return its offset. Either `landed` or `failed` must follow."""
         offset = self.end
         self.end += size
         self.records += records
@@ -79,7 +81,7 @@ class LogSegment:
         self._close_when_idle()
 
     def failed(self, records: int) -> None:
-        """Note that a batch was not acknowledged. Nothing may be appended to the segment any more."""
+        """Note that the append of a batch failed. No more appends to this segment are allowed."""
         self.under_way -= 1
         self.unsettled -= 1
         self.records -= records
@@ -88,27 +90,28 @@ class LogSegment:
         self._close_when_idle()
 
     def settled(self, *, acknowledged: bool, unrecorded: bool) -> None:
-        """Note that no more PUTs of one batch will be recorded, and whether any of them was acknowledged.
-        unrecorded: it has records that were not recorded and are not void."""
+        """Note that no more PUTs of one batch will be recorded, and whether any of them was acknowledged. `unrecorded`:
+        the batch has records that were not recorded and are not void."""
         self.unsettled -= 1
         self.acknowledged |= acknowledged
         self.has_unrecorded |= unrecorded
 
     @property
     def is_last(self) -> bool:
-        """Whether the batch that was given its place last is to seal the segment: a further one that is as large as a
-        batch should be would not fit, so that sealing it later would be a write of its own."""
+        """Return whether the batch reserved last must seal the segment: another batch of the usual size would not fit,
+        so a later seal would need a write of its own."""
         limits = self._limits
         footer = footer_size(self.records + limits.batch_records_max, limits.align)
         full = self.end + limits.batch_bytes_max + footer > limits.segment_bytes
         return limits.ends_in_appends and self.healthy and full
 
     def seal_of(self, offset: int, batch: LaidBatch, lsn: int, now_ms: int, nonce: bytes) -> Seal:
-        """What ends the segment behind the batch at `offset`, its last one. No other append is under way."""
+        """Return the seal that follows the segment's last batch, the one at `offset`. No other append may be under
+        way."""
         return Seal(self._footer([*self._entries, (offset, batch.entries)], lsn, now_ms, nonce), self.records)
 
     def footer(self, lsn: int, now_ms: int, nonce: bytes) -> list[Buffer] | None:
-        """The footer, if its end is certain and it holds anything."""
+        """Return the footer, or None if the segment is empty or its end is not certain."""
         if not self.healthy or not self._entries:
             return None
         return self._footer(self._entries, lsn, now_ms, nonce)
@@ -119,14 +122,14 @@ class LogSegment:
         return lay_out_footer(self.id, self.end, lsn, now_ms, joined, nonce, self._limits.align)
 
     def sealed(self, end: int) -> None:
-        """Note that it is sealed in the medium."""
+        """Note that the medium has sealed the segment."""
         self.is_sealed = True
         self.end = end
         self._entries = []
         self.close()
 
     def seal_failed(self, now_ms: int) -> None:
-        """Note that it could not be sealed now. The next try has no footer, as this one may have written it."""
+        """Note that sealing failed. The next try has no footer, because this one may have written it."""
         self.healthy = False
         self._entries = []
         self.retry_wait_ms = min(2 * self.retry_wait_ms or RETRY_WAIT_MS, RETRY_WAIT_MS_MAX)

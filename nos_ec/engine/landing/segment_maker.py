@@ -1,6 +1,6 @@
 """Makes the segments of a landing log: first the row, then the segment in the medium.
 
-8  a row is inserted under the lease of the log, so that whoever fences it finds the segment
+8 a row is inserted under the lease of the log, so that a process that fences it finds the segment
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from nos_ec.ports.segment_medium import SegmentMedium, SegmentWriter
 _log = structlog.get_logger(__name__)
 
 ID_TRIES = 16
-"""Ids that are tried for a new segment. An id is taken only when the clock was set back."""
+"""Ids that are tried for a new segment. An id is taken only if the clock was set back."""
 LEFT_MAX = 64
-"""Segments that wait to be sealed. Beyond this no new one is made, so that a failure to seal ends in a refusal."""
+"""If this many segments wait to be sealed, no new one is made, so that PUTs are refused when sealing keeps failing."""
 WARN_WAIT_MS = 60_000
-"""A log that gets a slot back is full again soon. The same warning comes at most once in this time."""
+"""A log that gets one slot back is full again soon. The same warning is logged at most once in this time."""
 
 
 class SegmentMaker:
-    """Belongs to one log, of which one thread at a time makes a segment, without the lock of the log.
+    """Makes the segments of one log: one at a time, on a thread that does not hold the lock of the log.
 
-    sealer: gets what is made only half. reserve_bytes: free space of the medium that is left to packing and GC.
+    `sealer` gets segments whose creation failed half-way. `reserve_bytes` of the medium's free space are left to
+    packing and GC.
     """
 
     def __init__(
@@ -54,18 +55,18 @@ class SegmentMaker:
         self._obstacle: NosError = Transient("")
         self._retry_ms = 0
         self._retry_wait_ms = 0
-        """Why no segment could be made when it was last tried, and when to try again; 0: at once."""
+        """`_obstacle` is the reason why the last try failed, `_retry_ms` the time of the next one; 0: at once."""
         self._warned = ""
         self._warn_ms = 0
 
     def may_try(self) -> bool:
-        """Whether `make` would not refuse at once."""
+        """Return whether `make` would do more than refuse at once."""
         waiting = waits(self._retry_ms, self._clock.now_ms(), self._retry_wait_ms)
         return not waiting and len(self._sealer.left) < LEFT_MAX
 
     def make(self, take_lease: Callable[[], tuple[Lease, int]], first_lsn: int) -> LogSegment:
-        """Make a segment of the log with that lease and number. After a failure refuses for a while, at once. Raises
-        LeaseLost, NoSpace, Transient."""
+        """Make a segment of the log with that lease and number. After a failure, refuse further calls for a while.
+        Raise LeaseLost, NoSpace, Transient."""
         now_ms = self._clock.now_ms()
         if waits(self._retry_ms, now_ms, self._retry_wait_ms):
             raise type(self._obstacle)(f"{self._obstacle}; trying again in {self._retry_ms - now_ms} ms")
@@ -83,12 +84,13 @@ class SegmentMaker:
         return segment
 
     def _make(self, lease: Lease, number: int, first_lsn: int) -> LogSegment:
-        """Insert the row of a segment, then create it in the medium. What fails half-way is left to be sealed."""
+        """Insert the row of a segment, then create it in the medium. A segment that fails half-way is left to be
+        sealed."""
         limits = self._medium.limits
         if len(self._sealer.left) >= LEFT_MAX:
-            raise Transient(f"landing log: {LEFT_MAX} segments wait to be sealed; see the log for why they are not")
+            raise Transient(f"landing log: {LEFT_MAX} segments wait to be sealed; see the log for the reason")
         if self._medium.free_bytes() < limits.segment_bytes + self._reserve_bytes:
-            raise NoSpace("landing log: no room for another segment; let consumers pack what landed, or add space")
+            raise NoSpace("landing log: no room for another segment; let consumers pack landed objects, or add space")
         for _ in range(ID_TRIES):
             now_ms = self._clock.now_ms()
             self._last_opened_ms = max(now_ms, self._last_opened_ms + 1)
@@ -100,7 +102,7 @@ class SegmentMaker:
             except Conflict:
                 continue
             except NosError:
-                self._to_seal(segment, begun=False)  # the row may be there
+                self._to_seal(segment, begun=False)  # the row may exist
                 raise
             kill_point("landing_log.segment_opened")
             try:
@@ -115,11 +117,11 @@ class SegmentMaker:
             if not limits.ends_in_appends:
                 self._confirm(segment, writer, lease, now_ms)
             return LogSegment(segment, writer, limits, lease.epoch)
-        raise Transient(f"landing log: {ID_TRIES} ids of segments were taken; was the clock set back?")
+        raise Transient(f"landing log: {ID_TRIES} segment ids are already in use; was the clock set back?")
 
     def _confirm(self, segment: SegmentId, writer: SegmentWriter, lease: Lease, now_ms: int) -> None:
         """Make sure that the row is still there, which changes nothing. If this process was stopped for long before it
-        created the segment, others have sealed and forgotten the row. Raises LeaseLost, Transient."""
+        created the segment, others have sealed and forgotten the row. Raise LeaseLost, Transient."""
         try:
             self._metadata.open_segment(segment, lease, now_ms)
         except LeaseLost:
@@ -136,10 +138,10 @@ class SegmentMaker:
         now_ms, text = self._clock.now_ms(), str(error)
         if text != self._warned or not waits(self._warn_ms, now_ms, WARN_WAIT_MS):
             self._warned, self._warn_ms = text, now_ms + WARN_WAIT_MS
-            _log.warning("no landing segment made", error=text)
+            _log.warning("could not open a landing segment", error=text)
 
     def _to_seal(self, segment: SegmentId, *, begun: bool = True) -> None:
-        """Let the sealer seal it. begun: whether it may be in the medium; nobody else puts it there."""
+        """Leave a segment to the sealer. `begun`: it may be in the medium; no other process creates it there."""
         left = LogSegment(segment, None, self._medium.limits)
         if not begun:
             left.sealed(0)

@@ -1,4 +1,4 @@
-"""All landing segments, page by page."""
+"""Lists all landing segments, in pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nos_ec.ports.metadata import LandingSegments, SegmentRow
 
 
 def segment_pages(metadata: LandingSegments, rows: int = 500) -> Iterator[list[SegmentRow]]:
-    """Yield the rows of all landing segments in order of id, in pages of at most `rows`. Raises Transient."""
+    """Yield the rows of all landing segments in order of id, in pages of at most `rows`. Raise Transient."""
     after: SegmentId | None = None
     while page := metadata.list_segments(after, rows):
         yield page

@@ -1,10 +1,10 @@
-"""Seals a landing segment in its medium, whoever wrote it.
+"""Seals a landing segment in its medium, whichever process wrote it.
 
-A seal of a segment that is not there may put a sealed, empty one in its place, so that its writer, which is perhaps
-about to begin it, cannot any more. The trimmer gives it back, by its row. If other processes have sealed, released and
-forgotten the segment meanwhile, there is no row, and nobody else would give it back.
+Sealing a segment that does not exist may create a sealed, empty one in its place, so that a writer that is about to
+create it cannot do so any more. The trimmer releases it, through its row. If other processes have sealed, released and
+forgotten the segment meanwhile, there is no row, and no other process would release it.
 
-8  after the seal no writer appends to the segment, also one that had begun none
+8 after the seal, no writer appends to the segment, not even one that had not begun to
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.segment_medium import Buffer, SegmentMedium
 
 RECORDS_AT_A_TIME = 100
-"""Records of a segment in memory, each as large as an object that the landing log takes."""
+"""Records of a segment in memory, each up to the largest object that the landing log takes."""
 FAILING_MS_MAX = 10_000
-"""How long tries to make records of a segment void may fail until the others are left to a later try. It is a time, not
-a number: while a device is away, each try fails at once, and the copies on the other devices are to be changed all the
-same. But each try in a store that does not answer takes the time limit of its operations."""
+"""How long tries to make records of a segment void may fail until the others are left to a later run. It is a time, not
+a number: while a device is away, each try fails at once, and the copies on the other devices should still be changed.
+But each try in a store that does not answer takes the time limit of its operations."""
 
 
 class SealMetadata(LandingSegments, Protocol):
@@ -43,7 +43,7 @@ class SealMetadata(LandingSegments, Protocol):
 
 
 class SegmentSeal:
-    """Belongs to whoever seals. Safe to call from several threads."""
+    """Seals segments of one medium. Safe to call from several threads."""
 
     def __init__(self, metadata: SealMetadata, medium: SegmentMedium, trail: AuditTrail = NO_TRAIL) -> None:
         self._metadata = metadata
@@ -51,8 +51,8 @@ class SegmentSeal:
         self._trail = trail
 
     def seal(self, segment: SegmentId, footer: Sequence[Buffer] | None = None, records: int = 0) -> int:
-        """Seal a segment. Returns the end of its last batch; 0 when there is none. Raises Transient, ConfigError,
-        Corrupt; it can be repeated then."""
+        """Seal a segment. Return the end of its last batch; 0 if it has none. Raise Transient, ConfigError, Corrupt;
+        the call can then be repeated."""
         try:
             end = self._medium.seal(segment, footer, records)
         except NotFound:
@@ -66,13 +66,14 @@ class SegmentSeal:
         self, segment: SegmentId, end: int, records: int, clock: Clock, go_on: Callable[[], bool]
     ) -> None:
         """Make the records void that no row and no entry of the deletion queue refers to, so that no rebuild of the
-        metadata adopts them: their PUTs were not acknowledged. Then write down in the row that this is done; also when
-        the segment is gone. end, records: as in the row. `go_on` is asked before each page of records; False ends the
-        work, and the row still says that it is to be done.
+        metadata adopts them: their PUTs were not acknowledged. Then note in the row that this is done, even if the
+        segment is gone. `end` and `records` are as in the row. `go_on` is called before each page of records. If it
+        returns False, the work ends, and the row still shows that it is to be done.
 
-        The row of the segment must be SEALED, so that no PUT in it can be recorded any more. Raises Transient,
-        ConfigError; it can be repeated then, by any process. When records cannot be changed, it raises the first such
-        Transient after it has tried the others, unless failing takes FAILING_MS_MAX."""
+        The row of the segment must be SEALED, so that no more PUTs in it can be recorded. Raise Transient, ConfigError;
+        any process can then repeat the call. If records cannot be changed, raise the first such Transient after trying
+        the others, unless the failing tries take FAILING_MS_MAX.
+        """
         found = puts_in_segment(self._medium, segment, end)
         failure: Transient | None = None
         failing_ms = 0
@@ -100,7 +101,7 @@ class SegmentSeal:
         kill_point("segment_seal.voided")
 
     def _make_void(self, segment: SegmentId, record: FoundRecord) -> Transient | None:
-        """Returns why a copy of the record could not be changed. Raises NotFound, ConfigError."""
+        """Make a record void. Return the error if a copy of it could not be changed. Raise NotFound, ConfigError."""
         try:
             change = voiding(record.header.landing_id, record.header.data_length, record.names)
             self._medium.overwrite(segment, *change)
@@ -110,13 +111,13 @@ class SegmentSeal:
         return None
 
     def release_unless_known(self, segment: SegmentId) -> bool:
-        """Give back a segment that came into being after the trimmer had given it back, or that might. One with a row
-        that is not DOOMED is the trimmer's. The caller knows that none of its PUTs was acknowledged. Returns whether it
-        is given back. Raises Transient, ConfigError."""
+        """Release a segment that was created after the trimmer had released it, or that may be. The trimmer takes care
+        of segments with a row that is not DOOMED. The caller knows that none of its PUTs was acknowledged. Return
+        whether it was released. Raise Transient, ConfigError."""
         row = self._metadata.landing_segment(segment)
         if row is not None and row.state is not SegmentState.DOOMED:
             return False
-        why = "others have given it back before, and it holds nothing that was acknowledged"
+        why = "others have released it before, and no PUT in it was acknowledged"
         self._trail.record(segments_released([segment], {}, why))
         for error in self._medium.release([segment]).values():
             raise error

@@ -1,10 +1,10 @@
-"""Seals the segments that a landing log has left: first in the medium, then in the metadata.
+"""Seals the segments that a landing log has closed for batches: first in the medium, then in the metadata.
 
-L  a row is sealed only when every batch in its segment is settled, as no PUT can be recorded in a segment not OPEN
+L a row is sealed only when every batch in its segment is settled, because PUTs can be recorded only in OPEN segments
 
-When the lease of the log is lost, others seal its segments. A medium may let the first append to a segment come true
-that comes after they have sealed the segment, given it back and forgotten it. No PUT in it is acknowledged, as its row
-is not OPEN. The log of that append gives it back.
+When the lease of the log is lost, other processes seal its segments. With some media, the first append to a segment can
+still succeed after others have sealed the segment, released it and forgotten it. None of its PUTs is acknowledged,
+because the row is not OPEN. The log that appended releases the segment.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _log = structlog.get_logger(__name__)
 
 
 class SegmentSealer:
-    """Belongs to one log, whose lock guards its segments. One thread at a time calls `seal`, without the lock.
+    """Seals the segments of one log, whose lock guards them. One thread at a time calls `seal`, without the lock.
 
-    randomness: returns that many random bytes. take_lsns: returns the first of that many numbers of the log, and is
-    called with the lock.
+    `randomness` returns the requested number of random bytes. `take_lsns` returns the first of so many numbers of the
+    log, and is called with the lock.
     """
 
     def __init__(
@@ -50,35 +50,36 @@ class SegmentSealer:
         self._take_lsns = take_lsns
         self._lock = lock
         self.left: list[LogSegment] = []
-        """Segments that take no further batch and are not sealed in the metadata."""
-        self._parted: list[LogSegment] = []
-        """Segments of a lost lease, until it is certain that they are known to the metadata or gone."""
+        """Segments that take no more batches and are not yet sealed in the metadata."""
+        self._given_up: list[LogSegment] = []
+        """Segments of a lost lease, until it is certain that the metadata knows them or that they are gone."""
 
     def add(self, segments: Iterable[LogSegment]) -> None:
-        """Seal these, too, when it can be done."""
+        """Add segments to be sealed."""
         with self._lock:
             self.left += segments
 
-    def part(self, segments: Iterable[LogSegment]) -> None:
-        """Others seal these. The caller holds the lock."""
+    def give_up(self, segments: Iterable[LogSegment]) -> None:
+        """Leave these segments to other processes, which seal them. The caller holds the lock."""
         for segment in segments:
             segment.healthy = False
             segment.close()
             segment.retry_ms = segment.retry_wait_ms = 0
             if segment.first_put_ms is not None:
-                self._parted.append(segment)
+                self._given_up.append(segment)
 
     def is_due(self) -> bool:
-        """Whether `seal` or `give_back` has something to do. The caller holds the lock."""
+        """Return whether `seal` or `release_late` has something to do. The caller holds the lock."""
         now_ms = self._clock.now_ms()
-        if any(_is_idle(segment, now_ms) for segment in self._parted):
+        if any(_is_idle(segment, now_ms) for segment in self._given_up):
             return True
         return any(_is_due(segment, now_ms) and not (segment.is_sealed and segment.unsettled) for segment in self.left)
 
     def seal(self, go_on: Callable[[], bool]) -> int:
-        """Seal what can be sealed: in the medium when no append is under way, in the metadata when all batches are
-        settled. Then make void what was not recorded: recovery does that if it fails, or if this process dies. `go_on`
-        is asked before each segment. Returns how many rows were sealed. Raises no NosError."""
+        """Seal all segments that can be sealed: in the medium if no append is under way, in the metadata if all batches
+        are settled. Then make the records without a row void; recovery does that if it fails, or if this process dies.
+        `go_on` is called before each segment, and False ends the call. Return how many rows were sealed. Never raises a
+        NosError."""
         now_ms = self._clock.now_ms()
         with self._lock:
             due = [segment for segment in self.left if _is_due(segment, now_ms)]
@@ -109,7 +110,7 @@ class SegmentSealer:
             try:
                 self._in_medium.void_unrecorded(one.id, one.end, one.records, self._clock, go_on)
             except NosError as error:
-                _log.warning("unrecorded PUTs not made void; left to recovery", segment=one.id.hex(), error=str(error))
+                _log.warning("unrecorded PUTs not voided; left to recovery", segment=one.id.hex(), error=str(error))
         return len(done)
 
     def _seal_in_medium(self, segment: LogSegment, now_ms: int) -> None:
@@ -127,27 +128,27 @@ class SegmentSealer:
             segment.sealed(end)
 
     def _is_gone(self, segment: LogSegment) -> bool:
-        """Whether others have given back a segment in which nothing has landed. Its seal might create it anew, and if
-        the metadata failed then, nobody would give it back. Raises Transient, ConfigError."""
+        """Return whether others have released a segment in which nothing has landed. Sealing it might create it again,
+        and if the metadata failed then, no process would release it. Raise Transient, ConfigError."""
         return not segment.records and self._in_medium.release_unless_known(segment.id)
 
-    def give_back(self) -> None:
-        """Give back segments of a lost lease that came into being too late: those that have no row, and hold no PUT
-        that was acknowledged. Raises no NosError."""
+    def release_late(self) -> None:
+        """Release segments of a lost lease that were created too late: those without a row and without an acknowledged
+        PUT. Never raises a NosError."""
         now_ms = self._clock.now_ms()
         with self._lock:
-            due = [segment for segment in self._parted if _is_idle(segment, now_ms)]
+            due = [segment for segment in self._given_up if _is_idle(segment, now_ms)]
         for segment in due:
             try:
                 if not segment.acknowledged:
                     self._in_medium.release_unless_known(segment.id)
             except NosError as error:
-                _log.warning("landing segment of a lost lease not looked at; trying again", error=str(error))
+                _log.warning("landing segment of a lost lease not checked; trying again", error=str(error))
                 with self._lock:
                     segment.seal_failed(self._clock.now_ms())
                 continue
             with self._lock:
-                self._parted.remove(segment)
+                self._given_up.remove(segment)
 
 
 def _is_idle(segment: LogSegment, now_ms: int) -> bool:

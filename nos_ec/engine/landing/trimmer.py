@@ -1,11 +1,11 @@
-"""Gives back segments of the landing log to which nothing refers any more.
+"""Releases segments of the landing log to which nothing refers any more.
 
-    2  an entry of the deletion queue is forgotten only when its packed bytes were verified, or its version is gone; so
+    2  an entry of the deletion queue is removed only when its packed bytes were verified, or its version is gone; so
        a segment without entries and rows holds nothing that is needed
 
 Order: doom (one transaction, which looks for rows and entries) -> record it in the audit trail -> release on the medium
--> forget the row. After a crash anywhere in between, the next run completes it: a DOOMED segment is released again,
-which is no error.
+-> forget the row. After a crash anywhere in between, the next run completes the work: releasing a DOOMED segment twice
+is not an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEGMENTS_PER_PAGE = 100
 
 @dataclass(frozen=True, slots=True)
 class TrimResult:
-    """Segments given back by one run, their bytes, and segments that failed and are parked."""
+    """Segments released by one run, their bytes, and segments that failed and are parked."""
 
     released: int = 0
     released_bytes: int = 0
@@ -48,7 +48,8 @@ class TrimResult:
 
 
 class Trimmer:
-    """Several may run at once: they repeat some of each other's work, but do no harm. Each belongs to one thread."""
+    """Releases segments. Several may run at once: they repeat some of each other's work, but do no harm. Each belongs
+    to one thread."""
 
     def __init__(
         self, metadata: LandingSegments, medium: SegmentMedium, clock: Clock, trail: AuditTrail = NO_TRAIL
@@ -57,12 +58,12 @@ class Trimmer:
         self._medium = medium
         self._trail = trail
         self.parked: RetryQueue[SegmentId] = RetryQueue("landing segment", bytes.hex, clock, BACK_OFF, PARKED_MAX)
-        """Segments that could not be given back, until their next try."""
+        """Segments that could not be released, until their next try."""
 
     def run_once(self, beat: Beat = unwatched) -> TrimResult:
-        """Give back every segment that can go. Raises Transient; the next run continues from there.
+        """Release every segment that can go. Raise Transient; the next run continues from there.
 
-        `beat` is called for every segment that is looked at or released.
+        Call `beat` for every segment that is checked or released.
         """
         total = TrimResult()
         found: set[SegmentId] = set()
@@ -71,7 +72,7 @@ class Trimmer:
             total += self._trim(page, beat)
         for segment, _ in self.parked:
             if segment not in found:
-                self.parked.release(segment)  # another process has given it back
+                self.parked.release(segment)  # another process has released it
         return total
 
     def _trim(self, page: Sequence[SegmentRow], beat: Beat) -> TrimResult:

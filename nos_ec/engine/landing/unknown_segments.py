@@ -1,16 +1,16 @@
-"""Gives back segments of the landing log that the metadata does not know, on media that create them ahead of need.
+"""Releases segments of the landing log that the metadata does not know, on media that create them ahead of need.
 
-A row comes before its segment and goes after it. So a segment without a row was created late: its log was stopped
-between the two steps, for so long that others fenced it, sealed the row and forgot it. When the log goes on, it learns
-that its lease is lost, and releases what it created; but it may be killed first. Nothing was ever appended to such a
-segment.
+A row is created before its segment and deleted after it. So a segment without a row was created late: its log was
+stopped between the two steps, for so long that others fenced it, sealed the row and forgot it. When the log continues,
+it finds that its lease is lost, and releases the segment; but it may be killed before. Nothing was ever appended to
+such a segment.
 
-A segment without a row that holds records is from after the backup that the metadata was restored from. It is left
-where it is, and reported: its records say which objects they are.
+A segment without a row that holds records is newer than the backup from which the metadata was restored. It is kept and
+reported: its records show which objects they belong to.
 
-A slot whose header cannot be read, and which belongs to a segment with a row, gets its header again.
+A slot whose header cannot be read, but which belongs to a segment with a row, gets its header again.
 
-8  a segment that the metadata does not know is sealed before anybody looks what is in it
+8 a segment that the metadata does not know is sealed before its content is checked
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from nos_ec.ports.segment_medium import SegmentMedium
 _log = structlog.get_logger(__name__)
 
 LOOK_MS = 600_000
-"""Time between looks."""
+"""Time between checks."""
 
 
 class UnknownSegments:
-    """Several may run at once. Each belongs to one thread. For a medium that lists its segments at no cost."""
+    """Releases unknown segments. Several may run at once. Each belongs to one thread. For media that list their
+    segments at no cost."""
 
     def __init__(
         self, metadata: LandingSegments, medium: SegmentMedium, clock: Clock, trail: AuditTrail = NO_TRAIL
@@ -49,11 +50,11 @@ class UnknownSegments:
         self._trail = trail
         self._look_ms = 0
         self._kept: set[SegmentId] = set()
-        """Those with records, which were reported."""
+        """Segments with records, which were reported."""
 
     def run_once(self, beat: Beat = unwatched) -> int:
-        """Give back what is empty, if it is time to look. Returns how many segments were given back. What the medium
-        cannot tell or do now is left to a later look. Raises Transient."""
+        """Release empty segments, if the next check is due. Return how many were released. Segments that the medium
+        cannot read or release now are left to a later check. Raise Transient."""
         now_ms = self._clock.now_ms()
         if waits(self._look_ms, now_ms, LOOK_MS):
             return 0
@@ -65,7 +66,7 @@ class UnknownSegments:
             return 0  # while a device is away
         if not there:
             return 0
-        known = {row.segment for page in segment_pages(self._metadata) for row in page}  # looked up after the segments
+        known = {row.segment for page in segment_pages(self._metadata) for row in page}  # read after the segments
         unknown = there - known
         self._kept &= unknown
         empty = [segment for segment in sorted(unknown - self._kept) if self._is_empty(segment, beat)]
@@ -75,14 +76,14 @@ class UnknownSegments:
         failed = self._medium.release(empty, beat)
         kill_point("recovery.unknown_released")
         released = [segment for segment in empty if segment not in failed]
-        _log.info("empty landing segments without a row given back", segments=[each.hex() for each in released])
+        _log.info("released empty landing segments without a row", segments=[each.hex() for each in released])
         return len(released)
 
     def _restore_headers(self) -> None:
         for slot in unreadable_slots(self._medium):
-            with suppress(Transient):  # left to a later look
+            with suppress(Transient):  # left to a later check
                 if restore(self._metadata, self._medium, slot):
-                    _log.warning("header of a landing segment written again", slot=slot.slot, device=slot.device)
+                    _log.warning("wrote the header of a landing segment again", slot=slot.slot, device=slot.device)
 
     def _is_empty(self, segment: SegmentId, beat: Beat) -> bool:
         beat(0)
@@ -98,6 +99,6 @@ class UnknownSegments:
 
     def _is_blank(self, segment: SegmentId) -> bool:
         """Return whether nothing was appended to a segment without an intact record: its first bytes are zeros, or a
-        record that an earlier segment left in that place. Anything else may be a damaged record."""
+        record that an earlier segment left there. Anything else may be a damaged record."""
         (head,) = self._medium.read(segment, [(self._medium.limits.start, RECORD_HEADER_SIZE)])
         return not any(head) or segment_found(head) is not None

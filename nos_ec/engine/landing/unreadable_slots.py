@@ -1,10 +1,10 @@
-"""Slots of the landing log whose headers cannot be read: finds their owners by the rows of landing segments.
+"""Slots of the landing log whose headers cannot be read: finds their owners through the rows of landing segments.
 
 Ids of segments are never used again, and the row of a segment outlives its slot. So a slot that holds records of a
-segment whose row is OPEN or SEALED is that segment's. Without a row, the records may be from after the backup that the
-metadata was restored from, so they are kept for a day after the last PUT among them.
+segment whose row is OPEN or SEALED belongs to that segment. Without a row, the records may be newer than the backup
+from which the metadata was restored, so they are kept for a day after the last PUT among them.
 
-2  a slot is freed only when no row refers to what may lie in it
+2 a slot is freed only when no row refers to anything that may be in it
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ def unreadable_slots(medium: SegmentMedium) -> tuple[UnreadableSlot, ...]:
 
 
 def row_of(metadata: LandingSegments, slot: UnreadableSlot) -> SegmentRow | None:
-    """Return the row that proves who owns the slot; None if there is none. Raises Transient."""
+    """Return the row that proves who owns the slot, or None if there is none. Raise Transient."""
     row = None if slot.segment is None else metadata.landing_segment(slot.segment)
     return None if row is None or row.state is SegmentState.DOOMED else row
 
 
 def restore(metadata: LandingSegments, medium: SegmentMedium, slot: UnreadableSlot) -> bool:
-    """Write the header of a slot again if a row proves who owns it. Returns whether it was written. Raises
-    Transient."""
+    """Write the header of a slot again if a row proves who owns it. Return whether it was written. Raise Transient."""
     row = row_of(metadata, slot)
     return row is not None and medium.settle_slot(slot, row.epoch)
 
 
 def labels_in(medium: SegmentMedium, slot: UnreadableSlot) -> dict[LandingId, CopyLabel | None]:
-    """The intact records of a slot, each with its label; None if its names are damaged. Raises Transient."""
+    """Return the intact records of a slot, each with its label, or None if its names are damaged. Raise Transient."""
     try:
         return {} if slot.segment is None else labels_in_segment(medium, slot.segment)
     except NotFound:
@@ -48,7 +47,7 @@ def labels_in(medium: SegmentMedium, slot: UnreadableSlot) -> dict[LandingId, Co
 
 
 def may_be_freed(metadata: LandingSegments, medium: SegmentMedium, slot: UnreadableSlot, now_ms: int) -> bool:
-    """Return whether no row refers to anything that may lie in a slot. Raises Transient."""
+    """Return whether no row refers to anything that may be in a slot. Raise Transient."""
     if slot.segment is not None and metadata.landing_segment(slot.segment) is not None:
         return False  # the header is written again, or the trimmer frees the slot
     put_ms = max((label.put_ms for label in labels_in(medium, slot).values() if label is not None), default=0)

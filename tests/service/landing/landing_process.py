@@ -30,7 +30,7 @@ from tests.rig.dead_logs import recover_logs
 from tests.rig.fakes.folder_medium import FolderMedium
 from tests.rig.fakes.memory_medium import JOINED, SMALL
 
-OPTIONS = LogOptions(lanes=2, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=10_000)
+OPTIONS = LogOptions(open_segments=2, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=10_000)
 
 
 def data_of(name: str) -> bytes:

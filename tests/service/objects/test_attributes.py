@@ -10,13 +10,14 @@ from nos_ec import open_store
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import Corrupt, InvalidInput
+from nos_ec.core.formats.copy_label import CopyLabel
 from nos_ec.core.formats.header import NameRecord
-from nos_ec.core.ids import Extent, ObjectKey
+from nos_ec.core.ids import Extent, LandingId, ObjectKey
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
 from nos_ec.core.states import ObjectState
 from nos_ec.core.tails import is_tail
 from nos_ec.engine.header_scan import read_names, scan_headers
-from nos_ec.engine.landing.landing_labels import labels_in_segment, labels_in_store
+from nos_ec.engine.landing.landing_labels import labels_in_segment, labels_of
 from nos_ec.library.object_info import attributes_of
 from nos_gc.assemble import gc_service
 from tests.service.cli.test_cli import Cli
@@ -146,8 +147,8 @@ def test_landing_copies_tell_what_they_are(bench: Bench, system: System, mode: s
         for row in system.store().list_objects("b", "", "", 1000)
         if row.landing_id is not None
     }
-    found = dict(labels_in_store(system.landing))
-    with_bytes = {landing_id for landing_id, label in found.items() if label is not None and label.size}
+    found: dict[LandingId, CopyLabel | None] = {**labels_of(system.landing, list(system.landing.list_ids()))}
+    with_bytes = {landing_id for landing_id, label in found.items() if label and label.size}
     assert found.keys() >= expected.keys() if mode == "store" else len(with_bytes) == 1
     empty = {row.key for row in system.store().list_objects("b", "", "", 1000) if not row.size}
     assert {ObjectKey(label.bucket, label.name) for label in found.values() if label and not label.size} == empty

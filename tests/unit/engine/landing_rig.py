@@ -18,7 +18,7 @@ from tests.rig.fakes.faulty import Faults, faulty
 from tests.rig.fakes.memory_medium import MemoryMedium
 from tests.rig.fakes.memory_segments import MemorySegments
 
-OPTIONS = LogOptions(lanes=2, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=10_000)
+OPTIONS = LogOptions(open_segments=2, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=10_000)
 
 
 def copies(*sizes: int, seed: int = 0) -> list[NewCopy]:

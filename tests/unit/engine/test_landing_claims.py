@@ -62,7 +62,7 @@ class Forgetful(MemoryMedium):
 
 
 def log_over(medium: MemoryMedium, segments: MemorySegments) -> LandingLog:
-    options = LogOptions(lanes=1, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=10_000)
+    options = LogOptions(open_segments=1, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=10_000)
     return LandingLog(segments, medium, SetClock(), Random(1).randbytes, options)
 
 

@@ -212,7 +212,7 @@ def test_a_young_segment_is_sealed_on_request_once_its_puts_are_recorded(rig: Ri
     rig.check()
 
 
-def test_parallel_batches_open_the_second_lane_and_a_lone_one_does_not(rig: Rig) -> None:
+def test_parallel_batches_open_a_second_segment_and_a_lone_one_does_not(rig: Rig) -> None:
     rig.put(copies(100))
     assert len(rig.segments.rows) == 1
     under_way, go = threading.Semaphore(0), threading.Event()
@@ -278,7 +278,7 @@ def test_no_space_after_an_append_that_may_be_done_is_not_the_answer(rig: Rig) -
         raise next(calls)
 
     rig.medium.on_append = fail
-    with pytest.raises(Transient, match="may be done or not"):
+    with pytest.raises(Transient, match="outcome of an append is unknown"):
         rig.log.land(copies(10))
 
 
@@ -425,7 +425,7 @@ def test_a_log_that_is_full_again_and_again_warns_once_a_minute() -> None:
             small.medium.release([next(iter(sorted(small.segments.rows)))])
             small.segments.recorded.clear()
             small.clock.advance(10_000)
-    assert [line["event"] for line in lines] == ["no landing segment made"] * 2
+    assert [line["event"] for line in lines] == ["could not open a landing segment"] * 2
     small.close()
 
 
@@ -614,8 +614,8 @@ def test_a_segment_that_was_made_under_a_lost_lease_is_not_used(rig: Rig) -> Non
         return segment
 
     rig.log._maker.make = make_late  # type: ignore[method-assign]
-    for lane in range(OPTIONS.lanes):
-        rig.log._lanes[lane] = None
+    for index in range(OPTIONS.open_segments):
+        rig.log._open_segments[index] = None
     rig.log._make_ahead()
     rig.log._maker.make = make  # type: ignore[method-assign]
     (after,) = rig.put(copies(100, seed=1))
@@ -642,7 +642,7 @@ def test_a_spare_segment_of_an_earlier_lease_is_not_used(rig: Rig) -> None:
 
 def test_a_segment_is_not_sealed_while_an_append_is_under_way() -> None:
     """Another append in it has failed, so that it takes no further batch."""
-    rig = Rig(options=replace(OPTIONS, lanes=1))
+    rig = Rig(options=replace(OPTIONS, open_segments=1))
     go, entered = threading.Event(), threading.Event()
 
     def hold(segment: SegmentId) -> None:
@@ -786,7 +786,7 @@ def test_many_threads(rig: Rig) -> None:
 
 
 def test_a_busy_log_is_waited_for_only_so_long() -> None:
-    rig = Rig(MemoryMedium(limits=replace(SMALL, writes_max=1)), replace(OPTIONS, lanes=1, wait_ms=50))
+    rig = Rig(MemoryMedium(limits=replace(SMALL, writes_max=1)), replace(OPTIONS, open_segments=1, wait_ms=50))
     go, entered = threading.Event(), threading.Event()
 
     def hold(segment: SegmentId) -> None:
@@ -797,7 +797,7 @@ def test_a_busy_log_is_waited_for_only_so_long() -> None:
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(rig.put, copies(100))
         assert entered.wait(20)
-        with pytest.raises(Transient, match="no lane"):
+        with pytest.raises(Transient, match="no open segment"):
             rig.land(copies(100))
         go.set()
         first.result()
@@ -805,8 +805,8 @@ def test_a_busy_log_is_waited_for_only_so_long() -> None:
     rig.check()
 
 
-def test_changes_do_not_prolong_the_wait_for_a_lane() -> None:
-    rig = Rig(MemoryMedium(limits=replace(SMALL, writes_max=1)), replace(OPTIONS, lanes=1))
+def test_changes_do_not_prolong_the_wait_for_an_open_segment() -> None:
+    rig = Rig(MemoryMedium(limits=replace(SMALL, writes_max=1)), replace(OPTIONS, open_segments=1))
     go, entered = threading.Event(), threading.Event()
 
     def hold(segment: SegmentId) -> None:
@@ -825,7 +825,7 @@ def test_changes_do_not_prolong_the_wait_for_a_lane() -> None:
                 rig.clock.advance(OPTIONS.wait_ms // 4)
                 with rig.log._changed:
                     rig.log._changed.notify_all()
-            with pytest.raises(Transient, match="no lane"):
+            with pytest.raises(Transient, match="no open segment"):
                 second.result(OPTIONS.wait_ms / 2000)
         finally:
             go.set()

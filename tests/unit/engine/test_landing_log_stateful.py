@@ -30,7 +30,7 @@ from tests.rig.fakes.faulty import Faults, faulty
 from tests.rig.fakes.memory_medium import JOINED, SMALL, MemoryMedium
 from tests.rig.fakes.memory_segments import MemorySegments
 
-OPTIONS = LogOptions(lanes=2, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=1_000)
+OPTIONS = LogOptions(open_segments=2, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=1_000)
 CALLS = ["create", "seal", "open_segment", "seal_segments", "list_leases", "acquire_lease", "renew_lease"]
 CALLS += ["landing_segment", "release"]
 ERRORS = st.sampled_from([Transient, NoSpace])

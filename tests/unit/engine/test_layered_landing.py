@@ -80,7 +80,7 @@ class Rig:
         self.segments = MemorySegments()
         self.store = LocalLandingStore(root)
         self.copies = Copies(self.store)
-        options = LogOptions(lanes=2, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=10_000)
+        options = LogOptions(open_segments=2, segment_age_ms=60_000, lease_ttl_ms=30_000, wait_ms=10_000)
         self.log = LandingLog(self.segments, self.medium, SetClock(), Random(2).randbytes, options)
         self.lander = LogBypass(self.log, self.copies, LARGE)
         self.landing = LayeredLanding(self.medium, self.store)
@@ -247,9 +247,9 @@ def test_both_are_one_landing_store(rig: Rig) -> None:
     assert landing.delete_many([record, other]) == {}
     assert list(landing.list_ids()) == []
     assert landing.delete_many([record]) == {}
-    with pytest.raises(ValueError, match="names a record"):
+    with pytest.raises(ValueError, match="is a record"):
         landing.put(record, b"x")
-    with pytest.raises(ValueError, match="names a record"):
+    with pytest.raises(ValueError, match="is a record"):
         landing.put_many([LandingPut(other, b"abc"), LandingPut(record, b"x")])
     assert list(landing.list_ids()) == []
 

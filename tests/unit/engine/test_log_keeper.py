@@ -61,7 +61,7 @@ class Rig:
             self.medium,
             self.clock,
             Random(1).randbytes,
-            LogOptions(lanes=2, segment_age_ms=AGE_MS, lease_ttl_ms=30_000, wait_ms=10_000),
+            LogOptions(open_segments=2, segment_age_ms=AGE_MS, lease_ttl_ms=30_000, wait_ms=10_000),
             upkeep=upkeep or self.tell,
         )
 
