@@ -17,7 +17,7 @@ from nos_ec.core.ids import BlockId, ObjectKey
 
 @dataclass(frozen=True, slots=True)
 class GroupItem:
-    """One object (or segment of a large one) to place in a group: `length` bytes, `offset` bytes from the group's
+    """An object, or a segment of a large one, to place in a group: `length` bytes, `offset` bytes from the group's
     start."""
 
     key: ObjectKey
@@ -26,7 +26,7 @@ class GroupItem:
     length: int
     crc32c: int
     segment: tuple[int, int] | None = None
-    """(offset in the object, size of the object) for a segment of a large object."""
+    """For a segment of a large object: its offset in the object, and the size of the object."""
     attributes: bytes = b""
 
 
@@ -42,8 +42,8 @@ class GroupPlace:
 
 
 def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem], data: Sequence[bytes]) -> bytes:
-    """Returns the stripe_count x stripe_size bytes of a group, copied once. data: of each item. Raises ValueError when
-    items overlap the header, the names or each other, or do not fit into the group (a bug)."""
+    """Return the stripe_count x stripe_size bytes of a group, copied once. `data` has the bytes of each item. Raise
+    ValueError if items overlap the header, the names or each other, or do not fit into the group (a bug)."""
     front = header_and_names(geometry, place, items)
     buffers = [front]
     end = len(front)
@@ -55,9 +55,9 @@ def assemble(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem], 
 
 
 def window_bytes(start: int, end: int, pieces: Iterable[tuple[int, bytes]]) -> bytes:
-    """Return what lies from `start` to `end` in a group, copied once: of each piece, which begins at its offset from
-    the group's start, the part that lies there, and zeros between them. pieces: in the order of their offsets. Raises
-    ValueError when they overlap there (a bug)."""
+    """Return the bytes of a group from `start` to `end`, copied once: the parts of the pieces in this range, and zeros
+    between them. `pieces` has the offset of each piece from the group's start and its bytes, in order of offset. Raise
+    ValueError if they overlap there (a bug)."""
     buffers: list[bytes | memoryview] = []
     filled = start
     for offset, data in pieces:
@@ -70,7 +70,7 @@ def window_bytes(start: int, end: int, pieces: Iterable[tuple[int, bytes]]) -> b
 
 
 def header_and_names(geometry: Geometry, place: GroupPlace, items: Sequence[GroupItem]) -> bytes:
-    """What a group begins with. Raises ValueError when it overlaps the first item (a bug)."""
+    """Return the bytes at the start of a group. Raise ValueError if they overlap the first item (a bug)."""
     front = header_length(len(items))
     names = encode_names([NameRecord(item.key.bucket, item.key.name, item.segment, item.attributes) for item in items])
     if items and front + len(names) > min(item.offset for item in items):

@@ -1,16 +1,16 @@
-"""Several stripe writers side by side, each on its own thread.
+"""Runs several stripe writers at a time, each on its own thread.
 
 Groups are planned in an order in which neighbours belong together (core/packing/streams.py). So a lane gets a run of
-consecutive groups of a stream, as many as fill a block, while another lane gets the next run: handed out one by one,
-they would be dealt to as many blocks as there are lanes. A lane that has nothing to do takes a group from the end of
-the longest run that waits behind another group. What waits behind one that takes LATE_S is taken first.
+consecutive groups of a stream, as many as fill a block, while another lane gets the next run. Otherwise they would be
+spread over as many blocks as there are lanes. An idle lane takes a group from the end of the longest run that waits for
+another lane. Groups that wait for one that takes LATE_S are taken first.
 
 After a group that could not be written, no lane begins another until the failure was collected and acted upon.
 
 A plan counts by its windows: the writer writes a group of at most `stripes_per_group_max` stripes at once, and a longer
-one in windows of so many.
+one in windows of that size.
 
-9  plans of at most PLANS_MAX windows are pending, or AHEAD_MIN for each lane; beyond that, `full` is true
+9 plans of at most PLANS_MAX windows are pending, or AHEAD_MIN for each lane; beyond that, `full` is true
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from nos_ec.engine.packing.stripe_writer import StripeWriter, WriteResult
 
 WRITE_SECONDS_BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 AHEAD_MIN = 2
-"""Plans that are pending for each lane, at least: the one that it writes, and one that waits, so that it is never
+"""The least number of pending plans for each lane: the one that it writes, and one that waits, so that it is never
 idle."""
 PLANS_MAX = 64
 """Plans that are pending for all lanes together, unless AHEAD_MIN for each are more. A plan lists its objects, at most
-as many as the window of the merge list: about a megabyte. One of several windows counts as so many."""
+as many as the window of the merge list: about a megabyte. A plan counts once for each of its windows."""
 LATE_S = 5.0
-"""A group that takes so long for each of its windows waits for a store that hangs. The next ones of its run need not
-wait as long."""
+"""A group that takes this long for each of its windows waits for a store that hangs. The next ones of its run need not
+wait for it."""
 
 Plan = GroupPlan[Packable]
 
 
 @dataclass(slots=True)
 class _Run:
-    """Of a stream. stripes: that are still to be planned for it."""
+    """A run of groups from one stream; `stripes` are not planned yet."""
 
     lane: int
     stripes: int
 
 
 class _Ended(NamedTuple):
-    """A group that a lane has tried to write. round: when it began. windows: of its plan."""
+    """A group that a lane has tried to write, the round in which it began, and the number of its windows."""
 
     result: WriteResult | BaseException
     seconds: float
@@ -62,8 +62,8 @@ class _Ended(NamedTuple):
 class Lanes:
     """Feeds plans to writers. One thread submits, collects and withdraws; the writers run on their own threads.
 
-    `timer` returns monotonic seconds, from any start. geometry: of the blocks that are written. `write_seconds` has the
-    write times of the collected groups, by the number of stripes in a group; any thread may read it.
+    `timer` returns monotonic seconds, from any start. `geometry` is that of the blocks. `write_seconds` has the write
+    times of the collected groups, by the number of stripes in a group; any thread may read it.
     """
 
     def __init__(self, writers: Sequence[StripeWriter], timer: Callable[[], float], geometry: Geometry) -> None:
@@ -72,8 +72,8 @@ class Lanes:
         self._geometry = geometry
         run_windows = geometry.stripes_per_block // geometry.stripes_per_group_max if len(writers) > 1 else 0
         self._ahead = max(AHEAD_MIN, min(run_windows, PLANS_MAX // len(writers)))
-        """Windows pending for each lane before `full` says that it is enough: a block full, because a run is cut short
-        where more wait. A single lane keeps the order anyway."""
+        """Windows that may be pending for each lane before `full` is true: as many as fill a block, because a run is
+        cut short when more wait. A single lane keeps the order anyway."""
         self._writing = [0] * len(writers)
         """For each lane, the windows of its current group; 0 while it has none."""
         self._started_s: list[float | None] = [None] * len(writers)
@@ -81,22 +81,22 @@ class Lanes:
         self.write_seconds: dict[int, Histogram] = {}
         self._changed = threading.Condition()
         self._waiting = [deque[Plan]() for _ in writers]
-        """By lane."""
+        """The waiting plans of each lane."""
         self._runs: dict[int, _Run] = {}
         self._writing_max = len(writers)
         self._closing = False
         self._failures = 0
-        """Groups that could not be written, and that nobody has acted upon yet."""
+        """Groups that could not be written and were not acted upon yet."""
         self._failures_collected = 0
         """How many of them the last `collect` returned."""
         self.failures_in_row = 0
         """Failures that were collected since a group was written. Groups that fail together count once."""
         self._round = 0
-        """Grows whenever lanes go on after a failure."""
+        """Grows whenever lanes resume after a failure."""
         self._failed_round = -1
-        """The last one in which a group failed."""
+        """The last round in which a group failed."""
         self._rounds = [0] * len(writers)
-        """For each lane, in which it began its current group."""
+        """For each lane, the round in which it began its current group."""
         self._results: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self._pending = 0
         self._windows_pending = 0
@@ -109,34 +109,34 @@ class Lanes:
 
     @property
     def pending(self) -> int:
-        """Plans submitted whose results have not been collected."""
+        """Return the number of plans submitted whose results have not been collected."""
         return self._pending
 
     @property
     def count(self) -> int:
-        """Number of lanes."""
+        """Return the number of lanes."""
         return len(self._started_s)
 
     @property
     def busy(self) -> int:
-        """Number of lanes that are writing a group now."""
+        """Return the number of lanes that are writing a group now."""
         return sum(started is not None for started in self._started_s)
 
     def busy_s_max(self) -> float:
-        """Seconds that the slowest lane has been writing its group; 0 when no lane is writing."""
+        """Return for how many seconds the slowest lane has been writing its group; 0 if no lane is writing."""
         started = [started for started in self._started_s if started is not None]
         return max(0.0, self._timer() - min(started)) if started else 0.0
 
     @property
     def full(self) -> bool:
-        """True when as many plans are pending as should be: results should be collected first. Groups may fail faster
-        than they are planned, so results that nobody has seen yet count too."""
+        """Return whether enough plans are pending, so that results should be collected first. Groups may fail faster
+        than they are planned, so results that were not collected yet count too."""
         if self._pending < AHEAD_MIN * self._writing_max:
             return False
         return self._windows_pending >= self._ahead * self._writing_max
 
     def limit(self, lanes: int) -> None:
-        """Let no more than so many lanes, at least one, begin a group from now on."""
+        """Allow at most this many lanes, at least one, to begin a group from now on."""
         lanes = max(1, min(lanes, self.count))
         if lanes != self._writing_max:
             with self._changed:
@@ -163,12 +163,12 @@ class Lanes:
         return plans
 
     def collect(self, wait_ms: int) -> list[WriteResult]:
-        """The available results. While any plan is pending, waits at most `wait_ms` for the first result.
+        """Return the available results. While any plan is pending, wait at most `wait_ms` for the first result.
 
-        Lanes that rest after a failure go on if the call before has returned it. Raises what a writer raised
+        Lanes that rest after a failure resume if the previous call has returned it. Raise what a writer raised
         (LeaseLost; anything else is a bug).
         """
-        self._go_on()
+        self._resume()
         results: list[WriteResult] = []
         wait = wait_ms / 1000
         while self._pending:
@@ -189,7 +189,7 @@ class Lanes:
         return results
 
     def close(self) -> list[WriteResult]:
-        """Let the groups under way end, seal the writers' blocks and end the threads. Returns the last results. Plans
+        """Let the groups under way end, seal the writers' blocks and end the threads. Return the last results. Plans
         that no lane has begun are dropped."""
         self.withdraw()
         with self._changed:
@@ -199,7 +199,7 @@ class Lanes:
             thread.join()
         return self.collect(wait_ms=0)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self._failures_collected:
             with self._changed:
                 self._failures -= self._failures_collected
@@ -241,7 +241,7 @@ class Lanes:
         writer.close()
 
     def _next(self, index: int) -> Plan | None:
-        """The next plan of a lane, or one that waits behind another lane's. None when the lanes close."""
+        """Return the next plan of a lane, or one that waits for another lane. Return None when the lanes close."""
         with self._changed:
             while not self._closing:
                 if self.busy < self._writing_max and not self._failures:
@@ -250,7 +250,7 @@ class Lanes:
                         self._started_s[index] = self._timer()
                         self._writing[index] = self._windows(plan)
                         self._rounds[index] = self._round
-                        self._changed.notify_all()  # another lane may take what waits behind it
+                        self._changed.notify_all()  # another lane may take the plans that wait for it
                         return plan
                 self._changed.wait()
         return None

@@ -1,7 +1,7 @@
 """Blocks created too late: their writer stalled until its lease was fenced and the block recovered and collected.
 
-4  nothing refers to a block whose row is gone or condemned, and nothing ever will: block ids are never reused
-8  the late writer cannot commit its bytes; this module makes sure that they do not stay behind either
+4 nothing refers to a block whose row is gone or condemned, and nothing ever will: block ids are never reused 8 the late
+writer cannot commit its bytes; this module makes sure that they do not remain in the store either
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = structlog.get_logger(__name__)
 
 
 def remove_late_block(metadata: Blocks, blocks: BlockStore, block_id: BlockId, now_ms: int, trail: AuditTrail) -> None:
-    """Delete a block of this writer if it was created after GC had deleted it, since GC will not delete it again. The
+    """Delete a block of this writer if it was created after GC had deleted it, because GC will not delete it again. The
     row of such a block is gone, or about to be removed: the block is condemned and its grace period is over.
 
     The writer calls this after any failure. Never raises, so that the original failure is reported.

@@ -1,7 +1,7 @@
 """Reads the bytes of the objects to pack.
 
-A landing copy that does not answer delays no plan for long, unless its caller is patient: it counts as unread
-(read_threads.py says when).
+A landing copy that does not answer counts as unread, so that it does not delay a plan for long, unless the caller is
+patient (read_threads.py defines when).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 
 _EXTENTS_PER_READ_MAX = 32
-"""Most extents of one block per `read_many`. Limits how much must be read again after a failure."""
+"""The most extents of one block per `read_many`. This limits how much must be read again after a failure."""
 
 _Outcome = bytes | NosError
 _Outcomes = list[tuple[int, _Outcome]]
@@ -27,17 +27,17 @@ _Outcomes = list[tuple[int, _Outcome]]
 
 
 class Records(Protocol):
-    """What `SourceReader` needs of the landing log."""
+    """Reads records of the landing log for `SourceReader`."""
 
     def read_many(self, wanted: Sequence[tuple[LandingId, int]]) -> Sequence[bytes | NosError]:
-        """For each (id, size) the data of the record, or the error of reading it."""
+        """Return, for each (id, size), the data of the record, or the error of reading it."""
         ...
 
 
 class SourceReader:
     """Reads the bytes of packables concurrently and checks size and CRC of each. Safe to share between threads.
 
-    records: reads what lies in the landing log; without it, records are read like copies, each on its own.
+    `records` reads records of the landing log; without it, records are read like copies, one at a time.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class SourceReader:
         self._records = records
 
     def read(self, packables: Sequence[Packable], patient_s: float = 0.0) -> list[bytes | NosError]:
-        """For each packable its bytes, or the error of reading them. Never raises a NosError itself. patient_s: for so
-        many seconds no read is left behind."""
+        """Return, for each packable, its bytes or the error of reading them. Never raises a NosError. All reads are
+        waited for during `patient_s` seconds."""
         results: list[_Outcome | None] = [None] * len(packables)
         for outcomes in read_all(self._threads, self._units(packables), patient_s):
             for index, outcome in outcomes:
@@ -64,15 +64,15 @@ class SourceReader:
             if isinstance(source, Extent):
                 data = self._blocks.read(source.block_id, source.offset, source.length)
             else:
-                # The size is known, so one operation is enough. Reading without it takes more for a long copy.
+                # The size is known, so one operation is enough. A long copy of unknown size would take more.
                 data = self._landing.read_range(source, 0, packable.size)
         except NosError as error:
             return error
         return _checked(packable, data)
 
     def _units(self, packables: Sequence[Packable]) -> list[Unit[_Outcomes]]:
-        """One unit per landing copy; extents of one block, and records of one segment of the log, are read together. A
-        segment that does not answer holds up no other one, and only its records count as unread."""
+        """Return one unit per landing copy. Extents of one block are read together, and so are records of one landing
+        segment. A segment that does not answer delays no other one, and only its records count as unread."""
         by_block: dict[BlockId, list[int]] = {}
         by_segment: dict[SegmentId, list[int]] = {}
         units: list[Unit[_Outcomes]] = []
@@ -110,14 +110,15 @@ class SourceReader:
     def _read_extents(
         self, packables: Sequence[Packable], block_id: BlockId, indexes: list[int]
     ) -> tuple[_Outcomes, bool]:
-        """Always reports the read as failed, so that it does not count in the mean read time of landing copies."""
+        """Read extents of one block. Always report the read as failed, so that it does not count in the mean read time
+        of landing copies."""
         if len(indexes) > 1:
             extents = [p.source for p in (packables[i] for i in indexes) if isinstance(p.source, Extent)]
             try:
                 found = self._blocks.read_many(block_id, [(extent.offset, extent.length) for extent in extents])
                 return [(i, _checked(packables[i], data)) for i, data in zip(indexes, found, strict=True)], True
             except Transient as error:
-                return [(i, error) for i in indexes], True  # do not ask a block that does not answer for each extent
+                return [(i, error) for i in indexes], True  # the block does not answer: do not retry each extent
             except NosError:
                 pass  # one bad extent fails them all: read each on its own to find out which
         return [(i, self.read_one(packables[i])) for i in indexes], True

@@ -1,19 +1,20 @@
-"""Writing planned groups into blocks: the commit protocol of one writer (docs/ARCHITECTURE.md).
+"""Writes planned groups into blocks: the commit protocol of one writer (docs/ARCHITECTURE.md).
 
 plan -> read sources -> append to the block's known end -> one metadata transaction
 
-A group of more than `stripes_per_group_max` stripes is written in windows of so many, each read and appended by itself,
-and committed once at its end. Its header is written first. What a header names must have been written, or end with its
-block: so after a failure nothing more is appended to the block, and the group stays unfinished there.
+A group of more than `stripes_per_group_max` stripes is written in windows of that size. Each window is read and
+appended separately, and the group is committed once at its end. Its header is written first. Everything that a header
+names must follow it in the block, unless the block ends there: so after a failure nothing more is appended to the
+block, and the group stays unfinished.
 
-When the place of a block becomes worse, the next group is written to a new block. When an append fails or is not
-answered in time, the group is written to a new block at once, a few times at most, and only if blocks lie in different
-places. The block whose append failed is fenced, and no row ever refers to the bytes of that append. So however many of
-the appends take effect in the end, each group is committed once.
+When the place of a block becomes worse, the next group is written to a new block. When an append fails or times out,
+the group is written to a new block at once, a few times at most, and only if blocks are in different places. The block
+whose append failed is fenced, and no row ever refers to the bytes of that append. So however many of the appends take
+effect in the end, each group is committed once.
 
-3  an extent is committed only after the store acknowledged the bytes, whose CRC was checked on reading
-5  a row that changed in the meantime leaves a hole, not an error
-8  only this writer appends to its block, and never again once it cannot be sure where the block ends
+3 an extent is committed only after the store acknowledged the bytes, whose CRC was checked on reading 5 a row that
+changed in the meantime leaves a hole, not an error 8 only this writer appends to its block, and never again once it
+cannot be sure where the block ends
 """
 
 from __future__ import annotations
@@ -52,22 +53,22 @@ PAYS_RATIO_MIN = 0.8
 policy (80 % of a stripe), applied here as well. Below it, the remaining objects are planned again."""
 
 APPEND_TRIES = 3
-"""Blocks that a group is tried on before it is returned, if blocks lie in different places. The time limits of this
-many appends together should be longer than the store takes to notice that a part of it hangs; then the last append
+"""The most blocks that a group is tried on before it is returned, if blocks are in different places. The time limits of
+this many appends together should be longer than the store takes to notice that a part of it hangs; then the last append
 succeeds (docs/CEPH.md)."""
 
 COMMIT_TRIES = 5
 COMMIT_RETRY_WAIT_MS = 500
 
 LONG_GROUP_MS_MAX = 60_000
-"""For so long sources of a group that was begun are waited for, and windows appended to it. Far less than the time
-between two polls after which a message log takes a consumer for dead, because one that loses partitions waits for its
-groups first."""
+"""For this long, sources of a group that was begun are waited for, and windows are appended to it. It is far less than
+the time between two polls after which a message log considers a consumer dead, because a consumer that loses partitions
+finishes its groups first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A packable that was not packed, and why."""
+    """A packable that was not packed, and the reason."""
 
     packable: Packable
     error: NosError
@@ -75,16 +76,18 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What became of a plan. Every packable of the plan is in exactly one of the five lists.
+    """The outcome of a plan. Every packable of the plan is in exactly one of the first five lists.
 
-    packed: their rows now point into the stripe. superseded: deleted, overwritten or moved in the meantime; nothing to
-    do. failed: their sources are missing or damaged; packing them again will not help. unread: their sources cannot be
-    read now, which says nothing about other objects. retry: nothing is wrong with them; they are to be planned again.
-    `cause`: why the group was not written; None if so many sources were lost that writing did not pay, or some of a
-    group that is written in windows. A new plan can then be made at once. retry_short: writing such a group has
-    failed, which costs a block. What is in `retry` should be planned in groups of at most `stripes_per_group_max`
-    stripes, whose sources are all read before anything is written. empty: where the stripes written hold no object.
-    split_objects: of the plan.
+    Rows of `packed` objects now point into the stripe. `superseded` objects were deleted, overwritten or moved in the
+    meantime. Sources of `failed` objects are missing or damaged; packing them again will not help. Sources of `unread`
+    objects cannot be read now, which says nothing about other objects. Objects in `retry` are fine and must be planned
+    again.
+
+    `cause` is the reason why the group was not written. It is None if too many sources were lost for writing to pay, or
+    any source of a group that is written in windows; a new plan can then be made at once. `retry_short`: such a group
+    failed after it was begun, which costs a block. Plan `retry` in groups of at most `stripes_per_group_max` stripes,
+    whose sources are all read before anything is written. `empty` are the bytes without objects in the stripes written,
+    `split_objects` is the number of the plan.
     """
 
     packed: Sequence[Packable] = ()
@@ -100,14 +103,14 @@ class WriteResult:
 
 
 STREAM_IDLE_MS = 3_600_000
-"""An open block of a stream is sealed when nothing was written to it for so long and another stream is written to, so
+"""An open block of a stream is sealed if nothing was written to it for this long and another stream is written to, so
 that GC may collect it."""
 
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """stripes: that are committed. end: stripes that the block store has acknowledged, more while a group is
-    written."""
+    """An open block of a stream. `stripes` are committed; the block store has acknowledged `end` stripes, which are
+    more while a group is written."""
 
     block_id: BlockId
     stream: int
@@ -118,9 +121,9 @@ class _OpenBlock:
 
 @dataclass(frozen=True, slots=True)
 class WriterOptions:
-    """kind: what the blocks are for. reserve_bytes: free space that this writer must not use (GC's reserve).
-    landing_grace_ms: how long landing copies are kept after packing. read_back: read each group back and compare it
-    before committing; for writers that move the last copy."""
+    """How a writer works. `kind` is what the blocks are for. `reserve_bytes` is free space that this writer must not
+    use (GC's reserve). Landing copies are kept `landing_grace_ms` after packing. `read_back`: read each group back and
+    compare it before committing; for writers that move the last copy."""
 
     kind: BlockKind
     reserve_bytes: int
@@ -152,13 +155,13 @@ class StripeWriter:
         self._options = options
         self._trail = trail
         self._open: dict[int, _OpenBlock] = {}
-        """By stream."""
+        """The open blocks by stream."""
         self._never = Event()
 
     def write(self, plan: GroupPlan[Packable]) -> WriteResult:
         """Carry out a plan. On return, the objects in `packed` are durable and committed.
 
-        Raises LeaseLost when this writer was fenced and can no longer commit. The result reports every other failure.
+        Raise LeaseLost if this writer was fenced and can no longer commit. The result reports every other failure.
         """
         if plan.stripe_count > self._blocks.geometry.stripes_per_group_max:
             return self._write_long(plan)
@@ -188,7 +191,7 @@ class StripeWriter:
         return _written(geometry, plan, packables, items, winners, failed, unread)
 
     def _write_long(self, plan: GroupPlan[Packable]) -> WriteResult:
-        """Write a group in windows. Other blocks are tried for the first one alone."""
+        """Write a group in windows. Only the first window may be tried on several blocks."""
         group = LongGroup(self._blocks.geometry, plan)
         block: _OpenBlock | None = None
         until_ms = self._clock.now_ms() + LONG_GROUP_MS_MAX
@@ -203,7 +206,7 @@ class StripeWriter:
                     block = self._append(group.stream, group.stripe_count, group.first_window)
                 else:
                     kill_point("writer.window_appended")
-                    self._append_more(block, group.window(), until_ms)
+                    self._append_more(block, group.next_window(), until_ms)
             assert block is not None
             winners = self._commit_moves(block, group.stripe_count, group.packables, group.items)
             self._seal_idle(group.stream)
@@ -215,9 +218,9 @@ class StripeWriter:
         return _written(self._blocks.geometry, plan, group.packables, group.items, winners)
 
     def _read_window(self, group: LongGroup, number: int, patient_ms: int) -> WriteResult | None:
-        """Read the sources of the next window of a group. A source that takes long is waited for, because giving it up
-        costs the block; but not for the first window, of which nothing is written yet. Returns what becomes of the
-        group if not all can be read."""
+        """Read the sources of the next window of a group. Slow sources are waited for, because giving up costs the
+        block; except for the first window, before which nothing was written. If a source cannot be read, return the
+        result of the group."""
         packables = group.begin(number)
         outcomes = self._sources.read(packables, max(0, min(patient_ms, LONG_GROUP_MS_MAX)) / 1000)
         failed, unread = _failures(packables, outcomes)
@@ -226,7 +229,7 @@ class StripeWriter:
             return None
         lost = {id(failure.packable) for failure in (*failed, *unread)}
         retry = [packable for packable in group.packables if id(packable) not in lost]
-        # Those of the first window could be read, so the store is not away; or the next plan finds that out.
+        # After the first window, the store answered before; if it no longer does, the next plan finds out.
         cause = unread[0].error if number == 0 and len(unread) == len(packables) else None
         return WriteResult(failed=failed, unread=unread, retry=retry, cause=cause)
 
@@ -241,11 +244,11 @@ class StripeWriter:
 
     # --- blocks -----------------------------------------------------------------------------------
     def _block_with_room(self, stream: int, stripe_count: int) -> _OpenBlock:
-        """The open block of the stream, or a new one if it is full or its place became worse. A new block is only a row
-        so far."""
+        """Return the open block of the stream, or a new one if that one is full or its place became worse. A new block
+        is only a row so far."""
         block = self._open.get(stream)
         if block is not None and not self._placement.healthy(block.block_id):
-            _log.info("sealing a block whose place became worse", block=block.block_id.hex(), stripes=block.stripes)
+            _log.info("sealing a block in a worse place", block=block.block_id.hex(), stripes=block.stripes)
             self._leave(block)
         elif block is not None and block.stripes + stripe_count > self._blocks.geometry.stripes_per_block:
             self._leave(block)
@@ -262,7 +265,7 @@ class StripeWriter:
         return _OpenBlock(block_id, stream, now_ms)
 
     def _seal_idle(self, stream: int) -> None:
-        """Seal the blocks of other streams that are written to no more. Raises LeaseLost."""
+        """Seal idle blocks of other streams. Raise LeaseLost."""
         now_ms = self._clock.now_ms()
         for block in [one for one in self._open.values() if one.stream != stream]:
             if not waits(block.written_ms + STREAM_IDLE_MS, now_ms, STREAM_IDLE_MS):
@@ -289,7 +292,7 @@ class StripeWriter:
         """Fence this block, so that it is never appended to again. Recovery determines what it holds.
 
         A block that this writer has committed to was not created late, and an append does not create one again. If its
-        row is gone, the metadata is not what it was, and the block may be all that objects have.
+        row is gone, the metadata was replaced, and the block may hold the only copy of its objects.
         """
         block_id = block.block_id
         self._open.pop(block.stream, None)
@@ -321,9 +324,8 @@ class StripeWriter:
 
     # --- the protocol -----------------------------------------------------------------------------
     def _append(self, stream: int, stripe_count: int, bytes_at: Callable[[GroupPlace], bytes]) -> _OpenBlock:
-        """Write a group, or the first window of one, to the open block of its stream or, if that fails, to new ones.
-        bytes_at: returns its bytes, which differ from place to place, because the header names it. Returns the block
-        that has it."""
+        """Write a group, or its first window, to the open block of its stream or, if that fails, to new ones.
+        `bytes_at` returns the bytes for a place, which the header contains. Return the block that has the group."""
         for tries_left in reversed(range(APPEND_TRIES)):
             block = self._block_with_room(stream, stripe_count)
             place = GroupPlace(block.block_id, block.stripes, stripe_count, self._lease.epoch, self._clock.now_ms())
@@ -342,10 +344,11 @@ class StripeWriter:
         raise AssertionError("unreachable")
 
     def _append_more(self, block: _OpenBlock, data: bytes, until_ms: int) -> None:
-        """Write a later window of a group, unless it takes too long or the lease is lost."""
+        """Write a later window of a group. Raise Transient if the group takes too long, LeaseLost if the block was
+        taken."""
         with self._given_up_after_failure(block):
             if not waits(until_ms, self._clock.now_ms(), LONG_GROUP_MS_MAX):
-                raise Transient(f"the group takes longer than {LONG_GROUP_MS_MAX} ms; it is planned again")
+                raise Transient(f"writing the group takes longer than {LONG_GROUP_MS_MAX} ms; it is planned again")
             with suppress(Transient):  # the commit decides
                 if self._metadata.block(block.block_id).state is not BlockState.OPEN:
                     raise LeaseLost(f"block {block.block_id.hex()} was taken from this writer")
@@ -362,7 +365,7 @@ class StripeWriter:
         kill_point("writer.appended")
 
     def _compare(self, block: _OpenBlock, data: bytes) -> None:
-        """Read back what was appended last, if this writer does so. Raises Corrupt when it is not `data`, Transient."""
+        """Read back the last append, if this writer does so. Raise Corrupt if it is not `data`, Transient."""
         start = block.end * self._blocks.geometry.stripe_size - len(data)
         if self._options.read_back and self._blocks.read(block.block_id, start, len(data)) != data:
             raise Corrupt(
@@ -373,7 +376,7 @@ class StripeWriter:
     def _commit_moves(
         self, block: _OpenBlock, stripe_count: int, packables: Sequence[Packable], items: Sequence[GroupItem]
     ) -> frozenset[int]:
-        """Commit a group that was appended. Returns the ids of the objects that have moved."""
+        """Commit a group that was appended. Return the ids of the objects that have moved."""
         geometry, now_ms = self._blocks.geometry, self._clock.now_ms()
         start = block.stripes * geometry.stripe_size
         commit = GroupCommit(
@@ -398,7 +401,7 @@ class StripeWriter:
         return winners
 
     def _commit(self, commit: GroupCommit) -> frozenset[int]:
-        """Commit, and try again after Transient. If the outcome of a try is unknown, the rows show it."""
+        """Commit, and retry after Transient. If the outcome of a try is unknown, the rows show it."""
         for attempt in range(1, COMMIT_TRIES + 1):
             try:
                 return self._metadata.commit_group(commit)
@@ -468,6 +471,6 @@ def _written(
 
 
 def another_place_may_do(placement: Placement, error: NosError) -> bool:
-    """Whether another block may accept bytes that this one did not. False when there is no space or no other place, or
-    when Ceph has blocklisted this process."""
+    """Return whether another block may accept bytes that this one did not: not if there is no space or no other place,
+    or if Ceph has blocklisted this process."""
     return placement.alternatives and isinstance(error, Transient) and not isinstance(error, NoSpace | Blocklisted)
