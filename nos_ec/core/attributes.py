@@ -1,9 +1,9 @@
-"""Attributes of an object: what clients say of it besides its name and bytes, such as a content type, user metadata,
-tags, an expiry. They belong to one version of it. When they are changed, its row alone changes: names in blocks and
-labels of landing copies may tell older ones (docs/adr/0031).
+"""Attributes of an object: metadata that clients store with its name and bytes, such as a content type, user metadata,
+tags or an expiry. They belong to one version of it. A change of attributes changes only its row: names in blocks and
+labels of landing copies may have older ones (docs/adr/0031).
 
-Everything but this module, and what talks to clients, passes them on as bytes that it does not look into. No
-attributes are no bytes. Otherwise the bytes are one entry per attribute, in ascending order of the names' UTF-8:
+Everything except this module, and the code that talks to clients, passes them on as opaque bytes. No attributes are no
+bytes. Otherwise the bytes are one entry per attribute, in ascending order of the names' UTF-8:
 
     offset  size  entry
          0     1  bytes of the attribute's name, at least 1
@@ -21,14 +21,14 @@ from collections.abc import Mapping
 from nos_ec.core.errors import Corrupt, InvalidInput
 
 ATTRIBUTES_SIZE_MAX = 8192
-"""Bytes of all entries. With it the name record of one object fits into the smallest chunk, behind a header."""
+"""Bytes of all entries. With this limit, the name record of one object fits into the smallest chunk, after a header."""
 ATTRIBUTE_NAME_BYTES_MAX = 255
 
 _ENTRY = struct.Struct("<BH")
 
 
 def encode_attributes(attributes: Mapping[str, str]) -> bytes:
-    """Raises InvalidInput for what does not fit the format."""
+    """Return the bytes of these attributes. Raise InvalidInput if they do not fit the format."""
     pairs = sorted((_utf8(name, "name"), _utf8(value, f"value of {name!r}")) for name, value in attributes.items())
     for name, _ in pairs:
         if not 1 <= len(name) <= ATTRIBUTE_NAME_BYTES_MAX:
@@ -42,7 +42,8 @@ def encode_attributes(attributes: Mapping[str, str]) -> bytes:
 
 
 def decode_attributes(data: bytes) -> dict[str, str]:
-    """What `encode_attributes` took, in its order. Raises Corrupt, and nothing else, whatever the bytes are."""
+    """Return the attributes that `encode_attributes` took, in its order. Raise Corrupt, and nothing else, for any other
+    bytes."""
     found: dict[str, str] = {}
     if len(data) > ATTRIBUTES_SIZE_MAX:
         raise Corrupt(f"attributes: {len(data)} bytes")

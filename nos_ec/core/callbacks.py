@@ -1,7 +1,7 @@
-"""Functions that C code calls, and that lose what is raised in them.
+"""Functions that are called from C code, which swallows their exceptions.
 
-A signal that comes there must not raise KeyboardInterrupt: SQLite, for example, would report an error of the statement
-instead, and the interrupt would be lost. `cli/terminal/signals.py` raises it a moment later.
+A signal that arrives in one must not raise KeyboardInterrupt: SQLite, for example, would report an error of the
+statement instead, and the interrupt would be lost. `cli/terminal/signals.py` raises it a moment later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar
 _F = TypeVar("_F", bound=Callable[..., object])
 
 CALLED_BACK: set[CodeType] = set()
-"""The code of those functions. Added to when modules are loaded."""
+"""The code of these functions, added when their modules are loaded."""
 
 
 def called_back(function: _F) -> _F:

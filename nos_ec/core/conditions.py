@@ -1,6 +1,8 @@
-"""What must hold of the current version of an object for a PUT or DELETE to take effect.
+"""Conditions on the current version of an object under which a PUT or DELETE takes effect.
 
-It is judged on the row that the change locks, so of several changes that exclude each other only one takes effect."""
+A condition is checked on the row that the change locks. So of several changes that exclude each other, only one takes
+effect.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ MD5_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """modified_s, size: when the current version must have been stored, in seconds, and its bytes; only a DELETE asks
-    for them. md5: the MD5 that the current version must have (`If-Match`). None: there must be no current version
-    (`If-None-Match: *`). parts: of how many parts that version must be composed, of whose MD5s this is the MD5; None
-    for an object that is not composed. negated: it must be otherwise: another MD5 or no version (`If-None-Match`), or
-    for None any version (`If-Match: *`). A version in the trash is not current. An MD5 of another length is one that no
-    version has."""
+    """A condition on the current version. A version in the trash is not current.
+
+    `md5` is the MD5 that the current version must have (`If-Match`); None: there must be no current version
+    (`If-None-Match: *`). An MD5 of another length matches no version. `parts` is the number of parts of a composed
+    object, whose MD5s have this MD5; None for an object that is not composed. `negated`: the opposite must hold:
+    another MD5 or no version (`If-None-Match`), or, for None, any version (`If-Match: *`). `modified_s` and `size` are
+    the time in seconds when the current version must have been stored, and its bytes; only a DELETE uses them.
+    """
 
     md5: bytes | None
     parts: int | None = None
@@ -30,19 +34,19 @@ class Condition:
     def refusal(
         self, key: ObjectKey, current: tuple[bytes, int | None] | None, facts: tuple[int, int] | None = None
     ) -> NosError | None:
-        """Why the change must not take effect, or None if it may. current: MD5 and parts of the current version, or
-        None without one. facts: when it was stored, in seconds, and its size.
-        NotFound if it should have one and there is none; otherwise PreconditionFailed."""
+        """Return the error if the change must not take effect, or None. The error is NotFound if there is no version
+        but should be one, otherwise PreconditionFailed. `current` has the MD5 and parts of the current version, or is
+        None without one; `facts` has the time when it was stored, in seconds, and its size."""
         if (current == (None if self.md5 is None else (self.md5, self.parts))) is not self.negated:
             return self._refusal_of(key, facts)
         if current is None:
             return NotFound(f"object {key} does not exist", key=key)
         if self.md5 is None:
             return PreconditionFailed(f"object {key} exists already; nothing was changed", key=key)
-        found = _said(*current)
+        found = _etag_text(*current)
         if self.negated:
             return PreconditionFailed(f"object {key} has the MD5 {found}; nothing was changed", key=key)
-        wanted = _said(self.md5, self.parts)
+        wanted = _etag_text(self.md5, self.parts)
         return PreconditionFailed(f"object {key} has the MD5 {found} instead of {wanted}; nothing was changed", key=key)
 
     def _refusal_of(self, key: ObjectKey, facts: tuple[int, int] | None) -> NosError | None:
@@ -54,11 +58,11 @@ class Condition:
         return None
 
 
-def _said(md5: bytes, parts: int | None) -> str:
+def _etag_text(md5: bytes, parts: int | None) -> str:
     return md5.hex() if parts is None else f"{md5.hex()}-{parts}"
 
 
 ABSENT = Condition(None)
 """There must be no current version."""
 PRESENT = Condition(None, negated=True)
-"""There must be a current version, whatever it is."""
+"""There must be a current version; any one will do."""

@@ -5,15 +5,15 @@ ConfigError         the configuration does not fit (itself or the existing store
 NotFound            the requested object, block or copy does not exist
 NoSuchUpload        a NotFound error: the upload does not exist; it may have been completed or aborted
 Conflict            another process changed it first; read it again
-PreconditionFailed  the object is not as the caller said it must be; nothing was changed
+PreconditionFailed  the object does not meet the caller's condition; nothing was changed
 LeaseLost           this writer was fenced; stop writing
-Corrupt             bytes do not match their checksum, or are not of a known format
+Corrupt             bytes do not match their checksum, or have an unknown format
 Transient           may work later; retrying is safe unless the method's docstring says otherwise
-NoSpace             a Transient error: out of space until the operator or GC makes room
+NoSpace             a Transient error: out of space until the operator or GC frees some
 Blocklisted         a Transient error: the storage cluster refuses this process; start a new one
 TooLarge            a Transient error: the message log accepts no message of this size until its limit is raised
 
-Messages are for people. What a program wants to know about an error is its class and its attributes.
+Messages are for people. Programs use the class of an error and its attributes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Named(Protocol):
 class NosError(Exception):
     """Base of every error this package raises on purpose.
 
-    What it concerns, where that is known: key: the object. block_id: the block. landing_id: the landing copy. settings:
-    the dotted names of the settings to look at, or of a whole section.
+    Attributes name what it concerns, if known: the object (`key`), the block, the landing copy, and the dotted names of
+    the settings, or of a whole section, to check.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class NosError(Exception):
         self.settings = settings
 
     def facts(self) -> dict[str, Any]:
-        """What it concerns, for JSON: `bucket` and `name`, `block`, `landing`, `settings`; only what is known."""
+        """Return the known attributes for JSON: `bucket` and `name`, `block`, `landing`, `settings`."""
         facts: dict[str, Any] = {}
         if self.key is not None:
             facts |= {"bucket": self.key.bucket, "name": self.key.name}
@@ -70,7 +70,7 @@ class NosError(Exception):
 
 
 class InvalidInput(NosError):
-    """The caller's input is refused before anything is done; the message says what to do."""
+    """The caller's input is refused before anything is done; the message explains what to do."""
 
 
 class ConfigError(NosError):
@@ -82,11 +82,11 @@ class NotFound(NosError):
 
 
 class NoSuchUpload(NotFound):
-    """The multipart upload does not exist, or takes no parts any more."""
+    """The multipart upload does not exist, or accepts no more parts."""
 
 
 class Conflict(NosError):
-    """A compare-and-set lost, or an exclusive create found its target present."""
+    """A compare-and-set lost, or the target of an exclusive create already exists."""
 
 
 class PreconditionFailed(NosError):
@@ -105,8 +105,8 @@ class Transient(NosError):
     """A failure that may pass: time-outs, lost connections, too many shards unavailable."""
 
 
-FREE_SPACE = "delete objects (if there is a trash, `nos-ec trash empty` frees what is in it) and run GC"
-"""What to do about NoSpace, besides adding disks."""
+FREE_SPACE = "delete objects (if there is a trash, `nos-ec trash empty` deletes its contents) and run GC"
+"""How to resolve NoSpace without adding disks."""
 
 
 class NoSpace(Transient):

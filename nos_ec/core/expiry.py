@@ -1,11 +1,11 @@
-"""When the objects and uploads of a bucket expire: the rules of its lifecycle, and how they are stored.
+"""When the objects and uploads of a bucket expire: its lifecycle rules, and how they are stored.
 
 An object with several rules expires by the first that is due. Days are counted from its PUT and rounded up to the next
 midnight UTC, so that one walk a day finds all that has expired. Days of a noncurrent version are counted from when its
 successor was created, which may be a delete marker. Source: "Lifecycle configuration elements" of the S3 user guide. A
 day has `day_ms` milliseconds, so that tests need not wait for days.
 
-Stored is JSON, compressed with zlib, because the rules of a bucket are much alike.
+Rules are stored as JSON, compressed with zlib, because the rules of a bucket are much alike.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ RULES_MAX = 1_000
 NEWER_MAX = 100
 """How many noncurrent versions a rule can keep. Source: NoncurrentVersionExpiration of the S3 API reference."""
 TAGS_ATTRIBUTE = "s3:tags"
-"""The attribute of an object that has its tags, as in a query."""
+"""The attribute with the tags of an object, encoded as a query string."""
 _T = TypeVar("_T")
 _VERSION = 1
 _STORED_BYTES_MAX = 4 << 20
-"""Of the JSON. 1,000 rules with the longest prefixes and tags have less."""
+"""Limits the JSON. 1,000 rules with the longest prefixes and tags have less."""
 
 Tags = Callable[[], Mapping[str, str] | None]
-"""The tags of an object; None if they cannot be read, and then no rule that asks for tags applies."""
+"""Returns the tags of an object. If they cannot be read, it returns None, and no rule with tags applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class ExpiryRule:
     """One rule. It applies to objects whose name begins with `prefix`, that have all of `tags`, and whose size is more
     than `size_above` and less than `size_below`, in bytes.
 
-    days, date_ms: when they expire; at most one is set. abort_days: when uploads that nobody completes are aborted.
-    noncurrent_days: when noncurrent versions are deleted; newer_versions: how many of the newest ones are kept.
-    markers: whether delete markers are removed that are all that is left of their key; False says the same as None.
-    form: how a client has written the conditions, so that it gets them back alike; the gateway knows the words.
+    `days` and `date_ms` are when they expire; at most one is set. Unfinished uploads are aborted after `abort_days`.
+    Noncurrent versions are deleted after `noncurrent_days`, except the `newer_versions` newest ones. `markers`: remove
+    delete markers without other versions of their key; False means the same as None. `form` is how a client wrote the
+    conditions, so that it gets them back in the same form; the gateway knows the words.
     """
 
     rule_id: str
@@ -62,12 +62,12 @@ class ExpiryRule:
 
     @property
     def expires_objects(self) -> bool:
-        """Whether objects expire by it."""
+        """Return whether the rule expires objects."""
         return self.enabled and (self.days is not None or self.date_ms is not None)
 
 
 class Expiry(NamedTuple):
-    """When something expires, and the id of the rule that says so."""
+    """When something expires, and the id of the rule that decides it."""
 
     due_ms: int
     rule_id: str
@@ -83,8 +83,8 @@ class Overdue(NamedTuple):
 
 
 class BucketRules:
-    """The enabled rules of a bucket. A look-up costs a step for each length that a prefix has, and each rule that has a
-    matching one. Any number of threads may ask."""
+    """The enabled rules of a bucket. A look-up costs a step for each length of a prefix, and for each rule with a
+    matching one. Safe to call from several threads."""
 
     def __init__(self, rules: Iterable[ExpiryRule], day_ms: int = DAY_MS) -> None:
         self._day_ms = day_ms
@@ -95,7 +95,7 @@ class BucketRules:
         self._cleaning = _Prefixes(rule for rule in enabled if rule.markers)
 
     def expiry(self, name: str, size: int, tags: Tags, born_ms: int) -> Expiry | None:
-        """When an object expires that was PUT at `born_ms`; None for never."""
+        """Return when an object expires that was PUT at `born_ms`, or None for never."""
         found = [
             Expiry(self._due_ms(rule, born_ms), rule.rule_id)
             for rule in self._expiring.matching(name)
@@ -104,8 +104,8 @@ class BucketRules:
         return min(found, default=None)
 
     def overdue(self, name: str, size: int, tags: Tags, since_ms: int, newer: int, now_ms: int) -> Overdue | None:
-        """By what a version has expired that is noncurrent since `since_ms`, and older than `newer` other noncurrent
-        ones; None if it has not. size: in bytes; 0 for a delete marker."""
+        """Return why a version has expired that is noncurrent since `since_ms`, and older than `newer` other noncurrent
+        ones; None if it has not. `size` is in bytes, 0 for a delete marker."""
         midnight_ms = now_ms // self._day_ms * self._day_ms
         for rule in self._retiring.matching(name):
             latest_ms, kept = midnight_ms - (rule.noncurrent_days or 0) * self._day_ms, rule.newer_versions or 0
@@ -114,8 +114,8 @@ class BucketRules:
         return None
 
     def lone_marker(self, name: str, born_ms: int) -> Expiry | None:
-        """When a delete marker expires that was made at `born_ms` and is all that is left of its key; None for never.
-        It has no bytes and no tags: no rule that asks for tags applies to it."""
+        """Return when a delete marker expires that was made at `born_ms` and is the only version of its key; None for
+        never. It has no bytes and no tags, so no rule with tags applies to it."""
         found = [
             Expiry(self._due_ms(rule, born_ms), rule.rule_id)
             for rule in self._expiring.matching(name)
@@ -125,7 +125,7 @@ class BucketRules:
         return min(found, default=None)
 
     def abort(self, name: str, begun_ms: int) -> Expiry | None:
-        """When an upload is aborted that was begun at `begun_ms`; None for never."""
+        """Return when an upload is aborted that was begun at `begun_ms`; None for never."""
         found = [
             Expiry(_midnight(begun_ms + (rule.abort_days or 0) * self._day_ms, self._day_ms), rule.rule_id)
             for rule in self._aborting.matching(name)
@@ -133,12 +133,12 @@ class BucketRules:
         return min(found, default=None)
 
     def walked(self, now_ms: int) -> list[str]:
-        """The prefixes below which something can have expired, in the order of their UTF-8 bytes. None begins with
-        another one, so that no name is looked at twice."""
+        """Return the prefixes under which objects can have expired, in the order of their UTF-8 bytes. No prefix begins
+        with another one, so that each name is visited once."""
         return _outermost(self._expiring_now(now_ms))
 
     def walked_with_versions(self, now_ms: int) -> list[str]:
-        """The same, in a bucket with versions."""
+        """Return the same for a bucket with versions."""
         return _outermost([*self._expiring_now(now_ms), *self._retiring.rules, *self._cleaning.rules])
 
     def _expiring_now(self, now_ms: int) -> Iterator[str]:
@@ -147,7 +147,7 @@ class BucketRules:
                 yield prefix
 
     def aborted(self) -> list[str]:
-        """The same of uploads."""
+        """Return the same for uploads."""
         return _outermost(self._aborting.rules)
 
     def _due_ms(self, rule: ExpiryRule, born_ms: int) -> int:
@@ -158,7 +158,7 @@ class BucketRules:
 
 
 def tags_of(attributes: bytes) -> Mapping[str, str] | None:
-    """The tags among the attributes of an object; None if they are damaged."""
+    """Return the tags among the attributes of an object, or None if they are damaged."""
     try:
         return dict(parse_qsl(decode_attributes(attributes).get(TAGS_ATTRIBUTE, ""), keep_blank_values=True))
     except (Corrupt, ValueError):
@@ -166,21 +166,22 @@ def tags_of(attributes: bytes) -> Mapping[str, str] | None:
 
 
 def encode_rules(rules: Sequence[ExpiryRule], transition_minimum: str | None = None) -> bytes:
-    """As a bucket has them. transition_minimum: a word that is kept for clients; no rule depends on it."""
-    said = [{name: value for name, value in asdict(rule).items() if value is not None} for rule in rules]
-    data: dict[str, Any] = {"version": _VERSION, "rules": said}
+    """Return the stored form of the rules of a bucket. `transition_minimum` is a word that is kept for clients; no rule
+    depends on it."""
+    stored = [{name: value for name, value in asdict(rule).items() if value is not None} for rule in rules]
+    data: dict[str, Any] = {"version": _VERSION, "rules": stored}
     if transition_minimum is not None:
         data["transition_minimum"] = transition_minimum
     return zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)
 
 
 def decode_rules(body: bytes) -> list[ExpiryRule]:
-    """What `encode_rules` made these bytes of. Raises Corrupt for any others."""
+    """Return the rules that `encode_rules` encoded. Raise Corrupt for any other bytes."""
     return _decoded(body, lambda data: [_rule(one) for one in data["rules"]])
 
 
 def transition_minimum_of(body: bytes) -> str | None:
-    """Return the word that was passed to `encode_rules` with these rules. Raises Corrupt."""
+    """Return the word that was passed to `encode_rules` with these rules. Raise Corrupt."""
     return _decoded(body, lambda data: str(data["transition_minimum"]) if "transition_minimum" in data else None)
 
 
@@ -221,7 +222,7 @@ def _rule(data: dict[str, Any]) -> ExpiryRule:
 
 
 def _midnight(time_ms: int, day_ms: int) -> int:
-    """The next one, or this one."""
+    """Return the next midnight, or the time itself if it is one."""
     return -(-time_ms // day_ms) * day_ms
 
 
@@ -235,7 +236,7 @@ class _Prefixes:
         self._lengths = sorted(set(map(len, self.rules)))
 
     def matching(self, name: str) -> Iterable[ExpiryRule]:
-        """Those with which a name begins."""
+        """Yield the rules whose prefix the name begins with."""
         for length in self._lengths:
             if length > len(name):
                 break

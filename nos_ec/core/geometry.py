@@ -1,8 +1,8 @@
 """The shape of stripes and blocks. A value, never a constant in code.
 
-chunk   = chunk_size bytes, what one shard (OSD) holds of one stripe
+chunk   = chunk_size bytes, the part of one stripe on one shard (OSD)
 stripe  = k chunks of data (the store adds m coding chunks)
-group   = 1 .. stripes_per_block stripes behind one header, written at most stripes_per_group_max at a time
+group   = 1 .. stripes_per_block stripes after one header, written at most stripes_per_group_max at a time
 block   = up to stripes_per_block stripes, one object of the erasure-coded store
 """
 
@@ -16,7 +16,7 @@ from nos_ec.core.ratios import ratio
 PAGE = 4096
 """Bytes. The sizes of headers and chunks are multiples of it. It is the allocation unit of BlueStore."""
 
-# The limits of a geometry. Settings accept the same, and a header outside them is not one of ours (docs/FORMAT.md).
+# The limits of a geometry. Settings have the same limits, and a header outside them is not valid (docs/FORMAT.md).
 K_MAX = 32
 M_MAX = 8
 CHUNK_SIZE_MIN = 4 * PAGE
@@ -28,7 +28,7 @@ BLOCK_SIZE_MAX = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Geometry of an erasure-coded store. Raises ConfigError when a field is out of range.
+    """Geometry of an erasure-coded store. Raises ConfigError if a field is out of range.
 
     The default is 8+3 with 128 KiB chunks: 1 MiB stripes, written up to 4 MiB at a time, blocks of up to 32 MiB.
     """
@@ -60,30 +60,30 @@ class Geometry:
 
     @property
     def stripe_size(self) -> int:
-        """User-visible bytes of one stripe: k chunks."""
+        """Return the user-visible bytes of one stripe: k chunks."""
         return self.k * self.chunk_size
 
     @property
     def block_size(self) -> int:
-        """Bytes of a full block, coding chunks not counted."""
+        """Return the bytes of a full block, without coding chunks."""
         return self.stripes_per_block * self.stripe_size
 
     @property
     def group_size_max(self) -> int:
-        """Bytes of a group that are written at a time, at most. No packed object is larger."""
+        """Return the most bytes of a group that are written at a time. No packed object is larger."""
         return self.stripes_per_group_max * self.stripe_size
 
     def raw_bytes(self, stripes: int) -> int:
-        """Bytes that `stripes` stripes take on all shards: k + m chunks each."""
+        """Return the bytes that `stripes` stripes take on all shards: k + m chunks each."""
         return stripes * (self.k + self.m) * self.chunk_size
 
     def share(self, size_bytes: int, stripes: int) -> float | None:
-        """The share of `stripes` stripes that `size_bytes` bytes take: for user bytes, the utilisation. None without
-        stripes."""
+        """Return the share of `stripes` stripes that `size_bytes` bytes take: for user bytes, the utilisation. None
+        without stripes."""
         return ratio(size_bytes, stripes * self.stripe_size)
 
     def stripes_for(self, size_bytes: int) -> int:
-        """Stripes needed to hold `size_bytes`."""
+        """Return the stripes needed to hold `size_bytes`."""
         return -(-size_bytes // self.stripe_size)
 
     def windows_for(self, stripes: int) -> int:
@@ -95,16 +95,16 @@ class Geometry:
         return self.chunks_touched(offset, length) > self.chunks_touched(0, length)
 
     def chunks_touched(self, offset: int, length: int) -> int:
-        """Number of chunks that the range [offset, offset + length) of a block overlaps."""
+        """Return the number of chunks that the range [offset, offset + length) of a block overlaps."""
         if length == 0:
             return 0
         return (offset + length - 1) // self.chunk_size - offset // self.chunk_size + 1
 
     def shards_touched(self, offset: int, length: int) -> int:
-        """Return the number of shards that hold the range [offset, offset + length) of a block: how many are read."""
+        """Return the number of shards to read for the range [offset, offset + length) of a block."""
         return min(self.k, self.chunks_touched(offset, length))
 
 
 def is_chunk_size(size_bytes: int) -> bool:
-    """Whether chunks may have this size: whole pages, within the limits."""
+    """Return whether chunks may have this size: whole pages, within the limits."""
     return CHUNK_SIZE_MIN <= size_bytes <= CHUNK_SIZE_MAX and size_bytes % PAGE == 0

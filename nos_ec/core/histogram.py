@@ -1,4 +1,4 @@
-"""Counts values by size, to show what a mean would hide."""
+"""Counts values by size, to show the distribution that a mean would hide."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 
 class Histogram:
-    """How many values were at most each bound, and their sum.
+    """Counts how many values were at most each bound, and their sum.
 
     One thread adds. Others may read at any time; at worst they see a sum that is one value ahead of the counts.
     """
@@ -18,7 +18,7 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         """`bounds` are inclusive upper bounds in rising order. One more bucket counts the values above the last.
 
-        Raises ValueError when the bounds do not rise.
+        Raise ValueError if the bounds do not rise.
         """
         if not bounds or any(low >= high for low, high in pairwise(bounds)):
             raise ValueError(f"bounds {list(bounds)}: give at least one, in rising order")
@@ -28,7 +28,7 @@ class Histogram:
 
     @classmethod
     def of(cls, bounds: Sequence[float], counts: Sequence[int], total: float) -> Histogram:
-        """One that has counted this: as `bounds`, `counts` and `sum` say. Raises ValueError when they do not fit."""
+        """Return a histogram with these `bounds`, `counts` and `sum`. Raise ValueError if they do not fit."""
         made = cls(bounds)
         if len(counts) != len(made._counts):
             raise ValueError(f"{len(counts)} counts for {len(bounds)} bounds")
@@ -36,7 +36,7 @@ class Histogram:
         return made
 
     def plus(self, other: Histogram) -> Histogram:
-        """Another one that has counted what both have. Raises ValueError when their bounds differ."""
+        """Return the sum of two histograms. Raise ValueError if their bounds differ."""
         if self.bounds != other.bounds:
             raise ValueError(f"bounds {list(self.bounds)} and {list(other.bounds)}: cannot be added")
         counts = [mine + theirs for mine, theirs in zip(self._counts, other._counts, strict=True)]
@@ -49,9 +49,9 @@ class Histogram:
 
     @property
     def counts(self) -> list[int]:
-        """Values in each bucket: one bucket per bound, then one for the values above all bounds."""
+        """Return the values in each bucket: one bucket per bound, then one for the values above all bounds."""
         return list(self._counts)
 
     def cumulative(self) -> list[int]:
-        """Number of values up to each bound, then the number of all values."""
+        """Return the number of values up to each bound, then the number of all values."""
         return list(accumulate(self._counts))

@@ -14,9 +14,9 @@ NAME_BYTES_MAX = 1024
 """Bytes of UTF-8; the same limit as an S3 object key."""
 
 RESERVED_BUCKET = ".nos_ec"
-"""Holds what the store keeps for itself, such as dumps of its metadata. Clients may read it and delete from it."""
+"""The bucket for the store's own data, such as dumps of its metadata. Clients may read it and delete from it."""
 ACCESS_BUCKET = ".nos_ec.access"
-"""Hidden: holds a record of each bucket and access key that was changed (nos_ec.engine.dump.access_records)."""
+"""Hidden: has a record of each bucket and access key that was changed (nos_ec.engine.dump.access_records)."""
 
 BlockId = NewType("BlockId", bytes)
 """16 bytes, unique forever; blocks are never renamed and ids never reused."""
@@ -32,38 +32,40 @@ _ID_BYTES = 16
 SEGMENT_ID_BYTES = 8
 _OF_LOG = 1 << (8 * _TIME_BYTES - 1)
 LOGS_MAX = 1 << 10
-"""Logs that a store may have at a time: one or two for each process that PUTs."""
+"""The most logs of a store at a time: one or two for each process that PUTs."""
 EPOCHS = 1 << 6
-"""Epochs that the id of a segment distinguishes."""
+"""Epochs that the id of a segment can distinguish."""
 RECORD_ALIGN = 8
 """Records of the landing log begin at multiples of this many bytes."""
 
 
 def timed_id(now_ms: int, rest: bytes) -> bytes:
-    """An id that begins with its time, so that ids of about the same time lie together in an index (as in a ULID).
+    """Return an id that begins with its time, so that ids of about the same time are close together in an index (as in
+    a ULID).
 
-    now_ms: Unix milliseconds. rest: 10 random bytes.
+    `now_ms` is in Unix milliseconds. `rest` are 10 random bytes.
     """
     return now_ms.to_bytes(_TIME_BYTES, "big") + rest
 
 
 def time_of(timed: bytes) -> int:
-    """The time that an id of `timed_id` begins with; for a record, when its segment was opened. Unix milliseconds."""
+    """Return the time at the beginning of an id from `timed_id`, in Unix milliseconds; for a record, when its segment
+    was opened."""
     return int.from_bytes(timed[:_TIME_BYTES], "big") & ~_OF_LOG
 
 
 def timed_ids_between(first_ms: int, last_ms: int) -> tuple[bytes, bytes]:
-    """The first and the last id that `timed_id` makes from `first_ms` to `last_ms`, both included."""
+    """Return the first and the last id that `timed_id` makes from `first_ms` to `last_ms`, both included."""
     rest = _ID_BYTES - _TIME_BYTES
     return timed_id(max(0, first_ms), bytes(rest)), timed_id(last_ms, b"\xff" * rest)
 
 
 def new_segment_id(opened_ms: int, log: int, epoch: int = 0) -> SegmentId:
-    """The id of a segment: 1 bit that is set, 47 bits for the time, 6 for the epoch, 10 for the log, big-endian.
+    """Return the id of a segment: 1 bit that is set, 47 bits for the time, 6 for the epoch, 10 for the log, big-endian.
 
-    opened_ms: Unix milliseconds; must rise from segment to segment of a lease. log: the number of the log, below
-    LOGS_MAX. epoch: that of the lease of the log, of which the lowest 6 bits count. They tell segments apart that were
-    opened in the same millisecond under another lease of that log, say after the clock was set back.
+    `opened_ms`, in Unix milliseconds, must rise from segment to segment of a lease. `log` is the number of the log,
+    below LOGS_MAX. The lowest 6 bits of `epoch`, the epoch of the log's lease, distinguish segments that were opened in
+    the same millisecond under another lease of that log, for example after the clock was set back.
     """
     assert 0 <= log < LOGS_MAX, f"log {log}"
     lease = epoch % EPOCHS * LOGS_MAX + log
@@ -71,42 +73,42 @@ def new_segment_id(opened_ms: int, log: int, epoch: int = 0) -> SegmentId:
 
 
 def log_of(segment: SegmentId) -> int:
-    """The number of the log that a segment belongs to."""
+    """Return the number of the log that a segment belongs to."""
     return int.from_bytes(segment[_TIME_BYTES:], "big") % LOGS_MAX
 
 
 def record_id(segment: SegmentId, offset: int, nonce: bytes) -> LandingId:
-    """The id of a record. offset: where it begins in its segment, a multiple of RECORD_ALIGN. nonce: 4 random bytes, so
-    that an id never names another record, even where a place is used again."""
+    """Return the id of a record. `offset`, where it begins in its segment, is a multiple of RECORD_ALIGN. `nonce` has 4
+    random bytes, so that an id never names another record, even if the place is used again."""
     place, rest = divmod(offset, RECORD_ALIGN)
     assert not rest, f"a record at {offset}"
     return LandingId(segment + place.to_bytes(4, "big") + nonce)
 
 
 def record_ids_between(first_ms: int, last_ms: int) -> tuple[LandingId, LandingId]:
-    """The first and the last id that a record can have whose segment was opened from `first_ms` to `last_ms`, both
+    """Return the first and the last id of records in segments that were opened from `first_ms` to `last_ms`, both
     included."""
     first, last = new_segment_id(max(0, first_ms), 0), new_segment_id(last_ms, LOGS_MAX - 1, EPOCHS - 1)
     return ids_in_segment(first)[0], ids_in_segment(last)[1]
 
 
 def in_log(landing_id: LandingId) -> bool:
-    """Whether the copy is a record of the landing log; otherwise the landing store keeps it."""
+    """Return whether the copy is a record of the landing log; otherwise it is in the landing store."""
     return landing_id[0] >= 0x80
 
 
 def segment_of(landing_id: LandingId) -> SegmentId:
-    """The segment that the record lies in."""
+    """Return the segment of the record."""
     return SegmentId(landing_id[:SEGMENT_ID_BYTES])
 
 
 def record_offset(landing_id: LandingId) -> int:
-    """Where the record begins in its segment, in bytes."""
+    """Return where the record begins in its segment, in bytes."""
     return int.from_bytes(landing_id[SEGMENT_ID_BYTES : SEGMENT_ID_BYTES + 4], "big") * RECORD_ALIGN
 
 
 def ids_in_segment(segment: SegmentId) -> tuple[LandingId, LandingId]:
-    """The first and the last id that a record of the segment can have."""
+    """Return the first and the last id that a record of the segment can have."""
     rest = _ID_BYTES - SEGMENT_ID_BYTES
     return LandingId(segment + bytes(rest)), LandingId(segment + b"\xff" * rest)
 
@@ -134,7 +136,7 @@ class ObjectKey:
 
     @property
     def md5(self) -> bytes:
-        """16 bytes: the MD5 of `bucket/name`, as headers carry it. A hint, never a proof of identity."""
+        """Return the MD5 of `bucket/name`, 16 bytes, as headers contain it. A hint, never a proof of identity."""
         return hashlib.md5(f"{self.bucket}/{self.name}".encode(), usedforsecurity=False).digest()
 
     def __str__(self) -> str:
@@ -143,7 +145,7 @@ class ObjectKey:
 
 @lru_cache(maxsize=1024)
 def _check_bucket(bucket: str) -> None:
-    """The objects of a listing, or of a message, mostly have one bucket."""
+    """Check a bucket's name. Cached, because the objects of a listing, or of a message, mostly share one bucket."""
     encoded = _utf8("bucket", bucket, BUCKET_BYTES_MAX)
     if b"/" in encoded or bucket in (".", ".."):
         raise InvalidInput(f"bucket {bucket!r}: use a name without '/', and not '.' or '..'")
@@ -165,7 +167,7 @@ def _utf8(what: str, text: str, bytes_max: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Extent:
-    """Where an object's bytes are: `length` bytes from `offset` on in a block (both in bytes)."""
+    """Where an object's bytes are: `length` bytes from `offset` in a block (both in bytes)."""
 
     block_id: BlockId
     offset: int

@@ -1,8 +1,8 @@
 """Named places in the write paths where a test can kill the process, to prove that every step is crash-safe.
 
-`NOS_EC_KILL_AT=name` kills the process with SIGKILL when it first passes that point; `name:3` kills it at the
-third pass. When the variable is unset (always, in production), a kill point costs one comparison. Reading the
-environment once, at import, is the one impurity of this package; the crash matrix runs each case in its own process.
+`NOS_EC_KILL_AT=name` kills the process with SIGKILL when it first passes that point; `name:3` kills it at the third
+pass. When the variable is unset (always, in production), a kill point costs one comparison. Reading the environment
+once, at import, is the one impurity of this package; the crash matrix runs each case in its own process.
 """
 
 from __future__ import annotations

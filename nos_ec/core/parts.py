@@ -1,9 +1,9 @@
-"""Objects that are composed of parts (S3's multipart uploads).
+"""Objects composed of parts (S3's multipart uploads).
 
-A part is an object of its own, in a bucket that belongs to the bucket of the upload and that nobody sees. The composed
-object is one, too: its bytes are the manifest, which lists the parts, and an attribute says what it is composed of. So
-landing, packing, GC, scrub and the rebuilding of metadata treat all of them as what they are, ordinary objects, and no
-byte of a part is copied when its upload is completed (docs/adr/0032).
+A part is an object in a hidden bucket that belongs to the bucket of the upload. The composed object is an object, too:
+its bytes are the manifest, which lists the parts, and an attribute describes the composition. So landing, packing, GC,
+scrub and the rebuilding of metadata treat all of them as ordinary objects, and no byte of a part is copied when its
+upload is completed (docs/adr/0032).
 
 Manifest, little-endian:
 
@@ -31,14 +31,14 @@ from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.ids import BUCKET_BYTES_MAX, ObjectKey
 
 UploadId = NewType("UploadId", bytes)
-"""16 bytes, unique forever, as of `timed_id`."""
+"""16 bytes, unique forever, made by `timed_id`."""
 
 PARTS_MAX = 10_000
 PARTS_BUCKET = ".nos_ec.parts."
-"""What the buckets of parts begin with. Behind it is the bucket of the upload, so that parts are packed near objects of
-that bucket, which live as long."""
+"""Prefix of the names of the buckets of parts. The bucket of the upload follows, so that parts are packed near objects
+of that bucket, which live about as long."""
 RESERVED_ATTRIBUTES = "nos_ec:"
-"""What attributes begin with that belong to the store."""
+"""Prefix of the names of attributes that belong to the store."""
 _COMPOSITION = "nos_ec:parts"
 _ID = re.compile("[0-9a-f]{32}")
 _MAGIC = b"NOSECMP1"
@@ -48,8 +48,8 @@ _PART = struct.Struct("<HQI")
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """What the row of a composed object says of it. size, crc32c: of the bytes of all parts. parts: their number. md5:
-    the MD5 of their MD5s, which S3 makes the ETag of."""
+    """The composition of an object, as in its row: the upload, the size and CRC32C of the bytes of all parts, the
+    number of parts, and the MD5 of their MD5s, from which S3 makes the ETag."""
 
     upload_id: UploadId
     size: int
@@ -60,7 +60,7 @@ class Composition:
 
 @dataclass(frozen=True, slots=True)
 class ManifestPart:
-    """number: 1 to PARTS_MAX, as in the name of the part. size: bytes."""
+    """A part: its number, 1 to PARTS_MAX, as in its name, its size in bytes and its CRC32C."""
 
     number: int
     size: int
@@ -74,23 +74,23 @@ class Manifest:
     upload_id: UploadId
     parts: Sequence[ManifestPart]
     starts: Sequence[int] = field(init=False, compare=False, repr=False)
-    """Where each part begins in the object, and at last the size of the object."""
+    """Where each part begins in the object, followed by the size of the object."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "starts", list(accumulate((part.size for part in self.parts), initial=0)))
 
     @property
     def size(self) -> int:
-        """Bytes of the object."""
+        """Return the bytes of the object."""
         return self.starts[-1]
 
     def index_at(self, offset: int) -> int:
-        """The index of the part that has the byte at `offset`, which must be below `size`."""
+        """Return the index of the part with the byte at `offset`, which must be below `size`."""
         return bisect_right(self.starts, offset) - 1
 
 
 def parts_bucket(bucket: str) -> str:
-    """The bucket of the parts of uploads into `bucket`. Raises InvalidInput for a name that is too long."""
+    """Return the bucket of the parts of uploads into `bucket`. Raise InvalidInput if its name is too long."""
     name = PARTS_BUCKET + bucket
     if len(name.encode()) > BUCKET_BYTES_MAX:
         raise InvalidInput(
@@ -101,27 +101,27 @@ def parts_bucket(bucket: str) -> str:
 
 
 def is_parts_bucket(bucket: str) -> bool:
-    """Whether the bucket is one that `parts_bucket` returns."""
+    """Return whether the bucket is a result of `parts_bucket`."""
     return bucket.startswith(PARTS_BUCKET)
 
 
 def parts_prefix(upload_id: UploadId) -> str:
-    """What the names of the parts of an upload begin with."""
+    """Return the prefix of the names of the parts of an upload."""
     return upload_id.hex() + "/"
 
 
 def part_key(bucket: str, upload_id: UploadId, number: int) -> ObjectKey:
-    """The key of a part. bucket: that of the upload. Names are in the order of the numbers."""
+    """Return the key of a part. `bucket` is that of the upload. Names are in the order of the numbers."""
     return ObjectKey(parts_bucket(bucket), f"{parts_prefix(upload_id)}{number:05}")
 
 
 def part_number(key: ObjectKey) -> int:
-    """The number in the key of a part."""
+    """Return the number in the key of a part."""
     return int(key.name.rpartition("/")[2])
 
 
 def upload_of_part(key: ObjectKey) -> UploadId | None:
-    """The upload that an object is a part of; None for one that is no part."""
+    """Return the upload of a part, or None for an object that is not a part."""
     text, slash, _ = key.name.partition("/")
     if not is_parts_bucket(key.bucket) or not slash or not _ID.fullmatch(text):
         return None
@@ -129,13 +129,13 @@ def upload_of_part(key: ObjectKey) -> UploadId | None:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """See the module."""
+    """Return the bytes of a manifest (format above)."""
     head = _HEAD.pack(_MAGIC, len(manifest.parts), manifest.upload_id)
     return head + b"".join([_PART.pack(part.number, part.size, part.crc32c) for part in manifest.parts])
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """What `encode_manifest` took. Raises Corrupt, and nothing else, whatever the bytes are."""
+    """Return the manifest that `encode_manifest` encoded. Raise Corrupt, and nothing else, for any other bytes."""
     if len(data) < _HEAD.size:
         raise Corrupt(f"manifest: {len(data)} bytes")
     magic, count, upload_id = _HEAD.unpack_from(data)
@@ -149,19 +149,20 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def composed(attributes: Mapping[str, str], composition: Composition) -> bytes:
-    """The attributes of a composed object, which a user gave these. Raises InvalidInput if they are too many."""
+    """Return the attributes of a composed object with these attributes of its user. Raise InvalidInput if they are too
+    many."""
     crc32c = f"{composition.crc32c:08x}"
     fields = [composition.upload_id.hex(), str(composition.size), crc32c, str(composition.parts), composition.md5.hex()]
     return encode_attributes({**attributes, _COMPOSITION: " ".join(fields)})
 
 
 def composition_of(attributes: bytes) -> Composition | None:
-    """What an object is composed of; None for one that is not. Raises Corrupt."""
+    """Return the composition of an object, or None if it is not composed. Raise Corrupt."""
     if _COMPOSITION.encode() not in attributes:
         return None
     text = decode_attributes(attributes).get(_COMPOSITION)
     if text is None:
-        return None  # it is in a value
+        return None  # the text is in a value
     try:
         upload_id, size, crc32c, parts, md5 = text.split(" ")
         of_upload = UploadId(bytes.fromhex(upload_id))
@@ -174,19 +175,19 @@ def composition_of(attributes: bytes) -> Composition | None:
 
 
 def require_space(attributes: Mapping[str, str]) -> None:
-    """Raises InvalidInput if an object could not have these attributes besides those of any composition."""
+    """Raise InvalidInput if an object could not have these attributes in addition to those of any composition."""
     composed(attributes, Composition(UploadId(bytes(16)), 2**63 - 1, 0, PARTS_MAX, bytes(16)))
 
 
 def users_attributes(attributes: bytes) -> dict[str, str]:
-    """Those that belong to users. Raises Corrupt."""
+    """Return the attributes that belong to users. Raise Corrupt."""
     found = decode_attributes(attributes)
     return {name: value for name, value in found.items() if not name.startswith(RESERVED_ATTRIBUTES)}
 
 
 def with_stores_attributes(given: bytes, current: bytes) -> bytes:
-    """The attributes that a user gives a version, with those that the store has given it. Raises InvalidInput for
-    attributes that belong to the store, or if they are too many."""
+    """Return the attributes that a user gives a version, together with the store's own in `current`. Raise InvalidInput
+    for given attributes that belong to the store, or if they are too many."""
     refuse_reserved(given)
     if RESERVED_ATTRIBUTES.encode() not in current:
         return given
@@ -195,7 +196,7 @@ def with_stores_attributes(given: bytes, current: bytes) -> bytes:
 
 
 def refuse_reserved(given: bytes) -> None:
-    """Raises InvalidInput for attributes that belong to the store."""
+    """Raise InvalidInput for attributes that belong to the store."""
     if RESERVED_ATTRIBUTES.encode() in given:
         for name in decode_attributes(given):
             if name.startswith(RESERVED_ATTRIBUTES):

@@ -1,11 +1,11 @@
-"""Chooses the place of the next block from what is known about the cluster.
+"""Chooses the place of the next block from the known state of the cluster.
 
-A block's id decides in which placement group of the pool it lies (object_hash.py); a group lies on k + m OSDs. So a
-writer chooses a place by drawing a few ids and keeping the best. This needs no directory and no coordination. Writers
-with different information at worst choose worse places.
+A block's id determines its placement group in the pool (adapters/rados/placement/object_hash.py); a group is on k + m
+OSDs. So a writer chooses a place by drawing a few ids and keeping the best. This needs no directory and no
+coordination. Writers with different information at worst choose worse places.
 
 The order, best first:
-  CLEAN     active and clean, every OSD of it up, none nearly full
+  CLEAN     active and clean, all its OSDs up, none nearly full
   DEGRADED  takes writes, but OSDs are missing, data moves, or an OSD is nearly full: fewest missing first
   FULL      an OSD is full: Ceph refuses writes there
   INACTIVE  operations would wait until OSDs come back
@@ -28,7 +28,7 @@ CANDIDATES = 8
 fill the OSDs more evenly (docs/MEASUREMENTS.md)."""
 
 NO_OSD = 0x7FFFFFFF
-"""What Ceph reports in place of an OSD that an erasure-coded group lacks."""
+"""Ceph reports this number for a missing OSD of an erasure-coded group."""
 
 _WRITABLE = "active"
 _CLEAN = "clean"
@@ -50,7 +50,7 @@ class Fullness(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Osd:
-    """One OSD. fill_ratio: used / capacity. An OSD that is not `is_in` is being emptied."""
+    """One OSD. `fill_ratio` is used / capacity. An OSD that is not `is_in` is being emptied."""
 
     is_up: bool
     is_in: bool
@@ -70,7 +70,7 @@ class GroupState(StrEnum):
     """How much of the data of a placement group is where it should be; better first."""
 
     COMPLETE = "complete"
-    """On all OSDs that it should be on."""
+    """The data is on all the OSDs where it should be."""
     DEGRADED = "degraded"
     """The group has all its OSDs, but some data is still missing on some of them, or differs between them."""
     UNDERSIZED = "undersized"
@@ -80,7 +80,7 @@ class GroupState(StrEnum):
 
 
 def group_state(group: Group) -> GroupState:
-    """The state of a group by its words."""
+    """Return the state of a group according to its words."""
     if _WRITABLE not in group.words or _STALE in group.words:
         return GroupState.INACTIVE
     if "undersized" in group.words or NO_OSD in group.acting:
@@ -90,10 +90,10 @@ def group_state(group: Group) -> GroupState:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMap:
-    """What is known about a pool: its groups by number, and the OSDs they lie on.
+    """The known state of a pool: its groups by number, and their OSDs.
 
-    group_count: groups that object names are spread over (`pg_num`). writable_min: how many OSDs of a group must be
-    up for it to take writes (`min_size`).
+    `group_count` is the number of groups that object names are spread over (`pg_num`). A group takes writes while at
+    least `writable_min` of its OSDs are up (`min_size`).
     """
 
     group_count: int
@@ -104,7 +104,7 @@ class ClusterMap:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A block id that may be used, and the placement group it would lie in."""
+    """A block id that may be used, and its placement group."""
 
     block_id: BlockId
     group: int
@@ -121,7 +121,7 @@ class Grade(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Condition:
-    """The condition of a place. Comparable; smaller is better. missing: OSDs that it should have but lacks."""
+    """The condition of a place. Comparable; smaller is better. `missing` counts OSDs that it should have but lacks."""
 
     grade: Grade
     missing: int
@@ -129,8 +129,8 @@ class Condition:
     """Fill ratios of its OSDs that are up, the fullest first."""
 
     def worse_than(self, earlier: Condition) -> bool:
-        """Whether the grade is worse than before or more OSDs are missing. Becoming fuller within a grade does not
-        count."""
+        """Return whether the grade is worse than before or more OSDs are missing. Becoming fuller within a grade does
+        not count."""
         return (self.grade, self.missing) > (earlier.grade, earlier.missing)
 
 
@@ -138,7 +138,7 @@ UNKNOWN = Condition(Grade.DEGRADED, 0, ())
 
 
 def condition(cluster: ClusterMap, group: int) -> Condition:
-    """The condition of a group. OSD states take precedence over the group's own words, which change later."""
+    """Return the condition of a group. OSD states take precedence over the group's own words, which change later."""
     found = cluster.groups.get(group)
     if found is None:
         return UNKNOWN
@@ -162,9 +162,9 @@ def _grade(words: frozenset[str], osds: Sequence[Osd], missing: int, writable_mi
 
 
 def choose(cluster: ClusterMap, candidates: Sequence[Place]) -> Place | None:
-    """The best candidate, or the first of several equals. None when all of them are known to be inactive.
+    """Return the best candidate, or the first of several equals; None if all are known to be inactive.
 
-    Draw the candidates at random, so that equals are chosen at random. Raises ValueError without candidates (a bug).
+    Draw the candidates at random, so that equals are chosen at random. Raise ValueError without candidates (a bug).
     """
     if not candidates:
         raise ValueError("no candidates to choose from")

@@ -1,4 +1,4 @@
-"""Runs: ranges that lie close together, read as one."""
+"""Joins ranges that are close together into runs, which are read with one operation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 RUN_BYTES_MAX = 4 << 20
-"""The usual limit of a run: long enough that an operation costs little beside its bytes, and small in memory."""
+"""The usual limit of a run: long enough that an operation costs little compared with its bytes, and small in memory."""
 
 Piece = TypeVar("Piece", bytes, memoryview)
 Range = tuple[int, int]
@@ -16,7 +16,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class MergedRange:
-    """`length` bytes from `offset` on, in which several ranges lie. ranges: for each its index in the caller's list,
+    """`length` bytes from `offset`, which contain several ranges. `ranges` has for each its index in the caller's list,
     and its offset in the run."""
 
     offset: int
@@ -25,11 +25,11 @@ class MergedRange:
 
 
 def merged_ranges(ranges: Sequence[Range], gap_max: int, bytes_max: int = RUN_BYTES_MAX) -> list[MergedRange]:
-    """Join ranges, in any order, into runs in order of offset. Each range lies in exactly one run.
+    """Join ranges, in any order, into runs in order of offset. Each range is in exactly one run.
 
-    Two neighbours are joined when at most `gap_max` bytes lie between them and the run stays within `bytes_max`. Ranges
-    may overlap. A range longer than `bytes_max` is a run of its own, or with what lies inside it. Raises ValueError for
-    a range with a negative number.
+    Two neighbours are joined if at most `gap_max` bytes are between them and the run stays within `bytes_max`. Ranges
+    may overlap. A range longer than `bytes_max` is a run of its own, together with ranges inside it. Raise ValueError
+    for a range with a negative number.
     """
     for offset, length in ranges:
         if offset < 0 or length < 0:
@@ -55,9 +55,9 @@ def _runs(ranges: Sequence[Range], gap_max: int, bytes_max: int) -> Iterator[Mer
 
 
 def cut_ranges(ranges: Sequence[Range], runs: Sequence[MergedRange], found: Iterable[Piece]) -> list[Piece]:
-    """The bytes of each range, from those of the runs: views of these, if they are views. Bytes past the end of a run
-    that was read short are missing in its ranges as well. When `found` reads as it goes, one run is in memory besides
-    what the ranges hold."""
+    """Return the bytes of each range, cut out of the bytes of the runs; views of them if they are views. If a run was
+    read short, the bytes past its end are missing in its ranges as well. If `found` is read lazily, one run is in
+    memory at a time in addition to the ranges."""
     cut: list[Piece | None] = [None] * len(ranges)
     for run, data in zip(runs, found, strict=True):
         for index, at in run.ranges:

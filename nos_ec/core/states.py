@@ -41,16 +41,16 @@ class ObjectState(StrEnum):
     LARGE = "large"
     """In blocks of its own, one segment per block."""
     EMPTY = "empty"
-    """No bytes at all; the row is the object."""
+    """The object has no bytes; the row is the object."""
 
     @property
     def in_landing(self) -> bool:
-        """True when the landing copy is the object's only copy."""
+        """Return whether the landing copy is the object's only copy."""
         return self is ObjectState.LANDED or self is ObjectState.QUEUED
 
 
 class ObjectEvent(StrEnum):
-    """What can happen to the current version of an object. The first three make a version."""
+    """Events of the current version of an object. The first three make a version."""
 
     LAND = "land"
     STORE = "store"
@@ -61,20 +61,20 @@ class ObjectEvent(StrEnum):
 
 
 class BlockState(StrEnum):
-    """Life of a block."""
+    """The states of a block."""
 
     OPEN = "open"
     """The one writer that allocated it appends to it."""
     FENCED = "fenced"
     """Taken from a dead writer; recovery reconciles it with the rows. No commit into it can succeed."""
     SEALED = "sealed"
-    """Never written again; the only state GC considers."""
+    """Never written again; the only state in which GC collects it."""
     CONDEMNED = "condemned"
     """No row points into it; it is deleted after its grace period."""
 
 
 class BlockEvent(StrEnum):
-    """What can happen to a block."""
+    """Events of a block."""
 
     ALLOCATE = "allocate"
     APPEND = "append"
@@ -86,7 +86,7 @@ class BlockEvent(StrEnum):
 
 
 class BlockKind(StrEnum):
-    """What a block was written for. GC survivors are kept apart from fresh objects: their lifetimes differ."""
+    """What a block was written for. GC survivors are kept apart from fresh objects, because their lifetimes differ."""
 
     FRESH = "fresh"
     SURVIVOR = "survivor"
@@ -94,19 +94,19 @@ class BlockKind(StrEnum):
 
 
 class SegmentState(StrEnum):
-    """Life of a segment of the landing log."""
+    """The states of a segment of the landing log."""
 
     OPEN = "open"
-    """Its log may append to it and record PUTs that lie in it. The log seals the row only after every PUT in it is
-    recorded or given up."""
+    """Its log may append to it and record its PUTs. The log seals the row only after every PUT in it is recorded or
+    given up."""
     SEALED = "sealed"
-    """Nothing is appended, and no PUT in it can be recorded any more."""
+    """Nothing is appended to it, and no more PUTs in it can be recorded."""
     DOOMED = "doomed"
     """No row and no queue entry refers to a record of it; its space is about to be released."""
 
 
 class SegmentEvent(StrEnum):
-    """What can happen to a segment."""
+    """Events of a segment."""
 
     OPEN = "open"
     SEAL = "seal"
@@ -144,36 +144,36 @@ _SEGMENT_TABLE: dict[tuple[SegmentState | None, SegmentEvent], SegmentState] = {
 
 
 def advance_object(state: ObjectState | None, event: ObjectEvent) -> ObjectState:
-    """The state after `event`; before it, a new version has none. Raises Conflict when the table has no such
+    """Return the state after `event`; a new version has no state before it. Raise Conflict if the table has no such
     transition."""
     try:
         return _OBJECT_TABLE[state, event]
     except KeyError:
-        raise Conflict(f"an object that is {_said(state)} cannot {event.value}") from None
+        raise Conflict(f"an object that is {_name_of(state)} cannot {event.value}") from None
 
 
 def advance_block(state: BlockState | None, event: BlockEvent) -> BlockState:
-    """The state after `event`; before it, a new block has none. Raises Conflict when the table has no such
+    """Return the state after `event`; a new block has no state before it. Raise Conflict if the table has no such
     transition."""
     try:
         return _BLOCK_TABLE[state, event]
     except KeyError:
-        raise Conflict(f"a block that is {_said(state)} cannot {event.value}") from None
+        raise Conflict(f"a block that is {_name_of(state)} cannot {event.value}") from None
 
 
 def advance_segment(state: SegmentState | None, event: SegmentEvent) -> SegmentState:
-    """The state after `event`; before it, a new segment has none. Raises Conflict when the table has no such
+    """Return the state after `event`; a new segment has no state before it. Raise Conflict if the table has no such
     transition."""
     try:
         return _SEGMENT_TABLE[state, event]
     except KeyError:
-        raise Conflict(f"a segment that is {_said(state)} cannot {event.value}") from None
+        raise Conflict(f"a segment that is {_name_of(state)} cannot {event.value}") from None
 
 
-def _said(state: ObjectState | BlockState | SegmentState | None) -> str:
+def _name_of(state: ObjectState | BlockState | SegmentState | None) -> str:
     return "new" if state is None else state.value
 
 
 def object_sources(event: ObjectEvent) -> frozenset[ObjectState]:
-    """The states in which `event` is legal: a compare-and-set has them in its WHERE clause."""
+    """Return the states in which `event` is legal: a compare-and-set has them in its WHERE clause."""
     return frozenset(state for state, legal in _OBJECT_TABLE if legal is event and state is not None)

@@ -1,7 +1,7 @@
-"""The audit trail: entries that say what was deleted or replaced, and their lines in a file. Pure.
+"""The audit trail: entries about deleted and replaced data, and their lines in a file. Pure.
 
-A line is one JSON object (docs/FORMAT.md). Its last member, `crc32c`, is the CRC of the bytes before it, so that a line
-that was torn by a crash, or damaged later, is told from a whole one and passed over.
+A line is one JSON object (docs/FORMAT.md). Its last member, `crc32c`, is the CRC of the bytes before it, so that
+readers can recognise and skip a line that was torn by a crash, or damaged later.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ import msgspec
 
 VERSION = 1
 COPIES_MAX = 500
-"""Copies of one entry. A line with more of them would have to be read as a whole to find one."""
+"""Copies in one entry. With more, a long line would have to be read to find one copy."""
 SEGMENTS_MAX = 500
-"""Landing segments of one entry."""
+"""Landing segments in one entry."""
 
 _CRC_MARK = b',"crc32c":'
 
 
 class AuditKind(StrEnum):
-    """What was done. Each value is a word of the file format and of `nos-ec audit --kind`."""
+    """The kinds of actions. Each value is a word of the file format and of `nos-ec audit --kind`."""
 
     BLOCK_DELETED = "block-deleted"
-    """A block is deleted from the block store, with all that lay in it."""
+    """A block is deleted from the block store, with everything in it."""
     COPIES_DELETED = "copies-deleted"
     """Landing copies are deleted, or records of the landing log are given up."""
     COPIES_MOVED = "copies-moved"
-    """Records of the landing log were written again to another segment, and objects refer to those."""
+    """Records of the landing log were written again to another segment, and objects refer to the new ones."""
     SEGMENTS_RELEASED = "segments-released"
-    """Landing segments are given back, with all records in them."""
+    """Landing segments are released, with all records in them."""
     OBJECT_REVERTED = "object-reverted"
     """The packed bytes of an object are lost or damaged, so it went back to its landing copy."""
     SHARDS_WRITTEN = "shards-written"
     """Shards of a block were made again from the others."""
     REPAIR = "repair"
-    """`nos-ec apply` does a step of a plan."""
+    """`nos-ec apply` carries out a step of a plan."""
     REPAIR_PASSED_OVER = "repair-passed-over"
-    """The step before this entry changed nothing, because what it was planned for no longer held."""
+    """The step before this entry changed nothing, because its conditions no longer held."""
 
 
 class CopyEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A landing copy. object: BUCKET/NAME; None when the version is gone, so that nothing tells its name. offset,
-    length, crc32c: the extent in the block of the entry that replaces the copy, and the CRC of its bytes. moved_to:
-    the record that replaces it."""
+    """A landing copy. `object` is BUCKET/NAME, or None if the version is gone, so that its name is unknown. If the copy
+    was packed, `offset`, `length` and `crc32c` describe the extent that replaces it, in the block of the entry.
+    `moved_to` is the record that replaces it."""
 
     landing: str
     object: str | None = None
@@ -58,8 +58,9 @@ class CopyEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """kind, why: what is done, and the rule behind it. block: the block that is deleted or rewritten, or into which the
-    copies were packed. seen: what the process knew of it, by name. Ids are hexadecimal."""
+    """An action (`kind`), the reason (`why`), and what it concerns: the block that is deleted or rewritten, or into
+    which the copies were packed, the segments and the copies. `seen` holds the facts that the process knew about it.
+    Ids are hexadecimal."""
 
     kind: AuditKind
     why: str
@@ -70,8 +71,8 @@ class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Recorded(AuditEntry, frozen=True, kw_only=True, omit_defaults=True):
-    """An entry as it is in the trail. at_ms: when it was recorded (Unix milliseconds). run: the process that did it:
-    host, process id, when it started, and its command."""
+    """An entry as it is in the trail, with the time when it was recorded (Unix milliseconds) and the process that did
+    it (`run`): host, process id, start time and command."""
 
     at_ms: int
     run: str
@@ -79,19 +80,19 @@ class Recorded(AuditEntry, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def audit_line(entry: AuditEntry, at_ms: int, run: str) -> bytes:
-    """The line of an entry, with its line feed."""
+    """Return the line of an entry, with its line feed."""
     head = msgspec.json.encode({"v": VERSION, "at_ms": at_ms, "run": run})
     body = head[:-1] + b"," + msgspec.json.encode(entry)[1:-1]
     return body + _CRC_MARK + str(google_crc32c.value(body)).encode() + b"}\n"
 
 
 def is_whole(line: bytes) -> bool:
-    """Whether the bytes of a line match its CRC."""
+    """Return whether the bytes of a line match its CRC."""
     return _body(line) is not None
 
 
 def read_line(line: bytes) -> Recorded | None:
-    """The entry of a line; None for a line that is torn, damaged, or of a later version."""
+    """Return the entry of a line, or None for a line that is torn, damaged, or of a later version."""
     body = _body(line)
     if body is None:
         return None

@@ -1,11 +1,11 @@
-"""Labels of landing copies: what a copy says of itself, so that it can be adopted when the rows are lost.
+"""Labels of landing copies: descriptions from which copies can be adopted when the rows are lost.
 
-A record of the landing log has it in its header and names (nos_ec.core.formats.landing_format). A copy of the landing
-store has these bytes beside its own; integers are little-endian.
+A record of the landing log has its label in its header and names (nos_ec.core.formats.landing_format). A copy of the
+landing store has these bytes in addition to its own; integers are little-endian.
 
     offset  size  label
          0     4  magic, b"NLL1"
-         4     4  crc32c of the landing id and all that follows
+         4     4  crc32c of the landing id and all bytes after this field
          8     8  time of the PUT, Unix milliseconds
         16     4  length of the data
         20     4  crc32c of the data
@@ -32,8 +32,9 @@ _CHECKED_FROM = 8
 
 
 class CopyLabel(NamedTuple):
-    """put_ms: when the PUT was. Its version is put_ms x 1000 or more: it is chosen when the row is recorded, after the
-    copy has landed. size, crc32c: of the data. attributes: see nos_ec.core.attributes."""
+    """The label of a copy: the object's key and attributes (see nos_ec.core.attributes), size and CRC32C of the data,
+    and the time of the PUT. The version of the object is put_ms x 1000 or more: it is chosen when the row is recorded,
+    after the copy has landed."""
 
     bucket: str
     name: str
@@ -44,7 +45,7 @@ class CopyLabel(NamedTuple):
 
 
 def encode_label(landing_id: LandingId, label: CopyLabel) -> bytes:
-    """The label of this copy as bytes. Raises ValueError for one that `decode_label` would refuse."""
+    """Return the label of this copy as bytes. Raise ValueError for a label that `decode_label` would refuse."""
     try:
         head = _HEAD.pack(MAGIC, 0, label.put_ms, label.size, label.crc32c)
     except struct.error as error:
@@ -54,7 +55,7 @@ def encode_label(landing_id: LandingId, label: CopyLabel) -> bytes:
 
 
 def decode_label(landing_id: LandingId, data: bytes) -> CopyLabel:
-    """What `encode_label` took for this copy. Raises Corrupt, and nothing else, whatever the bytes are."""
+    """Return the label that `encode_label` took for this copy. Raise Corrupt, and nothing else, for any other bytes."""
     data = bytes(data)
     if len(data) < _HEAD.size:
         raise Corrupt(f"label of {landing_id.hex()}: cut short to {len(data)} bytes")
@@ -63,12 +64,12 @@ def decode_label(landing_id: LandingId, data: bytes) -> CopyLabel:
         raise Corrupt(f"label of {landing_id.hex()}: no magic, or the checksum does not match")
     record, end = decode_name(data, _HEAD.size)
     if record.segment is not None or end != len(data):
-        raise Corrupt(f"label of {landing_id.hex()}: impossible kind, or {len(data) - end} bytes behind it")
+        raise Corrupt(f"label of {landing_id.hex()}: impossible kind, or {len(data) - end} bytes after it")
     return CopyLabel(record.bucket, record.name, put_ms, size, data_crc32c, record.attributes)
 
 
 def label_of_record(found: FoundRecord) -> CopyLabel:
-    """That of a record of the landing log. Raises Corrupt when its names are damaged."""
+    """Return the label of a record of the landing log. Raise Corrupt if its names are damaged."""
     names = decode_names(found.names)
     header = found.header
     return CopyLabel(names.bucket, names.name, header.put_ms, header.data_length, header.data_crc32c, names.attributes)

@@ -10,9 +10,9 @@ A dump is a sequence of frames. Integers are little-endian.
         16        payload: a zlib stream of one MessagePack map
 
 The first frame is the head, the last one the end, and each of the others a page of one table: a list of values for each
-column, by name. A reader passes over tables and columns that it does not know, and a column that a dump lacks has its
-default. So a further column needs no new version. The end counts the frames and the rows of each table, so that a dump
-that was cut off is not taken for a whole one. Decoding is total: any other input raises Corrupt.
+column, by name. A reader skips tables and columns that it does not know, and a missing column has its default. So
+another column needs no new version. The end counts the frames and the rows of each table, so that a truncated dump is
+detected. Decoding is total: any other input raises Corrupt.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _LEVEL = 1
 """Level 6 takes twice as long for 2 % fewer bytes (docs/adr/0024)."""
 
 Read = Callable[[int], bytes]
-"""Returns the next bytes of a dump, at most as many as asked for; none at its end."""
+"""Returns the next bytes of a dump, at most as many as requested; no bytes at its end."""
 
 
 class DumpHead(msgspec.Struct, frozen=True, tag="head"):
-    """store_id: whose rows these are. begun_ms: when the dump began, Unix milliseconds: all rows are as they were then
-    or later. geometry: of the store, by field."""
+    """The head of a dump: the id and geometry (by field) of the store, and when the dump began, in Unix milliseconds.
+    All rows are as they were then or later."""
 
     store_id: str
     begun_ms: int
@@ -54,19 +54,19 @@ class DumpHead(msgspec.Struct, frozen=True, tag="head"):
 
 
 class DumpPage(msgspec.Struct, frozen=True, tag="page"):
-    """Rows of one table. columns: for each column its values, one for each row."""
+    """Rows of one table. `columns` has the values of each column, one for each row."""
 
     table: str
     columns: dict[str, list[Any]]
 
     @property
     def rows(self) -> int:
-        """How many rows the page has."""
+        """Return the number of rows in the page."""
         return max(map(len, self.columns.values()), default=0)
 
     def tuples(self, **defaults: Any) -> Iterator[tuple[Any, ...]]:
-        """The rows, each with the columns that are named, in that order. A column that the page lacks has the default
-        in every row; `...` is the default of a column that must be there. Raises Corrupt."""
+        """Yield the rows, each with the named columns, in that order. A missing column has the default in every row; a
+        column with the default `...` must exist. Raise Corrupt."""
         rows = self.rows
         found: list[Sequence[Any]] = []
         for name, default in defaults.items():
@@ -79,7 +79,7 @@ class DumpPage(msgspec.Struct, frozen=True, tag="page"):
 
 
 class DumpEnd(msgspec.Struct, frozen=True, tag="end"):
-    """frames: how many there are, this one included. rows: how many of each table."""
+    """The end of a dump: the number of frames, including this one, and the number of rows of each table."""
 
     frames: int
     rows: dict[str, int]
@@ -102,7 +102,7 @@ def decode_page(data: bytes) -> DumpPage:
 
 
 def dump_frames(head: DumpHead, pages: Iterable[DumpPage]) -> Iterator[bytes]:
-    """The frames of a dump. Raises ValueError for a page that `read_dump` would refuse."""
+    """Yield the frames of a dump. Raise ValueError for a page that `read_dump` would refuse."""
     rows = Counter[str]()
     yield _frame(0, head)
     number = 0
@@ -113,8 +113,8 @@ def dump_frames(head: DumpHead, pages: Iterable[DumpPage]) -> Iterator[bytes]:
 
 
 def read_dump(read: Read) -> Iterator[DumpHead | DumpPage | DumpEnd]:
-    """The head, the pages and the end of a dump. Raises Corrupt where it is not whole: look at all of it before the
-    first page is used."""
+    """Yield the head, the pages and the end of a dump. Raise Corrupt at the place where it is damaged or ends early:
+    read all of it before you use the first page."""
     rows = Counter[str]()
     number, ended = 0, False
     while not ended:
@@ -136,7 +136,7 @@ def read_dump(read: Read) -> Iterator[DumpHead | DumpPage | DumpEnd]:
 
 
 def verify_dump(read: Read) -> tuple[DumpHead, Mapping[str, int]]:
-    """The head of a dump, and how many rows of each table it has, once all of it was read. Raises Corrupt."""
+    """Read a whole dump, and return its head and how many rows of each table it has. Raise Corrupt."""
     head: DumpHead | None = None
     rows: Mapping[str, int] = {}
     for found in read_dump(read):

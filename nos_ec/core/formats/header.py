@@ -1,4 +1,4 @@
-"""Header of a stripe group, on-disk format version 1, and the names behind it, version 2 (see docs/FORMAT.md).
+"""Header of a stripe group, on-disk format version 1, and the names after it, version 2 (see docs/FORMAT.md).
 
 A header is the preamble, the entries, then zeros up to a multiple of PAGE. Integers are little-endian.
 
@@ -36,12 +36,12 @@ A header is the preamble, the entries, then zeros up to a multiple of PAGE. Inte
 
 [1] Together with first_stripe it exposes bytes copied from elsewhere and user data that imitates a header.
 [2] The first and the last 8 bytes of the digest, each read as a big-endian number and stored little-endian.
-[3] 0 in all segments but the last: a stream's size is known only at its end.
-[4] Version 1 of the names had no bit 1. So names without attributes are of both versions (docs/adr/0023).
+[3] 0 in all segments but the last: the size of a byte stream is known only at its end.
+[4] Version 1 of the names had no bit 1. So names without attributes are valid in both versions (docs/adr/0023).
 
 Invariants kept here (numbers of docs/INVARIANTS.md):
   7  whatever `encode_header` and `encode_names` accept, the decoders return unchanged; for any other input
-     they raise Corrupt. Encoder and decoder share one definition of a sane header: `_defect`.
+     they raise Corrupt. Encoder and decoder share one definition of a valid header: `_defect`.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ VERSION = 1
 PREAMBLE_SIZE = 96
 ENTRY_SIZE = 36
 NAME_RECORD_FIXED = 4
-"""Bytes of a name record besides the bucket's and the name's own bytes."""
+"""Bytes of a name record without the bucket's and the name's own bytes."""
 SEGMENT_RECORD_FIXED = 20
 """The same for a segment of a large object."""
 ATTRIBUTES_FIXED = 2
-"""Bytes that attributes add to a record besides their own bytes."""
+"""Bytes that attributes add to a record in addition to their own bytes."""
 NAME_RECORD_BYTES_MAX = (
     SEGMENT_RECORD_FIXED + ATTRIBUTES_FIXED + BUCKET_BYTES_MAX + NAME_BYTES_MAX + ATTRIBUTES_SIZE_MAX
 )
@@ -111,7 +111,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupHeader:
-    """What a group's header says about the group. Sizes and offsets in bytes, offsets from the group's start.
+    """The header of a group. Sizes and offsets are in bytes, offsets from the group's start.
 
     In a group without names, names_offset, names_length and names_crc32c are 0.
     """
@@ -132,19 +132,19 @@ class GroupHeader:
 
     @property
     def header_length(self) -> int:
-        """Bytes of the encoded header."""
+        """Return the bytes of the encoded header."""
         return header_length(len(self.entries))
 
     @property
     def group_size(self) -> int:
-        """Bytes of the whole group: its stripes, coding chunks not counted."""
+        """Return the bytes of the whole group: its stripes, without coding chunks."""
         return self.stripe_count * self.k * self.chunk_size
 
 
 class NameRecord(NamedTuple):
     """The name of one entry. For a segment of a large object, `segment` is (offset of this segment in the object, size
     of the whole object), in bytes, with size 0 in all segments but the last. For a whole object it is None.
-    `attributes` are bytes that nothing here looks into; of a large object, its last segment has them."""
+    `attributes` are opaque bytes; the last segment of a large object has them."""
 
     bucket: str
     name: str
@@ -153,12 +153,12 @@ class NameRecord(NamedTuple):
 
 
 def header_length(entry_count: int) -> int:
-    """Bytes of the header of a group with that many entries: a multiple of PAGE."""
+    """Return the bytes of the header of a group with that many entries: a multiple of PAGE."""
     return -(-(PREAMBLE_SIZE + ENTRY_SIZE * entry_count) // PAGE) * PAGE
 
 
 def names_size_max(name_records_size: int) -> int:
-    """The most bytes that zlib makes of that many bytes of name records (zlib's own compressBound)."""
+    """Return the most bytes that zlib makes of that many bytes of name records (zlib's own compressBound)."""
     n = name_records_size
     return n + (n >> 12) + (n >> 14) + (n >> 25) + 13
 
@@ -167,7 +167,7 @@ def names_size_max(name_records_size: int) -> int:
 
 
 def encode_header(header: GroupHeader) -> bytes:
-    """Encode to `header.header_length` bytes. Raises ValueError for a header that `decode_header` would refuse."""
+    """Encode to `header.header_length` bytes. Raise ValueError for a header that `decode_header` would refuse."""
     reason = _defect(header)
     if reason:
         raise ValueError(f"header of group {header.first_stripe}: {reason}")
@@ -184,10 +184,10 @@ def encode_header(header: GroupHeader) -> bytes:
 
 
 def decode_header(data: bytes, block_id: BlockId, first_stripe: int) -> GroupHeader:
-    """The header that `data` starts with; bytes after the header are ignored.
+    """Return the header at the start of `data`; bytes after the header are ignored.
 
-    `block_id` and `first_stripe` (stripe number in the block) say where the bytes were found. Raises Corrupt,
-    and nothing else, whatever the bytes are.
+    The bytes were found at `first_stripe` (stripe number) of block `block_id`. Raise Corrupt, and nothing else, for any
+    invalid bytes.
     """
     length = peek_length(data, block_id, first_stripe)
     if len(data) < length:
@@ -207,9 +207,10 @@ def decode_header(data: bytes, block_id: BlockId, first_stripe: int) -> GroupHea
 
 
 def peek_length(first_page: bytes, block_id: BlockId, first_stripe: int) -> int:
-    """Length of the whole header, taken from its first PAGE bytes, so that a reader knows how much more to read.
+    """Return the length of the whole header, taken from its first PAGE bytes, so that a reader knows how much more to
+    read.
 
-    Checks the preamble except its CRC, which covers bytes not read yet. Raises Corrupt.
+    Check the preamble except its CRC, which covers bytes not read yet. Raise Corrupt.
     """
     if len(first_page) < PAGE:
         raise Corrupt(f"header cut short: {len(first_page)} bytes; the minimum is {PAGE}")
@@ -246,7 +247,7 @@ def _pack_preamble(header: GroupHeader) -> bytes:
 
 
 def _build(fields: tuple[Any, ...], entries: bytes) -> GroupHeader:
-    """A header from unpacked preamble fields and the bytes of its entries, unchecked."""
+    """Return a header from unpacked preamble fields and the bytes of its entries, unchecked."""
     _, _, _, _, stripe_count, _, data_length, names_offset, names_length, names_crc32c, *rest = fields
     block_id, first_stripe, writer_epoch, written_at_ms, chunk_size, k, m, _, _ = rest
     join = _MD5_HALVES.pack
@@ -271,7 +272,7 @@ def _build(fields: tuple[Any, ...], entries: bytes) -> GroupHeader:
 
 
 def _foreign(fields: tuple[Any, ...], block_id: BlockId, first_stripe: int) -> str | None:
-    """Why these preamble fields are not of version 1, or belong to another place; None when they are right."""
+    """Return why these preamble fields are not of version 1, or belong to another place; None if they are right."""
     magic, version, flags, length, _, entry_count, _, _, names_length, _, found_id, found_index, *_, reserved, _ = (
         fields
     )
@@ -293,12 +294,12 @@ def _foreign(fields: tuple[Any, ...], block_id: BlockId, first_stripe: int) -> s
 
 
 def _defect(header: GroupHeader) -> str | None:
-    """Why no group can have this header; None when it is sane. Used by both the encoder and the decoder."""
+    """Return why no group can have this header; None if it is valid. Used by both the encoder and the decoder."""
     return _preamble_defect(header, len(header.entries)) or _entries_defect(header)
 
 
 def _preamble_defect(header: GroupHeader, entry_count: int) -> str | None:
-    """The part of `_defect` that needs no entries."""
+    """Return the defects that can be found without entries."""
     if len(header.block_id) != 16:
         return f"block id is {len(header.block_id)} bytes, not 16"
     if not (1 <= header.k <= K_MAX and 1 <= header.m <= M_MAX):
@@ -319,7 +320,7 @@ def _preamble_defect(header: GroupHeader, entry_count: int) -> str | None:
 
 
 def _entries_defect(header: GroupHeader) -> str | None:
-    """What is wrong with the positions of the entries and the names. The entries may be in any order."""
+    """Return the error in the positions of the entries and the names. The entries may be in any order."""
     spans = sorted([(offset, offset + length) for _, _, offset, length, _ in header.entries])
     if sum([end - start for start, end in spans]) != header.data_length:
         return f"data length {header.data_length} is not the sum of the entries"
@@ -328,7 +329,7 @@ def _entries_defect(header: GroupHeader) -> str | None:
     if header.names_length:
         insort(spans, (header.names_offset, header.names_offset + header.names_length))
     if spans and not (header.header_length <= spans[0][0] and spans[-1][1] <= header.group_size):
-        return "an entry is not inside the group, behind the header"
+        return "an entry is not inside the group, after the header"
     if any(end > start for (_, end), (start, _) in pairwise(spans)):
         return "entries or names overlap"
     return None
@@ -338,25 +339,25 @@ def _entries_defect(header: GroupHeader) -> str | None:
 
 
 def name_record_size(bucket: str, name: str, segment: tuple[int, int] | None = None, attributes: bytes = b"") -> int:
-    """Bytes of one name record before compression."""
+    """Return the bytes of one name record before compression."""
     fixed = NAME_RECORD_FIXED if segment is None else SEGMENT_RECORD_FIXED
     size = fixed + len(bucket.encode()) + len(name.encode())
     return size + ATTRIBUTES_FIXED + len(attributes) if attributes else size
 
 
 def encode_names(records: Sequence[NameRecord]) -> bytes:
-    """The names of a group, one record per entry in the entries' order, compressed.
+    """Return the names of a group, one record per entry in the entries' order, compressed.
 
-    Raises ValueError for a record that `decode_names` would refuse.
+    Raise ValueError for a record that `decode_names` would refuse.
     """
     return zlib.compress(b"".join([encode_name(record) for record in records]))
 
 
 def decode_names(data: bytes, crc32c: int, entry_count: int) -> list[NameRecord]:
-    """The records that `encode_names` took. `crc32c` and `entry_count` are the header's.
+    """Return the records that `encode_names` took. `crc32c` and `entry_count` are from the header.
 
-    Raises Corrupt, and nothing else, whatever the bytes are. Does not check today's rules for buckets and names,
-    because the format outlives the rules.
+    Raise Corrupt, and nothing else, for any invalid bytes. Do not check today's rules for buckets and names, because
+    the format outlives the rules.
     """
     data = bytes(data)
     if google_crc32c.value(data) != crc32c:
@@ -373,7 +374,7 @@ def decode_names(data: bytes, crc32c: int, entry_count: int) -> list[NameRecord]
 
 
 def encode_name(record: NameRecord) -> bytes:
-    """One record, not compressed. Raises ValueError for a record that `decode_name` would refuse."""
+    """Return one record, not compressed. Raise ValueError for a record that `decode_name` would refuse."""
     bucket, name = record.bucket.encode(), record.name.encode()
     if not (1 <= len(bucket) <= BUCKET_BYTES_MAX and 1 <= len(name) <= NAME_BYTES_MAX):
         raise ValueError(f"name record: bucket of {len(bucket)} bytes or name of {len(name)} bytes is out of bounds")
@@ -383,7 +384,7 @@ def encode_name(record: NameRecord) -> bytes:
 
 
 def _encode_more(record: NameRecord, bucket: bytes, name: bytes) -> bytes:
-    """A record of another kind than 0."""
+    """Return a record of another kind than 0."""
     kind, more, attributes = 0, b"", record.attributes
     if record.segment is not None:
         offset, object_size = record.segment
@@ -401,7 +402,7 @@ def _encode_more(record: NameRecord, bucket: bytes, name: bytes) -> bytes:
 
 
 def decode_name(raw: bytes, position: int) -> tuple[NameRecord, int]:
-    """The record at `position`, and the position after it. Raises Corrupt."""
+    """Return the record at `position`, and the position after it. Raise Corrupt."""
     segment, attributes_length = None, 0
     try:
         bucket_length, name_length, kind = _NAME.unpack_from(raw, position)
@@ -411,19 +412,20 @@ def decode_name(raw: bytes, position: int) -> tuple[NameRecord, int]:
     except struct.error as error:
         raise Corrupt("names: record cut short") from error
     middle = position + bucket_length
-    behind = middle + name_length
-    end = behind + attributes_length
+    names_end = middle + name_length
+    end = names_end + attributes_length
     if not (bucket_length and 1 <= name_length <= NAME_BYTES_MAX and end <= len(raw)):
         raise Corrupt("names: record with an impossible length")
     try:
-        bucket, name = raw[position:middle].decode(), raw[middle:behind].decode()
+        bucket, name = raw[position:middle].decode(), raw[middle:names_end].decode()
     except UnicodeDecodeError as error:
         raise Corrupt("names: not UTF-8") from error
-    return NameRecord(bucket, name, segment, raw[behind:end] if attributes_length else b""), end
+    return NameRecord(bucket, name, segment, raw[names_end:end] if attributes_length else b""), end
 
 
 def _decode_more(raw: bytes, position: int, kind: int) -> tuple[tuple[int, int] | None, int, int]:
-    """Of a record of another kind than 0: its segment, bytes of its attributes, and the position behind both."""
+    """Return, for a record of another kind than 0, its segment, the bytes of its attributes, and the position after
+    both."""
     segment, attributes_length = None, 0
     if kind & _KIND_SEGMENT:
         segment = _SEGMENT.unpack_from(raw, position)
@@ -439,7 +441,7 @@ def _decode_more(raw: bytes, position: int, kind: int) -> tuple[tuple[int, int] 
 
 
 def _decompress(data: bytes, size_max: int) -> bytes:
-    """Decompress the names. Refuses a stream that would expand to more than `size_max` bytes before it does."""
+    """Decompress the names. Refuse a stream that would expand to more than `size_max` bytes before it does."""
     stream = zlib.decompressobj()
     try:
         raw = stream.decompress(data, size_max + 1)

@@ -9,7 +9,7 @@ batch is a sequence of records and zeros up to the alignment of the medium.
          4     4  crc32c of bytes 8 to 63
          8     4  crc32c of the data
         12     4  length of the data, at least 1
-        16    16  landing id: it says where the record must lie
+        16    16  landing id, which contains the place of the record
         32     6  lsn: number of the record among those of one lease of the log
         38     2  length of the names / 8
         40     6  time of the PUT, Unix milliseconds
@@ -33,8 +33,8 @@ batch is a sequence of records and zeros up to the alignment of the medium.
         40    16  store id
         56     8  zero
 
-The data lies behind the header, not behind the names, so that whoever knows the size of an object reads it with one
-operation. Encoders and decoders share one definition of a sane header, `_defect`.
+The data follows the header, not the names, so that a reader that knows the size of an object reads it with one
+operation. Encoders and decoders share one definition of a valid header, `_defect`.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ FOOTER_ENTRY_SIZE = 40
 NONCE_SIZE = 4
 DATA_SIZE_MAX = (1 << 32) - 1
 NAMES_SIZE_MAX = ((1 << 16) - 1) * RECORD_ALIGN
-"""Bytes of bucket, name and attributes together, with 12 bytes beside them."""
+"""Bytes of bucket, name and attributes together, plus 12 bytes."""
 
 TYPE_PUT = 1
 TYPE_FOOTER = 2
 
 _CHECKED_FROM = 8
-"""The CRC of a header covers what follows it."""
+"""The CRC of a header covers the bytes from here."""
 _RECORD = struct.Struct("<4sIII16sQQ16s")
 _RECORD_REST = struct.Struct("<II16sQQ16s")
 _SEGMENT = struct.Struct("<4sI8sIIQQ16s8s")
@@ -80,7 +80,7 @@ _SIX_BYTES = (1 << 48) - 1
 _NO_KEY = bytes(16)
 
 _SCAN_READ = 4 << 20
-_SCAN_BEHIND = 1 << 20
+_SCAN_STEP = 1 << 20
 
 assert _RECORD.size == _HEAD.size + _RECORD_REST.size == RECORD_HEADER_SIZE
 assert _SEGMENT.size == _HEAD.size + _SEGMENT_REST.size == SEGMENT_HEADER_SIZE
@@ -89,8 +89,8 @@ assert _ENTRY.size == FOOTER_ENTRY_SIZE
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """What a medium may write before the first batch. slot: where it lies on a device. first_lsn: none of its records
-    has a smaller lsn. segment_bytes: its bytes at most."""
+    """A header that a medium may write before the first batch. `slot` is its place on a device. No record has an lsn
+    below `first_lsn`. The segment has at most `segment_bytes` bytes."""
 
     segment: SegmentId
     slot: int
@@ -114,13 +114,14 @@ class RecordHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole record, a multiple of RECORD_ALIGN."""
+        """Return the bytes of the whole record, a multiple of RECORD_ALIGN."""
         return RECORD_HEADER_SIZE + _aligned(self.data_length, RECORD_ALIGN) + self.names_length
 
 
 class NewRecord(NamedTuple):
-    """A record that has no place yet: `new_record` makes it. names: the bytes of its names. size: bytes of the whole
-    record, a multiple of RECORD_ALIGN. put_ms: when the PUT was; None for one that lands now."""
+    """A record without a place, made by `new_record`. `names` holds the encoded names. `size` is the length of the
+    whole record in bytes, a multiple of RECORD_ALIGN. `put_ms` is the time of the PUT, or None for a PUT that lands
+    now."""
 
     data: bytes
     crc32c: int
@@ -139,8 +140,8 @@ class RecordNames(NamedTuple):
 
 
 class LaidBatch(NamedTuple):
-    """A batch as it is to be written at its offset. buffers: its bytes, in order; `size` in all. ids: of its records.
-    entries: those of its records in the footer."""
+    """A batch with a place: its `size` bytes, in order, as several buffers, the ids of its records, and their entries
+    in the footer."""
 
     buffers: list[Buffer]
     size: int
@@ -157,7 +158,7 @@ class Voiding(NamedTuple):
 
 
 class FooterEntry(NamedTuple):
-    """What a footer says about one record. `length` of its data in bytes."""
+    """The entry of one record in a footer. `length` of its data in bytes."""
 
     landing_id: LandingId
     length: int
@@ -167,7 +168,7 @@ class FooterEntry(NamedTuple):
 
 
 class FoundRecord(NamedTuple):
-    """A record that a scan found, with the bytes behind its header. Names are bytes that `decode_names` takes."""
+    """A record that a scan found, with the bytes after its header. Decode `names` with `decode_names`."""
 
     header: RecordHeader
     data: bytes
@@ -178,7 +179,7 @@ class FoundRecord(NamedTuple):
 
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
-    """64 bytes. Raises ValueError when a field does not fit."""
+    """Return the 64 bytes of a segment header. Raise ValueError if a field does not fit."""
     if len(header.segment) != 8 or len(header.store_id) != 16:
         raise ValueError(f"segment {header.segment.hex()} of store {header.store_id.hex()}: ids of 8 and 16 bytes")
     try:
@@ -197,7 +198,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 
 
 def decode_segment_header(data: bytes) -> SegmentHeader:
-    """The segment header that `data` starts with. Raises Corrupt, and nothing else, whatever the bytes are."""
+    """Return the segment header at the start of `data`. Raise Corrupt, and nothing else, for any invalid bytes."""
     rest = _checked_rest(data, SEGMENT_MAGIC, SEGMENT_HEADER_SIZE, "segment header")
     segment, slot, epoch, first_lsn, segment_bytes, store_id, reserved = _SEGMENT_REST.unpack(rest)
     if any(reserved):
@@ -211,8 +212,8 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
 def new_record(
     key: ObjectKey, data: bytes, crc32c: int, attributes: bytes = b"", put_ms: int | None = None
 ) -> NewRecord:
-    """A record of a PUT. crc32c: of the data. put_ms: see NewRecord. Raises ValueError when something does not fit the
-    format."""
+    """Return the record of a PUT. `crc32c` is that of the data; see NewRecord for `put_ms`. Raise ValueError if
+    something does not fit the format."""
     length = len(data)
     if not 1 <= length <= DATA_SIZE_MAX:
         raise ValueError(f"record of {key}: {length} bytes of data; 1 to {DATA_SIZE_MAX} are possible")
@@ -222,7 +223,7 @@ def new_record(
 
 
 def batch_size(records: Sequence[NewRecord], align: int) -> int:
-    """Bytes of a batch of these records, padded to a multiple of `align`."""
+    """Return the bytes of a batch of these records, padded to a multiple of `align`."""
     return _aligned(sum([record.size for record in records]), align)
 
 
@@ -235,16 +236,16 @@ def lay_out(
     nonces: bytes,
     align: int,
 ) -> LaidBatch:
-    """The batch of these records at `offset`, which is a multiple of `align`. No data is copied.
+    """Return the batch of these records at `offset`, which is a multiple of `align`. No data is copied.
 
-    put_ms: now. nonces: NONCE_SIZE random bytes for each record. Raises ValueError when something does not fit the
-    format.
+    `put_ms` is now. `nonces` has NONCE_SIZE random bytes for each record. Raise ValueError if something does not fit
+    the format.
     """
     size = batch_size(records, align)
     buffers: list[Buffer] = []
     ids: list[LandingId] = []
     entries = bytearray()
-    between = b""  # what lies between two pieces of data
+    between = b""  # the bytes between two pieces of data
     at = offset
     for number, (data, crc32c, key_md5, names, record_size, own_put_ms) in enumerate(records):
         nonce = nonces[number * NONCE_SIZE : (number + 1) * NONCE_SIZE]
@@ -260,10 +261,9 @@ def lay_out(
 
 
 def decode_record_header(data: bytes, landing_id: LandingId) -> RecordHeader:
-    """The header of this record, with which `data`, read where the record lies, begins.
+    """Return the header of this record, at the start of `data`, which was read at its place.
 
-    Raises Corrupt, and nothing else: also for an intact header of another record. The caller checks the CRC of the
-    data.
+    Raise Corrupt, and nothing else, also for an intact header of another record. The caller checks the CRC of the data.
     """
     header = _decode_record_header(data)
     if header.landing_id != landing_id:
@@ -273,14 +273,14 @@ def decode_record_header(data: bytes, landing_id: LandingId) -> RecordHeader:
 
 def voiding(landing_id: LandingId, data_length: int, names: bytes) -> Voiding:
     """Return the overwrite that makes a record void, so that no rebuild of the metadata adopts it: the CRC of its names
-    is complemented. Those 4 bytes lie in one sector, so they change as a whole. Header and data stay, so it can still
-    be read, and a scan passes over it."""
+    is complemented. These 4 bytes are in one sector, so they change as a whole. Header and data stay, so the record can
+    still be read, and a scan can skip it."""
     offset = record_offset(landing_id) + RECORD_HEADER_SIZE + _aligned(data_length, RECORD_ALIGN)
     return Voiding(offset, bytes(names[:_CRC_SIZE]), _complement(names[:_CRC_SIZE]))
 
 
 def is_void(names: bytes) -> bool:
-    """Return whether these are the names of a record that is void: its PUT was refused, or was never recorded."""
+    """Return whether these are the names of a void record: its PUT was refused, or was never recorded."""
     return len(names) >= _NAMES.size and _CRC.pack(google_crc32c.value(bytes(names[_CRC_SIZE:]))) == _complement(
         names[:_CRC_SIZE]
     )
@@ -291,7 +291,7 @@ def _complement(crc32c: bytes) -> bytes:
 
 
 def segment_found(data: bytes) -> SegmentId | None:
-    """The segment of the record that `data` begins with; None unless an intact header does."""
+    """Return the segment of the record at the start of `data`, or None without an intact header."""
     try:
         return segment_of(_decode_record_header(data).landing_id)
     except Corrupt:
@@ -299,7 +299,7 @@ def segment_found(data: bytes) -> SegmentId | None:
 
 
 def encode_names(names: RecordNames) -> bytes:
-    """The names of a record, a multiple of RECORD_ALIGN bytes. Raises ValueError when they do not fit."""
+    """Return the names of a record, a multiple of RECORD_ALIGN bytes. Raise ValueError if they do not fit."""
     record = encode_name(NameRecord(names.bucket, names.name))
     rest = len(names.attributes).to_bytes(_CRC_SIZE, "little") + record + names.attributes
     rest += bytes(-(_CRC_SIZE + len(rest)) % RECORD_ALIGN)
@@ -309,10 +309,10 @@ def encode_names(names: RecordNames) -> bytes:
 
 
 def decode_names(data: bytes) -> RecordNames:
-    """What `encode_names` took. `data` has exactly the header's `names_length` bytes.
+    """Return the names that `encode_names` took. `data` has exactly the header's `names_length` bytes.
 
-    Raises Corrupt, and nothing else, whatever the bytes are. Does not check today's rules for buckets and names,
-    because the format outlives the rules.
+    Raise Corrupt, and nothing else, for any invalid bytes. Do not check today's rules for buckets and names, because
+    the format outlives the rules.
     """
     data = bytes(data)
     if len(data) < _NAMES.size:
@@ -331,14 +331,14 @@ def decode_names(data: bytes) -> RecordNames:
 
 
 def footer_size(records: int, align: int) -> int:
-    """Bytes of the footer of a segment with that many records, padded to a multiple of `align`."""
+    """Return the bytes of the footer of a segment with that many records, padded to a multiple of `align`."""
     return _aligned(RECORD_HEADER_SIZE + FOOTER_ENTRY_SIZE * records, align)
 
 
 def lay_out_footer(
     segment: SegmentId, offset: int, lsn: int, now_ms: int, entries: bytes, nonce: bytes, align: int
 ) -> list[Buffer]:
-    """The footer at `offset`. entries: those of all batches, at least one, in order of their offsets."""
+    """Return the footer at `offset`. `entries` holds the entries of all batches, at least one, in order of offset."""
     if not entries or len(entries) % FOOTER_ENTRY_SIZE:
         raise ValueError(f"footer of {len(entries)} bytes")
     landing_id, crc32c = record_id(segment, offset, nonce), google_crc32c.value(entries)
@@ -348,7 +348,8 @@ def lay_out_footer(
 
 
 def decode_footer(data: bytes, segment: SegmentId, offset: int) -> list[FooterEntry]:
-    """The entries of the footer with which `data`, read at `offset`, begins. Raises Corrupt, and nothing else."""
+    """Return the entries of the footer at the start of `data`, which was read at `offset`. Raise Corrupt, and nothing
+    else."""
     header = _decode_record_header(data)
     if header.type != TYPE_FOOTER or _place(header.landing_id) != (segment, offset):
         raise Corrupt(f"segment {segment.hex()}: no footer at {offset}")
@@ -373,11 +374,12 @@ def decode_footer(data: bytes, segment: SegmentId, offset: int) -> list[FooterEn
 def scan(
     read: Callable[[int, int], bytes], segment: SegmentId, start: int, end: int, window: int | None = None
 ) -> Iterator[FoundRecord]:
-    """Yield the intact records of a segment that lie between `start` and `end`, in order, over holes and damage.
+    """Yield the intact records of a segment between `start` and `end`, in order, across holes and damage.
 
-    read: the bytes of (offset, length), fewer where the segment ends. start: a multiple of RECORD_ALIGN. The scan ends
-    early after `window` bytes without a record, if that is given: the bytes of all writes that one writer may have had
-    under way. A record that another life of the place left has another segment in its id. Raises what `read` raises.
+    `read` returns the bytes of (offset, length), fewer at the end of the segment. `start` is a multiple of
+    RECORD_ALIGN. The scan ends early after `window` bytes without a record, if given: the bytes of all writes that one
+    writer may have had under way. A record left by an earlier segment in this place has that segment in its id, and is
+    skipped. Raises what `read` raises.
     """
     pieces = _Pieces(read, end)
     at, limit = start, end if window is None else min(end, start + window)
@@ -387,7 +389,7 @@ def scan(
             at += 1
             continue
         rest = pieces.get(at + RECORD_HEADER_SIZE, header.size - RECORD_HEADER_SIZE)
-        at += header.size  # also when the data is damaged: the header says where it ends
+        at += header.size  # also if the data is damaged: the header has its length
         data = rest[: header.data_length]
         names_at = len(data) + -len(data) % RECORD_ALIGN
         if google_crc32c.value(data) == header.data_crc32c and len(rest) == names_at + header.names_length:
@@ -396,9 +398,9 @@ def scan(
 
 
 def first_segment(read: Callable[[int, int], bytes], start: int, end: int) -> SegmentId | None:
-    """The segment of the first intact record between `start` and `end`; None if there is no such record. Batches are
-    written from the front, so this is the last segment that had this place, unless it holds no record. Arguments as in
-    `scan`. Raises what `read` raises."""
+    """Return the segment of the first intact record between `start` and `end`, or None if there is no such record.
+    Batches are written from the front, so this is the last segment that had this place, unless it holds no record.
+    Arguments as in `scan`. Raises what `read` raises."""
     pieces = _Pieces(read, end)
     at = start
     while (at := pieces.find(RECORD_MAGIC, at, end)) >= 0:
@@ -422,17 +424,17 @@ class _Pieces:
         self._start = 0
 
     def get(self, at: int, length: int) -> bytes:
-        """The bytes from `at` on; fewer than `length` at the end."""
+        """Return the bytes from `at`; fewer than `length` at the end."""
         first = self._place(at, length)
         return self._piece[first : first + length]
 
     def find(self, what: bytes, at: int, limit: int) -> int:
-        """Where `what` begins between `at` and `limit`; -1 if nowhere."""
+        """Return where `what` begins between `at` and `limit`; -1 if it is not there."""
         while at < limit:
-            length = min(_SCAN_BEHIND, limit - at + len(what) - 1, self._end - at)
+            length = min(_SCAN_STEP, limit - at + len(what) - 1, self._end - at)
             kept = self._start + len(self._piece) - at
             if self._start <= at and kept >= len(what):
-                length = min(length, kept)  # what is there is searched before more is read
+                length = min(length, kept)  # the kept bytes are searched before more are read
             first = self._place(at, length)
             found = self._piece.find(what, first, first + length)
             if found >= 0:
@@ -443,7 +445,7 @@ class _Pieces:
         return -1
 
     def _place(self, at: int, length: int) -> int:
-        """Where these bytes begin in the piece that is kept, which is read if they are not in it."""
+        """Return where these bytes begin in the kept piece. If they are not in it, read them first."""
         if not self._start <= at <= at + length <= self._start + len(self._piece):
             self._start = at
             self._piece = self._read(at, min(max(length, _SCAN_READ), self._end - at))
@@ -494,7 +496,7 @@ def _decode_record_header(data: bytes) -> RecordHeader:
 
 
 def _defect(header: RecordHeader) -> str | None:
-    """Why no record can have this header; None when it is sane. Used by both the encoder and the decoder."""
+    """Return why no record can have this header; None if it is valid. Used by both the encoder and the decoder."""
     landing_id, lsn, put_ms, kind, data_length, _, names_length, key_md5 = header
     if len(landing_id) != 16 or len(key_md5) != 16:
         return f"its id has {len(landing_id)} bytes, and the MD5 of its key {len(key_md5)}"
@@ -514,7 +516,7 @@ def _defect(header: RecordHeader) -> str | None:
 
 
 def _checked_rest(data: bytes, magic: bytes, size: int, what: str) -> bytes:
-    """The bytes of a header that its CRC covers. Raises Corrupt."""
+    """Return the bytes of a header that its CRC covers. Raise Corrupt."""
     if len(data) < size:
         raise Corrupt(f"{what}: cut short to {len(data)} bytes")
     found, crc32c = _HEAD.unpack_from(data)

@@ -1,7 +1,7 @@
-"""Event payloads, versioned, and the partition an event belongs to.
+"""Event payloads, versioned, and the partition of an event.
 
-A pack request says that a version of an object is in the landing store and waits to be packed. It is JSON, so that an
-operator can read the log. The producer writes version 3, which is version 1 plus the id of the store, so that a
+A pack request reports that a version of an object is in the landing store and waits to be packed. It is JSON, so that
+an operator can read the log. The producer writes version 3, which is version 1 plus the id of the store, so that a
 consumer notices that two stores use one topic. Earlier releases wrote version 1. Other programs may write version 2,
 which the consumer completes from the object's row:
 
@@ -9,10 +9,10 @@ which the consumer completes from the object's row:
     {"v":2,"bucket":"photos","name":"a.jpg","version":3}
     {"v":3,"object_id":7, ... ,"landing_id":"<32 hex>","store":"<32 hex>"}
 
-An event is a hint, never a fact: the commit decides by compare-and-set on the row (invariant 5), so a stale field
-does no harm. An *impossible* field is Corrupt: it means that the log holds something else.
-Each version has exactly these fields. Adding or removing one makes a new version; unknown versions are refused. The
-format is public: docs/MESSAGES.md describes it, `nos_ec/core/schemas` has a JSON Schema of each version.
+An event is a hint, never a fact: the commit decides by compare-and-set on the row (invariant 5), so a stale field does
+no harm. An *impossible* field is Corrupt: it means that the log holds something else. Each version has exactly these
+fields. Adding or removing one makes a new version; unknown versions are refused. The format is public: docs/MESSAGES.md
+describes it, `nos_ec/core/schemas` has a JSON Schema of each version.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nos_ec.core.ids import LandingId, ObjectKey
 FIRST_VERSION = 1
 """The version that producers of earlier releases wrote."""
 NAMED_VERSION = 2
-"""What programs of others may write."""
+"""The version that other programs may write."""
 PACK_REQUEST_VERSION = 3
 """The version that the producer writes."""
 
@@ -40,8 +40,8 @@ _Id = Annotated[int, msgspec.Meta(ge=1, le=_ID_MAX)]
 
 
 class PackRequest(msgspec.Struct, frozen=True):
-    """One object version to pack. `size` in bytes, `landing_id` 16 bytes, `crc32c` of the object's bytes. `store`: the
-    id of the store that has the object; empty if it is not in the event."""
+    """One object version to pack. `size` is in bytes, `landing_id` has 16 bytes, `crc32c` is that of the object's
+    bytes. `store` is the id of the store that has the object, or empty if the event has none."""
 
     object_id: int
     key: ObjectKey
@@ -53,14 +53,14 @@ class PackRequest(msgspec.Struct, frozen=True):
 
 
 class NamedVersion(msgspec.Struct, frozen=True):
-    """A request of version 2: one object version to pack, by name. Its row has the rest."""
+    """A request of version 2: one object version to pack, by name. The consumer takes the rest from its row."""
 
     key: ObjectKey
     version: int
 
 
 class _PackRequestV1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The wire form of version 1, field for field. Never changed: a new version gets a struct of its own."""
+    """The wire form of version 1, field for field. It never changes: a new version gets a struct of its own."""
 
     v: int
     object_id: _Id
@@ -79,7 +79,7 @@ class _PackRequestV3(_PackRequestV1, frozen=True, forbid_unknown_fields=True):
 
 
 class _PackRequestV2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The wire form of version 2, field for field. Never changed."""
+    """The wire form of version 2, field for field. It never changes."""
 
     v: int
     bucket: str
@@ -88,13 +88,13 @@ class _PackRequestV2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _AnyVersion(msgspec.Struct):
-    """What every version must have in common, to distinguish an unknown version from garbage."""
+    """The field that all versions have in common, to distinguish an unknown version from garbage."""
 
     v: int
 
 
 _WHY_CHARS_MAX = 500
-"""Most characters of the cause that an error quotes. The cause may quote the whole message."""
+"""The most characters of the cause that an error quotes. The cause may quote the whole message."""
 
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -108,10 +108,10 @@ _decoder_any = msgspec.json.Decoder(_AnyVersion)
 def encode_pack_request(
     *, object_id: int, key: ObjectKey, version: int, size: int, crc32c: int, landing_id: LandingId, store: str = ""
 ) -> bytes:
-    """The event for one row, as UTF-8 JSON: of version 3, or of version 1 without a store. Takes plain fields, so that
-    this package needs no row class of a port.
+    """Return the event for one row, as UTF-8 JSON: version 3, or version 1 without a store. It takes plain fields, so
+    that this package needs no row class of a port.
 
-    Checks nothing, because the arguments come from our own rows; `decode_pack_request` checks everything.
+    It checks nothing, because the arguments come from our own rows; `decode_pack_request` checks everything.
     """
     landing, bucket, name = landing_id.hex(), key.bucket, key.name
     if not store:
@@ -122,7 +122,7 @@ def encode_pack_request(
 
 
 def decode_pack_request(data: bytes) -> PackRequest | NamedVersion:
-    """The request in `data`. Total: any bytes give a valid request or Corrupt, never another exception."""
+    """Return the request in `data`. Total: any bytes give a valid request or Corrupt, never another exception."""
     try:
         version = _version(data)
         if version == NAMED_VERSION:
@@ -153,18 +153,20 @@ def _named(wire: _PackRequestV2) -> NamedVersion:
 
 
 def partition_for(bucket: str, partitions: int) -> int:
-    """The home of a bucket: the partition, 0 to partitions - 1, of all its events unless it is spread (`core.spread`).
+    """Return the home of a bucket: the partition, 0 to partitions - 1, of all its events unless it is spread
+    (`core.publishing.spread`).
 
-    Raises ValueError without partitions."""
+    Raise ValueError without partitions.
+    """
     return partition_for_key(bucket.encode(), partitions)
 
 
 def partition_for_key(key: bytes, partitions: int) -> int:
-    """The partition of a message key, as Kafka's default partitioner chooses it.
+    """Return the partition of a message key, as Kafka's default partitioner chooses it.
 
-    The rule is `toPositive(murmur2(keyBytes)) % numPartitions` of org.apache.kafka.clients.producer, where
-    toPositive clears the sign bit. Every adapter follows this rule, so that the embedded log and Kafka agree.
-    (librdkafka's own default is CRC32; with partitioner=murmur2_random it follows this rule.)
+    The rule is `toPositive(murmur2(keyBytes)) % numPartitions` of org.apache.kafka.clients.producer, where toPositive
+    clears the sign bit. Every adapter follows this rule, so that the embedded log and Kafka agree. (librdkafka's own
+    default is CRC32; with partitioner=murmur2_random it follows this rule.)
     """
     if partitions < 1:
         raise ValueError(f"{partitions} partitions; there must be at least 1")
@@ -172,7 +174,8 @@ def partition_for_key(key: bytes, partitions: int) -> int:
 
 
 def murmur2(data: bytes) -> int:
-    """Kafka's variant of MurmurHash2 (org.apache.kafka.common.utils.Utils.murmur2), as an unsigned 32-bit number.
+    """Return Kafka's variant of MurmurHash2 (org.apache.kafka.common.utils.Utils.murmur2), as an unsigned 32-bit
+    number.
 
     Seed 0x9747b28c; words are little-endian.
     """
@@ -191,7 +194,7 @@ def murmur2(data: bytes) -> int:
 
 
 def _version(data: bytes) -> int:
-    """Return the version that `data` claims to have; the first one when it claims none."""
+    """Return the version in `data`, or the first one if there is none."""
     try:
         return _decoder_any.decode(data).v
     except _UNDECODABLE:

@@ -1,7 +1,7 @@
 """Which offsets a group member may commit.
 
-Objects do not leave the merge list in the order of their arrival, so messages are done out of order. The offset to
-commit is the first one in the partition that is not done. After a crash all messages from there on are delivered again,
+Objects do not leave the merge list in the order of their arrival, so messages are finished out of order. The offset to
+commit is the first one in the partition that is not done. After a crash all messages from there are delivered again,
 which moves nothing twice (invariant 5). All messages before it are done, so nothing is lost.
 """
 
@@ -14,15 +14,15 @@ from collections.abc import Iterable, Mapping
 class OffsetTracker:
     """Offsets taken and done, per partition. Amortised O(1) per message. Not thread-safe.
 
-    A log delivers a partition in offset order (gaps are allowed), so an offset that is not above the highest one
-    taken is already known: in flight or done. Memory holds the offsets from the first one in flight upwards.
+    A log delivers a partition in offset order (gaps are allowed), so an offset that is not above the highest one taken
+    is already known: in flight or done. The tracker stores the offsets from the first one in flight upwards.
     """
 
     def __init__(self) -> None:
         self._partitions: dict[int, _Partition] = {}
 
     def taken(self, partition: int, offset: int) -> bool:
-        """Note that a message was taken from the log. Returns False when it is already known and can be skipped."""
+        """Note that a message was taken from the log. Return False if it is already known and can be skipped."""
         state = self._partitions.get(partition)
         if state is None:
             state = self._partitions[partition] = _Partition(offset)
@@ -34,16 +34,16 @@ class OffsetTracker:
     def done(self, partition: int, offset: int) -> None:
         """Note that a message needs no more work.
 
-        Ignored when the message is not in flight, because it was done before or its partition was dropped in the
-        meantime. If the partition came back and the message was taken again, the first `done` counts, since the work
-        is done.
+        Ignored if the message is not in flight, because it was done before or its partition was dropped in the
+        meantime. If the partition came back and the message was taken again, the first `done` counts, since the work is
+        done.
         """
         state = self._partitions.get(partition)
         if state is not None:
             state.finish(offset)
 
     def committable(self) -> dict[int, int]:
-        """{partition: first offset not done}, for the partitions where it advanced since `committed`."""
+        """Return {partition: first offset not done}, for the partitions where it advanced since `committed`."""
         return {
             partition: state.first_not_done
             for partition, state in self._partitions.items()
@@ -51,8 +51,8 @@ class OffsetTracker:
         }
 
     def committed(self, offsets: Mapping[int, int]) -> int:
-        """Note the offsets that the log acknowledged. Partitions dropped in the meantime are ignored. Returns the
-        number of offsets by which the others advanced in all."""
+        """Note the offsets that the log acknowledged. Partitions dropped in the meantime are ignored. Return the number
+        of offsets by which the others advanced in all."""
         moved = 0
         for partition, offset in offsets.items():
             state = self._partitions.get(partition)
@@ -62,7 +62,7 @@ class OffsetTracker:
         return moved
 
     def drop(self, partitions: Iterable[int]) -> None:
-        """Forget partitions that were given up. A partition that comes back starts from scratch."""
+        """Forget partitions that this member gave up. A partition that comes back starts from scratch."""
         for partition in partitions:
             self._partitions.pop(partition, None)
 
@@ -70,7 +70,8 @@ class OffsetTracker:
 class _Partition:
     """The offsets of one partition.
 
-    taken_offsets: in order, from the first one in flight upwards. open_offsets: the taken offsets that are not done.
+    `taken_offsets` is in order, from the first offset in flight. `open_offsets` holds the taken offsets that are not
+    done.
     """
 
     __slots__ = ("committed_offset", "next_offset", "open_offsets", "taken_offsets")

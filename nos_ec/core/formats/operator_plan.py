@@ -1,8 +1,8 @@
-"""Plans: what would be changed on an operator's behalf, step by step, to be read before it is done. Pure.
+"""Plans: changes on an operator's behalf, step by step, to be read before they are applied. Pure.
 
-A plan is a file of JSON lines (docs/FORMAT.md). The first line says what the plan is for, each further line is a step.
-The last one counts the steps and has a checksum of all lines before it, so that a file that was cut off or edited is
-refused. A step names the state in which it was planned (`holds`). It is done only while that is still the state.
+A plan is a file of JSON lines (docs/FORMAT.md). The first line has the purpose of the plan, each following line is a
+step. The last one counts the steps and has a checksum of all lines before it, so that a truncated or edited file is
+refused. A step records the state in which it was planned (`holds`). It is carried out only if that is still the state.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ _S = TypeVar("_S")
 
 
 class Action(StrEnum):
-    """What a step does. engine/check/repairs.py does it."""
+    """The action of a step; engine/check/repairs.py carries it out."""
 
     RECOUNT_BLOCK = "recount-block"
-    """Set the counters of a block's row to what headers and rows add up to."""
+    """Set the counters of a block's row to the sums of headers and rows."""
     QUARANTINE_BLOCK = "quarantine-block"
-    """Enter a block that nothing refers to as condemned, to be deleted after a day in quarantine."""
+    """Record an unreferenced block as condemned, to be deleted after a day in quarantine."""
     QUARANTINE_COPY = "quarantine-copy"
-    """Queue a landing copy that nothing refers to for deletion after a day in quarantine."""
+    """Queue an unreferenced landing copy for deletion after a day in quarantine."""
     UNQUEUE_COPY = "unqueue-copy"
-    """Remove a landing copy that an object waits with from the deletion queue."""
+    """Remove the landing copy of a waiting object from the deletion queue."""
     WAIT = "wait"
-    """Enter an object in the landing store among what waits to be packed."""
+    """Add an object in the landing store to the objects that wait to be packed."""
     STOP_WAITING = "stop-waiting"
-    """Remove from what waits to be packed what its object does not confirm."""
+    """Remove an entry from the objects that wait to be packed if its object does not confirm it."""
     MEND = "mend"
-    """Write a damaged shard again from the others, or let a damaged object go back to its landing copy."""
+    """Write a damaged shard again from the others, or return a damaged object to its landing copy."""
     REWRITE_BLOCK = "rewrite-block"
-    """Move what lives out of a block to another one, as GC does, and condemn the block."""
+    """Move the live objects of a block to another one, as GC does, and condemn the block."""
     RESTORE_SLOT = "restore-slot"
-    """Write the header of a slot of the landing log again, for the landing segment that a row proves to be in it."""
+    """Write the header of a slot of the landing log again; a row proves which landing segment is in it."""
     FREE_SLOT = "free-slot"
-    """Zero the header of a slot of the landing log that holds nothing to which a row refers."""
+    """Zero the header of a slot of the landing log if no row refers to anything in it."""
 
 
 QUARANTINING = (Action.QUARANTINE_BLOCK, Action.QUARANTINE_COPY)
-"""What is done to things that nothing refers to."""
+"""Actions on unreferenced data."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -61,8 +61,8 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """action: see Action. target: what it is done to, ids by name. why: the finding or the rule behind it. evidence:
-    what was seen. holds: what must still be so when it is done, by name."""
+    """One step: the action, its target (ids by name), the finding or rule that requires it (`why`), and the evidence.
+    `holds` maps names to conditions that must still hold when the step is carried out."""
 
     action: Action
     target: dict[str, str]
@@ -73,7 +73,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class PlanHead(msgspec.Struct, frozen=True):
-    """store_id: the store that the plan is for. made_ms: when it was made (Unix milliseconds). made_by: the command."""
+    """The head of a plan: the id of its store, when it was made (Unix milliseconds), and the command that made it."""
 
     store_id: str
     made_ms: int
@@ -91,7 +91,7 @@ class _End(msgspec.Struct, frozen=True):
 
 
 def plan_lines(head: PlanHead, steps: Iterable[Step]) -> Iterator[bytes]:
-    """The lines of a plan, each with its line feed."""
+    """Yield the lines of a plan, each with its line feed."""
     line = _line(msgspec.to_builtins(head))
     crc, count = google_crc32c.value(line), 0
     yield line
@@ -103,27 +103,27 @@ def plan_lines(head: PlanHead, steps: Iterable[Step]) -> Iterator[bytes]:
 
 
 def read_head(line: bytes) -> PlanHead:
-    """The first line. Raises InvalidInput."""
+    """Return the head from the first line. Raise InvalidInput."""
     if b"nos_ec_plan" not in line:
-        raise InvalidInput("this is not a plan of nos_ec: its first line does not say so")
+        raise InvalidInput("this is not a plan of nos_ec: its first line is not the head of a plan")
     head = _decoded(line, PlanHead, 1)
     if head.nos_ec_plan != VERSION:
         raise InvalidInput(
-            f"the plan has format version {head.nos_ec_plan}, and this program knows version {VERSION}: make it anew"
+            f"the plan has format version {head.nos_ec_plan}, and this program knows version {VERSION}: make a new plan"
         )
     return head
 
 
 def read_steps(lines: Iterable[bytes]) -> Iterator[tuple[int, Step]]:
-    """The steps of a plan, from all of its lines, with their numbers from 1. Raises InvalidInput at the line that is
-    wrong, or at the end when the plan is not whole: look at all of it before the first step is done."""
+    """Yield the steps of a plan, from all of its lines, with their numbers from 1. Raise InvalidInput at an invalid
+    line, or at the end if lines are missing: read all of it before you carry out the first step."""
     crc, count, ended = 0, 0, False
     for number, line in enumerate(lines, 1):
         if ended:
             raise InvalidInput(f"line {number} of the plan follows its last line: the file was changed")
         if number > 1 and line.startswith(b'{"steps":'):
             if _decoded(line, _End, number) != _End(count, crc):
-                raise InvalidInput("the plan does not match its checksum: the file was changed; make the plan anew")
+                raise InvalidInput("the plan does not match its checksum: the file was changed; make a new plan")
             ended = True
         elif number > 1:
             count += 1
@@ -132,7 +132,7 @@ def read_steps(lines: Iterable[bytes]) -> Iterator[tuple[int, Step]]:
             yield count, _decoded(line, Step, number)
         crc = google_crc32c.extend(crc, line)
     if not ended:
-        raise InvalidInput("the plan has no last line: the file was cut off; make the plan anew")
+        raise InvalidInput("the plan has no last line: the file was cut off; make a new plan")
 
 
 def _line(data: dict[str, Any]) -> bytes:
@@ -143,4 +143,4 @@ def _decoded(line: bytes, kind: type[_S], number: int) -> _S:
     try:
         return msgspec.json.decode(line, type=kind)
     except msgspec.DecodeError as error:
-        raise InvalidInput(f"line {number} of the plan is wrong: {error}") from None
+        raise InvalidInput(f"line {number} of the plan is invalid: {error}") from None

@@ -2,15 +2,15 @@
 
 A line of JSON for each event, in UTF-8. docs/GC.md describes the format for people.
 
-event     fields                                                       meaning
-export    version, time_ms, since_ms (or null), one_in                 first line of a file that `export events` wrote
-survival  bucket, deaths, exposure_days                                a row of the survival table
-(core/packing/lifetimes.py) put       time_ms, bucket, name, size [, expires_ms] [, deleted_ms]    an object is stored;
-it replaces that of its name delete    time_ms, bucket, name                                        an object is deleted
+event     fields                                                     meaning
+export    version, time_ms, since_ms (or null), one_in               first line of a file that `export events` wrote
+survival  bucket, deaths, exposure_days                              a row of the table in core/packing/lifetimes.py
+put       time_ms, bucket, name, size [, expires_ms] [, deleted_ms]  an object is stored, and replaces one of its name
+delete    time_ms, bucket, name                                      an object is deleted
 
-Times are Unix milliseconds, sizes bytes. expires_ms: when a lifecycle rule deletes the object; deleted_ms: when its
-bytes become dead, where that is known already. Such a put replaces nothing, and no later line of its name concerns it.
-Unknown events and fields are refused, so that a misspelt one is not ignored. Pure.
+Times are in Unix milliseconds, sizes in bytes. expires_ms is when a lifecycle rule deletes the object. deleted_ms is
+when its bytes become dead, if that is already known. A put with deleted_ms replaces nothing, and later lines with its
+name do not concern it. Unknown events and fields are refused, so that a misspelt one is not ignored. Pure.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from nos_ec.core.packing.lifetimes import AGE_RANGES, Counts
 EVENTS_VERSION = 1
 LINE_BYTES_MAX = 1 << 16
 _NUMBER_MAX = 1 << 53
-"""JSON numbers beyond it may not be exact."""
+"""JSON numbers above it may not be exact."""
 _HASH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ExportBegun:
-    """What a file was made of. time_ms: when the export began. since_ms: only objects stored since then are in it; None
-    for all. one_in: it has one in so many objects."""
+    """How a file was made: when the export began, and what it contains: one in `one_in` of the objects stored since
+    `since_ms`, or of all if that is None."""
 
     time_ms: int
     since_ms: int | None = None
@@ -45,7 +45,7 @@ class ExportBegun:
 
 @dataclass(frozen=True, slots=True)
 class KnownSurvival:
-    """A row of the survival table. bucket: "" for all buckets without a row of their own."""
+    """A row of the survival table. The bucket "" stands for all buckets without a row of their own."""
 
     bucket: str
     counts: Counts
@@ -76,12 +76,12 @@ Event = ExportBegun | KnownSurvival | PutEvent | DeleteEvent
 
 
 def event_line(event: Event) -> bytes:
-    """The line of an event, with its end of line."""
+    """Return the line of an event, with its line feed."""
     return json.dumps(_data(event), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 def parse_event(line: bytes) -> Event:
-    """The event of a line. Raises InvalidInput that says what is wrong with it, but not where it is."""
+    """Return the event of a line. Raise InvalidInput that describes the error, but not the position of the line."""
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -99,19 +99,19 @@ def parse_event(line: bytes) -> Event:
 
 
 class Names:
-    """The names of an export. They are hashed with the id of the store, so that nobody who has not got it can try out
-    likely names. The hash of a name keeps its prefix, up to the last slash, apart, because GC sorts by it."""
+    """The names of an export. They are hashed with the id of the store, so that likely names cannot be tried without
+    that id. The hash of a name keeps its prefix, up to the last slash, apart, because GC sorts by it."""
 
     def __init__(self, store_id: str, *, keep: bool) -> None:
         self._key = hashlib.blake2b(store_id.encode(), digest_size=32).digest()
         self._keep = keep
 
     def bucket(self, bucket: str) -> str:
-        """What stands for a bucket."""
+        """Return the exported name of a bucket."""
         return bucket if self._keep or not bucket else self._hashed(bucket)
 
     def name(self, key: ObjectKey) -> str:
-        """What stands for the name of an object."""
+        """Return the exported name of an object."""
         if self._keep:
             return key.name
         prefix, slash, last = key.name.rpartition("/")
@@ -153,37 +153,37 @@ class _Fields:
         self._data = data
 
     def whole(self, field: str, least: int = 0) -> int:
-        """A whole number."""
+        """Take a whole number."""
         value = self._take(field)
         if type(value) is not int or not least <= value <= _NUMBER_MAX:
             raise InvalidInput(f"{field} is {value!r}; give a whole number from {least} to 2^53")
         return value
 
     def whole_or_none(self, field: str, least: int = 0) -> int | None:
-        """A whole number, or None if there is none."""
+        """Take a whole number, or None if the field is missing or null."""
         if self._data.get(field) is None:
             self._data.pop(field, None)
             return None
         return self.whole(field, least)
 
     def text(self, field: str, *, empty: bool = False) -> str:
-        """Text."""
+        """Take a text."""
         value = self._take(field)
         if not isinstance(value, str) or not (value or empty):
             raise InvalidInput(f"{field} is {value!r}; give text")
         return value
 
     def counts(self, field: str) -> list[float]:
-        """A count for each range of ages."""
+        """Take a count for each range of ages."""
         value = self._take(field)
         if not isinstance(value, list) or len(value) != AGE_RANGES or not all(map(_is_count, value)):
             raise InvalidInput(f"{field}: give {AGE_RANGES} numbers, none of them negative")
         return [float(one) for one in value]
 
     def require_all_read(self) -> None:
-        """Raises InvalidInput if a field is left."""
+        """Raise InvalidInput if a field is left."""
         if self._data:
-            raise InvalidInput(f"there is no field {next(iter(self._data))!r} of this event")
+            raise InvalidInput(f"this event has no field {next(iter(self._data))!r}")
 
     def _take(self, field: str) -> Any:
         if field not in self._data:

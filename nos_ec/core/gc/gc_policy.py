@@ -4,8 +4,8 @@ space-target  as few copies as possible while the store keeps within a space amp
 price         every block in which copying a byte buys enough days of holding a dead one
 threshold     every block of which a given share is dead
 
-Blocks in which nothing lives are in every plan, before all others: they cost nothing to collect.
-docs/GC.md compares the policies, and docs/adr/0026-gc-policies.md gives the reasons.
+Blocks without live objects are in every plan, before all others: they cost nothing to collect. docs/GC.md compares the
+policies, and docs/adr/0026-gc-policies.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ SPACE_AMP = 1.2
 """The default target of `SpaceTarget`."""
 HYSTERESIS = 0.02
 PRICE_FLOOR_DAYS = 2.0
-"""The least break-even price that a target of space pays."""
+"""The least break-even price of a block that a space target collects."""
 PRICE_DAYS = 20.0
-"""The default price of `Price`: with it a store of mixed lifetimes ends near a space amplification of 1.12
+"""The default price of `Price`: with it, a store of mixed lifetimes ends near a space amplification of 1.12
 (docs/GC.md)."""
 ANY_PRICE_DAYS = 1e-9
-"""Less than the break-even price of any block with dead bytes that is worth a look."""
+"""Less than the break-even price of any block with a relevant number of dead bytes."""
 HOLE_RATIO_MIN = 0.75
 AGE_DAYS_MIN = 0.01
-"""The least age that counts. A clock that was set back makes a block look younger than nothing."""
+"""The least age that counts. After a clock was set back, a block can seem to have a negative age."""
 
 
 class SealedBlock(NamedTuple):
-    """What a policy knows of a block. age_days: since the block was sealed, however old its objects are.
+    """The facts about a block that a policy uses. `age_days` is the time since the block was sealed, however old its
+    objects are.
 
-    A plan looks at every block of a store, so this is the kind of value that is made fastest.
+    A plan looks at every block of a store, so this is the kind of value that is fastest to create.
     """
 
     block_id: BlockId
@@ -49,56 +50,57 @@ class SealedBlock(NamedTuple):
 
     @property
     def is_dead(self) -> bool:
-        """Whether nothing in it lives."""
+        """Return whether nothing in the block is live."""
         return self.live_bytes == 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBytes:
-    """The object bytes in all blocks, open ones included: all that is stored, and what of it lives."""
+    """The object bytes in all blocks, including open ones: all stored bytes, and the live ones."""
 
     stored_bytes: int
     live_bytes: int
 
     @property
     def space_amplification(self) -> float:
-        """Stored / live bytes; infinite when nothing lives but something is stored."""
+        """Return stored / live bytes; infinite if bytes are stored but none are live."""
         if self.live_bytes:
             return self.stored_bytes / self.live_bytes
         return inf if self.stored_bytes else 1.0
 
     def exceeds(self, space_amp: float) -> bool:
-        """Whether more than `space_amp` bytes are stored per live byte."""
+        """Return whether more than `space_amp` bytes are stored per live byte."""
         return self.stored_bytes > space_amp * self.live_bytes
 
     def less(self, freed_bytes: int) -> StoredBytes:
-        """What is stored once so many dead bytes are free."""
+        """Return the stored bytes after so many dead bytes were freed."""
         return StoredBytes(self.stored_bytes - freed_bytes, self.live_bytes)
 
 
 class Behind(StrEnum):
-    """Why a plan, or the cycle that carries it out, does not reach the target. A plan itself knows the first three."""
+    """Why a plan, or the cycle that carries it out, does not reach the target. A plan itself can have the first three
+    reasons."""
 
     BUDGET = "budget"
-    """The cycle may not copy more bytes. The next cycle goes on."""
+    """The cycle may not copy more bytes. The next cycle continues."""
     BLOCKS = "blocks"
-    """The cycle may not collect more blocks. The next cycle goes on."""
+    """The cycle may not collect more blocks. The next cycle continues."""
     PRICE = "price"
-    """The blocks that are left are too expensive to collect now: less is dead in them than copying is worth."""
+    """The remaining blocks are too expensive to collect now: their dead bytes are not worth the copies."""
     SET_ASIDE = "set_aside"
     """Blocks that would suffice could not be collected, and are left alone until their cool-downs are over."""
     SPACE = "space"
     """There is not enough free space to write survivors."""
     STOPPED = "stopped"
-    """The cycle was ended early. The next cycle goes on."""
+    """The cycle was ended early. The next cycle continues."""
     GAIN = "gain"
     """Writing the survivors would take as much space as it frees."""
 
 
 @dataclass(frozen=True, slots=True)
 class GcPlan:
-    """The blocks to collect, best first, and what that copies and frees. behind: why the target is not reached; None
-    when it is, or when the policy has no target."""
+    """The blocks to collect, best first, and the bytes that this copies and frees. `behind` is why the target is not
+    reached; None if it is, or if the policy has no target."""
 
     victims: tuple[SealedBlock, ...]
     copied_bytes: int
@@ -111,30 +113,30 @@ class GcPolicy(Protocol):
 
     @property
     def target(self) -> float | None:
-        """The space amplification to keep within; None if the policy has no target."""
+        """Return the space amplification to keep within, or None if the policy has no target."""
 
     def at_any_price(self) -> GcPolicy:
-        """The same policy for a store that has no space left: collecting is worth whatever copying costs."""
+        """Return the same policy for a full store, where collecting is worth any amount of copying."""
 
     def is_due(self, store: StoredBytes) -> bool:
-        """Whether a cycle could do more than delete blocks in which nothing lives. Costs next to nothing."""
+        """Return whether a cycle could do more than delete blocks without live objects. Costs almost nothing."""
 
     def plan(self, blocks: Iterable[SealedBlock], store: StoredBytes, /) -> GcPlan:
         """Choose among all sealed blocks. Equal arguments give equal plans, in whatever order the blocks come."""
 
 
 def break_even_days(block: SealedBlock) -> float:
-    """The price at which collecting this block now is exactly right: how many days of holding a dead byte it is worth
-    to copy a live one. 0 for a block without dead bytes, infinite for one without live bytes.
+    """Return the price at which collecting this block now is exactly right: for how many days of holding a dead byte it
+    is worth copying a live one. 0 for a block without dead bytes, infinite for one without live bytes.
 
     Assume that the objects of a block die at rate h, so that the live share is u = exp(-h t) at age t. Collect at age t
-    at a price of P for each byte copied. Survivors begin anew, so the cost of a byte is V = D + u (P + V), where
-    D = t - (1 - u)/h is the time that dead bytes are held. The t that makes V smallest satisfies
+    at a price of P for each byte copied. Survivors begin anew, so the cost of a byte is V = D + u (P + V), where D = t
+    - (1 - u)/h is the time that dead bytes are held. The t that makes V smallest satisfies
 
         P = (1/u - 1 + ln u) / h
 
-    This is the index of an optimal stopping problem (Gittins; for a block that may be left alone, Whittle 1988). With
-    h estimated as -ln u / age, no state is needed but the age: P = age ((1/u - 1) / (-ln u) - 1).
+    This is the index of an optimal stopping problem (Gittins; for a block that may be left alone, Whittle 1988). With h
+    estimated as -ln u / age, no state is needed but the age: P = age ((1/u - 1) / (-ln u) - 1).
     """
     if block.dead_bytes <= 0:
         return 0.0
@@ -146,8 +148,9 @@ def break_even_days(block: SealedBlock) -> float:
 
 
 def padding_days(age_days: float, padding_bytes: int, live_bytes: int) -> float:
-    """The price at which rewriting a block for its padding alone is exactly right, as `break_even_days` is for its dead
-    bytes: how many days of holding a byte of padding it is worth to copy a live one. Infinite without live bytes.
+    """Return the price at which rewriting a block for its padding alone is exactly right, as `break_even_days` does for
+    its dead bytes: for how many days of holding a byte of padding it is worth copying a live one. Infinite without live
+    bytes.
 
     Padding takes the same space until the block is rewritten for other reasons, and that is expected to take as long
     again as the block has existed (Lindy's law: the longer it has lasted, the longer it will). The longer that is, the
@@ -159,7 +162,7 @@ def padding_days(age_days: float, padding_bytes: int, live_bytes: int) -> float:
 
 
 def hole_share(block: SealedBlock) -> float:
-    """The hole ratio; 1 for a block without data."""
+    """Return the hole ratio; 1 for a block without data."""
     found = hole_ratio(block.live_bytes, block.dead_bytes)
     return 1.0 if found is None else found
 
@@ -172,10 +175,10 @@ Rank = Callable[[SealedBlock], float]
 class SpaceTarget:
     """Collects while more than `space_amp` bytes are stored per live byte.
 
-    A cycle that begins goes on until twice `hysteresis` of what the target allows to be dead is free, so that the mean
-    lies near the target less `hysteresis`, and cycles are not many and tiny. It takes no block whose break-even price
-    is below `floor_days`, and stops before it copies more than `budget_bytes` or collects more than `victims_max`.
-    rank: the order of the victims.
+    A cycle continues until twice `hysteresis` of the dead bytes that the target allows are free, so that the mean is
+    near the target less `hysteresis`, without many tiny cycles. It takes no block whose break-even price is below
+    `floor_days`, and stops before it copies more than `budget_bytes` or collects more than `victims_max`. `rank` orders
+    the victims.
     """
 
     space_amp: float = SPACE_AMP
@@ -193,19 +196,20 @@ class SpaceTarget:
 
     @property
     def target(self) -> float:
-        """The space amplification to keep within."""
+        """Return the space amplification to keep within."""
         return self.space_amp
 
     def at_any_price(self) -> SpaceTarget:
-        """Without a floor."""
+        """Return the same policy without a floor."""
         return replace(self, floor_days=0)
 
     def is_due(self, store: StoredBytes) -> bool:
-        """Whether the store is over its target."""
+        """Return whether the store is over its target."""
         return store.exceeds(self.space_amp)
 
     def plan(self, blocks: Iterable[SealedBlock], store: StoredBytes, /) -> GcPlan:
-        """Dead blocks first, then the best of the others until the store is within its target, less the hysteresis."""
+        """Take dead blocks first, then the best of the others until the store is within its target, less the
+        hysteresis."""
         if not self.is_due(store):
             return _Picked(block for block in blocks if block.is_dead).plan()
         dead, ranked = _ranked(blocks, self.rank, self._is_affordable, self.victims_max)
@@ -243,19 +247,19 @@ class Price:
 
     @property
     def target(self) -> None:
-        """None."""
+        """Return None: this policy has no target."""
         return None
 
     def at_any_price(self) -> Price:
-        """At next to no price."""
+        """Return the same policy at almost no price."""
         return replace(self, days=ANY_PRICE_DAYS)
 
     def is_due(self, store: StoredBytes) -> bool:
-        """Always, once something is dead."""
+        """Return whether any bytes are dead."""
         return store.stored_bytes > store.live_bytes
 
     def plan(self, blocks: Iterable[SealedBlock], _store: StoredBytes, /) -> GcPlan:
-        """Dead blocks first, then the dearest."""
+        """Take dead blocks first, then the most expensive ones."""
         return _all_above(blocks, break_even_days, self.days, self.budget_bytes, self.victims_max)
 
 
@@ -268,23 +272,23 @@ class Threshold:
 
     def __post_init__(self) -> None:
         if not 0 < self.hole_ratio_min <= 1:
-            raise InvalidInput(f"a hole ratio of {self.hole_ratio_min} is no threshold; give more than 0, at most 1")
+            raise InvalidInput(f"a hole ratio of {self.hole_ratio_min} is invalid; give more than 0, at most 1")
 
     @property
     def target(self) -> None:
-        """None."""
+        """Return None: this policy has no target."""
         return None
 
     def at_any_price(self) -> Threshold:
-        """The same: it knows no price."""
+        """Return the policy itself: it has no price."""
         return self
 
     def is_due(self, store: StoredBytes) -> bool:
-        """Always, once something is dead."""
+        """Return whether any bytes are dead."""
         return store.stored_bytes > store.live_bytes
 
     def plan(self, blocks: Iterable[SealedBlock], _store: StoredBytes, /) -> GcPlan:
-        """Dead blocks first, then those with the largest holes."""
+        """Take dead blocks first, then those with the largest holes."""
         return _all_above(blocks, hole_share, self.hole_ratio_min, self.budget_bytes, None)
 
 
@@ -305,10 +309,10 @@ def _all_above(
 def _ranked(
     blocks: Iterable[SealedBlock], rank: Rank, is_wanted: Callable[[SealedBlock], bool], victims_max: int | None
 ) -> tuple[list[SealedBlock], list[SealedBlock]]:
-    """The dead blocks, and the wanted ones with live and dead bytes, best first.
+    """Return the dead blocks, and the wanted ones with live and dead bytes, best first.
 
-    At most one more than `victims_max`, so that memory does not grow with the store. The last one only tells that there
-    are more.
+    At most one more than `victims_max` is returned, so that memory does not grow with the store. The last one only
+    shows that there are more.
     """
     dead: list[SealedBlock] = []
 
@@ -324,7 +328,7 @@ def _ranked(
 
 
 class _Picked:
-    """A plan in the making."""
+    """A plan that is being made."""
 
     def __init__(self, dead: Iterable[SealedBlock]) -> None:
         self._victims = sorted(dead, key=lambda block: (-block.dead_bytes, block.block_id))

@@ -1,4 +1,4 @@
-"""What a live byte costs on the disks, and what it consists of. Pure."""
+"""The raw bytes that a live byte takes on the disks, by cause. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from nos_ec.core.geometry import Geometry
 
 REPLICAS = 3
-"""What erasure coding is compared with."""
+"""The number of replicas that erasure coding is compared with."""
 RAW_PARTS = ("live", "coding", "headers", "padding", "undivided", "dead_sealed", "dead_open", "dead_condemned")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredParts:
-    """Bytes in blocks, without coding chunks. header_share: the share of the overhead that is headers and names, the
-    rest being padding; None while that is not known."""
+    """Bytes in blocks, without coding chunks. `header_share` is the share of the overhead that is headers and names,
+    the rest being padding; None while it is unknown."""
 
     live_bytes: int
     sealed_dead_bytes: int
@@ -28,10 +28,10 @@ class StoredParts:
 class RawCost:
     """Raw bytes per live byte in blocks: the sum of its parts.
 
-    live is 1. coding: the coding chunks of live bytes. The other parts count their own coding chunks. headers: with
-    names. padding: what is in stripes and belongs to nothing. undivided: both, while rows alone are known, which do not
-    tell them apart; 0 otherwise. break_even: the space amplification at which a live byte would take as much as with
-    three replicas; headers and padding as they are now.
+    `live` is 1; `coding` counts the coding chunks of live bytes. The other parts include their own coding chunks.
+    `headers` includes names, and `padding` counts bytes of stripes without any content. `undivided` is the sum of both
+    while only rows are known, which do not distinguish them; 0 otherwise. `break_even` is the space amplification at
+    which a live byte would take as much as with three replicas, with headers and padding as they are now.
     """
 
     total: float
@@ -47,14 +47,14 @@ class RawCost:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The parts by name, in the order in which they are shown."""
+        """Return the parts by name, in the order in which they are shown."""
         dead = (self.sealed_dead, self.open_dead, self.condemned_dead)
         values = (self.live, self.coding, self.headers, self.padding, self.undivided, *dead)
         return dict(zip(RAW_PARTS, values, strict=True))
 
 
 def raw_cost(stored: StoredParts, geometry: Geometry) -> RawCost | None:
-    """None while nothing lives."""
+    """Return the raw cost, or None while no byte is live."""
     live = stored.live_bytes
     if not live:
         return None

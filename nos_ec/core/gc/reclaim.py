@@ -1,7 +1,7 @@
 """Which bytes of a block are live, dead or overhead, and which blocks are worth collecting. Pure.
 
  6  live + dead + overhead = size, computed from headers and rows alone
-10  bytes that cannot be read are never treated as dead while a row says that they are live
+10  bytes that cannot be read are never treated as dead while a row refers to them
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.bounds import chunks_min, stripes_by_volume
 
 _ROUNDING = 1e-6
-"""Largest rounding error of the sum of many fractions, in stripes."""
+"""The largest rounding error of the sum of many fractions, in stripes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveEntry:
-    """An object that lies in a block according to its row: key's MD5, version, range (from the start of the block)."""
+    """An object that is in a block according to its row: key's MD5, version, range (from the start of the block)."""
 
     key_md5: bytes
     version: int
@@ -30,7 +30,7 @@ class LiveEntry:
 
 @dataclass(frozen=True, slots=True)
 class BlockAccount:
-    """The byte counts of one block. `unconfirmed`: live rows that no readable header confirms."""
+    """The byte counts of one block. `unconfirmed` are live rows that no readable header confirms."""
 
     live_bytes: int
     dead_bytes: int
@@ -48,9 +48,9 @@ def account_block(
 ) -> BlockAccount:
     """Compute the byte counts of a block of `stripes` stripes.
 
-    Rows decide what is live, and headers what was written. Data of a group that no row points to is dead. Bytes
+    Rows decide what is live, and headers show what was written. Data of a group that no row points to is dead. Bytes
     that are neither live nor dead are overhead. In a stripe without a readable header, all bytes that no row points to
-    count as dead, because nothing tells what they are. So GC will collect them.
+    count as dead, because their content is unknown. So GC will collect them.
     """
     live_bytes = sum(entry.length for entry in live)
     data_bytes = sum(header.data_length for header in headers)
@@ -70,7 +70,8 @@ def account_block(
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A block that GC may collect: its size and what rewriting its live objects takes, both in stripes."""
+    """A block that GC may collect: its size, and the space that its live objects need when they are rewritten, both in
+    stripes."""
 
     stripes: int
     needs: float
@@ -79,9 +80,9 @@ class Victim:
 def stripes_needed(geometry: Geometry, sizes: Sequence[int], names_bytes: int, split_bytes: int) -> float:
     """Return the stripes that objects of these sizes take when they are packed together with others; not rounded up.
 
-    names_bytes: bytes of their name records. split_bytes: the price of an extra read (consumer.split_bytes). The result
-    is a lower bound that the default policy comes close to. It does not count the last chunk as a whole one, because
-    other objects may use the rest of that chunk.
+    `names_bytes` is the length of their name records. `split_bytes` is the price of an extra read
+    (consumer.split_bytes). The result is a lower bound that the default policy comes close to. It does not count the
+    last chunk as a whole one, because other objects may use the rest of that chunk.
     """
     if not sizes:
         return 0.0
@@ -92,14 +93,14 @@ def stripes_needed(geometry: Geometry, sizes: Sequence[int], names_bytes: int, s
 
 
 def stripes_rewritten(needs: float) -> int:
-    """Whole stripes that survivors are expected to fill when they need `needs` stripes."""
+    """Return the whole stripes that survivors are expected to fill if they need `needs` stripes."""
     return ceil(needs - _ROUNDING)
 
 
 def pays(victims: Sequence[Victim]) -> bool:
-    """True when rewriting the live objects of the victims takes fewer stripes than deleting the victims frees.
+    """Return whether rewriting the live objects of the victims takes fewer stripes than deleting the victims frees.
 
-    So each collection leaves fewer stripes than it found. Without this rule a lone stripe with one live object would
-    be copied again and again for nothing.
+    So each collection leaves fewer stripes than it found. Without this rule a lone stripe with one live object would be
+    copied again and again for nothing.
     """
     return stripes_rewritten(sum(victim.needs for victim in victims)) < sum(victim.stripes for victim in victims)

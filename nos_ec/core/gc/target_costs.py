@@ -1,7 +1,7 @@
-"""What it would take to bring a store to one target of space or another, from one look at its blocks. Pure.
+"""The cost of bringing a store to several space targets, computed in one pass over its blocks. Pure.
 
-Blocks are counted by their break-even price, a hundred classes for each power of ten. So memory does not grow with the
-store, and what is computed is right up to the part of one class.
+Blocks are counted by their break-even price, in a hundred classes for each power of ten. So memory does not grow with
+the store, and the result is exact to a fraction of one class.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ CLASS_MIN, CLASS_MAX = -4 * CLASSES_PER_DECADE, 7 * CLASSES_PER_DECADE
 
 @dataclass(frozen=True, slots=True)
 class TargetCost:
-    """What collecting blocks from the highest price downwards costs until the target is reached, however many runs that
-    takes.
+    """The cost of collecting blocks from the highest price downwards until the target is reached, in any number of
+    runs.
 
-    space_amplification: where it ends. price_days: of the last block that it takes; None if it takes none. is_reached:
-    whether the target is reached with blocks whose price is at least the floor.
+    `space_amplification` is the final one. `price_days` is that of the last block collected, or None without any.
+    `is_reached`: the target is reached with blocks whose price is at least the floor.
     """
 
     target: float
@@ -36,8 +36,8 @@ class TargetCost:
 def target_costs(
     blocks: Iterable[SealedBlock], store: StoredBytes, targets: Sequence[float], floor_days: float
 ) -> list[TargetCost]:
-    """For each target its cost. store: without blocks in which nothing lives. floor_days: the least break-even price of
-    a block that is collected."""
+    """Return the cost of each target. `store` excludes blocks without live objects. `floor_days` is the least
+    break-even price of a block that is collected."""
     live: dict[int, int] = {}
     dead: dict[int, int] = {}
     for block in blocks:

@@ -44,19 +44,19 @@ from nos_ec.core.packing.size_ranges import SizeRange, cheapest_ranges, row_of
 from nos_ec.core.packing.splits import SPLIT_BYTES, Splits
 
 GROUP_STRIPES = 4
-"""Stripes a group aims for by default. Smaller groups would spend more on headers and page rounding."""
+"""Stripes that a group aims for by default. Smaller groups would spend more on headers and page rounding."""
 
 LONGER_SAVES_MIN = 0.005
 """Share of the bytes of objects of one size that a group of more stripes must save. Longer groups hold more objects in
-one commit, and lose more when one is not written."""
+one commit, and lose more if one is not written."""
 
 CHUNKS_EMPTY_MAX = 0.01
-"""Share of the chunks of a full group that may stay empty. When more do on average, such a group gets another stripe.
-The mixes of docs/PACKING.md leave less: there, longer groups would only make blocks that are not full."""
+"""Share of the chunks of a full group that may stay empty. If more do on average, such a group gets another stripe. The
+mixes of docs/PACKING.md leave less: there, longer groups would only make blocks that are not full."""
 _GROUPS_MEAN = 64
-"""Groups that this average is taken over, about."""
+"""This average is taken over about so many groups."""
 _GROUPS_PRIOR = 4
-"""It begins as if so many groups had been filled up."""
+"""It begins as if so many groups had been filled completely."""
 
 OVERDUE_WINDOWS = 2
 """Windows of arrivals after which an object is placed at any cost. Objects taken out of turn fit badly: with 1.5
@@ -79,21 +79,21 @@ LEFT_FRACTION = 0.5
 of very small objects."""
 
 SCARCE_FRACTION = 0.3
-"""Share of the window. When fewer small objects wait, they are saved: large ones are chained first."""
+"""Share of the window. If fewer small objects wait, they are saved: large ones are chained first."""
 
 GAP_FRACTION = 1 / 32
-"""Share of a chunk. When more room than this would stay empty, a large object is sought to fill it."""
+"""Share of a chunk. If more space than this would stay empty, a large object is sought to fill it."""
 
 FULL_FRACTION = 1 / 512
-"""Share of a chunk that is not worth a search: a row with no more room than this counts as full."""
+"""Share of a chunk that is not worth a search: a row with no more space than this counts as full."""
 
 RANGES_WAITING_MIN = 250
-"""Small objects that must wait so that rows are planned by ranges of their sizes: among fewer, none has the size that
-a row needs."""
+"""Small objects that must wait before rows are planned by ranges of their sizes: among fewer, none has the size that a
+row needs."""
 RANGES_GAP_MIN = 0.15
 """Share of the price that chunks without splits must leave empty on average."""
 RANGES_LEAST = 1 / 16
-"""Share of a chunk that the smallest of them must have: smaller objects fill what others leave."""
+"""The least share of a chunk of the smallest object: smaller objects fill the gaps of others."""
 RANGES_WINDOWS = 0.25
 """Windows of arrivals after which the ranges are computed again, in a millisecond or two."""
 
@@ -101,10 +101,11 @@ RANGES_WINDOWS = 0.25
 class BestFitMergeList(Generic[P]):
     """MergeList of policy "best".
 
-    window: most objects that wait outside the open group. linger: longest wait when events are rare. group_stripes:
-    stripes a group aims for, None for the default. names: whether groups reserve room for names (only measurements
-    do without). split_bytes: how many bytes of a chunk may be left empty to save one shard read; 0: none, so objects
-    are split wherever that fills a chunk; a chunk or more: no object is split that fits in one chunk.
+    At most `window` objects wait outside the open group. `linger` is the longest wait when events are rare.
+    `group_stripes` is the number of stripes that a group aims for, None for the default. `names`: groups reserve space
+    for names (only measurements do without). `split_bytes` is how many bytes of a chunk may be left empty to save one
+    shard read. With 0, objects are split wherever that fills a chunk; with a chunk or more, no object is split that
+    fits in one chunk.
     """
 
     def __init__(
@@ -134,17 +135,17 @@ class BestFitMergeList(Generic[P]):
         that were handed out stay here until they are first."""
         self._splits = Splits(split_bytes, geometry.chunk_size)
         self._stripes = self._stripes_aim
-        """Of the open group."""
+        """Stripes of the open group."""
         self._empty_mean = 0.0
         """Share of the chunks that full groups of the default number of stripes leave empty."""
         self._groups_counted = _GROUPS_PRIOR
         self._short_until = 0
         """Objects that arrived before this one are packed in groups of the default number of stripes."""
         self._equal_rows: EqualRows | None = None
-        """The rows of the open group for when all objects that wait have one size; None if another size waited when it
-        was opened."""
+        """The rows of the open group while all waiting objects have one size; None if another size waited when it was
+        opened."""
         self._is_last_open = False
-        """Whether the last of them is open."""
+        """Whether the last of these rows is open."""
         self._ranges: list[SizeRange] = []
         """By which rows are planned while objects of similar sizes wait; empty otherwise."""
         self._ranges_until = 0
@@ -331,6 +332,7 @@ class BestFitMergeList(Generic[P]):
         return cheapest_rows(stripes, geometry.k, self._chunk, size, front, self._splits.price)
 
     def _may_be_long(self) -> bool:
+        """Return whether the open group may be longer than the default."""
         return self._oldest is not None and self._oldest.seq >= self._short_until
 
     def _grow(self, group: GroupLayout[P]) -> bool:
@@ -372,7 +374,7 @@ class BestFitMergeList(Generic[P]):
     # --- what goes in ---------------------------------------------------------------------------------
 
     def _place_some(self, group: GroupLayout[P]) -> bool:
-        """Move objects to the group by rules 1 to 4. Returns False when the group is to be closed."""
+        """Move objects to the group by rules 1 to 4. Return False if the group must be closed."""
         if group.rows:
             last = group.rows[-1]
             if self._fill(group, last, self._left_min):
@@ -390,12 +392,12 @@ class BestFitMergeList(Generic[P]):
         return any(self._fill(group, into, self._left_min) for into in group.rows) or self._grow(group)
 
     def _late(self) -> list[Candidate[P]]:
-        """The oldest small and the oldest large object, as far as they are overdue by arrivals."""
+        """Return the oldest small and the oldest large object, as far as they are overdue by arrivals."""
         seq_overdue = self._arrivals - self._overdue_count
         return [c for c in self._oldest_first() if c.seq < seq_overdue]
 
     def _oldest_first(self) -> tuple[Candidate[P], ...]:
-        """The oldest small and the oldest large object."""
+        """Return the oldest small and the oldest large object, the older one first."""
         small, large = self._waiting.oldest_small(), self._waiting.oldest_large()
         if small is None or large is None:
             return tuple(c for c in (small, large) if c is not None)
@@ -426,7 +428,7 @@ class BestFitMergeList(Generic[P]):
                 if self._ranges or self._arrivals >= self._ranges_until:
                     self._plan_row(group, opened)
                 return opened
-        # Only the chunk behind the front is smaller than the others, so the oldest may not fit there.
+        # Only the chunk after the front is smaller than the others, so the oldest may not fit there.
         return self._open_with(group, self._waiting.largest_small_within(max(0, group.small_size_max())))
 
     def _plan_row(self, group: GroupLayout[P], opened: Row[P]) -> None:
@@ -456,8 +458,8 @@ class BestFitMergeList(Generic[P]):
         return opened
 
     def _split(self, group: GroupLayout[P], into: Row[P]) -> bool:
-        """Let a row that nothing fills go on in the next chunk, with an object that crosses the border, if that costs
-        less than the room left empty. Returns whether it does."""
+        """Let a row that nothing fills continue in the next chunk, with an object that crosses the border, if that
+        costs less than the space left empty. Return whether it does."""
         waiting, gap = self._waiting, into.room
         if not len(waiting) or self._splits.price >= self._chunk:
             return False
@@ -471,7 +473,7 @@ class BestFitMergeList(Generic[P]):
         return False
 
     def _fill(self, group: GroupLayout[P], into: Row[P], left_min: int) -> bool:
-        """Fill a row as long as more than `left_min` objects wait. Returns whether anything was placed."""
+        """Fill a row while more than `left_min` objects wait. Return whether anything was placed."""
         if into.planned and into.planned > len(into.small):
             if self._fill_evenly(group, into, left_min):
                 return True
@@ -488,8 +490,8 @@ class BestFitMergeList(Generic[P]):
         return group.count > count
 
     def _fill_evenly(self, group: GroupLayout[P], into: Row[P], left_min: int) -> bool:
-        """Fill a row that is planned with objects of about one size, and the last two so that nothing stays empty.
-        Returns whether anything was placed."""
+        """Fill a planned row with objects of about one size, and choose the last two so that nothing stays empty.
+        Return whether anything was placed."""
         count = group.count
         while into.planned > len(into.small) and len(self._waiting) > left_min:
             found = self._waiting.evenly(group.allowance(into).room, into.planned - len(into.small))
@@ -530,7 +532,7 @@ class BestFitMergeList(Generic[P]):
         return True
 
     def _chain_large(self, group: GroupLayout[P], into: Row[P]) -> bool:
-        """Add the large objects whose rests fill the row best. Returns False when none fits."""
+        """Add the large objects whose rests fill the row best. Return False if none fits."""
         chained = False
         while True:
             candidate = self._waiting.large_that_fits(group.chunks_free, group.allowance(into).room)
@@ -539,7 +541,7 @@ class BestFitMergeList(Generic[P]):
             chained = True
 
     def _fill_best(self, group: GroupLayout[P], into: Row[P], left_min: int) -> int:
-        """Add the small objects that fill the row best. Returns the bytes of room left."""
+        """Add the small objects that fill the row best. Return the bytes left empty."""
         while True:
             allowed = group.allowance(into)
             entries = min(allowed.entries, len(self._waiting) - left_min)

@@ -14,8 +14,8 @@ stripes: T x S >= D + H. Hence (even if page rounding cost nothing)
 When names are counted, their bytes are added to D in both.
 
 Groups. A group of t stripes holds at most q(t) = floor((t x S - PAGE) / w) objects of at least w bytes. So n(w) of them
-take at least n(w) x min(t / q(t)) stripes, over 1 <= t <= G. Every w gives a valid bound. For objects of 1 MiB it says
-31 in 32 stripes.
+take at least n(w) x min(t / q(t)) stripes, over 1 <= t <= G. Every w gives a valid bound. For objects of 1 MiB, 32
+stripes hold at most 31.
 
 Chunks, where no object is split. Write size = full x C + rest with 1 <= rest <= C. Claim: a layout that obeys the rules
 uses at least sum(full) + B chunks, where B is the fewest bins of C bytes that hold all the rests. Proof: a chunk
@@ -62,24 +62,24 @@ from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.packing.equal_sizes import cheapest_rows
 
 L2_STEPS = 1024
-"""Steps of w that are tried, spread evenly over half a chunk."""
+"""The steps of w that are tried, spread evenly over half a chunk."""
 BENDS = 8
-"""Places of the bend that are tried in the bound of the cost."""
+"""The places of the bend that are tried in the bound of the cost."""
 _SLOPES = [step / 8 for step in (20, 16, 12, 10, 8, 7, 4, 2, 1, 0)]
-"""Of the weights before and after the bend, steep ones first."""
+"""Slopes of the weights before and after the bend, steep ones first."""
 LEAST_STEPS = 64
 """The smallest object that counts is one of so many, spread evenly over all."""
 LEAST_TRIED = 4
 """How many of these are tried for the cost, from the smallest."""
 SPANS_TRIED = 32
-"""Rows up to this span are looked at one by one."""
+"""Rows up to this span are examined one by one."""
 REST_SHARE_MIN = 8
-"""Rests below so small a share of a chunk fill every gap, so the cost of others says little."""
+"""Rests below one part in this many of a chunk fill every gap, so the cost of other objects is then a weak bound."""
 
 
 def stripes_min(sizes: Sequence[int], geometry: Geometry, split_bytes: int) -> float:
     """Return the fewest stripes that can hold objects of these sizes (bytes, each at least 1) without their names; not
-    rounded up. split_bytes: the price of an extra read; at a chunk or more, no object is split."""
+    rounded up. `split_bytes` is the price of an extra read; at a chunk or more, no object is split."""
     found = max(stripes_by_volume(sizes, geometry, 0), stripes_by_groups(sizes, geometry))
     if split_bytes < geometry.chunk_size:
         return found
@@ -88,15 +88,16 @@ def stripes_min(sizes: Sequence[int], geometry: Geometry, split_bytes: int) -> f
 
 def utilisation_max(sizes: Sequence[int], geometry: Geometry, split_bytes: int) -> float:
     """Return the user bytes per byte of stripe that no packing of these objects can exceed; 0.0 without objects.
-    split_bytes: as in `stripes_min`."""
+    `split_bytes` is as in `stripes_min`."""
     if not sizes:
         return 0.0
     return sum(sizes) / (stripes_min(sizes, geometry, split_bytes) * geometry.stripe_size)
 
 
 def cost_min(sizes: Sequence[int], geometry: Geometry, split_bytes: int) -> float:
-    """Return the least that packing objects of these sizes costs, in bytes: those of their stripes that hold no object,
-    and `split_bytes` for each chunk that an object touches beyond the fewest possible. Names are not counted."""
+    """Return the least cost, in bytes, of packing objects of these sizes: the bytes of their stripes that hold no
+    object, and `split_bytes` for each chunk that an object touches beyond the fewest possible. Names are not counted.
+    """
     empty = stripes_min(sizes, geometry, split_bytes) * geometry.stripe_size - sum(sizes)
     if split_bytes >= geometry.chunk_size or not sizes:
         return empty
@@ -107,7 +108,7 @@ def cost_min(sizes: Sequence[int], geometry: Geometry, split_bytes: int) -> floa
 
 
 def cost_of_rows(rests: Sequence[int], geometry: Geometry, price: int) -> float:
-    """Return a lower bound of what rows of objects with these rests (bytes) cost, whatever groups they are in."""
+    """Return a lower bound on the cost of rows of objects with these rests (bytes), whatever groups they are in."""
     if not price:
         return 0.0  # Rows cost nothing if they are long enough.
     ordered = sorted(rests)
@@ -131,8 +132,8 @@ def cost_of_rows(rests: Sequence[int], geometry: Geometry, price: int) -> float:
 
 
 def _limits(chunk: int, price: int, least: int, most: int) -> list[tuple[float, float]]:
-    """Return what the weight of a rest may not exceed because of rows of up to SPANS_TRIED, for rests from `least` to
-    `most`, as (rest, weight). What another of these implies, because weights grow with the rest, is left out."""
+    """Return the limits that rows of up to SPANS_TRIED set on the weight of a rest, for rests from `least` to `most`,
+    as (rest, weight). A limit is left out if another one implies it, because weights grow with the rest."""
     limits: dict[float, float] = {}
     for span in range(1, SPANS_TRIED + 1):
         for number in range(span * chunk // most, span * chunk // least + 1):
@@ -160,7 +161,8 @@ def stripes_by_groups(sizes: Sequence[int], geometry: Geometry) -> float:
 
 
 def stripes_by_volume(sizes: Sequence[int], geometry: Geometry, names_bytes: int) -> float:
-    """The fewest stripes that hold the bytes of these objects, of their headers and of their names; not rounded up."""
+    """Return the fewest stripes that hold the bytes of these objects, of their headers and of their names; not rounded
+    up."""
     data, stripe, group = sum(sizes), geometry.stripe_size, geometry.stripes_per_block
     by_page = (data + names_bytes) / (stripe - PAGE / group)
     by_entry = (data + names_bytes + ENTRY_SIZE * len(sizes)) / (stripe - PREAMBLE_SIZE / group)
@@ -168,13 +170,14 @@ def stripes_by_volume(sizes: Sequence[int], geometry: Geometry, names_bytes: int
 
 
 def chunks_min(sizes: Sequence[int], chunk_size: int) -> int:
-    """The fewest chunks that can hold objects of these sizes: the full ones, and bins for the rests."""
+    """Return the fewest chunks that can hold objects of these sizes: the full ones, and bins for the rests."""
     full = sum((size - 1) // chunk_size for size in sizes)
     return full + bins_min([(size - 1) % chunk_size + 1 for size in sizes], chunk_size)
 
 
 def bins_min(items: Sequence[int], bin_size: int) -> int:
-    """Martello and Toth's L2: a lower bound on the bins of `bin_size` for items of 1 to `bin_size`. O(n log n)."""
+    """Return Martello and Toth's L2: a lower bound on the bins of `bin_size` for items of 1 to `bin_size`. O(n log
+    n)."""
     ordered = sorted(items)
     total = [0, *accumulate(ordered)]
     half = bisect_right(ordered, bin_size // 2)

@@ -1,7 +1,7 @@
 """How objects of one size are packed at least cost, at a price for each extra read.
 
-The cost of a group is its empty bytes, front included, and for each extra read the price. A row of `span` chunks beside
-full ones (packer.py) holds span x C // rest objects at most, and costs
+The cost of a group is its empty bytes, including the front, and for each extra read the price. A row of `span` chunks
+in addition to full ones (packer.py) holds span x C // rest objects at most, and costs
 
     span x C - sum(rests) + price x (span - 1)
 
@@ -9,11 +9,11 @@ With objects of at most a chunk, it is cheapest with as many as it holds. Each l
 which the group may lack, so fewer may be better. A group is a sequence of rows of which one also holds the front, and
 its last stripes may stay unwritten. So the cheapest rows are a shortest path over the number of chunks that are left.
 Objects may change places between rows at no cost, so only one row need hold fewer than it can: the packer fills each.
-What is minimised is the cost an object, a ratio, with Dinkelbach's method: minimise `cost - value x objects`, where
-`value` is the least cost an object found so far, until that finds nothing better (W. Dinkelbach, "On nonlinear
-fractional programming", 1967). It converges superlinearly.
+The cost per object, a ratio, is minimised with Dinkelbach's method: minimise `cost - value x objects`, where `value` is
+the least cost per object found so far, until that finds nothing better (W. Dinkelbach, "On nonlinear fractional
+programming", 1967). It converges superlinearly.
 
-Looking at one gap at a time would not do. Objects of 512 KiB should begin at the first border after the front, so that
+Looking at one gap at a time is not enough. Objects of 512 KiB should begin at the first border after the front, so that
 none is split. At 70,000 bytes and a price of 64 KiB each gap alone is below the price, although rows with splits cost
 half as much.
 """
@@ -32,9 +32,9 @@ _PLANS_KEPT = 256
 class EqualRows(NamedTuple):
     """The cheapest rows of objects of one size.
 
-    stripes: of the group. spans: for each number of chunks that a group has left, the span of the row to open next; 0
-    for none. last: whether that row is the last one, which also holds the front. cost: of the whole group, bytes an
-    object.
+    `stripes` is the size of the group. For each number of chunks that a group has left, `spans` has the span of the row
+    to open next, or 0 for none, and `last` whether that row is the last one, which also holds the front. `cost` is that
+    of the whole group, in bytes per object.
     """
 
     stripes: int
@@ -51,7 +51,8 @@ class _Row(NamedTuple):
 
 
 class _Rest(NamedTuple):
-    """What the chunks that are left are best used for. span: of the next row. last: whether it holds the front."""
+    """The best use of the chunks that are left: the span of the next row, whether it is the last one and holds the
+    front, and the totals of all rows."""
 
     total: float
     span: int
@@ -62,8 +63,9 @@ class _Rest(NamedTuple):
 
 @lru_cache(maxsize=_PLANS_KEPT)
 def cheapest_rows(stripes: int, k: int, chunk_size: int, size: int, front: int, price: int) -> EqualRows | None:
-    """Return the cheapest rows of objects of `size` bytes in a group of at most `stripes` stripes of k chunks, behind a
-    front of `front` bytes; None if not one object has room. price: bytes that may be left empty to save one read."""
+    """Return the cheapest rows of objects of `size` bytes in a group of at most `stripes` stripes of k chunks, after a
+    front of `front` bytes; None if not even one object fits. `price` is how many bytes may be left empty to save one
+    read."""
     full = (size - 1) // chunk_size
     rest = size - full * chunk_size
 

@@ -1,11 +1,11 @@
-"""How long objects are expected to live, by their bucket and their age, and the streams in which they are packed.
+"""The expected lifetimes of objects, by bucket and age, and the streams in which they are packed.
 
 The survival table counts, for each bucket and each range of ages, how many objects died at that age (deaths) and how
 long objects were seen at that age (exposure, in object-days). Deaths / exposure is the death rate at that age. The mean
-lifetime of dead objects would not do: what lives for years is not among them.
+lifetime of dead objects would not do: it excludes objects that live for years.
 
-One object in SAMPLE_ONE_IN is watched. Its key decides, so that all processes watch the same ones, and nothing has to
-be kept of each. Old counts lose half of their weight every `half_life_days`, so that the table follows a bucket whose
+One object in SAMPLE_ONE_IN is observed. Its key decides, so that all processes observe the same ones, and no state per
+object is needed. Old counts lose half of their weight every `half_life_days`, so that the table follows a bucket whose
 users change their habits. A bucket with little history takes the rates of all buckets together as a prior.
 """
 
@@ -28,7 +28,7 @@ AGE_RANGES = len(AGE_EDGES_DAYS)
 SAMPLE_ONE_IN = 16
 HALF_LIFE_DAYS = 180.0
 OTHERS = ""
-"""Stands for all buckets that have no counts of their own. No bucket is called so."""
+"""Stands for all buckets that have no counts of their own. No bucket has this name."""
 BUCKETS_MAX = 10_000
 """Buckets with counts of their own, by default. A table of that size takes about 5 MB."""
 
@@ -42,19 +42,19 @@ STREAM_CUTS_DAYS: tuple[tuple[float, ...], ...] = (
 )
 """The expected remaining lifetimes that separate 1 to 6 streams. docs/GC.md: their exact places matter little."""
 STREAMS = 4
-"""The default."""
+"""The default number of streams."""
 
 _FIRST_HAZARD = 0.05
-"""Deaths per object and day that are assumed where nothing was ever seen."""
+"""Deaths per object and day that are assumed if nothing was ever seen."""
 _POOL_PRIOR_DAYS = 2.0
 _OWN_PRIOR_WIDTHS = 2.0
-"""Weight of the rate of all buckets in that of one: as if one object had been seen for twice the range of ages."""
+"""Weight of the rate of all buckets in the rate of one: as if one object had been seen for twice the range of ages."""
 _LAST_WIDTH_DAYS = AGE_EDGES_DAYS[-1]
 _HAZARD_MIN = 1e-9
 _SHARE_MIN = 1e-12
 _LN_2 = log(2)
 _WEIGHT_MIN = 1e-3
-"""Counts that have decayed to less than this say nothing any more."""
+"""Counts that have decayed to less than this have no effect and are dropped."""
 
 _WIDTHS = (*(end - begin for begin, end in pairwise(AGE_EDGES_DAYS)), _LAST_WIDTH_DAYS)
 assert AGE_RANGES == 17
@@ -63,7 +63,7 @@ assert [len(cuts) for cuts in STREAM_CUTS_DAYS] == list(range(6))
 
 
 def is_sampled(key_md5: bytes) -> bool:
-    """Whether the object with this key is watched. key_md5: as headers carry it.
+    """Return whether the object with this key is observed. `key_md5` is as in headers.
 
     Its last byte decides, because the first half chooses the partition of an event.
     """
@@ -71,7 +71,7 @@ def is_sampled(key_md5: bytes) -> bool:
 
 
 def age_range(age_days: float) -> int:
-    """The range of ages that an age lies in. A negative age, after a clock was set back, counts as 0."""
+    """Return the range of ages of this age. A negative age, after a clock was set back, counts as 0."""
     return bisect_right(AGE_EDGES_DAYS, age_days) - 1 if age_days > 0 else 0
 
 
@@ -88,33 +88,33 @@ class Counts:
 
     @property
     def weight(self) -> float:
-        """How much is known: object-days and deaths."""
+        """Return the amount of evidence: object-days and deaths."""
         return sum(self.exposure_days) + sum(self.deaths)
 
     def add(self, other: Counts) -> None:
-        """Count what `other` has counted too."""
+        """Add the counts of `other`."""
         for i in range(AGE_RANGES):
             self.deaths[i] += other.deaths[i]
             self.exposure_days[i] += other.exposure_days[i]
 
     def scale(self, factor: float) -> None:
-        """Let everything weigh `factor` times as much."""
+        """Multiply all counts by `factor`."""
         self.deaths = [value * factor for value in self.deaths]
         self.exposure_days = [value * factor for value in self.exposure_days]
 
     def decay(self, days: float, half_life_days: float = HALF_LIFE_DAYS) -> None:
-        """Let `days` go by. Days that are not over 0 do nothing, so that a clock that is set back makes no count
+        """Let the counts decay for `days`. Values up to 0 do nothing, so that a clock that is set back makes no count
         heavier."""
         if days > 0:
             self.scale(0.5 ** (days / half_life_days))
 
     def dump(self) -> bytes:
-        """COUNTS_BYTES bytes: deaths, then exposure, as little-endian doubles."""
+        """Return COUNTS_BYTES bytes: deaths, then exposure, as little-endian doubles."""
         return _COUNTS.pack(*self.deaths, *self.exposure_days)
 
     @classmethod
     def load(cls, data: bytes) -> Counts:
-        """The counts that `dump` made these bytes of. Raises Corrupt for any others."""
+        """Return the counts that `dump` encoded. Raise Corrupt for any other bytes."""
         if len(data) != COUNTS_BYTES:
             raise Corrupt(f"survival counts of {len(data)} bytes instead of {COUNTS_BYTES}")
         values = _COUNTS.unpack(data)
@@ -124,10 +124,10 @@ class Counts:
 
 
 class SurvivalTable:
-    """The counts. Not safe for several threads.
+    """The counts of all buckets. Not thread-safe.
 
-    It keeps at most `buckets_max` buckets. When there are more, those with the least history are added to a row that
-    only the prior uses: a bucket of which little is known loses little by that.
+    It keeps at most `buckets_max` buckets. If there are more, those with the least history are added to a row that only
+    the prior uses: a bucket with little history loses little by that.
     """
 
     def __init__(self, half_life_days: float = HALF_LIFE_DAYS, buckets_max: int = BUCKETS_MAX) -> None:
@@ -139,13 +139,13 @@ class SurvivalTable:
         self._others = Counts()
 
     def __len__(self) -> int:
-        """Buckets that have counts of their own."""
+        """Return the number of buckets that have counts of their own."""
         return len(self._rows)
 
     def observe(self, bucket: str, from_days: float, to_days: float, *, died: bool) -> None:
-        """Count one watched object that was seen from one age to another, and died then or went on living.
+        """Count one sampled object that was seen from one age to another, and died then or continued to live.
 
-        Each part of an object's life must be counted once, those of objects that still live as well. A life that ends
+        Each part of an object's life must be counted once, also for objects that are still alive. A life that ends
         before it begins, after a clock was set back, counts as one of no length.
         """
         begin = from_days if from_days > 0 else 0.0
@@ -161,20 +161,21 @@ class SurvivalTable:
             row.deaths[last] += 1
 
     def observe_alive(self, bucket: str, age_days: float, object_days: float) -> None:
-        """Count exposure at one age: what a look at a living object stands for, when looks are taken at random."""
+        """Count exposure at one age: the object-days that one observation of a living object represents, if
+        observations are made at random times."""
         self._row(bucket).exposure_days[age_range(age_days)] += object_days
 
     def add(self, bucket: str, counts: Counts) -> None:
-        """Add counts of a bucket; those of OTHERS belong to no bucket."""
+        """Add counts of a bucket, or of no particular bucket for OTHERS."""
         (self._others if bucket == OTHERS else self._row(bucket)).add(counts)
 
     def rows(self) -> Mapping[str, Counts]:
-        """The counts by bucket, with OTHERS if there are any."""
+        """Return the counts by bucket, with OTHERS if there are any."""
         others = {OTHERS: self._others} if self._others.weight else {}
         return self._rows | others
 
     def decay(self, days: float) -> None:
-        """Let `days` go by: what was counted before weighs less than what will be. See `Counts.decay`."""
+        """Let all counts decay for `days`, so that older counts weigh less than newer ones. See `Counts.decay`."""
         if days <= 0:
             return
         self._others.decay(days, self._half_life_days)
@@ -184,7 +185,7 @@ class SurvivalTable:
             del self._rows[bucket]
 
     def lifetimes(self) -> Lifetimes:
-        """What the counts say now, for all buckets."""
+        """Return the expected lifetimes in all buckets according to the present counts."""
         pool = Counts()
         pool.add(self._others)
         for row in self._rows.values():
@@ -195,7 +196,7 @@ class SurvivalTable:
         )
 
     def death_rates(self) -> DeathRates:
-        """What the counts say now, as death rates."""
+        """Return the death rates according to the present counts."""
         pool = Counts()
         pool.add(self._others)
         for row in self._rows.values():
@@ -220,7 +221,7 @@ class SurvivalTable:
 
 
 class DeathRates:
-    """Deaths per object and day, by bucket and range of ages. Within a range of ages the rate is even."""
+    """Deaths per object and day, by bucket and range of ages. Within a range of ages the rate is constant."""
 
     __slots__ = ("_of_bucket", "_of_others")
 
@@ -229,7 +230,7 @@ class DeathRates:
         self._of_others = of_others
 
     def survival(self, bucket: str, age_days: float) -> float:
-        """The share of the bucket's objects that reach this age."""
+        """Return the share of the bucket's objects that reach this age."""
         summed = 0.0
         for begin, rate, width in zip(AGE_EDGES_DAYS, self._rates(bucket), (*_WIDTHS[:-1], inf), strict=True):
             if age_days <= begin:
@@ -238,8 +239,8 @@ class DeathRates:
         return exp(-summed)
 
     def remaining_days(self, bucket: str, age_days: float, share: float) -> float:
-        """How long until only this share of the bucket's objects that have reached this age is left. With a share drawn
-        at random from 0 to 1 it is the rest of one object's life."""
+        """Return the time until only this share of the bucket's objects that have reached this age is left. With a
+        share drawn at random from 0 to 1 it is the remaining life of one object."""
         left = -log(max(share, _SHARE_MIN))
         age = max(0.0, age_days)
         for i in range(age_range(age), AGE_RANGES):
@@ -256,7 +257,7 @@ class DeathRates:
 
 
 class Lifetimes:
-    """Expected lifetimes, as a survival table knew them at one moment. Any number of threads may ask."""
+    """Expected lifetimes, as a survival table had them at one moment. Thread-safe."""
 
     __slots__ = ("_of_bucket", "_of_others")
 
@@ -265,17 +266,18 @@ class Lifetimes:
         self._of_others = of_others
 
     def half_life_days(self, bucket: str, age_days: float) -> float:
-        """How long until half of the bucket's objects that have reached this age are dead. Never infinite."""
+        """Return the time until half of the bucket's objects that have reached this age are dead. Never infinite."""
         return self._of_bucket.get(bucket, self._of_others)[age_range(age_days)]
 
 
 def stream_of(
     lifetimes: Lifetimes, cuts_days: Sequence[float], bucket: str, age_days: float, expires_in_days: float | None = None
 ) -> int:
-    """The stream that an object is packed in, from 0 (soon dead) on: the number of cuts that it is expected to outlive.
+    """Return the stream that an object is packed in, from 0 (soon dead): the number of cuts that it is expected to
+    outlive.
 
-    The rule is the same for fresh objects and survivors. expires_in_days: when a lifecycle rule will delete the object,
-    if that is known. It beats the estimate, in both directions.
+    The rule is the same for fresh objects and survivors. `expires_in_days` is when a lifecycle rule will delete the
+    object, if that is known. It overrides the estimate, in both directions.
     """
     remaining = lifetimes.half_life_days(bucket, age_days) if expires_in_days is None else expires_in_days
     return bisect_right(cuts_days, remaining)
@@ -285,8 +287,8 @@ T = TypeVar("T")
 
 
 class ToPack(NamedTuple, Generic[T]):
-    """An object that is to be packed. The fields are in the order in which they matter. born: its time of birth, in any
-    unit; ref: what the caller knows it by."""
+    """An object to be packed. The fields are in the order in which they matter. `born` is its time of birth, in any
+    unit; `ref` is the caller's reference to it."""
 
     stream: int
     bucket: str
@@ -296,10 +298,11 @@ class ToPack(NamedTuple, Generic[T]):
 
 
 def packing_order(objects: Iterable[ToPack[T]]) -> list[ToPack[T]]:
-    """The order in which the packer should see objects: by stream, then bucket and prefix, then the oldest first.
+    """Return the objects in the order in which the packer should see them: by stream, then bucket and prefix, then the
+    oldest first.
 
-    Buckets and prefixes are often deleted as a whole, and what was written together often expires together. So such
-    objects should share a block. Equal objects keep their order.
+    Buckets and prefixes are often deleted as a whole, and objects that were written together often expire together. So
+    such objects should share a block. Equal objects keep their order.
     """
     return sorted(objects, key=_before_ref)
 
@@ -309,8 +312,8 @@ def _before_ref(one: ToPack[T]) -> tuple[int, str, str, float]:
 
 
 def _pool_hazards(pool: Counts) -> list[float]:
-    """Death rates of all buckets together, by range of ages. Ranges double in length, and where nothing was seen the
-    rate halves from one to the next: what has lived long is expected to live on."""
+    """Return the death rates of all buckets together, by range of ages. Ranges double in length, and if nothing was
+    seen in one, its rate is half of the previous one: objects that have lived long are expected to live longer."""
     found: list[float] = []
     previous = _FIRST_HAZARD
     for deaths, exposure in zip(pool.deaths, pool.exposure_days, strict=True):
@@ -328,7 +331,7 @@ def _own_hazards(row: Counts, prior: Sequence[float]) -> list[float]:
 
 
 def _half_lives(hazards: Sequence[float]) -> tuple[float, ...]:
-    """For each range of ages: the time until survival falls to a half, from the middle of the range on.
+    """Return, for each range of ages, the time until survival falls to a half, from the middle of the range.
 
     With H the hazard summed up over the ages, that is where H is ln 2 more. The last range has no end, and counts as
     begun where the others end.
@@ -345,4 +348,4 @@ def _half_lives(hazards: Sequence[float]) -> tuple[float, ...]:
 
 
 UNKNOWN = SurvivalTable().lifetimes()
-"""What is expected before anything was seen."""
+"""The expected lifetimes before any object was seen."""

@@ -15,14 +15,14 @@ POLICIES = ("best", "nos")
 """The default comes first."""
 
 DENSITY = {"best": 0.95, "nos": 0.6}
-"""Per policy, the least ratio of the stripes of the proven bound to the stripes that the policy uses, with any
+"""For each policy, the least ratio of the stripes of the proven bound to the stripes that the policy uses, with any
 window."""
 
 __all__ = ["DENSITY", "POLICIES", "BestFitMergeList", "NosMergeList", "merge_list", "split_price"]
 
 
 def split_price(policy: str, geometry: Geometry, split_bytes: int) -> int:
-    """Return the price by which that policy packs: "nos" never splits, whatever split_bytes is."""
+    """Return the price by which that policy packs: "nos" never splits, whatever `split_bytes` is."""
     return geometry.chunk_size if policy == "nos" else split_bytes
 
 
@@ -37,10 +37,10 @@ def merge_list(
     split_bytes: int = SPLIT_BYTES,
 ) -> MergeList[P]:
     """Return an empty merge list of that policy. `window` counts objects; only "nos" uses `rng`. A `linger` given as a
-    number of milliseconds applies to any number of waiting bytes. split_bytes: how many bytes of a chunk may be left
-    empty to save one shard read; "nos" does not split objects that fit in a chunk.
+    number of milliseconds applies to any number of waiting bytes. `split_bytes` is how many bytes of a chunk may be
+    left empty to save one shard read; "nos" does not split objects that fit in a chunk.
 
-    Raises InvalidInput for an unknown policy, a window below 1, or a linger or a price that is negative.
+    Raise InvalidInput for an unknown policy, a window below 1, or a linger or a price that is negative.
     """
     if window < 1:
         raise InvalidInput(f"window is {window}; give the number of objects to choose from, at least 1")

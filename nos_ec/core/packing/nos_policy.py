@@ -79,7 +79,7 @@ class NosMergeList(Generic[P]):
         self._window_bytes_max = inf if bytes_max is None else bytes_max
 
     def shorten(self) -> None:
-        """See MergeList. Groups are never longer."""
+        """See MergeList. Groups never have more stripes than that."""
 
     def take_all(self) -> list[Candidate[P]]:
         """See MergeList."""

@@ -4,7 +4,7 @@ Invariants (tests cite the letter):
   A  the objects of a row of span R touch, together, at most R - 1 chunks more than the fewest possible; where no row is
      wider than 1, an object of at most a chunk lies in exactly one
   B  no two objects overlap, and none reaches outside the group
-  C  every object lies behind the front: the header and the room for names, at the size that the final set of
+  C  every object lies after the front: the header and the space for names, at the size that the final set of
      objects gives them
   D  a group has the fewest stripes that its layout allows
 
@@ -20,7 +20,7 @@ packing without splits is bin packing of rests, and a split makes one bin of two
 The front is at the start of the group and grows with each object. So offsets are fixed only when the last object is
 known; until then rows have no order. The front takes the chunks that no row has, and may reach into the row next to it
 as far as that row has room: it pushes everything in the row back, as one more rest in the sum would. The row with the
-most room is placed next to the front. So an object that takes all chunks of the group starts right behind the front.
+most room is placed next to the front. So an object that takes all chunks of the group starts right after the front.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ATTRIBUTES_ROOM = names_size_max(NAME_RECORD_MAX) - names_size_max(PLAIN_RECORD_
 """Bytes by which the largest object that can be packed is smaller if it has attributes."""
 
 NAMES_AHEAD = 8
-"""Objects of average name size for which an allowance reserves room near the front."""
+"""An allowance near the front reserves room for so many objects of average name size."""
 
 _size_of = attrgetter("size")
 
@@ -60,19 +60,19 @@ assert names_size_max(NAME_RECORD_MAX) + PAGE < CHUNK_SIZE_MIN, "a front of one 
 
 
 def size_max(geometry: Geometry) -> int:
-    """Bytes of the largest object without attributes that every policy can plan: a group of its own, with the longest
-    name."""
+    """Return the bytes of the largest object without attributes that every policy can plan: a group of its own, with
+    the longest name."""
     return geometry.group_size_max - PAGE - names_size_max(PLAIN_RECORD_MAX)
 
 
 def size_max_beside(name_size: int, size_max: int) -> int:
-    """Bytes of the largest object that can be packed with a name record of this size. size_max: for objects without
-    attributes."""
+    """Return the bytes of the largest object that can be packed with a name record of this size. `size_max` is for
+    objects without attributes."""
     return size_max - (ATTRIBUTES_ROOM if name_size > PLAIN_RECORD_MAX else 0)
 
 
 def check_candidate(candidate: Candidate[P], size_max: int) -> None:
-    """Raise ValueError for a candidate that no merge list may take. size_max: for objects without attributes."""
+    """Raise ValueError for a candidate that no merge list may take. `size_max` is for objects without attributes."""
     size_max = size_max_beside(candidate.name_size, size_max)
     if not 1 <= candidate.size <= size_max:
         raise ValueError(f"object of {candidate.size} bytes: only 1 to {size_max} bytes can be packed")
@@ -83,7 +83,7 @@ def check_candidate(candidate: Candidate[P], size_max: int) -> None:
 
 
 class Allowance:
-    """What may be added to a row at once, in any order: at most `room` bytes, `entries` objects and
+    """The small objects that may be added to a row at once, in any order: at most `room` bytes, `entries` objects and
     `names` bytes of name records. Within all three limits, there is room for the front."""
 
     __slots__ = ("entries", "names", "room")
@@ -95,8 +95,9 @@ class Allowance:
 
 
 class Row(Generic[P]):
-    """`full + span` neighbouring chunks that hold large objects, then small ones, end to end. room: bytes of them that
-    no object takes. The front may need some of them. planned: how many objects should fill it; 0 if any number may."""
+    """`full + span` neighbouring chunks that hold large objects, then small ones, end to end. `room` counts their bytes
+    without an object; the front may need some of them. `planned` is how many objects should fill the row; 0 if any
+    number may."""
 
     __slots__ = ("full", "large", "planned", "room", "small", "span")
 
@@ -110,7 +111,7 @@ class Row(Generic[P]):
 
 
 class GroupLayout(Generic[P]):
-    """The layout of one group. Use: `open` a row with an object; then `allowance` and `extend`, or `chain`, as long as
+    """The layout of one group. Usage: `open` a row with an object; then `allowance` and `extend`, or `chain`, while
     something fits into any row; `open` more rows, in any order; finally `seal`."""
 
     __slots__ = (
@@ -135,40 +136,41 @@ class GroupLayout(Generic[P]):
         self.data_length = 0
 
     def front_size(self, candidate: Candidate[P] | None = None) -> int:
-        """Bytes of header and names, with `candidate` added."""
+        """Return the bytes of header and names, with `candidate` added."""
         if candidate is None:
             return self.front(self.count, self.names_size)
         return self.front(self.count + 1, self.names_size + candidate.name_size)
 
     def front(self, count: int, names_size: int) -> int:
-        """Bytes of header and names of that many objects."""
+        """Return the bytes of header and names of that many objects."""
         header = header_length(count)
         return header + names_size_max(names_size) if self._names else header
 
     def _room_apart_from(self, but: Row[P] | None) -> int:
-        """Bytes of room in the emptiest row other than `but`: the front may have them when `but` is filled up."""
+        """Return the bytes of room in the emptiest row other than `but`: the front may use them when `but` is full."""
         return max((row.room for row in self.rows if row is not but), default=0)
 
     def _bears(self, front: int, chunks_free: int, changed: Row[P] | None, room: int) -> bool:
-        """Whether there is room for a front of that many bytes once row `changed` has `room` bytes of room."""
+        """Return whether there is room for a front of that many bytes once row `changed` has `room` bytes of room."""
         pushed = front - chunks_free * self._chunk
         return pushed <= room or pushed <= self._room_apart_from(changed)
 
     def fits(self, candidate: Candidate[P]) -> bool:
-        """Whether `open` would accept the candidate."""
+        """Return whether `open` would accept the candidate."""
         chunk = self._chunk
         full = (candidate.size - 1) // chunk
         free = self.chunks_free - 1 - full
         return free >= 0 and self._bears(self.front_size(candidate), free, None, (full + 1) * chunk - candidate.size)
 
     def small_size_max(self) -> int:
-        """Bytes of the largest small object that `open` would accept, if its name record is of average size at most."""
+        """Return the bytes of the largest small object that `open` would accept, if its name record is of average size
+        at most."""
         names_size = self.names_size + -(-self.names_size // max(1, self.count))
         pushed = self.front(self.count + 1, names_size) - (self.chunks_free - 1) * self._chunk
         return self._chunk if pushed <= self._room_apart_from(None) else self._chunk - pushed
 
     def open(self, candidate: Candidate[P]) -> Row[P] | None:
-        """Start another row with this object. Returns None and changes nothing when the group has no room for it."""
+        """Start another row with this object. Return None, and change nothing, if the group has no room for it."""
         if not self.fits(candidate):
             return None
         full = (candidate.size - 1) // self._chunk
@@ -184,7 +186,7 @@ class GroupLayout(Generic[P]):
         self.data_length += candidate.size
 
     def chain(self, into: Row[P], candidate: Candidate[P]) -> bool:
-        """Add a large object to a row, which then takes more chunks. False when it does not fit."""
+        """Add a large object to a row, which then takes more chunks. Return False if it does not fit."""
         full = (candidate.size - 1) // self._chunk
         room = into.room + full * self._chunk - candidate.size
         free = self.chunks_free - full
@@ -198,7 +200,7 @@ class GroupLayout(Generic[P]):
         return True
 
     def widen(self, into: Row[P], chunks: int) -> bool:
-        """Let a row take more chunks, whose inner borders its objects cross. Returns False, and changes nothing, when
+        """Let a row take more chunks, so that objects cross their inner borders. Return False, and change nothing, if
         the group has too few."""
         free = self.chunks_free - chunks
         room = into.room + chunks * self._chunk
@@ -210,14 +212,14 @@ class GroupLayout(Generic[P]):
         return True
 
     def narrow(self, into: Row[P]) -> None:
-        """Give back the chunks of a row that its objects do not need."""
+        """Return the chunks that a row's objects do not need to the group."""
         unneeded = into.room // self._chunk
         into.span -= unneeded
         into.room -= unneeded * self._chunk
         self.chunks_free += unneeded
 
     def allowance(self, into: Row[P]) -> Allowance:
-        """Which small objects may join this row. Call again when the allowance is used up: more may fit."""
+        """Return which small objects may join this row. Call again when the allowance is used up: more may fit."""
         start = self.chunks_free * self._chunk
         spare = start - self.front(self.count, self.names_size) - PAGE
         # Far from the front, any small objects may join: half of the distance is for entries, half for names.
@@ -252,7 +254,8 @@ class GroupLayout(Generic[P]):
         self.chunks_free = min(self.chunks_free, stripes * self._geometry.k - used)
 
     def unsplit(self) -> None:
-        """Divide rows whose objects cross borders, as far as the stripes that the group takes anyway have chunks."""
+        """Divide rows whose objects cross borders, as far as the group has free chunks in the stripes that it takes
+        anyway."""
         wide = [row for row in self.rows if row.span > 1]
         if not wide:
             return
@@ -263,8 +266,8 @@ class GroupLayout(Generic[P]):
                 divided = self._divide(divided)
 
     def _divide(self, row: Row[P]) -> Row[P] | None:
-        """Let the first objects of a row, as many as need no split, be one of span 1. Returns the row of the others;
-        None, and changes nothing, when the group has no chunk for that.
+        """Split off the first objects of a row, as many as need no split, into a row of span 1. Return the row of the
+        others, or None, and change nothing, if the group has no chunk for that.
 
         Together they take as many chunks as before, with one extra read less, or one chunk more with as many.
         """
@@ -292,7 +295,7 @@ class GroupLayout(Generic[P]):
         return found
 
     def seal(self) -> GroupPlan[P]:
-        """Fix the offsets. Stripes that hold nothing are left out (invariant D)."""
+        """Fix the offsets. Stripes without content are left out (invariant D)."""
         assert self.count, "an empty group was sealed"
         header = header_length(self.count)
         names_room = names_size_max(self.names_size) if self._names else 0
@@ -324,5 +327,5 @@ class GroupLayout(Generic[P]):
         )
 
     def candidates(self) -> list[Candidate[P]]:
-        """The objects planned so far."""
+        """Return the objects planned so far."""
         return list(chain.from_iterable(row.large + row.small for row in self.rows))

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 P = TypeVar("P")
-"""What a caller packs: the type of the payload of its candidates."""
+"""The type of the payload of a caller's candidates."""
 
 
 class Candidate(Generic[P]):
     """An object that waits to be packed.
 
-    size: bytes of the object, at least 1. name_size: bytes its name record takes before compression.
-    arrived_ms: when it entered the merge list. payload: whatever the caller needs to find it again; the
-    packer never looks at it. Only the merge list sets the last two: seq is the order of arrival; waiting is true while
-    the object is in a merge list and not yet placed in a group, open or returned.
+    `size` is the length of the object in bytes, at least 1; `name_size` is that of its name record before compression.
+    `arrived_ms` is the time when it entered the merge list. `payload` identifies it for the caller; the packer never
+    uses it. Only the merge list sets the last two: `seq` is the order of arrival; `waiting` is true while the object is
+    in a merge list and not yet placed in a group, open or returned.
     """
 
     __slots__ = ("arrived_ms", "name_size", "payload", "seq", "size", "waiting")
@@ -39,7 +39,7 @@ class Candidate(Generic[P]):
 
 
 class PlacedObject(NamedTuple, Generic[P]):
-    """One object of a plan, and where it lies: `offset` bytes from the start of the group."""
+    """One object of a plan, `offset` bytes from the start of the group."""
 
     candidate: Candidate[P]
     offset: int
@@ -48,9 +48,9 @@ class PlacedObject(NamedTuple, Generic[P]):
 class GroupPlan(NamedTuple, Generic[P]):
     """A planned stripe group. Its objects are in order of offset and never overlap the header, names or each other.
 
-    names_room: bytes reserved for the compressed names, right behind the header; they always fit.
-    data_length: bytes of the objects placed. stream: groups of different streams belong into different blocks.
-    split_objects: how many objects touch a chunk more than the fewest possible; none touches two more.
+    `names_room` bytes are reserved for the compressed names, right after the header; they always fit. `data_length` is
+    the total length of the objects in bytes. Groups of different streams belong into different blocks. `split_objects`
+    counts the objects that touch one chunk more than the fewest possible; none touches two more.
     """
 
     stripe_count: int
@@ -66,7 +66,7 @@ class GroupPlan(NamedTuple, Generic[P]):
 class Linger:
     """How long an object waits for others before its group is planned even if the group is not full.
 
-    wait_ms: the limit while at least fill_bytes_min bytes wait in all. wait_ms_max: the limit while fewer wait. A
+    The limit is `wait_ms` while at least `fill_bytes_min` bytes wait in all, and `wait_ms_max` while fewer wait. A
     stripe written nearly empty costs as much as a full one until GC merges it with others; a waiting object is safe in
     the landing store.
     """
@@ -76,12 +76,13 @@ class Linger:
     fill_bytes_min: int
 
     def limit_ms(self, waiting_bytes: int) -> int:
-        """The longest wait of the oldest object while `waiting_bytes` bytes wait in all."""
+        """Return the longest wait of the oldest object while `waiting_bytes` bytes wait in all."""
         return self.wait_ms if waiting_bytes >= self.fill_bytes_min else max(self.wait_ms, self.wait_ms_max)
 
 
 def lingering(limit: Linger | int) -> Linger:
-    """`limit` itself; for a number of milliseconds, the Linger with that limit for any number of waiting bytes."""
+    """Return `limit` itself; for a number of milliseconds, the Linger with that limit for any number of waiting
+    bytes."""
     return Linger(limit, limit, 0) if isinstance(limit, int) else limit
 
 
@@ -93,20 +94,21 @@ class MergeList(Protocol[P]):
     """
 
     def add(self, candidate: Candidate[P]) -> None:
-        """Take a candidate. Raises ValueError when its size is not between 1 and `size_max`, less ATTRIBUTES_ROOM
-        (packer.py) with a name record that only attributes make so large, its name record is larger than any valid name
-        and attributes make, or it already waits in a merge list."""
+        """Take a candidate. Raise ValueError if its size is not between 1 and `size_max` (less ATTRIBUTES_ROOM,
+        packer.py, if its name record is so large that it must have attributes), if its name record is larger than any
+        valid name and attributes make it, or if it already waits in a merge list."""
         ...
 
     def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan[P] | None:
         """Remove the next group from the list and return it. None means "add more": no group is worth writing yet, no
         object is past its deadline, and `flush` (pack all waiting objects) is not set; or the list is empty. Call
-        repeatedly until it returns None. A caller that stops adding at a limit of its own must not then wait for a
-        full group: the next group comes at the deadline, or at once with `flush`."""
+        repeatedly until it returns None. A caller that stops adding at a limit of its own must not then wait for a full
+        group: the next group comes at the deadline, or at once with `flush`."""
         ...
 
     def next_deadline_ms(self) -> int | None:
-        """When the oldest object in the list must be packed even if the stripe is not full; None when empty."""
+        """Return when the oldest object in the list must be packed even if the stripe is not full, or None if the list
+        is empty."""
         ...
 
     def set_window(self, window: int, bytes_max: int | None) -> None:
@@ -115,24 +117,24 @@ class MergeList(Protocol[P]):
         ...
 
     def shorten(self) -> None:
-        """Pack what waits now in groups of at most `stripes_per_group_max` stripes, because a longer one failed. Such a
-        group is written only after all its objects were read. A group that is open stays as it is."""
+        """Pack the objects that wait now in groups of at most `stripes_per_group_max` stripes, because a longer one
+        failed. Such a group is written only after all its objects were read. A group that is open stays as it is."""
         ...
 
     def take_all(self) -> list[Candidate[P]]:
-        """Remove all objects, also those of an open group, and return them in order of arrival."""
+        """Remove all objects, including those of an open group, and return them in order of arrival."""
         ...
 
     def __len__(self) -> int:
-        """Objects in the list: those that wait, and those of an open group."""
+        """Return the number of objects in the list, including those of an open group."""
         ...
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the objects in the list: of those that wait, and of those of an open group."""
+        """Return the bytes of the objects in the list, including those of an open group."""
         ...
 
     @property
     def size_max(self) -> int:
-        """Largest object without attributes that can be packed (bytes)."""
+        """Return the largest object without attributes that can be packed (bytes)."""
         ...

@@ -1,10 +1,10 @@
-"""Waiting objects by size. The best-fit policy asks here which object fills a given room best.
+"""Waiting objects by size. The best-fit policy uses it to find the object that fills a given room best.
 
-An object is `full` whole chunks and a rest of 1 to chunk_size bytes (see packer.py). Objects with the same `full`
-make one shelf. A shelf is divided into classes of `grain` bytes of rest, each a FIFO. One int per shelf is the bitmap
-of its non-empty classes, so one mask and one bit_length find the best class for a room. The shelf of small objects
-(full = 0) also keeps a mirrored bitmap: shifted over the first, it gives in one operation every pair of classes that
-together fill a room.
+An object is `full` whole chunks and a rest of 1 to chunk_size bytes (see packer.py). Objects with the same `full` make
+one shelf. A shelf is divided into classes of `grain` bytes of rest, each a FIFO. One int per shelf is the bitmap of its
+non-empty classes, so one mask and one bit_length find the best class for a room. The shelf of small objects (full = 0)
+also keeps a mirrored bitmap: shifted over the first, it gives in one operation every pair of classes that together fill
+a room.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ CLASSES_MAX = 2048
 """More classes waste fewer bytes at the end of a chunk (about one and a half grains), but make longer bitmaps."""
 
 PAIR_GAP_GRAINS = 16
-"""When the best single object would leave more than this, the search is for a pair that leaves less."""
+"""If the best single object would leave more than this, a pair that leaves less is sought."""
 
 
 def grain_bits(chunk_size: int) -> int:
-    """log2 of the class width in bytes: 6 (64 bytes) for 128 KiB chunks."""
+    """Return log2 of the class width in bytes: 6 (64 bytes) for 128 KiB chunks."""
     return max(2, ((chunk_size - 1) // CLASSES_MAX).bit_length())
 
 
@@ -53,7 +53,7 @@ class SizeClasses(Generic[P]):
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of all waiting objects."""
+        """Return the bytes of all waiting objects."""
         return self.small_bytes + self.large_bytes
 
     def add_small(self, candidate: Candidate[P]) -> None:
@@ -84,14 +84,14 @@ class SizeClasses(Generic[P]):
         return full, rest >> self._bits
 
     def is_one_size(self) -> bool:
-        """Return whether all waiting objects are of one class."""
+        """Return whether all waiting objects are in one class."""
         if not self.large_count:
             return self._filled.bit_count() == 1
         return not self.small_count and sum(filled.bit_count() for filled in self._large_filled.values()) == 1
 
     def largest_of_alike(self) -> int | None:
-        """Return the bytes of the largest waiting object if all are of one class and a chunk holds as many of their
-        smallest rest as of their largest; else None."""
+        """Return the bytes of the largest waiting object if all are in one class and a chunk holds as many of their
+        smallest rest as of their largest; otherwise None."""
         if not self.is_one_size():
             return None
         fifos = [fifo for shelf in self._large.values() for fifo in shelf.values()]
@@ -101,23 +101,24 @@ class SizeClasses(Generic[P]):
         return most if chunk // (least - full_bytes) == chunk // (most - full_bytes) else None
 
     def oldest_small(self) -> Candidate[P] | None:
-        """The small object that has waited longest; None if none waits."""
+        """Return the small object that has waited longest, or None if none waits."""
         return _first_waiting(self._small_arrivals)
 
     def oldest_large(self) -> Candidate[P] | None:
-        """The large object that has waited longest; None if none waits."""
+        """Return the large object that has waited longest, or None if none waits."""
         return _first_waiting(self._large_arrivals)
 
     def oldest_large_within(self, full_max: int) -> Candidate[P] | None:
-        """Of the large objects with at most that many full chunks (and a rest), the one that has waited longest."""
+        """Return the large object that has waited longest, among those with at most `full_max` full chunks (and a
+        rest)."""
         if not any(filled and full <= full_max for full, filled in self._large_filled.items()):
             return None
         size_max = (full_max + 1) * self._chunk
         return next((c for c in self._large_arrivals if c.size <= size_max and c.waiting), None)
 
     def to_split(self) -> list[Candidate[P]]:
-        """Return the objects to try where one is to go on in the next chunk, the best first: one of the smallest class,
-        because it leaves most room for those that fill the end of that chunk; then the oldest ones."""
+        """Return the objects to try if one is to continue in the next chunk, the best first: one of the smallest class,
+        because it leaves most room for objects that fill the end of that chunk; then the oldest ones."""
         found = [self._fifos[(self._filled & -self._filled).bit_length() - 1][0]] if self._filled else []
         return [*found, *(one for one in (self.oldest_small(), self.oldest_large()) if one is not None)]
 
@@ -126,9 +127,9 @@ class SizeClasses(Generic[P]):
         return [candidate.size for candidate in self._small_arrivals if candidate.waiting]
 
     def evenly(self, room: int, count: int) -> Candidate[P] | None:
-        """Return the small object that is nearest to a share of `room` bytes, of which `count` objects have one each;
-        None when it does not fit. The last but one is of a pair that leaves less than two grains, if there is such a
-        pair; the last one is the largest that fits."""
+        """Return the small object whose size is nearest to an equal share of `room` bytes among `count` objects; None
+        if it does not fit. The last but one is of a pair that leaves less than two grains, if there is such a pair; the
+        last one is the largest that fits."""
         if count == 1 or room < count:
             return self.largest_small_within(max(0, room))
         filled = (self._pairs(room) if count == 2 else 0) or self._filled
@@ -150,13 +151,13 @@ class SizeClasses(Generic[P]):
         return self._filled & (mirror >> (shift - units) if units < shift else mirror << (units - shift))
 
     def largest_small_within(self, size_max: int) -> Candidate[P] | None:
-        """A small object of the largest class all of whose objects have at most that many bytes."""
+        """Return a small object of the largest class whose objects all have at most that many bytes."""
         index = (self._filled & self._masks[min(size_max, self._chunk) >> self._bits]).bit_length() - 1
         return self._fifos[index][0] if index >= 0 else None
 
     def by_arrival(self) -> list[Candidate[P]]:
-        """All waiting objects, oldest first."""
-        # By seq: a candidate that was taken and came back may also still be at its old place.
+        """Return all waiting objects, oldest first."""
+        # A candidate that was taken and came back may also still be at its old place, so collect by seq.
         both = {c.seq: c for arrivals in (self._small_arrivals, self._large_arrivals) for c in arrivals if c.waiting}
         return [both[seq] for seq in sorted(both)]
 
@@ -189,8 +190,8 @@ class SizeClasses(Generic[P]):
         self.large_bytes -= candidate.size
 
     def large_that_fits(self, full_max: int, rest_max: int) -> Candidate[P] | None:
-        """The large object with the largest class of rest up to `rest_max` bytes; among those, one with the most full
-        chunks up to `full_max`. It is not removed: `take` does that."""
+        """Return the large object with the largest class of rest up to `rest_max` bytes; among those, one with the most
+        full chunks up to `full_max`. It stays in its class until `take`."""
         mask = self._masks[min(rest_max, self._chunk) >> self._bits]
         best, best_index = 0, -1
         for full, filled in self._large_filled.items():
@@ -202,9 +203,9 @@ class SizeClasses(Generic[P]):
     def take_overdue(
         self, seq_overdue: int, room: int, entries: int, names: int
     ) -> tuple[list[Candidate[P]], int, int]:
-        """Take small objects that arrived before `seq_overdue`, oldest first, until one does not fit. Limits and
-        result are those of `fill`. In a workload of very small objects most objects leave this way, so this is a plain
-        loop, too."""
+        """Take small objects that arrived before `seq_overdue`, oldest first, until one does not fit. Limits and result
+        are as in `fill`. In a workload of very small objects most objects leave this way, so this is a plain loop, too.
+        """
         bits, fifos, flags, arrivals = self._bits, self._fifos, self._flags, self._small_arrivals
         taken: list[Candidate[P]] = []
         room_left, names_left = room, names
@@ -230,17 +231,17 @@ class SizeClasses(Generic[P]):
         return taken, room - room_left, names - names_left
 
     def fill(self, room: int, entries: int, names: int) -> tuple[list[Candidate[P]], int, int]:
-        """Take the small objects that fill `room` bytes best: at most `entries` objects, with at most `names` bytes
-        of name records. Returns them, the sum of their sizes and the sum of their name records' sizes.
+        """Take the small objects that fill `room` bytes best: at most `entries` objects, with at most `names` bytes of
+        name records. Return them, the sum of their sizes and the sum of their name records' sizes.
 
-        Each turn takes from the largest class that fits. When that would leave more than PAIR_GAP_GRAINS, it takes
-        from the larger class of a pair that leaves less than two grains; the next turn then finds the other class.
-        A plain loop over local variables, because the packer spends most of its time here.
+        Each turn takes from the largest class that fits. If that would leave more than PAIR_GAP_GRAINS, it takes from
+        the larger class of a pair that leaves less than two grains; the next turn then finds the other class. A plain
+        loop over local variables, because the packer spends most of its time here.
         """
         bits, fifos, flags, masks = self._bits, self._fifos, self._flags, self._masks
         filled, mirror = self._filled, self._mirror
         # While the mean size is over half a chunk, there are too few smaller objects to use them up in pairs: larger
-        # ones would find no partner.
+        # objects would find no partner.
         plentiful = 2 * self.small_bytes <= self.small_count * self._chunk
         gap = PAIR_GAP_GRAINS if plentiful else self._classes
         # Classes i and j with (i + 1) + (j + 1) = units: bit i of `filled`, bit (classes - 1 - j) of `mirror`.
@@ -248,6 +249,7 @@ class SizeClasses(Generic[P]):
         taken: list[Candidate[P]] = []
         room_left, names_left = room, names
         while len(taken) < entries:
+            # 1. Find the largest class that fits, or the larger one of a pair if a single object leaves too much.
             units = room_left >> bits
             best = (filled & masks[units] if units < classes else filled).bit_length()
             if not best:
@@ -256,6 +258,7 @@ class SizeClasses(Generic[P]):
                 pairs = filled & (mirror >> (shift - units) if units < shift else mirror << (units - shift))
                 if pairs:
                     best = pairs.bit_length()
+            # 2. Check that the name of its oldest object fits, too.
             best -= 1
             fifo = fifos[best]
             candidate = fifo[0]
@@ -263,6 +266,7 @@ class SizeClasses(Generic[P]):
             if names_left < 0:
                 names_left += candidate.name_size
                 break
+            # 3. Take it. A class that is now empty leaves both bitmaps.
             fifo.popleft()
             if not fifo:
                 filled ^= flags[best]
@@ -285,7 +289,7 @@ def _first_waiting(arrivals: deque[Candidate[P]]) -> Candidate[P] | None:
 
 
 def _remove(fifo: deque[Candidate[P]], candidate: Candidate[P]) -> None:
-    """The oldest object of all is the oldest of its class, so it is nearly always at the head."""
+    """Remove an object. The oldest object of all is the oldest of its class, so it is nearly always at the head."""
     if fifo[0] is candidate:
         fifo.popleft()
     else:

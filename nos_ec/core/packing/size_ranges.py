@@ -1,18 +1,18 @@
 """How objects of similar sizes are packed at least cost, at a price for each extra read.
 
-Where no small objects wait that could fill the gaps, it matters which objects share a row. A row of `span` chunks with
-m objects that fill it costs price x (span - 1), and their mean is span x C / m. So objects of about that size should be
+If no small objects wait that could fill the gaps, it matters which objects share a row. A row of `span` chunks with m
+objects that fill it costs price x (span - 1), and their mean is span x C / m. So objects of about that size should be
 in such rows: from 30 to 45 KiB, with a price of 16 KiB, those up to 33 KiB four to a chunk, those from 39 KiB three to
 a chunk, and the others seven to two chunks. Larger objects in rows of four would be missing where three fill a chunk.
 
-`cheapest_ranges` cuts the sorted list of what waits into ranges. A range whose mean is at most span x C / m can be in
-rows of that kind: what is larger than the mean makes up for what is smaller. So
+`cheapest_ranges` cuts the sorted list of waiting sizes into ranges. A range whose mean is at most span x C / m can be
+in rows of that kind: objects larger than the mean make up for smaller ones. So
 
     cost of a range = objects x min((span x C + price x (span - 1)) / m), over all rows with span x C / m >= its mean
 
 and the cheapest ranges are a shortest path over the places where the list may be cut. The packer comes within a few per
-cent of what a search with a linear program over all rows finds (docs/PACKING.md). The weights of that program were seen
-to be a concave function of the size, as in bounds.py, and then the objects of a row are best of one size.
+cent of the result of a search with a linear program over all rows (docs/PACKING.md). The weights of that program were
+seen to be a concave function of the size, as in bounds.py, and then the objects of a row are best of one size.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from math import inf
 from typing import NamedTuple
 
 CUTS = 48
-"""Into so many parts of equally many objects the list may be cut."""
+"""The list may be cut into this many parts of equally many objects."""
 SPAN_MAX = 24
-"""Rows of more chunks gain little. From 65 to 70 KiB, with 12 instead of 24 objects cost 2 % more."""
+"""Rows of more chunks gain little. From 65 to 70 KiB, objects cost 2 % more with 12 instead of 24."""
 
 
 class SizeRange(NamedTuple):
@@ -40,7 +40,7 @@ class SizeRange(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """A kind of row. mean: of its objects when they fill it, bytes. cost: of each, with its bytes."""
+    """A kind of row: the mean bytes of its objects when they fill it, and the cost of each with its bytes."""
 
     mean: float
     cost: float
@@ -92,11 +92,12 @@ def cheapest_ranges(sizes: Sequence[int], chunk_size: int, price: int) -> list[S
 
 
 def row_of(ranges: Sequence[SizeRange], size: int, chunks: int, chunk_size: int, price: int) -> tuple[int, int]:
-    """Return how many chunks and objects a row should have that begins with an object of `size` bytes, where the group
-    has `chunks` left. size: no less than in the first range; then one chunk or more can be filled.
+    """Return how many chunks and objects a row should have that begins with an object of `size` bytes, if the group has
+    `chunks` left. `size` is at least that of the first range; then one chunk or more can be filled.
 
-    That of its range, if the group then has none left, or enough for another row. Otherwise one that leaves as many,
-    of objects that differ least from this one: a byte less or more counts as one that stays empty.
+    The result is the row of its range, if the group then has none left, or enough for another row. Otherwise it is one
+    that leaves as many, of objects that differ least from this one: a byte less or more counts like one that stays
+    empty.
     """
     span_min = min(one.span for one in ranges)
 

@@ -28,9 +28,9 @@ from nos_ec.core.packing.packer import PLAIN_RECORD_MAX, check_candidate
 from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, MergeList, P, lingering
 
 STREAM_BYTES_MIN = 50 << 20
-"""What a stream must collect in a period. Half a stripe is lost at its end: 1 % with stripes of 1 MiB."""
+"""The least bytes of a stream in a period. Half a stripe is lost at its end: 1 % with stripes of 1 MiB."""
 GATHERED_WINDOWS = 2
-"""How many windows of objects a consumer sorts together. What it holds besides is being packed."""
+"""How many windows of objects a consumer sorts together. The other objects that it holds are being packed."""
 SHARED_WINDOWS = 2
 """Several streams choose from so many windows together. With one, four streams of W1 would lose 0.2 points of
 utilisation, not 0.06 (docs/PACKING.md)."""
@@ -42,7 +42,7 @@ _STEPS = 8
 """Objects go to the merge lists in parts of the window, so that each group is chosen from neighbours."""
 
 Sorting = Callable[[P, int], tuple[int, str, str, float]]
-"""Stream, bucket, prefix and time of birth of an object that arrived at a time in milliseconds."""
+"""Returns the stream, bucket, prefix and time of birth of an object that arrived at a time in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class StreamedMergeList(Generic[P]):
         self._gathering: list[ToPack[Candidate[P]]] = []
         self._sorted: deque[ToPack[Candidate[P]]] = deque()
         self._held_bytes = 0
-        """Of both."""
+        """Bytes of the gathering and the sorted objects."""
         self._short_gathering = self._short_sorted = False
         """Whether what gathers, and what is sorted, is to be packed in short groups."""
         self._collected = [0] * options.streams

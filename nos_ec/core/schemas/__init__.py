@@ -12,7 +12,7 @@ PACK_REQUEST_VERSIONS = (1, 2, 3)
 
 
 def pack_request_schema(version: int) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of this version of the pack request. Raises InvalidInput for an unknown
+    """Return the JSON Schema (draft 2020-12) of this version of the pack request. Raise InvalidInput for an unknown
     version."""
     if version not in PACK_REQUEST_VERSIONS:
         known = " and ".join(map(str, PACK_REQUEST_VERSIONS))

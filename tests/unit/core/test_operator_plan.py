@@ -44,7 +44,7 @@ def test_a_plan_that_was_edited_is_refused() -> None:
             [*whole[: number + 1], whole[number], *whole[number + 1 :]],
         ):
             if changed != whole:
-                with pytest.raises(InvalidInput, match=r"changed|wrong"):
+                with pytest.raises(InvalidInput, match=r"changed|invalid"):
                     list(read_steps(changed))
     with pytest.raises(InvalidInput, match="follows"):
         list(read_steps([*whole, whole[-1]]))
