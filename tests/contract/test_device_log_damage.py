@@ -355,7 +355,7 @@ def test_a_copy_that_missed_a_write_leaves_the_other_one(tmp_path: Path) -> None
         reader = LogReader(log)
         data = b"".join(laid.buffers)[RECORD_HEADER_SIZE:][:5000]
         assert reader.read(laid.ids[0]) == data
-        assert reader.read_many([(laid.ids[0], 5000)]) == [data]
+        assert reader.read_records([(laid.ids[0], 5000)]) == [data]
         assert reader.read_range(laid.ids[0], 100, 50) == data[100:150]
         change(paths[1 - paths.index(stale)], content.index(b"".join(laid.buffers)), before)
         with pytest.raises(NotFound):

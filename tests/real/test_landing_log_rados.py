@@ -84,7 +84,7 @@ class Host:
         sizes = {name: self.metadata.get(ObjectKey("b", name)) for name in acknowledged}
         assert {name: row.landing_id for name, row in sizes.items()} == acknowledged
         wanted = [(landing_id, sizes[name].size) for name, landing_id in acknowledged.items()]
-        assert LogReader(self.medium).read_many(wanted) == [data_of(name) for name in acknowledged]
+        assert LogReader(self.medium).read_records(wanted) == [data_of(name) for name in acknowledged]
         found = {landing_id for segment in self.medium.segments() for landing_id in self.scanned(segment)}
         assert set(acknowledged.values()) <= found
 

@@ -268,7 +268,7 @@ def read_until(folder: Path, devices: list[Path], copies: list[Copy], began: Any
     while not stop.is_set():
         for first in range(0, len(copies), RUN_OBJECTS):
             run = copies[first : first + RUN_OBJECTS]
-            for outcome in reader.read_many(run):
+            for outcome in reader.read_records(run):
                 if isinstance(outcome, NosError):
                     raise outcome
                 done += len(outcome)
@@ -415,7 +415,7 @@ def a8(folder: Path, options: Options) -> Found:
                 lines = [line.split() for line in said.read().splitlines(keepends=True) if line.endswith(b"\n")]
             ids = [LandingId(bytes.fromhex(line[0].decode())) for line in lines]
             data = [NOISE[int(line[1]) : int(line[1]) + int(line[2])] for line in lines]
-            found = landing.reader.read_many([(one, len(each)) for one, each in zip(ids, data, strict=True)])
+            found = landing.reader.read_records([(one, len(each)) for one, each in zip(ids, data, strict=True)])
             scanned = {one for segment in landing.medium.segments() for one in scanned_in(landing.medium, segment)}
             missing += sum(one != each for one, each in zip(found, data, strict=True)) + len(set(ids) - scanned)
             acknowledged += len(ids)
@@ -718,7 +718,7 @@ def q5(folder: Path, options: Options) -> Found:
         shuffled = random.Random(1).sample(copies, len(copies))
 
         def read(run: Sequence[Copy]) -> None:
-            for outcome in landing.reader.read_many(run):
+            for outcome in landing.reader.read_records(run):
                 if isinstance(outcome, NosError):
                     raise outcome
 

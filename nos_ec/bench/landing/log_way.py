@@ -143,7 +143,7 @@ class InLog:
         call_all(self._system.settings.consumer.read_threads, runs, self._read, self._timer)
 
     def _read(self, run: Sequence[Copy]) -> None:
-        for outcome in self._reader.read_many(run):
+        for outcome in self._reader.read_records(run):
             if isinstance(outcome, NosError):
                 raise outcome
 

@@ -81,7 +81,7 @@ def record_bytes(row: ObjectRow) -> int:
 class RecordReader(Protocol):
     """Reads records of the landing log."""
 
-    def read_many(self, wanted: Sequence[tuple[LandingId, int]]) -> list[bytes | NosError]:
+    def read_records(self, wanted: Sequence[tuple[LandingId, int]]) -> list[bytes | NosError]:
         """Return, for each (id, size in bytes), the data or the error of reading it."""
         ...
 
@@ -229,7 +229,7 @@ class CopyForward:
     def _copy_batch(self, rows: Sequence[ObjectRow]) -> tuple[ForwardResult, NosError | None]:
         """Copy some objects. Return what was copied, and the first error of the others."""
         sources = [row.landing_id for row in rows if row.landing_id is not None]
-        found = self._reader.read_many([(source, row.size) for source, row in zip(sources, rows, strict=True)])
+        found = self._reader.read_records([(source, row.size) for source, row in zip(sources, rows, strict=True)])
         failure: NosError | None = None
         good: list[tuple[ObjectRow, LandingId, NewCopy]] = []
         for row, source, data in zip(rows, sources, found, strict=True):

@@ -1,6 +1,6 @@
 """Lands PUTs in the landing store, one copy each.
 
-1 ids are durably in the deletion queue before their copies are written; a copy that no row claims is deleted
+1  ids are durably in the deletion queue before their copies are written; a copy that no row claims is deleted
 """
 
 from __future__ import annotations

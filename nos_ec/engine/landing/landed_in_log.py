@@ -19,7 +19,8 @@ class LandedInLog:
     """A `LandedBatch` of the log.
 
     It calls `settle` with the segments, each as often as a batch was appended to it; whether a PUT of the batch was
-    acknowledged; and whether some of its records were not recorded and are not void. `records` are those of the batch.
+    acknowledged; and whether some of its records were not recorded and are not void. `records` holds the records of the
+    batch.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class LandedInLog:
         """Return for each copy its landing id, or the error that kept it from landing."""
         return self._outcomes
 
-    def add(self, indexes: Sequence[int], segment: LogSegment, ids: Sequence[LandingId], *, again: bool) -> None:
+    def add_landed(self, indexes: Sequence[int], segment: LogSegment, ids: Sequence[LandingId], *, again: bool) -> None:
         """Note where these copies have landed. `again`: an earlier append of them failed, with an unknown outcome."""
         for index, landing_id in zip(indexes, ids, strict=True):
             self._outcomes[index] = landing_id
@@ -51,7 +52,7 @@ class LandedInLog:
         if again:
             self._landed_twice.update(ids)
 
-    def refused(self, indexes: Sequence[int], error: NosError) -> None:
+    def add_refused(self, indexes: Sequence[int], error: NosError) -> None:
         """Note why these copies have not landed."""
         for index in indexes:
             self._outcomes[index] = error

@@ -6,8 +6,8 @@ when the log is closed. Upkeep seals these segments and makes the next one ahead
 no SQL. The log has no thread for upkeep; it calls its owner when there is some to do (`LogKeeper`). If the medium
 supports it, the first append creates its segment and the append that fills the segment seals it.
 
-1 a landing id is returned only after the append of its batch; each try makes new ids, so none is used twice 8 one
-writer a segment: after an error, or when the lease is lost, it is never appended to again. An expired lease is
+1  a landing id is returned only after the append of its batch; each try makes new ids, so none is used twice
+8  one writer a segment: after an error, or when the lease is lost, it is never appended to again. An expired lease is
    renewed before a batch is begun. So only a process that is stopped at just that moment can make a first append to a
    segment that others have released meanwhile; it then releases that segment, too (`SegmentSealer.release_late`)
 """
@@ -66,7 +66,7 @@ class LogOptions:
 
 @dataclass(slots=True)
 class LogCounters:
-    """Counts the work of the log. `bytes` are those of batches, with headers and padding; `failed` counts failed
+    """Counts the work of the log. `bytes` includes the headers and padding of batches; `failed` counts failed
     appends."""
 
     batches: int = 0
@@ -147,17 +147,19 @@ class LandingLog:
         landed."""
         records = [new_record(copy.key, copy.data, copy.crc32c, copy.attributes, copy.put_ms) for copy in batch]
         landed = LandedInLog(self.settle, records, self._medium)
+        # 1. Append each piece. Pieces are independent: one may land and another one fail.
         try:
             for indexes in self._pieces(records):
                 try:
                     segment, ids, again = self._append([records[index] for index in indexes])
                 except NosError as error:
-                    landed.refused(indexes, as_transient(error))
+                    landed.add_refused(indexes, as_transient(error))
                 else:
-                    landed.add(indexes, segment, ids, again=again)
+                    landed.add_landed(indexes, segment, ids, again=again)
         except BaseException:
             landed.settle([one for one in landed.outcomes if not isinstance(one, NosError)])  # they get no rows
             raise
+        # 2. If nothing landed, raise the first error, as the caller then has nothing to settle.
         if batch and not landed.segments:
             self._call_upkeep()
             raise landed.first_error()
@@ -346,9 +348,11 @@ class LandingLog:
         segment, or make one if fewer are open than allowed. Raise LeaseLost, NoSpace, Transient."""
         until_ms = self._clock.now_ms() + self._options.wait_ms
         while True:
+            # 1. Renew an expired lease before the append: another process may have fenced it (invariant 8).
             held = self._held
             if held is not None and not held.left_ms():
                 self._renew_or_give_up()
+            # 2. Take a place in an open segment, or wait until one is free or may be made.
             with self._changed:
                 while True:
                     if self._closed:
@@ -360,6 +364,7 @@ class LandingLog:
                         self._making = True
                         break
                     self._wait(until_ms)
+            # 3. Make a segment without the lock, then look for a place again.
             self._make_spare(needed=True)
 
     def _wait(self, until_ms: int) -> None:
@@ -463,7 +468,7 @@ class LandingLog:
 
     def _make(self) -> LogSegment:
         try:
-            return self._maker.make(self._take_lease, self._lsn)
+            return self._maker.make_segment(self._take_lease, self._lsn)
         except LeaseLost:
             held = self._held
             if held is not None:
@@ -486,7 +491,7 @@ class LandingLog:
             raise
         with self._changed:
             self._held, self._number = held, number
-            self._sealer.add(LogSegment(row.segment, None, self._limits) for row in orphans)
+            self._sealer.add_left(LogSegment(row.segment, None, self._limits) for row in orphans)
         return held.lease, number
 
     def _lost_lease(self) -> HeldLease | None:

@@ -1,6 +1,6 @@
 """Reads records of the landing log, whichever process has written them.
 
-1 a read returns the bytes of the record that the id names, or raises an error: header and data are checked, because
+1  a read returns the bytes of the record that the id names, or raises an error: header and data are checked, because
    another record may have taken its place
 """
 
@@ -57,7 +57,7 @@ class LogReader:
         ranges = [(0, RECORD_HEADER_SIZE), (RECORD_HEADER_SIZE + offset, length)]
         return self._checked(landing_id, ranges, lambda parts: _part_of(parts, landing_id, offset, length))
 
-    def read_many(self, wanted: Sequence[tuple[LandingId, int]]) -> list[bytes | NosError]:
+    def read_records(self, wanted: Sequence[tuple[LandingId, int]]) -> list[bytes | NosError]:
         """Return, for each (id, size of its data), the data or the error of reading it: NotFound, Corrupt, Transient.
 
         Records that are close together are read with one operation.

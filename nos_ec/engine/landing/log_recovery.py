@@ -6,7 +6,7 @@ writer that is not dead after all, and then in the metadata, which stops PUTs fr
 records without a row are made void. Until that is done, the row of the segment shows that it is still to do, because a
 log or another recovery may die or fail in between.
 
-8 a process never appends to a segment of another process; it seals it
+8  a process never appends to a segment of another process; it seals it
 """
 
 from __future__ import annotations

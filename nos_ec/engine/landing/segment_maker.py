@@ -1,6 +1,6 @@
 """Makes the segments of a landing log: first the row, then the segment in the medium.
 
-8 a row is inserted under the lease of the log, so that a process that fences it finds the segment
+8  a row is inserted under the lease of the log, so that a process that fences it finds the segment
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class SegmentMaker:
         self._warn_ms = 0
 
     def may_try(self) -> bool:
-        """Return whether `make` would do more than refuse at once."""
+        """Return whether `make_segment` would do more than refuse at once."""
         waiting = waits(self._retry_ms, self._clock.now_ms(), self._retry_wait_ms)
         return not waiting and len(self._sealer.left) < LEFT_MAX
 
-    def make(self, take_lease: Callable[[], tuple[Lease, int]], first_lsn: int) -> LogSegment:
+    def make_segment(self, take_lease: Callable[[], tuple[Lease, int]], first_lsn: int) -> LogSegment:
         """Make a segment of the log with that lease and number. After a failure, refuse further calls for a while.
         Raise LeaseLost, NoSpace, Transient."""
         now_ms = self._clock.now_ms()
@@ -145,4 +145,4 @@ class SegmentMaker:
         left = LogSegment(segment, None, self._medium.limits)
         if not begun:
             left.sealed(0)
-        self._sealer.add([left])
+        self._sealer.add_left([left])

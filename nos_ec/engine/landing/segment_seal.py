@@ -4,7 +4,7 @@ Sealing a segment that does not exist may create a sealed, empty one in its plac
 create it cannot do so any more. The trimmer releases it, through its row. If other processes have sealed, released and
 forgotten the segment meanwhile, there is no row, and no other process would release it.
 
-8 after the seal, no writer appends to the segment, not even one that had not begun to
+8  after the seal, no writer appends to the segment, not even one that had not begun to
 """
 
 from __future__ import annotations

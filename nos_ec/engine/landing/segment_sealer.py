@@ -1,6 +1,6 @@
 """Seals the segments that a landing log has closed for batches: first in the medium, then in the metadata.
 
-L a row is sealed only when every batch in its segment is settled, because PUTs can be recorded only in OPEN segments
+L  a row is sealed only when every batch in its segment is settled, because PUTs can be recorded only in OPEN segments
 
 When the lease of the log is lost, other processes seal its segments. With some media, the first append to a segment can
 still succeed after others have sealed the segment, released it and forgotten it. None of its PUTs is acknowledged,
@@ -54,7 +54,7 @@ class SegmentSealer:
         self._given_up: list[LogSegment] = []
         """Segments of a lost lease, until it is certain that the metadata knows them or that they are gone."""
 
-    def add(self, segments: Iterable[LogSegment]) -> None:
+    def add_left(self, segments: Iterable[LogSegment]) -> None:
         """Add segments to be sealed."""
         with self._lock:
             self.left += segments

@@ -10,7 +10,7 @@ reported: its records show which objects they belong to.
 
 A slot whose header cannot be read, but which belongs to a segment with a row, gets its header again.
 
-8 a segment that the metadata does not know is sealed before its content is checked
+8  a segment that the metadata does not know is sealed before its content is checked
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Ids of segments are never used again, and the row of a segment outlives its slot
 segment whose row is OPEN or SEALED belongs to that segment. Without a row, the records may be newer than the backup
 from which the metadata was restored, so they are kept for a day after the last PUT among them.
 
-2 a slot is freed only when no row refers to anything that may be in it
+2  a slot is freed only when no row refers to anything that may be in it
 """
 
 from __future__ import annotations

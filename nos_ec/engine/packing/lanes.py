@@ -10,7 +10,7 @@ After a group that could not be written, no lane begins another until the failur
 A plan counts by its windows: the writer writes a group of at most `stripes_per_group_max` stripes at once, and a longer
 one in windows of that size.
 
-9 plans of at most PLANS_MAX windows are pending, or AHEAD_MIN for each lane; beyond that, `full` is true
+9  plans of at most PLANS_MAX windows are pending, or AHEAD_MIN for each lane; beyond that, `full` is true
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Ended(NamedTuple):
 class Lanes:
     """Feeds plans to writers. One thread submits, collects and withdraws; the writers run on their own threads.
 
-    `timer` returns monotonic seconds, from any start. `geometry` is that of the blocks. `write_seconds` has the write
+    `timer` returns monotonic seconds, from any start. `geometry` describes the blocks. `write_seconds` has the write
     times of the collected groups, by the number of stripes in a group; any thread may read it.
     """
 
@@ -262,10 +262,10 @@ class Lanes:
                 return waiting.popleft()
         if self._waiting[index]:
             return self._waiting[index].popleft()
-        behind = [
+        others = [
             waiting for lane, waiting in enumerate(self._waiting) if waiting and self._started_s[lane] is not None
         ]
-        return max(behind, key=len).pop() if behind else None
+        return max(others, key=len).pop() if others else None
 
     def _end(self, index: int, result: WriteResult | BaseException) -> None:
         with self._changed:

@@ -1,7 +1,7 @@
 """Blocks created too late: their writer stalled until its lease was fenced and the block recovered and collected.
 
-4 nothing refers to a block whose row is gone or condemned, and nothing ever will: block ids are never reused 8 the late
-writer cannot commit its bytes; this module makes sure that they do not remain in the store either
+4  nothing refers to a block whose row is gone or condemned, and nothing ever will: block ids are never reused
+8  the late writer cannot commit its bytes; this module makes sure that they do not remain in the store either
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Its header names all of its objects, and it is written before most of them are read: their keys, versions, sizes, CRCs
 and attributes are known from rows.
 
-9 the bytes in memory are those of a window, of the objects that begin in it, and of one that extends into it
+9  the bytes in memory are those of a window, of the objects that begin in it, and of one that extends into it
 """
 
 from __future__ import annotations

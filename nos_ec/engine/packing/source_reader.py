@@ -29,7 +29,7 @@ _Outcomes = list[tuple[int, _Outcome]]
 class Records(Protocol):
     """Reads records of the landing log for `SourceReader`."""
 
-    def read_many(self, wanted: Sequence[tuple[LandingId, int]]) -> Sequence[bytes | NosError]:
+    def read_records(self, wanted: Sequence[tuple[LandingId, int]]) -> Sequence[bytes | NosError]:
         """Return, for each (id, size), the data of the record, or the error of reading it."""
         ...
 
@@ -103,7 +103,7 @@ class SourceReader:
         wanted = [(p.source, p.size) for p in (packables[i] for i in indexes) if not isinstance(p.source, Extent)]
         outcomes = [
             (i, found if isinstance(found, NosError) else _checked(packables[i], found))
-            for i, found in zip(indexes, self._records.read_many(wanted), strict=True)
+            for i, found in zip(indexes, self._records.read_records(wanted), strict=True)
         ]
         return outcomes, any(isinstance(outcome, Transient) for _, outcome in outcomes)
 

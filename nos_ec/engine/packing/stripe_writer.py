@@ -12,9 +12,9 @@ the group is written to a new block at once, a few times at most, and only if bl
 whose append failed is fenced, and no row ever refers to the bytes of that append. So however many of the appends take
 effect in the end, each group is committed once.
 
-3 an extent is committed only after the store acknowledged the bytes, whose CRC was checked on reading 5 a row that
-changed in the meantime leaves a hole, not an error 8 only this writer appends to its block, and never again once it
-cannot be sure where the block ends
+3  an extent is committed only after the store acknowledged the bytes, whose CRC was checked on reading
+5  a row that changed in the meantime leaves a hole, not an error
+8  only this writer appends to its block, and never again once it cannot be sure where the block ends
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class WriteResult:
 
     Rows of `packed` objects now point into the stripe. `superseded` objects were deleted, overwritten or moved in the
     meantime. Sources of `failed` objects are missing or damaged; packing them again will not help. Sources of `unread`
-    objects cannot be read now, which says nothing about other objects. Objects in `retry` are fine and must be planned
+    objects cannot be read now; other objects may not be affected. Objects in `retry` are fine and must be planned
     again.
 
     `cause` is the reason why the group was not written. It is None if too many sources were lost for writing to pay, or
-    any source of a group that is written in windows; a new plan can then be made at once. `retry_short`: such a group
-    failed after it was begun, which costs a block. Plan `retry` in groups of at most `stripes_per_group_max` stripes,
-    whose sources are all read before anything is written. `empty` are the bytes without objects in the stripes written,
-    `split_objects` is the number of the plan.
+    any source of a group that is written in windows; a new plan can then be made at once. `retry_short` is true if such
+    a group failed after it was begun, which costs a block. Plan `retry` in groups of at most `stripes_per_group_max`
+    stripes then, because all their sources are read before anything is written. `empty` counts the bytes without
+    objects in the stripes written; `split_objects` is the number of the plan.
     """
 
     packed: Sequence[Packable] = ()
@@ -165,6 +165,7 @@ class StripeWriter:
         """
         if plan.stripe_count > self._blocks.geometry.stripes_per_group_max:
             return self._write_long(plan)
+        # 1. Read the sources. Objects that could not be read leave gaps in the group, which keeps its offsets.
         planned = [placed.candidate.payload for placed in plan.placed]
         outcomes = self._sources.read(planned)
         failed, unread = _failures(planned, outcomes)
@@ -179,6 +180,7 @@ class StripeWriter:
         if not items or sum(item.length for item in items) < PAYS_RATIO_MIN * plan.data_length:
             return WriteResult(failed=failed, unread=unread, retry=packables)
         geometry = self._blocks.geometry
+        # 2. Append the group to a block, then commit it. After any failure all its objects are planned again.
         try:
             block = self._append(plan.stream, plan.stripe_count, lambda place: assemble(geometry, place, items, data))
             winners = self._commit_moves(block, plan.stripe_count, packables, items)

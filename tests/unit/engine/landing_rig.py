@@ -78,7 +78,7 @@ class Rig:
         """Every record that was recorded reads back."""
         reader = LogReader(self.medium)
         wanted = [(landing_id, len(data)) for landing_id, data in self.segments.recorded.items()]
-        assert reader.read_many(wanted) == list(self.segments.recorded.values())
+        assert reader.read_records(wanted) == list(self.segments.recorded.values())
 
     def states(self) -> list[SegmentState]:
         return [self.segments.rows[segment].state for segment in sorted(self.segments.rows)]

@@ -110,7 +110,7 @@ class Log:
         end = self._medium.seal(segment, None, 0)
         self._bench.metadata.seal_segments([(segment, end, 1)], self._bench.now_ms)
 
-    def read_many(self, wanted: Sequence[tuple[LandingId, int]]) -> list[bytes | NosError]:
+    def read_records(self, wanted: Sequence[tuple[LandingId, int]]) -> list[bytes | NosError]:
         """See RecordReader."""
         return [Corrupt("damaged") if one in self.damaged else self.read(one, size) for one, size in wanted]
 

@@ -155,7 +155,7 @@ def test_one_of_four_consumers_reads_in_runs(size: int, most: float) -> None:
     mine = [landing_id for landing_id in ids if chance.randrange(4) == 0]
     reader = LogReader(medium)
     for first in range(0, len(mine), 64):
-        assert reader.read_many([(one, size) for one in mine[first : first + 64]]) == [bytes(size)] * len(
+        assert reader.read_records([(one, size) for one in mine[first : first + 64]]) == [bytes(size)] * len(
             mine[first : first + 64]
         )
     assert medium.ranges / len(mine) <= most

@@ -604,7 +604,7 @@ def test_upkeep_parts_a_log_from_a_lost_lease(rig: Rig) -> None:
 def test_a_segment_that_was_made_under_a_lost_lease_is_not_used(rig: Rig) -> None:
     rig.put(copies(100))
     made: list[SegmentId] = []
-    make = rig.log._maker.make
+    make = rig.log._maker.make_segment
 
     def make_late(take_lease: Callable[[], tuple[Lease, int]], first_lsn: int) -> LogSegment:
         segment = make(take_lease, first_lsn)
@@ -613,11 +613,11 @@ def test_a_segment_that_was_made_under_a_lost_lease_is_not_used(rig: Rig) -> Non
         rig.log._give_up(rig.log._held)  # type: ignore[arg-type]
         return segment
 
-    rig.log._maker.make = make_late  # type: ignore[method-assign]
+    rig.log._maker.make_segment = make_late  # type: ignore[method-assign]
     for index in range(OPTIONS.open_segments):
         rig.log._open_segments[index] = None
     rig.log._make_ahead()
-    rig.log._maker.make = make  # type: ignore[method-assign]
+    rig.log._maker.make_segment = make  # type: ignore[method-assign]
     (after,) = rig.put(copies(100, seed=1))
     assert len(made) == 1
     assert segment_of(after) not in made
@@ -885,10 +885,10 @@ def test_records_are_read_in_runs() -> None:
     order = Random(1).sample(range(30), 30)
     medium.reads.clear()
     wanted = [(ids[i], 3000) for i in order]
-    assert LogReader(medium).read_many(wanted) == [data[i] for i in order]
+    assert LogReader(medium).read_records(wanted) == [data[i] for i in order]
     assert len(medium.reads) == 1
     assert len(medium.reads[0][1]) == 1
-    assert LogReader(medium).read_many([]) == []
+    assert LogReader(medium).read_records([]) == []
     rig.close()
 
 
@@ -899,7 +899,7 @@ def test_the_floor_of_bench_pipeline_reads_the_same_runs() -> None:
     ids = [one for number, size in enumerate(sizes) for one in rig.put(copies(size, seed=number))]
     wanted = list(zip(ids, sizes, strict=True))[::2]
     medium.reads.clear()
-    LogReader(medium).read_many(wanted)
+    LogReader(medium).read_records(wanted)
     read = [(f"log.{segment.hex()}", *place) for segment, ranges, _ in medium.reads for place in ranges]
     assert bare_reads(wanted) == read
     assert 1 < len(read) < len(wanted)
@@ -918,11 +918,11 @@ def test_another_copy_is_read_where_one_is_damaged() -> None:
                 data if copy else data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] if len(data) > at else data
             )
         )
-        assert reader.read_many([(ids[0], 100), (ids[1], 300)]) == [copy.data for copy in new]
+        assert reader.read_records([(ids[0], 100), (ids[1], 300)]) == [copy.data for copy in new]
         assert reader.read(ids[0]) == new[0].data
         assert reader.read_range(ids[0], 0, 100) == new[0].data
     medium.damage = lambda data, copy: b"x" + data[1:]
-    first, second = reader.read_many([(ids[0], 100), (ids[1], 300)])
+    first, second = reader.read_records([(ids[0], 100), (ids[1], 300)])
     assert isinstance(first, NosError)
     assert "no magic" in str(first)
     assert second == new[1].data
@@ -943,7 +943,7 @@ def test_a_read_never_gives_another_records_bytes(rig: Rig) -> None:
     with pytest.raises(NotFound) as gone:
         reader.read(landing_id)
     assert gone.value.landing_id == landing_id
-    (outcome,) = reader.read_many([(landing_id, 100)])
+    (outcome,) = reader.read_records([(landing_id, 100)])
     assert isinstance(outcome, NotFound)
     rig.log = rig.opened()
     rig.clock.advance(10)

@@ -211,7 +211,7 @@ class LandingLogMachine(RuleBasedStateMachine):
     @invariant()
     def reads_back(self) -> None:
         recorded = self.segments.recorded
-        found = LogReader(self.disk).read_many([(one, len(data)) for one, data in recorded.items()])
+        found = LogReader(self.disk).read_records([(one, len(data)) for one, data in recorded.items()])
         assert found == list(recorded.values())
 
     @invariant()

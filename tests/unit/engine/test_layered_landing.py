@@ -298,9 +298,9 @@ def test_a_segment_that_does_not_answer_is_left_behind_alone(rig: Rig) -> None:
     go = threading.Event()
 
     class Hanging:
-        def read_many(self, wanted: Sequence[tuple[LandingId, int]]) -> list[bytes | NosError]:
+        def read_records(self, wanted: Sequence[tuple[LandingId, int]]) -> list[bytes | NosError]:
             assert go.wait(20)
-            return rig.landing.records.read_many(wanted)
+            return rig.landing.records.read_records(wanted)
 
     threads = ReadThreads(2, perf_counter)
     reader = SourceReader(rig.landing, NoBlocks(), threads, Hanging())  # type: ignore[arg-type]
