@@ -10,14 +10,14 @@ Objects are moved by these rules until both invariants hold:
 
 1. The row opened last is filled: first with objects that are overdue by F; then, when small objects are scarce, with
    large ones whose rests fit, to save the small ones; then with the small objects that fill it best (size_classes.py).
-2. When nothing fits there, and leaving it so costs more than a split, the row goes on in the next chunk (splits.py).
-3. Otherwise another row is opened with the oldest object that the group has room for. While all objects that wait have
+2. If nothing fits there, and leaving it so costs more than a split, the row continues in the next chunk (splits.py).
+3. Otherwise another row is opened with the oldest object that the group has room for. While all waiting objects have
    one size, it takes as many chunks as are cheapest (equal_sizes.py). While no small ones wait, and chunks without
-   splits would leave too much empty, it is planned: which number of objects should fill which number of chunks depends
-   on the size of the oldest (size_ranges.py). Such a row is filled with objects of about one size, instead of by 1.
-4. When the group has no room for another row, the objects that fit into any of its rows are added.
-5. When nothing fits at all, or an overdue object needs a new row and there is no room for one, the group is filled as
-   far as possible and planned.
+   splits would leave too much empty, it is planned: the size of the oldest determines how many objects should fill how
+   many chunks (size_ranges.py). Such a row is filled with objects of about one size, instead of by rule 1.
+4. If the group has no room for another row, the objects that fit into any of its rows are added.
+5. If nothing fits at all, or an overdue object needs a new row but the group is full, the group is filled as far as
+   possible and planned.
 6. A group that holds a window of objects takes no further stripe.
 
 So each choice is made from a window of objects, and a row that is not full can still choose from later arrivals. For a
@@ -64,15 +64,17 @@ windows, the list of W1 was seen to clog with large objects after 100,000 object
 
 HELD_WINDOWS = 1
 """Windows of objects after which a group ends with the stripe it has begun. Otherwise objects much smaller than a chunk
-would wait far longer, and in far greater number, than the window asks for."""
+would wait far longer, and in far greater number, than the window allows."""
 
 WINDOW_GROUPS = 128
-"""A window has at most the bytes of so many groups of `stripes_per_group_max` stripes, 512 MiB by default. Among large
-objects fewer are choice enough, and many would reach their deadline before a window is full: then groups are short."""
+"""A window has at most the bytes of so many groups of `stripes_per_group_max` stripes, 512 MiB by default. For large
+objects, fewer are enough to choose from, and many would reach their deadline before a window is full: then groups are
+short."""
 
 FULL_GROUPS = 2
 """While the bytes of so many groups of `stripes_per_group_max` stripes wait, a group is filled before it is closed.
-Otherwise it would have as few stripes as its overdue objects need: half of them empty, if a few large ones are due."""
+Otherwise it would have as few stripes as its overdue objects need: half of them empty, if a few large objects are due.
+"""
 
 LEFT_FRACTION = 0.5
 """Share of the window that stays in the list when a row is filled, so that there is still a choice for the end of a row
@@ -131,8 +133,8 @@ class BestFitMergeList(Generic[P]):
         self._latest_ms = -inf
         """The latest time at which an object entered."""
         self._earlier: list[tuple[int, int, Candidate[P]]] = []
-        """A heap of (arrived_ms, seq, object): the objects that entered before one that was added before them. Those
-        that were handed out stay here until they are first."""
+        """A heap of (arrived_ms, seq, object) of the objects that entered before an object that was added before them.
+        An object that was handed out stays here until it is the first one."""
         self._splits = Splits(split_bytes, geometry.chunk_size)
         self._stripes = self._stripes_aim
         """Stripes of the open group."""
@@ -147,9 +149,9 @@ class BestFitMergeList(Generic[P]):
         self._is_last_open = False
         """Whether the last of these rows is open."""
         self._ranges: list[SizeRange] = []
-        """By which rows are planned while objects of similar sizes wait; empty otherwise."""
+        """The ranges by which rows are planned while objects of similar sizes wait; empty otherwise."""
         self._ranges_until = 0
-        """They hold until so many objects have arrived."""
+        """The ranges are valid until so many objects have arrived."""
         self._gap_max = int(GAP_FRACTION * geometry.chunk_size)
         self._full_room = int(FULL_FRACTION * geometry.chunk_size)
         self.set_window(window, None)
@@ -247,8 +249,8 @@ class BestFitMergeList(Generic[P]):
         return None
 
     def _plan_early(self, now_ms: int, *, flush: bool) -> GroupPlan[P]:
-        """Close the open group with the overdue objects (on flush: with all), in as few stripes as they need; while
-        FULL_GROUPS wait, in as many as it would have without a deadline."""
+        """Close the open group with the overdue objects (on flush: with all), in as few stripes as they need. While
+        FULL_GROUPS wait, it gets as many stripes as it would have without a deadline."""
         waiting = self._waiting
         group = self._group or self._begin_group()
         overdue = [] if flush else self._overdue(now_ms)
@@ -275,7 +277,7 @@ class BestFitMergeList(Generic[P]):
         return self._finish(group, overdue)
 
     def _overdue(self, now_ms: int) -> list[Candidate[P]]:
-        """The waiting objects past their deadline, oldest first, up to what may fit in one group."""
+        """Return the waiting objects past their deadline, oldest first, up to as many as may fit in one group."""
         overdue: list[Candidate[P]] = []
         room = self._stripes * self._geometry.stripe_size
         limit_ms = self._linger.limit_ms(self.waiting_bytes)
@@ -287,13 +289,14 @@ class BestFitMergeList(Generic[P]):
         return overdue
 
     def _forget_handed_out(self) -> None:
-        """Let the first of the heap be one that waits. While a group is open, some of its objects may be first."""
+        """Remove objects that were handed out from the top of the heap. While a group is open, some of its objects may
+        be first."""
         while self._earlier and not self._earlier[0][2].waiting:
             heappop(self._earlier)
 
     def _begin_group(self) -> GroupLayout[P]:
         """Open a group with the default number of stripes, or with as many as the oldest object needs. Until the next
-        one, a window has as many objects as wait, of their mean size, in its bytes."""
+        one, a window has as many objects of the present mean size as fit in its bytes."""
         self._oldest = oldest = self._oldest_first()[0]
         self._forget_handed_out()
         window = len(self._waiting) * self._window_bytes_max // self._waiting.waiting_bytes
@@ -306,10 +309,11 @@ class BestFitMergeList(Generic[P]):
         return self._group
 
     def _plan_rows(self, oldest: Candidate[P], layout: GroupLayout[P], stripes: int) -> EqualRows | None:
-        """Choose the number of stripes of the next group. If all objects that wait have one size, but for a few bytes,
+        """Choose the number of stripes of the next group. If all waiting objects have one size, except for a few bytes,
         return their cheapest rows.
 
-        oldest: of them. layout: any. stripes: the most, unless equal objects save enough with as many as a block.
+        `oldest` is one of them, and `layout` can be any layout. The group has at most `stripes` stripes, unless equal
+        objects save enough with as many as a block.
         """
         self._stripes = stripes
         size = None if self._splits.price >= self._chunk else self._waiting.largest_of_alike()

@@ -1,18 +1,19 @@
-"""Objects of several streams, packed apart and in order, behind the interface of one merge list.
+"""A merge list of several streams, which are packed separately and in order.
 
 Objects that are expected to die at about the same time share a stream (core/packing/lifetimes.py), and a group holds
-objects of one stream. Before they are packed, objects gather until there are `gathered_max` of them, the first has
-waited for half of the deadline, or `bytes_max` bytes wait in all. Then they go to the merge lists of their streams in
-the order stream, bucket, prefix, age, a few at a time, so that what is deleted together lies together. The merge lists
-share SHARED_WINDOWS windows, and WINDOWS_SHARE of `bytes_max`.
+objects of one stream. Before they are packed, objects are gathered until there are `gathered_max` of them, the first
+has waited for half of the deadline, or `bytes_max` bytes wait in all. Then they go to the merge lists of their streams
+in the order stream, bucket, prefix, age, a few at a time, so that objects that are deleted together are stored
+together. The merge lists share SHARED_WINDOWS windows, and WINDOWS_SHARE of `bytes_max`.
 
-Each stream closes groups at deadlines of its own, and half a stripe is lost at each. So a stream that collects less
-than `stream_bytes_min` in a period is folded into its longer-lived neighbour; the longest-lived one into the next
-shorter. A small store has one stream. Invariants (tests cite the letter):
+Each stream closes groups at its own deadlines, and half a stripe is lost at each. So a stream that collects less than
+`stream_bytes_min` in a period is folded into its longer-lived neighbour; the longest-lived one into the next shorter. A
+small store has one stream. Invariants (tests cite the letter):
   G  a group holds objects of one stream, or of streams that are folded together
-  H  no object waits for the gathering longer than half of the deadline
-  I  at most `gathered_max` objects gather, as many are on their way, and all streams share SHARED_WINDOWS windows; when
-     `plan` has no group to return, fewer than `bytes_max` bytes wait, unless open groups have the rest of them
+  H  no object waits in the gathering longer than half of the deadline
+  I  at most `gathered_max` objects are gathered, as many are being passed on, and all streams share SHARED_WINDOWS
+     windows; when `plan` has no group to return, fewer than `bytes_max` bytes wait, unless open groups have the rest of
+     them
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ STREAM_BYTES_MIN = 50 << 20
 GATHERED_WINDOWS = 2
 """How many windows of objects a consumer sorts together. The other objects that it holds are being packed."""
 SHARED_WINDOWS = 2
-"""Several streams choose from so many windows together. With one, four streams of W1 would lose 0.2 points of
-utilisation, not 0.06 (docs/PACKING.md)."""
+"""Several streams share this many windows. With one, four streams of W1 would lose 0.2 points of utilisation, not 0.06
+(docs/PACKING.md)."""
 WINDOWS_SHARE = 0.75
 """Share of `bytes_max` that the windows of all merge lists may have together. The rest is for their open groups, which
-may be as long as a block, and for what gathers: a caller that stopped adding before the windows are full would only get
-groups that are closed early."""
+may be as long as a block, and for gathered objects. If a caller stopped adding before the windows are full, it would
+only get groups that are closed early."""
 _STEPS = 8
 """Objects go to the merge lists in parts of the window, so that each group is chosen from neighbours."""
 
@@ -47,9 +48,10 @@ Sorting = Callable[[P, int], tuple[int, str, str, float]]
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """streams: how many there are at most. gathered_max: objects that are sorted together. period_ms: of time; None:
-    the whole life of the list. bytes_max: bytes in the list at which the caller adds no more; None: it always does.
-    stream_bytes_min: what a stream must collect in a period to be packed apart."""
+    """How streams are packed. There are at most `streams` streams. `gathered_max` objects are sorted together. The
+    bytes of a stream are counted in periods of `period_ms`; None: over the whole life of the list. The caller adds no
+    more objects once `bytes_max` bytes are in the list; None: it always does. A stream must collect `stream_bytes_min`
+    in a period to be packed separately."""
 
     streams: int
     gathered_max: int
@@ -59,12 +61,13 @@ class StreamOptions:
 
     @property
     def window_bytes(self) -> int | None:
-        """The most bytes that the windows of all streams may have together; None: the policy decides."""
+        """Return the most bytes that the windows of all streams may have together; None: the policy decides."""
         return None if self.bytes_max is None else int(WINDOWS_SHARE * self.bytes_max)
 
 
 def folded(collected_bytes: Sequence[int], bytes_min: int) -> tuple[int, ...]:
-    """For each stream, the one that its objects are packed in, when streams have collected so much."""
+    """Return, for each stream, the one in which its objects are packed, according to the bytes that the streams have
+    collected."""
     into: list[int] = [0] * len(collected_bytes)
     gathered = first = 0
     previous: int | None = None
@@ -80,7 +83,8 @@ def folded(collected_bytes: Sequence[int], bytes_min: int) -> tuple[int, ...]:
 
 
 class StreamedMergeList(Generic[P]):
-    """MergeList of several streams. new_list: makes an empty merge list of a window. linger: as in those lists."""
+    """MergeList of several streams. `new_list` makes an empty merge list with a window; `linger` is the same as in
+    those lists."""
 
     def __init__(
         self,
@@ -102,7 +106,7 @@ class StreamedMergeList(Generic[P]):
         self._held_bytes = 0
         """Bytes of the gathering and the sorted objects."""
         self._short_gathering = self._short_sorted = False
-        """Whether what gathers, and what is sorted, is to be packed in short groups."""
+        """Whether the gathered and the sorted objects are to be packed in short groups."""
         self._collected = [0] * options.streams
         self._collected_before = [0] * options.streams
         self._period_ends_ms: int | None = None
@@ -113,7 +117,7 @@ class StreamedMergeList(Generic[P]):
 
     @property
     def streams_open(self) -> int:
-        """Streams that are packed apart at present."""
+        """Return the number of streams that are packed separately at present."""
         return len(set(self._into))
 
     def add(self, candidate: Candidate[P]) -> None:
@@ -233,7 +237,8 @@ class StreamedMergeList(Generic[P]):
             self._fold()
 
     def _fold(self) -> None:
-        """Decide anew which streams are packed apart. What waits in one that no longer is goes to its neighbour."""
+        """Decide again which streams are packed separately. Objects that wait in a stream that is now folded go to its
+        neighbour."""
         most = [max(pair) for pair in zip(self._collected, self._collected_before, strict=True)]
         into = folded(most, self._options.stream_bytes_min)
         if into == self._into:
