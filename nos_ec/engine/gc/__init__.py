@@ -1,1 +1,1 @@
-"""Garbage collection: which blocks to collect, and one run that collects them."""
+"""Garbage collection: choosing the blocks to collect, and runs that collect them."""

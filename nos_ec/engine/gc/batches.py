@@ -1,4 +1,4 @@
-"""Which victims are rewritten together: those whose survivors fit into the free space.
+"""Groups victims into batches whose survivors fit into the free space.
 
 10  a batch is rewritten only if its survivors fit into the free space
 """
@@ -17,8 +17,8 @@ from nos_ec.engine.gc.victims import ChosenBlock
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Victims to rewrite together, and how many groups may be written at a time: each of them needs the space of a
-    group beside what the survivors take."""
+    """Victims to rewrite together, and the most groups to write at a time. Each group that is being written needs the
+    space of one group in addition to the space of the survivors."""
 
     victims: Sequence[ChosenBlock]
     lanes: int
@@ -28,35 +28,33 @@ class BatchPlanner:
     """Forms the batches of one run."""
 
     def __init__(self, run: RunContext, condemned: CondemnedBlocks) -> None:
+        self._run = run
         self._blocks = run.blocks
-        self._options = run.options
-        self._stop = run.stop
         self._condemned = condemned
 
     def next_batch(self, victims: Sequence[ChosenBlock], refusal: NoSpace | None) -> Batch:
-        """The victims to rewrite next: those that fit into the space above the floor. None of them when the run is to
-        stop.
+        """Return the victims to rewrite next: those that fit into the space above the floor. The batch is empty when
+        the run has been stopped.
 
-        When none fits, the grace period of the condemned blocks is cut short. When no condemned block is left, one
+        When no victim fits, the grace period of the condemned blocks is cut short. When no condemned block is left, one
         victim may take half of the free space.
 
-        refusal: the failure that ended the last batch for lack of space, if one did. When no victim fits into half of
-        the free space, raises `refusal`, or a new NoSpace if it is None. Raises Transient when the free space is
-        unknown.
+        refusal: the failure that ended the last batch for lack of space, or None. When no victim fits into half of the
+        free space, raises `refusal`, or a new NoSpace if it is None. Raises Transient when the free space is unknown.
         """
         batch = self._above_floor(victims)
         while not batch.victims and self._condemned.cut_grace_short():
             batch = self._above_floor(victims)
-        if batch.victims or self._stop.is_set():
+        if batch.victims or self._run.stop.is_set():
             return batch
         return Batch([self._in_half_of_free_space(victims, refusal)], 1)
 
     def _above_floor(self, victims: Sequence[ChosenBlock]) -> Batch:
-        room_bytes = self._blocks.free_bytes() - self._options.floor_bytes
+        room_bytes = self._blocks.free_bytes() - self._run.options.floor_bytes
         fitting = self._fitting(victims, room_bytes)
         left_bytes = room_bytes - self._bytes_to_write(sum(victim.needs for victim in fitting))
         more = max(0, left_bytes // self._blocks.geometry.group_size_max)
-        return Batch(fitting, min(self._options.lanes, 1 + more))
+        return Batch(fitting, min(self._run.options.lanes, 1 + more))
 
     def _in_half_of_free_space(self, victims: Sequence[ChosenBlock], refusal: NoSpace | None) -> ChosenBlock:
         free_bytes = self._blocks.free_bytes()
@@ -70,7 +68,7 @@ class BatchPlanner:
         )
 
     def _fitting(self, victims: Sequence[ChosenBlock], room_bytes: int) -> list[ChosenBlock]:
-        """The victims that can be rewritten together in that much space, chosen in their order."""
+        """Return the victims that can be rewritten together in `room_bytes`, earlier ones first."""
         taken: list[ChosenBlock] = []
         needs = 0.0
         for victim in victims:
@@ -80,6 +78,6 @@ class BatchPlanner:
         return taken
 
     def _bytes_to_write(self, needs: float) -> int:
-        """Space for survivors that need this many stripes, and for one more group, which every new block must have."""
+        """Return the space for survivors that need this many stripes, plus one group that each new block requires."""
         geometry = self._blocks.geometry
         return stripes_rewritten(needs) * geometry.stripe_size + geometry.group_size_max

@@ -1,10 +1,11 @@
-"""One run of GC: the order of its steps.
+"""One run of GC and the order of its steps.
 
-Empty blocks are condemned first, which needs no writing. Then the survivors of the other victims are rewritten, in
+Empty blocks are condemned first, which writes no data. Then the survivors of the other victims are rewritten, in
 batches that fit into the free space. A block is condemned as soon as it is empty, and deleted after its grace period. A
 block that fails is set aside, and the run continues with the others.
 
-10  a run resumes where the last one was stopped: every step leaves the store in a state that the next run starts from
+10  a run resumes where the last one was stopped: every step leaves the store in a state that the next run can start
+    from
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ import structlog
 from nos_ec.core.errors import Corrupt, NosError, NoSpace, Transient
 from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.gc.batches import Batch, BatchPlanner
 from nos_ec.engine.gc.condemned import CondemnedBlocks
-from nos_ec.engine.gc.draining import Drained, Draining
+from nos_ec.engine.gc.draining import Drained, Draining, RunParts
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.run_stop import Stopped
@@ -29,7 +29,6 @@ from nos_ec.engine.gc.space import Outlook, is_above, is_space_short
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
 from nos_ec.engine.gc.throttling import Throttle
 from nos_ec.engine.gc.victims import ChosenBlock, choose
-from nos_ec.engine.packable import Packable
 from nos_ec.engine.packing.stripe_writer import StripeWriter
 from nos_ec.engine.space_reserve import require_space
 from nos_ec.ports.metadata import BlockRow
@@ -40,27 +39,21 @@ _log = structlog.get_logger(__name__)
 class Collection:
     """One run. Used once, by one thread."""
 
-    def __init__(
-        self,
-        run: RunContext,
-        throttle: Throttle,
-        new_merge_list: Callable[[], MergeList[Packable]],
-        new_writer: Callable[[], StripeWriter],
-    ) -> None:
+    def __init__(self, run: RunContext, throttle: Throttle, new_writer: Callable[[], StripeWriter]) -> None:
         self._run = run
         self._throttle = throttle
-        self._new_merge_list = new_merge_list
         self._writer = SurvivorWriter(run, new_writer)
         self._set_aside = SetAside(run)
         self._condemned = CondemnedBlocks(run, throttle.look)
+        self._parts = RunParts(run, throttle, self._writer, self._condemned, self._set_aside)
         self._batches = BatchPlanner(run, self._condemned)
         self._outlook: Outlook | None = None
 
     def run(self) -> CollectionResult:
         """Delete the blocks that earlier runs condemned, then collect once.
 
-        Blocks that fail are parked and named in the result. Raises LeaseLost, Transient, and NoSpace when there is no
-        room to rewrite any block. A failed run undoes nothing.
+        Blocks that fail are parked and named in the result. Raises LeaseLost, Transient, and NoSpace when the free
+        space is too small to rewrite any block. A failed run undoes nothing.
         """
         self._throttle.look()
         try:
@@ -81,7 +74,7 @@ class Collection:
         self._condemned.delete_due()
         if is_space_short(self._run.blocks, self._run.options):
             self._condemned.cut_grace_short()
-        self._tell_space(failure)
+        self._report_space(failure)
         failure = failure or self._condemned.delete_failure
         if failure is not None:
             raise failure
@@ -89,9 +82,11 @@ class Collection:
         return self._run.progress.result
 
     def rewrite(self, block: BlockRow) -> CollectionResult:
-        """Move what lives out of this block, however little of it is dead, and condemn it. Raises Corrupt when objects
-        cannot be read: they stay where they are, and their block with them. Raises LeaseLost, NoSpace, and Transient,
-        also when the block does not answer."""
+        """Move the live objects out of this block, even if little of it is dead, and condemn it.
+
+        Raises Corrupt when objects cannot be read; they and their block stay. Raises LeaseLost, NoSpace, and Transient,
+        also when the block cannot be read now.
+        """
         run = self._run
         needed = block.size_bytes + run.blocks.geometry.group_size_max
         require_space(run.blocks, needed, run.options.floor_bytes)
@@ -119,9 +114,9 @@ class Collection:
         return choice.victims
 
     def _rewrite(self, victims: Sequence[ChosenBlock]) -> NosError | None:
-        """Rewrite the victims batch by batch. Returns the failure that ended the rewriting early, if one did.
+        """Rewrite the victims batch by batch. Returns the failure that ended the rewriting early, or None.
 
-        The run raises that failure later, after it has deleted the blocks that it can.
+        The run raises that failure later, after deleting the blocks whose grace period is over.
         """
         refusal: NoSpace | None = None
         self._writer.expect(sum(victim.needs for victim in victims))
@@ -144,13 +139,10 @@ class Collection:
         return None
 
     def _drain(self, batch: Batch) -> Drained:
-        draining = Draining(
-            self._run, self._new_merge_list, self._writer, self._condemned, self._set_aside, self._throttle, batch.lanes
-        )
-        return draining.drain([victim.block for victim in batch.victims])
+        return Draining(self._parts, batch.lanes).drain([victim.block for victim in batch.victims])
 
-    def _tell_space(self, failure: NosError | None) -> None:
-        """Add to the result what the store holds now, and why that is more than the target, if it is."""
+    def _report_space(self, failure: NosError | None) -> None:
+        """Add to the result how much the store holds now, and why that is above the target, if it is."""
         run, outlook = self._run, self._outlook
         if outlook is None or not (failure is None or isinstance(failure, NoSpace)):
             return
@@ -164,7 +156,7 @@ class Collection:
             _log.warning("no space to write survivors; the store stays above its target", behind=behind.value)
 
     def _hindrance(self, failure: NosError | None, behind: Behind | None) -> Behind | None:
-        """What kept the run from its target. None when it did all that it chose, and more was deleted meanwhile."""
+        """Return why the run missed its target. None if it did all that it chose: clients deleted more meanwhile."""
         if failure is not None:
             return Behind.SPACE
         result = self._run.progress.result

@@ -1,4 +1,4 @@
-"""Planning and running collections. `victims` decides what to collect; a `Collection` is one run."""
+"""Plans and runs collections. The module `victims` chooses the blocks; a `Collection` is one run."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Collector:
         process: str = "",
         trail: AuditTrail = NO_TRAIL,
     ) -> None:
-        """timer: returns monotonic seconds, from any start. rng: chooses reads to time. process: names this process to
-        operators."""
+        """timer: returns monotonic seconds with an arbitrary origin. rng: chooses which reads to time. process: the
+        name of this process, for operators."""
         self._metadata = metadata
         self._blocks = blocks
         self._clock = clock
@@ -66,7 +66,7 @@ class Collector:
         self.parked: RetryQueue[BlockId] = RetryQueue(
             "block to collect", bytes.hex, clock, options.cool_down, BLOCKS_PARKED_MAX
         )
-        """Blocks that could not be read. Their rows record when they are tried again, for all processes."""
+        """Blocks that could not be read. Their rows record for all processes when they are tried again."""
 
     def plan(self) -> CollectionPlan:
         """Choose blocks by their waste, and read the headers of those that hold live objects. Changes nothing.
@@ -85,8 +85,8 @@ class Collector:
         return CollectionPlan(decisions, victims, waiting, choice.outlook)
 
     def target_costs(self, targets: Sequence[float]) -> list[TargetCost]:
-        """What it would copy and free to bring the store to each target of space, whatever the policy is. Reads the
-        rows of all blocks with holes, in pages. Raises Transient."""
+        """Return what GC would copy and free to bring the store to each target space amplification, regardless of the
+        policy. Reads the rows of all blocks with holes, in pages. Raises Transient."""
         options, now_ms = self._options, self._clock.now_ms()
         policy = SpaceTarget(floor_days=options.price_days_min)
         choice = PolicyChoice(self._metadata, options, policy, now_ms)
@@ -120,27 +120,27 @@ class Collector:
     ) -> CollectionResult:
         """Delete the blocks that earlier runs condemned, then collect once. Raises what `Collection.run` raises.
 
-        new_writer: makes a SURVIVOR writer; called for each lane, only when there is something to write. watch:
-        receives the result so far after every step. stop, max_ms: end the run early.
+        new_writer: makes a SURVIVOR writer; called once per lane, when the first group is written. watch: receives the
+        result so far after every step. stop, max_ms: end the run early.
         """
         self._release_collected()
-        run = self._run(watch, stop)
+        run = self._run_context(watch, stop)
         throttle = Throttle(run, self._rng, self._process, max_ms)
-        return Collection(run, throttle, self._new_merge_list, new_writer).run()
+        return Collection(run, throttle, new_writer).run()
 
     def rewrite(self, block_id: BlockId, new_writer: Callable[[], StripeWriter]) -> CollectionResult:
-        """Move what lives out of one block, and condemn it. Changes nothing unless it is a sealed block of groups.
+        """Move the live objects out of one block, and condemn it. Does nothing unless it is a sealed block of groups.
         Raises what `Collection.rewrite` raises."""
         if not is_sealed(self._metadata, block_id):
             return CollectionResult()
         block = self._metadata.block(block_id)
         if block.kind is BlockKind.LARGE:
             return CollectionResult()
-        run = self._run(lambda _: None, None)
+        run = self._run_context(lambda _: None, None)
         throttle = Throttle(run, self._rng, self._process, None, alone=True)
-        return Collection(run, throttle, self._new_merge_list, new_writer).rewrite(block)
+        return Collection(run, throttle, new_writer).rewrite(block)
 
-    def _run(self, watch: Watch, stop: Event | None) -> RunContext:
+    def _run_context(self, watch: Watch, stop: Event | None) -> RunContext:
         return RunContext(
             metadata=self._metadata,
             blocks=self._blocks,
@@ -148,13 +148,14 @@ class Collector:
             clock=self._clock,
             timer=self._timer,
             options=self._options,
+            new_merge_list=self._new_merge_list,
             retry_queue=self.parked,
             progress=Progress(watch),
             stop=RunStop(stop),
         )
 
     def _release_collected(self) -> None:
-        """Release the parked blocks that another process has collected, or that became empty and were deleted."""
+        """Release the parked blocks that are not sealed any more: collected by another process, or deleted empty."""
         for block_id, _ in self.parked:
             if not is_sealed(self._metadata, block_id):
                 self.parked.release(block_id)

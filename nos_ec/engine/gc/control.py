@@ -1,7 +1,7 @@
-"""What operators ask of GC while it runs: to pause, and to keep within other limits than those of the settings.
+"""Commands of operators to GC: pausing it, and rate limits that replace those in the settings.
 
-A note in the metadata says so, so that it holds on all hosts and outlives all processes. A run reads it every few
-seconds.
+They are stored in a note in the metadata, so that they hold on all hosts and survive restarts. A run reads the note
+every few seconds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CHANGE_TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """paused: whether GC may not collect. bytes_per_s, operations_per_s: limits instead of those of the settings; 0 for
-    no limit, None for that of the settings."""
+    """The commands in force. While `paused` is set, GC does not collect. bytes_per_s, operations_per_s: 0 for no limit,
+    None for the limit in the settings."""
 
     paused: bool = False
     bytes_per_s: int | None = None
@@ -30,24 +30,24 @@ class Control:
 
 
 class GcControl:
-    """Reads and changes what is asked of GC. Safe to call from several threads."""
+    """Reads and changes the commands to GC. Safe to call from several threads."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
 
     def read(self) -> Control:
-        """What is asked now. A note that cannot be understood asks for nothing. Raises Transient."""
+        """Return the commands in force. A malformed note counts as no commands. Raises Transient."""
         return _loaded(self._notes.note(CONTROL_NOTE))
 
     def change(self, changed: Callable[[Control], Control]) -> Control:
-        """Change what is asked, by compare-and-set. Returns what is asked now. Raises Transient."""
+        """Change the commands by compare-and-set, and return the new ones. Raises Transient."""
         for _ in range(CHANGE_TRIES):
             stored = self._notes.note(CONTROL_NOTE)
             new = changed(_loaded(stored))
             if self._notes.store_note(CONTROL_NOTE, json.dumps(asdict(new), sort_keys=True), stored):
                 kill_point("gc.control_changed")
                 return new
-        raise Transient("other processes keep changing what is asked of GC; try again")
+        raise Transient("other processes keep changing the GC limits; try again")
 
 
 def _loaded(text: str | None) -> Control:

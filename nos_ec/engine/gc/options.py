@@ -1,4 +1,4 @@
-"""The settings of GC, as the engine gets them."""
+"""The options of GC, which composition makes from the settings."""
 
 from __future__ import annotations
 
@@ -21,38 +21,39 @@ class CollectorOptions:
     """How GC chooses blocks, how much it rewrites at a time, and how long it waits before it deletes."""
 
     policy: GcPolicy | None
-    """Chooses the blocks to rewrite by what is dead in them; None: `waste_ratio_min` does."""
+    """Chooses the blocks to rewrite by their dead bytes; None to choose them by `waste_ratio_min`."""
     price_days_min: float
-    """The least break-even price of a block that the policy takes, while there is free space."""
+    """The lowest break-even price, in days, of a block that the policy chooses while enough space is free."""
     waste_ratio_min: float
-    """GC rewrites blocks that waste at least this share of their bytes; with a policy, those of which headers and
-    padding alone take it."""
+    """GC rewrites blocks that waste at least this share of their bytes; with a policy, blocks of which headers and
+    padding alone are this share."""
     copy_bytes_max: float
-    """The most live bytes that one run rewrites; infinite for no limit."""
+    """The most live bytes that one run rewrites; infinity for no limit."""
     block_grace_ms: int
     """Grace period between condemning and deleting a block; longer than the longest read."""
     block_grace_ms_min: int
-    """The grace period when space is short."""
+    """The grace period while space is short."""
     blocks_max: int
     """The most blocks that one run rewrites."""
     floor_bytes: int
-    """Free space that GC leaves alone while it can."""
+    """Free space that GC does not use unless no victim fits otherwise."""
     short_bytes: int
-    """With less free space than this PUTs are refused, and a run cuts the grace period of condemned blocks short."""
+    """With less free space, PUTs are refused, and a run cuts the grace period of condemned blocks short."""
     cool_down_ms_max: int
-    """The longest time that a block that could not be collected is left alone."""
+    """The longest time for which a block that could not be collected is left alone."""
     lanes: int
     """The most groups that are written at a time."""
     header_blocks: int
-    """The most blocks whose headers and rows are read at a time, and held until their turn comes."""
+    """The most blocks whose headers and rows are read ahead of their turn."""
     bytes_per_s: int
-    """Read and written in a second; 0 for no limit. Operators may change it and the next one while a run goes on."""
+    """The most bytes read and written per second; 0 for no limit. `gc limit` changes this limit and the next one during
+    a run."""
     operations_per_s: int
-    """Reads of objects and headers, and appends; 0 for no limit."""
+    """The most operations per second: reads of objects and headers, and appends; 0 for no limit."""
     slowdown_max: float
-    """How many times longer than otherwise small reads may take while GC works; 0 for any time."""
+    """How many times longer small reads may take while GC works; 0 for no limit."""
     density: float
-    """The least number of stripes that objects need, divided by the number that the packing policy takes."""
+    """The least number of stripes that objects need, divided by the number that the packing policy uses."""
     split_bytes: int
     """The price of an extra shard read at which the packer splits an object, in bytes left empty."""
     new_merge_list: Callable[[], MergeList[Packable]]
@@ -60,7 +61,7 @@ class CollectorOptions:
 
     @property
     def price_setting(self) -> str:
-        """The setting of `[gc]` that price_days_min comes from."""
+        """The name of the setting in `[gc]` from which `price_days_min` is taken."""
         return "price_days" if isinstance(self.policy, Price) else "price_days_min"
 
     @property

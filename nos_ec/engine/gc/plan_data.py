@@ -1,4 +1,4 @@
-"""A collection plan as data: what `gc plan --json` prints and what the API answers."""
+"""A collection plan as JSON values, for `gc plan --json` and the API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Any
 
 from nos_ec.core.gc.gc_policy import StoredBytes
-from nos_ec.core.ids import BlockId
 from nos_ec.core.ratios import ratio, rounded
 from nos_ec.engine.gc.victims import BlockDecision, ChosenBlock, CollectionPlan
 from nos_ec.ports.metadata import Totals
@@ -15,9 +14,11 @@ _DIGITS = 4
 
 
 def plan_data(plan: CollectionPlan, totals: Totals) -> dict[str, Any]:
-    """The plan as JSON values. Sizes are in bytes, times in ms of Unix time. The sums cover all blocks examined; what
-    is in the trash is live until it expires. To collect a block, its live bytes are read, and all of it is freed.
-    padding_bytes_to_free: of blocks that are repacked for it."""
+    """Return the plan as JSON values. Sizes are in bytes, times in ms of Unix time.
+
+    The sums cover all blocks examined. Objects in the trash are live until they expire. Collecting a block reads its
+    live bytes and frees the whole block. `padding_bytes_to_free` counts only the blocks that are repacked to free it.
+    """
     victims = {victim.block.block_id: victim for victim in plan.victims}
     outlook = plan.outlook
     return {
@@ -38,13 +39,8 @@ def plan_data(plan: CollectionPlan, totals: Totals) -> dict[str, Any]:
     }
 
 
-def victim_ids(plan: CollectionPlan) -> set[BlockId]:
-    """The ids of the blocks that a run would collect."""
-    return {victim.block.block_id for victim in plan.victims}
-
-
 def bytes_to_write(victim: ChosenBlock) -> int:
-    """What the live objects of a victim will take in their new stripes, headers and padding included; an estimate."""
+    """Estimate how many bytes the live objects of a victim will take in new stripes, including headers and padding."""
     block = victim.block
     return round(block.size_bytes / block.stripes * victim.needs) if block.stripes else 0
 

@@ -1,4 +1,4 @@
-"""What one run of GC has done so far."""
+"""The result of a GC run, counted while it works."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nos_ec.engine.gc.victims import BlockDecision
 from nos_ec.engine.packing.stripe_writer import Failure, WriteResult
 
 NAMED_MAX = 20
-"""The most unreadable objects, and the most parked blocks, that a result names. All others are only counted."""
+"""The most unreadable objects, and the most parked blocks, that a result names. The others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class CollectionResult:
     """Totals of one run; bytes are in data space.
 
     `unreadable` and `parked` name the first few of `unreadable_objects` and `blocks_parked`, each with the reason.
-    The empty bytes are those of the stripes written that hold no object (core/packing/empty_bytes.py).
+    The `empty_*_bytes` count the bytes of the written stripes that hold no object (core/packing/empty_bytes.py).
     """
 
     blocks_examined: int = 0
@@ -52,27 +52,26 @@ class CollectionResult:
     unreadable: tuple[str, ...] = ()
     parked: tuple[str, ...] = ()
     space_amplification: float | None = None
-    """Stored / live bytes at the end, without condemned blocks. None while nothing lives."""
+    """Stored bytes divided by live bytes at the end, without condemned blocks. None while no object is live."""
     target_space_amplification: float | None = None
     """None if the policy has no target."""
     behind: Behind | None = None
-    """Why the run did not reach the target, or did not collect all that a policy without a target asks for."""
+    """Why the run did not reach the target, or did not collect all that a policy without a target chooses."""
     stopped: Stopped | None = None
-    """Why the run ended early, if it did."""
+    """Why the run was stopped early, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class GcCounters:
-    """What GC has done since the process started.
-
-    last_run_ms: when the last successful run ended; 0 if there was none. collected: totals of all runs, including the
-    current one, without names of objects and blocks, and without figures that exist only for a single run.
-    """
+    """The work of GC since the process started."""
 
     runs: int = 0
     failures: int = 0
     last_run_ms: int = 0
+    """When the last successful run ended; 0 if there was none."""
     collected: CollectionResult = field(default_factory=CollectionResult)
+    """Totals of all runs, including the current one, without names of objects and blocks, and without figures that
+    exist only for a single run."""
 
     def with_run(self, result: CollectionResult) -> GcCounters:
         """Return these counters plus the result of a run so far."""
@@ -88,14 +87,14 @@ Watch = Callable[[CollectionResult], object]
 
 
 class Progress:
-    """The growing result of one run. The parts of the run report to it."""
+    """Counts the work of one run. Each part of the run reports to it."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self.result = CollectionResult()
 
     def show(self) -> None:
-        """Pass the result so far to the watcher."""
+        """Pass the current result to the watcher."""
         self._watch(self.result)
 
     def chosen(self, blocks: int, live_bytes: int) -> None:
@@ -107,7 +106,7 @@ class Progress:
         self.result = replace(self.result, blocks_finished=self.result.blocks_finished + 1)
 
     def stopped(self, why: Stopped | None) -> None:
-        """Record why the run ended early, if it did."""
+        """Record why the run was stopped early; None if it was not."""
         self.result = replace(self.result, stopped=why)
 
     def examined(self, decision: BlockDecision) -> None:
@@ -135,7 +134,7 @@ class Progress:
         )
 
     def ended(self, store: StoredBytes, target: float | None, behind: Behind | None) -> None:
-        """Record what the store holds at the end of the run."""
+        """Record how much the store holds at the end of the run."""
         self.result = replace(
             self.result,
             space_amplification=rounded(ratio(store.stored_bytes, store.live_bytes)),

@@ -19,7 +19,8 @@ Decided = tuple[BlockDecision, list[Placed]]
 
 
 class ReadAhead:
-    """What was found in each of some blocks, in their order. A context manager: at its end nothing is read any more."""
+    """Reads blocks ahead and returns their live objects in the order of the blocks. A context manager: leaving it
+    cancels the reads that have not begun and waits for the others."""
 
     def __init__(self, run: RunContext, blocks: Sequence[BlockRow]) -> None:
         self._run = run
@@ -35,8 +36,9 @@ class ReadAhead:
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def next(self) -> Decided:
-        """What was found in the next block. Raises Transient; the blocks after it can still be asked for."""
+    def next_block(self) -> Decided:
+        """Return the live objects of the next block. Raises Transient if that block cannot be read; the next call
+        returns the block after it."""
         self._begin_reads()
         return self._begun.popleft().result()
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nos_ec.core.ids import BlockId
+from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.gc.progress import Progress
 from nos_ec.engine.gc.run_stop import RunStop
+from nos_ec.engine.packable import Packable
 from nos_ec.engine.retry_queue import RetryQueue
 from nos_ec.ports.audit_trail import AuditTrail
 from nos_ec.ports.block_store import BlockStore
@@ -18,16 +20,18 @@ from nos_ec.ports.metadata import Metadata
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The stores, the clock and the options of one run. `stop` ends the run early."""
+    """The stores, the clock, the options and the progress of one run. `stop` ends the run early."""
 
     metadata: Metadata
     blocks: BlockStore
     trail: AuditTrail
     clock: Clock
     timer: Callable[[], float]
-    """Monotonic seconds, from any start."""
+    """Returns monotonic seconds with an arbitrary origin."""
     options: CollectorOptions
+    new_merge_list: Callable[[], MergeList[Packable]]
+    """Makes an empty merge list that sorts objects into streams; the one in `options`, for plans, does not."""
     retry_queue: RetryQueue[BlockId]
-    """Blocks that did not answer, in this run or in earlier ones."""
+    """Blocks that could not be read, in this run or in earlier ones."""
     progress: Progress
     stop: RunStop

@@ -1,4 +1,4 @@
-"""Where a run is, for other processes: a note in the metadata, written every few seconds."""
+"""The state of the current run, published for other processes as a note in the metadata every few seconds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ RUN_NOTE = "gc run"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What the last run has done when it was last heard of.
+    """The state of the last run at `seen_ms`.
 
-    bytes_chosen: live bytes of the victims it chose. bytes_per_s: object bytes moved in a second, lately.
-    speed_percent: 100 while it works as fast as its limits allow; less while it spares reads of others.
+    bytes_chosen: live bytes of the chosen victims. bytes_per_s: the recent rate of moved object bytes. speed_percent:
+    100 while the run works as fast as its limits allow; less while it slows down for reads of users.
     """
 
     process: str
@@ -37,20 +37,20 @@ class RunState:
 
     @property
     def bytes_left(self) -> int:
-        """Live bytes that are still to be moved; more than that while objects are deleted meanwhile."""
+        """Live bytes that have not been moved yet. An upper bound, because clients delete objects meanwhile."""
         return 0 if self.victims_done >= self.victims else max(0, self.bytes_chosen - self.bytes_moved)
 
     @property
     def left_ms(self) -> int | None:
-        """How long the rest will take at the rate of late. None when that is unknown."""
+        """How long the remaining bytes will take at the recent rate, or None while the rate is unknown."""
         if not self.bytes_left:
             return 0
         return self.bytes_left * 1000 // self.bytes_per_s if self.bytes_per_s else None
 
 
 def read_run(notes: Notes) -> RunState | None:
-    """Where the last run is, or was when it ended. None if there was none, or one of another release. Raises
-    Transient."""
+    """Return the state of the current or last run. None if there was no run, or if another release wrote the note.
+    Raises Transient."""
     try:
         data: dict[str, Any] = json.loads(notes.note(RUN_NOTE) or "{}")
         return RunState(**data)
@@ -59,5 +59,5 @@ def read_run(notes: Notes) -> RunState | None:
 
 
 def write_run(notes: Notes, state: RunState) -> None:
-    """Store where a run is. Of two runs, the later one counts. Raises Transient."""
+    """Store the state of a run, and replace that of an earlier run. Raises Transient."""
     notes.store_note(RUN_NOTE, json.dumps(asdict(state), sort_keys=True), notes.note(RUN_NOTE))

@@ -1,5 +1,5 @@
-"""What a run does for the space of a store: what is stored per live byte before and after, and why that may not be
-enough. Only reads.
+"""The effect of a run on the space of a store: stored bytes per live byte before and after, and why a target is missed.
+Only reads.
 
  9  the blocks of a store are read in pages, so memory does not grow with the store
 """
@@ -25,28 +25,30 @@ _log = structlog.get_logger(__name__)
 PAGE_BLOCKS = 1000
 DAY_MS = 86_400_000
 ANY_WASTE = 0.0
-"""A waste ratio that every block has."""
+"""A minimum waste ratio that every block reaches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """before, after: what blocks store now, and what they will if all victims and all empty blocks are collected.
-    target: of the policy, as space amplification, if it has one. behind: why a run does not do all that the policy asks
-    for; None when it does."""
+    """The expected effect of a run on the space of the store."""
 
     before: StoredBytes
+    """What blocks store now."""
     after: StoredBytes
+    """What blocks will store when all victims and all empty blocks are collected."""
     target: float | None
+    """The target of the policy, as space amplification; None if it has no target."""
     behind: Behind | None
+    """Why a run does less than the policy demands; None when it does everything."""
 
 
 def is_space_short(blocks: BlockStore, options: CollectorOptions) -> bool:
-    """Whether PUTs are refused for lack of space. False when the free space is unknown."""
+    """Return whether PUTs are refused for lack of space. False when the free space is unknown."""
     return _is_free_below(blocks, options.short_bytes)
 
 
 def is_any_price_right(blocks: BlockStore, options: CollectorOptions) -> bool:
-    """Whether so little space is left, for PUTs or for GC itself, that freeing some is worth whatever it costs. False
+    """Return whether so little space is left, for PUTs or for GC itself, that GC must free some at any price. False
     when the free space is unknown."""
     return _is_free_below(blocks, max(options.short_bytes, options.floor_bytes))
 
@@ -55,17 +57,17 @@ def _is_free_below(blocks: BlockStore, least_bytes: int) -> bool:
     try:
         return blocks.free_bytes() < least_bytes
     except Transient as error:
-        _log.warning("free space is unknown; GC goes on as if there were enough", error=str(error))
+        _log.warning("free space is unknown; GC assumes that there is enough", error=str(error))
         return False
 
 
 def is_above(store: StoredBytes, target: float | None) -> bool:
-    """Whether more than the target is stored."""
+    """Return whether the store exceeds the target. False without a target."""
     return target is not None and store.exceeds(target)
 
 
 def price_days(facts: BlockFacts, now_ms: int) -> float | None:
-    """The break-even price of a block; None when nothing in it lives."""
+    """Return the break-even price of a block in days, or None when it has no live bytes."""
     row = facts.row
     since_ms = row.created_ms if facts.sealed_ms is None else facts.sealed_ms
     days = break_even_days(SealedBlock(row.block_id, row.live_bytes, row.dead_bytes, (now_ms - since_ms) / DAY_MS))
@@ -73,7 +75,7 @@ def price_days(facts: BlockFacts, now_ms: int) -> float | None:
 
 
 class PolicyChoice:
-    """What the policy chooses among the blocks of a store, as it is now. Used once."""
+    """Applies the policy to the blocks of a store as they are now. Used once."""
 
     def __init__(self, metadata: Blocks, options: CollectorOptions, policy: GcPolicy, now_ms: int) -> None:
         self._metadata = metadata
@@ -83,13 +85,16 @@ class PolicyChoice:
         self._dense_bytes = 0
 
     def plan(self, store: StoredBytes) -> GcPlan:
-        """The plan for a store without empty blocks. Reads no block while the policy asks for none. Raises
+        """Return the plan for a store without empty blocks. Reads no rows while the policy needs no blocks. Raises
         Transient."""
         return self._policy.plan(self._worthwhile(), store) if self._policy.is_due(store) else GcPlan((), 0, 0)
 
     def reason(self, behind: Behind | None, after: StoredBytes) -> Behind | None:
-        """Why the target is not reached, more precisely: what the policy calls too expensive may be blocks that it was
-        not shown, because they are set aside, or because so little of them is dead that rewriting frees nothing."""
+        """Return the reason for missing the target more precisely than the policy.
+
+        The policy reports PRICE, but it does not get all blocks: some are set aside, and of others so little is dead
+        that rewriting frees nothing. If these blocks hold the missing bytes, they are the reason.
+        """
         target = self._policy.target
         if behind is not Behind.PRICE or target is None:
             return behind
@@ -99,11 +104,11 @@ class PolicyChoice:
         return Behind.GAIN if self._dense_bytes >= missing_bytes else behind
 
     def targets(self, store: StoredBytes, targets: Sequence[float]) -> list[TargetCost]:
-        """What it would cost to reach each target. Reads the rows of all blocks with holes. Raises Transient."""
+        """Return the cost of reaching each target. Reads the rows of all blocks with holes. Raises Transient."""
         return target_costs(self._worthwhile(), store, targets, self._options.price_days_min)
 
     def _worthwhile(self) -> Iterator[SealedBlock]:
-        """The blocks that take less space when they are rewritten. If the others were shown to the policy, they could
+        """Yield the blocks that take less space when they are rewritten. If the policy also got the others, they could
         take the places of all victims, in every run."""
         after: BlockId | None = None
         while page := self._metadata.blocks_with_holes(

@@ -1,7 +1,7 @@
-"""What keeps a run from being a burden: limits, rests, pauses and its time limit. Also tells others where it is.
+"""Throttles a GC run by rate limits, rests, pauses and a time limit, and publishes its progress.
 
-Used by the thread that plans the groups. Every few seconds it reads what operators ask of GC (control.py), and notes
-where the run is (run_note.py).
+Used by the thread that plans the groups. Every few seconds it reads the commands of operators (control.py), and
+publishes the state of the run (run_note.py).
 
 10  while space is short nothing slows a run down, except a pause
 """
@@ -18,11 +18,11 @@ import structlog
 from nos_ec.core.errors import NosError
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.killpoints import kill_point
-from nos_ec.engine.gc.back_off import QUIET_MIN, BackOff
 from nos_ec.engine.gc.control import Control, GcControl
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.run_note import RunState, write_run
+from nos_ec.engine.gc.run_speed import QUIET_MIN, RunSpeed
 from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.rate_limit import RateLimit
 from nos_ec.ports.metadata import BlockRow
@@ -30,47 +30,47 @@ from nos_ec.ports.metadata import BlockRow
 _log = structlog.get_logger(__name__)
 
 POLL_MS = 5_000
-"""How often a run looks at what is asked of it, and notes where it is."""
+"""How often a run reads the commands of operators and publishes its state."""
 PROBE_S = 0.05
-"""The least time between two timed reads."""
+"""The shortest time between two timed reads."""
 REST_S_MIN, REST_S_MAX = 0.2, 5.0
-"""Rests are collected until they are worth waiting for the groups under way. None is longer than that."""
+"""The shortest and the longest rest. Shorter rests are added up until one is worth letting all groups finish for it."""
 QUIET_EVERY_S = 60.0
-"""How often a run at full speed lets its groups end, to time quiet reads."""
+"""How often a run at full speed lets all groups finish, to time quiet reads."""
 RATE_MS = 60_000
-"""The rate of a run is that of the last minute."""
+"""The rate of a run is measured over the last minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """How many bytes were moved until when."""
+    """How many bytes the run had moved at a moment."""
 
     at_ms: int
     bytes_moved: int
 
 
 class Throttle:
-    """Of one run. Used by one thread."""
+    """Throttles one run. Used by one thread."""
 
     def __init__(
         self, run: RunContext, rng: random.Random, process: str, max_ms: int | None, *, alone: bool = False
     ) -> None:
-        """rng: chooses which headers to time. process: names this process to operators. max_ms: the longest time of the
-        run, None for any. alone: the run moves a block that an operator named, so no pause holds, and nothing is
-        noted."""
+        """rng: chooses which reads to time. process: the name of this process, for operators. max_ms: the time limit of
+        the run, or None. alone: the run moves a block that an operator named, so it ignores pauses, and its state is
+        not published."""
         self._run = run
         self._is_alone = alone
         self._rng = rng
         self._process = process
-        self._control_row = GcControl(run.metadata)
+        self._gc_control = GcControl(run.metadata)
         self._started_ms = run.clock.now_ms()
         self._end_ms = None if max_ms is None else self._started_ms + max_ms
         self._polled_ms: int | None = None
-        self._back_off = BackOff(run.options.slowdown_max)
+        self._speed = RunSpeed(run.options.slowdown_max)
         self._control = Control()
         self._bytes = RateLimit(run.clock, run.options.bytes_per_s)
         self._operations = RateLimit(run.clock, run.options.operations_per_s)
-        self._is_urgent = self._is_boundless = False
+        self._is_urgent = self._is_unlimited = False
         self._blocks: Sequence[BlockRow] = ()
         self._probed_s = self._quiet_s = 0.0
         self._worked_from_s: float | None = None
@@ -79,8 +79,8 @@ class Throttle:
 
     # --- every step -------------------------------------------------------------------------------
     def look(self) -> None:
-        """Show that the run goes on, and end it if its time is over. Every few seconds, do what operators ask, and note
-        where the run is."""
+        """Report the progress of the run, and end it when its time limit is reached. Every few seconds, read the
+        commands of operators, and publish the state of the run."""
         self._run.progress.show()
         if self._is_alone:
             return
@@ -91,48 +91,47 @@ class Throttle:
             return
         self._polled_ms = now_ms
         try:
-            self._obey(self._control_row.read())
-            self._weigh_space()
-            self._note(now_ms, ended=False)
+            self._obey(self._gc_control.read())
+            self._check_space()
+            self._publish(now_ms, ended=False)
         except NosError as error:
-            _log.warning("GC cannot read its limits now, or note where it is; it goes on", error=str(error))
+            _log.warning("GC limits not read or progress not published; the run continues", error=str(error))
 
     def end(self) -> None:
-        """Note that the run is over."""
+        """Publish that the run has ended."""
         try:
-            self._note(self._run.clock.now_ms(), ended=True)
+            self._publish(self._run.clock.now_ms(), ended=True)
         except NosError as error:
-            _log.warning("the end of the GC run was not noted", error=str(error))
+            _log.warning("end of the GC run not published", error=str(error))
 
     def _obey(self, control: Control) -> None:
         if control.paused:
             self._run.stop.end(Stopped.PAUSED)
         if control != self._control:
-            _log.info("GC keeps to other limits", bytes_per_s=control.bytes_per_s, operations=control.operations_per_s)
+            _log.info("GC limits changed", bytes_per_s=control.bytes_per_s, operations=control.operations_per_s)
             self._control = control
             self._set_limits()
 
     def _set_limits(self) -> None:
         options, control = self._run.options, self._control
-        found = (control.bytes_per_s, control.operations_per_s)
-        of_settings = (options.bytes_per_s, options.operations_per_s)
-        count_bytes, operations = (
-            0 if self._is_boundless else default if limit is None else limit
-            for limit, default in zip(found, of_settings, strict=True)
-        )
-        self._bytes, self._operations = RateLimit(self._run.clock, count_bytes), RateLimit(self._run.clock, operations)
+        self._bytes = self._new_limit(control.bytes_per_s, options.bytes_per_s)
+        self._operations = self._new_limit(control.operations_per_s, options.operations_per_s)
 
-    def _weigh_space(self) -> None:
+    def _new_limit(self, of_operator: int | None, of_settings: int) -> RateLimit:
+        per_s = of_settings if of_operator is None else of_operator
+        return RateLimit(self._run.clock, 0 if self._is_unlimited else per_s)
+
+    def _check_space(self) -> None:
         short_bytes = self._run.options.short_bytes
         free_bytes = self._run.blocks.free_bytes()
         self._is_urgent = free_bytes < 2 * short_bytes
         if self._is_urgent:
-            self._back_off.hurry()
-        if (is_boundless := free_bytes < short_bytes) != self._is_boundless:
-            self._is_boundless = is_boundless
+            self._speed.hurry()
+        if (is_unlimited := free_bytes < short_bytes) != self._is_unlimited:
+            self._is_unlimited = is_unlimited
             self._set_limits()
 
-    def _note(self, now_ms: int, *, ended: bool) -> None:
+    def _publish(self, now_ms: int, *, ended: bool) -> None:
         result, stop = self._run.progress.result, self._run.stop
         write_run(
             self._run.metadata,
@@ -149,7 +148,7 @@ class Throttle:
                 blocks_deleted=result.blocks_deleted,
                 bytes_reclaimed=result.bytes_reclaimed,
                 bytes_per_s=self._rate(now_ms, result),
-                speed_percent=round(100 * self._back_off.speed),
+                speed_percent=round(100 * self._speed.share),
                 stopped=stop.why,
                 behind=result.behind,
             ),
@@ -165,39 +164,39 @@ class Throttle:
 
     # --- work -------------------------------------------------------------------------------------
     def begin(self, blocks: Sequence[BlockRow]) -> None:
-        """Time quiet reads of blocks before the first group of them is written."""
+        """Time quiet reads of these blocks before their first group is written."""
         self._blocks = blocks
-        while self._back_off.wants_quiet and blocks and not self._run.stop.is_set():
+        while self._speed.wants_quiet and blocks and not self._run.stop.is_set():
             if not self._probe(quiet=True):
                 break
 
     def spend(self, count_bytes: int, operations: int) -> None:
-        """Wait until so many more bytes may be read and written, with so many operations."""
+        """Wait until the rate limits allow this many more bytes and operations."""
         self._bytes.spend(count_bytes, self._run.stop, lambda _: self.look())
         self._operations.spend(operations, self._run.stop, lambda _: self.look())
 
     def groups(self, lanes: int) -> int:
-        """How many groups may be under way, with so many lanes at most."""
-        return self._back_off.groups(lanes)
+        """Return how many groups may be written at a time by at most this many lanes."""
+        return self._speed.groups(lanes)
 
     def watch(self) -> None:
-        """Time a read, if it is time to. To be called while groups are under way."""
-        if self._back_off.is_on and not self._is_urgent and self._run.timer() - self._probed_s >= PROBE_S:
+        """Time a read, if the last timed read was long enough ago. Call it while groups are being written."""
+        if self._speed.is_on and not self._is_urgent and self._run.timer() - self._probed_s >= PROBE_S:
             self._probe(quiet=False)
 
     def wants_rest(self, lanes: int) -> bool:
-        """Whether the groups under way should end, and `rest` be called then. lanes: as for `groups`."""
-        if not self._back_off.is_on or self._is_urgent:
+        """Return whether the caller should let all groups finish and then call `rest`. lanes: as for `groups`."""
+        if not self._speed.is_on or self._is_urgent:
             return False
         now_s = self._run.timer()
         if self._worked_from_s is None:
             self._worked_from_s, self._quiet_s = now_s, self._quiet_s or now_s
-        self._owed_s += self._back_off.rest_s(now_s - self._worked_from_s, lanes)
+        self._owed_s += self._speed.rest_s(now_s - self._worked_from_s, lanes)
         self._worked_from_s = now_s
         return self._owed_s >= REST_S_MIN or now_s - self._quiet_s >= QUIET_EVERY_S
 
     def rest(self) -> None:
-        """Rest, and time quiet reads. No group is under way."""
+        """Rest, and time quiet reads. Call it while no group is being written."""
         rest_ms = int(1000 * min(self._owed_s, REST_S_MAX))
         self._run.clock.wait(self._run.stop, min(rest_ms, 1000))
         for _ in range(QUIET_MIN):
@@ -209,7 +208,7 @@ class Throttle:
         self._owed_s, self._worked_from_s, self._quiet_s = 0.0, None, self._run.timer()
 
     def _probe(self, *, quiet: bool) -> bool:
-        """Time the read of a page of a victim. Returns whether it could be read."""
+        """Time the read of one page of a random victim. Returns whether the page could be read."""
         if not self._blocks:
             return False
         block = self._rng.choice(self._blocks)
@@ -221,5 +220,5 @@ class Throttle:
             return False
         finally:
             self._probed_s = self._run.timer()
-        (self._back_off.quiet if quiet else self._back_off.busy)(self._probed_s - began_s)
+        (self._speed.add_quiet if quiet else self._speed.add_busy)(self._probed_s - began_s)
         return True

@@ -1,4 +1,4 @@
-"""Which blocks GC collects, decided from their rows, the rows of their objects, and their headers. Changes nothing.
+"""Chooses the blocks that GC collects, from their rows, the rows of their objects, and their headers. Only reads.
 
 10  an entry that cannot be read is never treated as dead
 """
@@ -27,30 +27,29 @@ from nos_ec.ports.metadata import BlockRow, Blocks, Placed, WaitingBlocks
 _log = structlog.get_logger(__name__)
 
 REPACK_FREES_MIN = 0.1
-"""Share of the blocks that repacking them must free in headers and padding, each alone and all together. So GC comes to
-rest: runs that would free nothing do not repack."""
+"""The share of a block that repacking must free in headers and padding, for each block alone and for all together. GC
+comes to rest because of this minimum: it does not repack blocks that would stay as they are."""
 REPACK_HOLES_MAX = 0.2
-"""Share of its object bytes that may be dead in a block of less than half of the stripes of a full one. Such remains of
-earlier runs will soon be rewritten for their dead bytes, and then their padding goes as well. Other blocks may have any
-number of dead bytes: an earlier run that was ended has moved some of their objects away."""
+"""The share of the object bytes that may be dead in a block with less than half of the stripes of a full block. Such
+remains of earlier runs will soon be rewritten for their dead bytes, which frees their padding, too. Fuller blocks may
+have any number of dead bytes: a run that was stopped has moved some of their objects away."""
 REPACK_OBJECTS_MAX = 500_000
-"""The most objects that a run packs in memory to see which blocks are worth repacking, which takes seconds. Blocks of
-tiny objects have many, and headers that no packer can avoid."""
+"""The most objects that a run packs in memory, which takes seconds, to see which blocks are worth repacking. Blocks of
+tiny objects hold many objects, and headers that no packer can avoid."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockDecision:
-    """What GC found in one block, and how much it read for that.
-
-    The `live_objects` must be rewritten before the block can be deleted; `unconfirmed` of them are known from rows
-    alone. price_days: the break-even price; None for a block without live bytes, and where it was not asked for.
-    """
+    """What GC found in one block, and how much it read to find it."""
 
     block: BlockRow
     live_objects: int
+    """Objects that must be rewritten before the block can be deleted."""
     unconfirmed: int
+    """Live objects that are known from rows alone."""
     header_bytes_read: int
     price_days: float | None = None
+    """The break-even price; None for a block without live bytes, or when it was not computed."""
 
     @property
     def size_bytes(self) -> int:
@@ -60,51 +59,55 @@ class BlockDecision:
 
 @dataclass(frozen=True, slots=True)
 class ChosenBlock:
-    """A block to rewrite, and how many stripes its live objects will need; not rounded up. padding_freed_bytes: how
-    many bytes of headers and padding that frees, if it is rewritten for them; otherwise 0."""
+    """A block to rewrite."""
 
     block: BlockRow
     needs: float
+    """How many stripes its live objects will need; not rounded up."""
     padding_freed_bytes: int = 0
+    """How many bytes of headers and padding the rewriting frees, for a block that is rewritten for them; otherwise
+    0."""
 
     def padding_days(self, now_ms: int) -> float:
-        """The price of rewriting the block for its padding, at its age since it was created."""
+        """Return the price in days of rewriting the block for its padding, given its age since its creation."""
         block = self.block
         return padding_days((now_ms - block.created_ms) / DAY_MS, self.padding_freed_bytes, block.live_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
-    """The blocks that GC examined, and the victims among them, which a run would collect, with the stripes that their
-    live objects will need. waiting: blocks with dead bytes that it did not examine, by the reason.
+    """The blocks that a run would examine and collect now.
 
-    Only empty blocks are collected when rewriting the others gives nothing back.
+    The victims are only the empty blocks when rewriting the others would free nothing.
     """
 
     decisions: Sequence[BlockDecision]
+    """The examined blocks."""
     victims: Sequence[ChosenBlock]
+    """The examined blocks that a run would collect."""
     waiting: Sequence[WaitingBlocks]
+    """Blocks with dead bytes that are not examined, by reason."""
     outlook: Outlook
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a run divides the blocks with live objects, best victims first.
-
-    candidates: blocks that the policy takes, or that waste enough to be collected. victims: the candidates to rewrite.
-    dense: candidates whose live objects are already packed as densely as possible, so that their waste is headers and
-    unavoidable padding.
-    """
+    """How a run divides the blocks with live objects; best victims first."""
 
     candidates: Sequence[BlockRow]
+    """Blocks that the policy chooses, or that waste enough to be collected."""
     victims: Sequence[ChosenBlock]
+    """The candidates to rewrite."""
     dense: Sequence[BlockRow]
+    """Candidates whose live objects are already packed as densely as possible, so that their waste is headers and
+    unavoidable padding."""
     outlook: Outlook
 
 
 def choose(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_ms: int) -> Choice:
     """Choose the blocks to rewrite. Holds the rows of one block in memory at a time. Raises Transient."""
     use = metadata.space_use()
+    # 1. Find victims: by waste alone without a policy, otherwise by the policy, then by padding.
     taken, behind = _Taken(metadata, blocks, options, now_ms), None
     if options.policy is None:
         taken.add_wasteful()
@@ -117,9 +120,11 @@ def choose(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_
         taken.add_planned(plan.victims)
         target, behind = policy.target, by_policy.reason(plan.behind, use.without_empty.less(plan.freed_bytes))
         taken.add_padded(0.0 if any_price else options.price_days_min)
+    # 2. Rewrite none of them if all together would free nothing.
     victims = taken.victims
     if victims and not pays([Victim(victim.block.stripes, victim.needs) for victim in victims]):
         victims = []
+    # 3. Find the reason if the run does less than the policy demands.
     after = use.without_empty.less(sum(victim.block.dead_bytes for victim in victims))
     if taken.victims and not victims and is_above(after, target):
         behind = Behind.GAIN
@@ -129,7 +134,7 @@ def choose(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_
 
 
 class _Taken:
-    """The blocks of one choice: at most `blocks_max`, and victims of at most `copy_bytes_max`."""
+    """Collects the blocks of one choice: at most `blocks_max`, with victims of at most `copy_bytes_max` live bytes."""
 
     def __init__(self, metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_ms: int) -> None:
         self._metadata = metadata
@@ -143,7 +148,7 @@ class _Taken:
         self.behind: Behind | None = None
 
     def add_planned(self, planned: Iterable[SealedBlock]) -> None:
-        """Add the victims of a policy, which keeps to the limits. Those that were collected meanwhile are left out."""
+        """Add the victims of a policy, which observes the limits. Blocks that were collected meanwhile are left out."""
         for one in planned:
             try:
                 block = self._metadata.block(one.block_id)
@@ -162,9 +167,12 @@ class _Taken:
         self._add_judged(wasteful, lambda block: judge(self._metadata, self._blocks, options, block))
 
     def add_padded(self, price_days: float) -> None:
-        """Add blocks for their headers and padding, most wasteful first: those that consist of little else, to merge
-        them, and those that are worth repacking at that price. None of the latter if repacking them together frees too
-        little: the objects of a block may fit each other by chance."""
+        """Add blocks for their headers and padding, most wasteful first: blocks to merge because they consist of little
+        else, and blocks that are worth repacking at `price_days`.
+
+        No block is repacked if repacking all of them together frees too little: the objects of a single block may fit
+        each other by chance.
+        """
         options = self._options
         wasteful = self._metadata.gc_candidates(
             options.waste_ratio_min,
@@ -193,8 +201,8 @@ class _Taken:
         judged: Callable[[BlockRow], ChosenBlock | None],
         price_days: float = 0.0,
     ) -> None:
-        """Add the blocks that are victims. price_days: what padding must be worth; a block that is to be repacked for
-        less is left for a later run."""
+        """Add the blocks that are victims. price_days: the lowest price at which padding is freed; a block with a lower
+        one is left for a later run."""
         options, found = self._options, {block.block_id for block in self.candidates}
         for block in blocks:
             if block.block_id in found:
@@ -220,7 +228,7 @@ class _Taken:
 
 
 def judge(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, candidate: BlockRow) -> ChosenBlock | None:
-    """A candidate as a victim; None when it is packed as densely as possible. Raises Transient."""
+    """Return a candidate as a victim, or None if it is packed as densely as possible. Raises Transient."""
     victim = judge_by_row(options, candidate)
     if victim is not None:
         return victim
@@ -229,7 +237,7 @@ def judge(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, candi
 
 
 def may_be_repacked(geometry: Geometry, block: BlockRow) -> bool:
-    """Return whether so much of a block is headers and padding that it may be repacked."""
+    """Return whether enough of a block is headers and padding to consider repacking it."""
     if block.overhead_bytes < REPACK_FREES_MIN * block.size_bytes:
         return False
     return block.hole_ratio <= REPACK_HOLES_MAX or block.stripes >= geometry.stripes_per_block / 2
@@ -238,7 +246,7 @@ def may_be_repacked(geometry: Geometry, block: BlockRow) -> bool:
 def padded_blocks(
     metadata: Blocks, blocks: BlockStore, options: CollectorOptions, price_days: float, now_ms: int
 ) -> list[BlockRow]:
-    """Return the blocks that a run packs in memory to see whether they are worth repacking at that price. Raises
+    """Return the blocks that a run packs in memory to see whether they are worth repacking at this price. Raises
     Transient."""
     found: list[BlockRow] = []
     objects = 0
@@ -255,8 +263,8 @@ def padded_blocks(
 
 
 def repack(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, candidate: BlockRow) -> ChosenBlock | None:
-    """A block as a victim, if packing its live objects anew, without any others, frees REPACK_FREES_MIN of it in
-    headers and padding. None when it does not. Dead bytes do not count: they are for the policy to judge. Raises
+    """Return a block as a victim if packing its live objects anew, without other objects, frees REPACK_FREES_MIN of it
+    in headers and padding; otherwise None. Dead bytes do not count, because the policy judges them. Raises
     Transient."""
     freed_bytes = _padding_freed(metadata, blocks, options, [candidate])
     if freed_bytes < _freed_min([candidate]):
@@ -272,8 +280,8 @@ def _freed_min(candidates: Sequence[BlockRow]) -> float:
 def _padding_freed(
     metadata: Blocks, blocks: BlockStore, options: CollectorOptions, candidates: Sequence[BlockRow]
 ) -> int:
-    """Return how many bytes of headers and padding are freed by packing the live objects of these blocks together, as a
-    run does. Reads the rows of one block at a time."""
+    """Return how many bytes of headers and padding a run frees by packing the live objects of these blocks together.
+    Reads the rows of one block at a time."""
     merge_list, stripes = options.new_merge_list(), 0
     for block in candidates:
         for one in metadata.placed_in(block.block_id):
@@ -287,8 +295,8 @@ def _padding_freed(
 
 
 def judge_by_row(options: CollectorOptions, candidate: BlockRow) -> ChosenBlock | None:
-    """A candidate as a victim, if its dead bytes alone make it one: the same packer packed its survivors, so they will
-    be packed about as densely as before. None when the rows of its objects decide."""
+    """Return a candidate as a victim if its dead bytes alone make it one. The same packer packed its survivors, so they
+    will be packed about as densely as before. None if the rows of its objects must be read to decide."""
     if candidate.hole_ratio < options.waste_ratio_min:
         return None
     return _rewritten_by_row(options, candidate)
@@ -305,14 +313,14 @@ def _needs(blocks: BlockStore, placed: Sequence[Placed], split_bytes: int) -> fl
 
 
 def decide(metadata: Blocks, blocks: BlockStore, block: BlockRow) -> tuple[BlockDecision, list[Placed]]:
-    """Find the live objects of a block. It must not be a block of a large object that still lives.
+    """Find the live objects of a block. It must not be a block of a live large object.
 
-    Headers name the objects that were written, and rows say which of them live: an entry lives only when a row has its
-    key, version and extent. A row that no header confirms is logged as an error and still counts as live. Raises
+    Headers name the objects that were written, and rows show which of them are live: an entry is live only if a row has
+    its key, version and extent. A row that no header confirms is logged as an error and still counts as live. Raises
     Transient.
     """
     if block.kind is BlockKind.LARGE:
-        # It holds one segment of one object, so it is either all live or all dead. Its row says which.
+        # It holds one segment of one object, so it is either all live or all dead, as its rows show.
         placed = metadata.placed_in(block.block_id)
         return BlockDecision(block, len(placed), 0, 0), placed
     scan = _scan(metadata, blocks, block)
@@ -328,7 +336,8 @@ def decide(metadata: Blocks, blocks: BlockStore, block: BlockRow) -> tuple[Block
 
 
 def _scan(metadata: Blocks, blocks: BlockStore, block: BlockRow) -> HeaderScan:
-    """Read the headers of a block. A block that the store has lost has none; reading its live objects fails later."""
+    """Read the headers of a block. A block that is missing from the store has none; reading its live objects fails
+    later."""
     try:
         return scan_headers(blocks, block.block_id, block.stripes)
     except NotFound:
@@ -340,7 +349,7 @@ def _scan(metadata: Blocks, blocks: BlockStore, block: BlockRow) -> HeaderScan:
 
 
 def is_sealed(metadata: Blocks, block_id: BlockId) -> bool:
-    """Whether a block is sealed, so that GC may collect it. Raises Transient."""
+    """Return whether a block is sealed, so that GC may collect it. Raises Transient."""
     try:
         return metadata.block(block_id).state is BlockState.SEALED
     except NotFound:

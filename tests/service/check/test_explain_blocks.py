@@ -18,7 +18,6 @@ from nos_ec.engine.explain import blocks as explain_blocks
 from nos_ec.engine.explain.block_reasons import BlockReason as Why
 from nos_ec.engine.explain.blocks import BlockExplanation
 from nos_ec.engine.gc.options import LEASE_NAME
-from nos_ec.engine.gc.plan_data import victim_ids
 from nos_gc.assemble import gc_collector, gc_service
 from tests.rig.at_rest import LaterClock
 from tests.rig.sql.sql_plans import caught
@@ -38,7 +37,7 @@ def explained(system: System, block_id: BlockId) -> BlockExplanation:
 
 def planned(system: System) -> set[BlockId]:
     """The blocks that a GC run would collect, by its own plan."""
-    return victim_ids(gc_collector(system).plan())
+    return {victim.block.block_id for victim in gc_collector(system).plan().victims}
 
 
 def of_kind(system: System, kind: BlockKind = BlockKind.FRESH) -> list[BlockId]:

@@ -14,10 +14,10 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.states import BlockKind
 from nos_ec.engine.gc import throttling
-from nos_ec.engine.gc.back_off import BackOff
 from nos_ec.engine.gc.control import GcControl
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.run_note import read_run
+from nos_ec.engine.gc.run_speed import RunSpeed
 from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
 from nos_ec.engine.packing.stripe_writer import WriteResult
@@ -309,9 +309,9 @@ def test_reads_are_timed_beside_groups_also_when_only_one_is_under_way(
     monkeypatch.setattr(SurvivorWriter, "submit", submit)
     monkeypatch.setattr(SurvivorWriter, "collect", collect)
     monkeypatch.setattr(SurvivorWriter, "withdraw", withdraw)
-    monkeypatch.setattr(BackOff, "busy", lambda self, seconds: busy.append(under_way))
-    monkeypatch.setattr(BackOff, "quiet", lambda self, seconds: quiet.append(under_way))
-    monkeypatch.setattr(BackOff, "wants_quiet", property(lambda self: not quiet))
+    monkeypatch.setattr(RunSpeed, "add_busy", lambda self, seconds: busy.append(under_way))
+    monkeypatch.setattr(RunSpeed, "add_quiet", lambda self, seconds: quiet.append(under_way))
+    monkeypatch.setattr(RunSpeed, "wants_quiet", property(lambda self: not quiet))
     with bench.open() as system:
         holey(bench, system)
         jumping(system)
@@ -325,20 +325,20 @@ def test_reads_are_timed_beside_groups_also_when_only_one_is_under_way(
 def gc_rests(system: System, *, slow: bool) -> float:
     """Collect with a back-off that is told that reads are slow. Returns how often the run rested."""
     rests = 0
-    real_rest, real_busy = throttling.Throttle.rest, BackOff.busy
+    real_rest, real_busy = throttling.Throttle.rest, RunSpeed.add_busy
 
     def rest(self: throttling.Throttle) -> None:
         nonlocal rests
         rests += 1
         real_rest(self)
 
-    def busy(self: BackOff, seconds: float) -> None:
+    def busy(self: RunSpeed, seconds: float) -> None:
         for _ in range(16):
             real_busy(self, 10 * seconds + 1 if slow else seconds)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(throttling.Throttle, "rest", rest)
-        patched.setattr(BackOff, "busy", busy)
+        patched.setattr(RunSpeed, "add_busy", busy)
         patched.setattr(throttling, "REST_S_MIN", 0.001)
         gc_service(system).run_once()
     return rests

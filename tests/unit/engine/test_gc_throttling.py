@@ -9,9 +9,9 @@ from threading import Event
 import pytest
 
 from nos_ec.core.errors import Transient
-from nos_ec.engine.gc.back_off import PROBES, SPEED_MIN, SPEED_START, BackOff
 from nos_ec.engine.gc.control import CHANGE_TRIES, CONTROL_NOTE, Control, GcControl
 from nos_ec.engine.gc.run_note import RUN_NOTE, RunState, read_run, write_run
+from nos_ec.engine.gc.run_speed import PROBES, SPEED_MIN, SPEED_START, RunSpeed
 from nos_ec.engine.gc.run_stop import RunStop, Stopped
 
 
@@ -36,17 +36,17 @@ class InMemoryNotes:
 
 
 # --- rests ----------------------------------------------------------------------------------------
-def backing_off(quiet_s: float, busy_s: float, times: int, slowdown_max: float = 1.5) -> BackOff:
-    back_off = BackOff(slowdown_max)
+def backing_off(quiet_s: float, busy_s: float, times: int, slowdown_max: float = 1.5) -> RunSpeed:
+    run_speed = RunSpeed(slowdown_max)
     for _ in range(PROBES):
-        back_off.quiet(quiet_s)
+        run_speed.add_quiet(quiet_s)
     for _ in range(times * PROBES):
-        back_off.busy(busy_s)
-    return back_off
+        run_speed.add_busy(busy_s)
+    return run_speed
 
 
 def test_gc_gets_slower_and_slower_while_reads_are_too_slow_but_always_gets_on() -> None:
-    speeds = [backing_off(0.010, 0.020, times).speed for times in range(12)]
+    speeds = [backing_off(0.010, 0.020, times).share for times in range(12)]
     assert speeds == sorted(speeds, reverse=True)
     assert speeds[:2] == pytest.approx([SPEED_START, 0.75 * SPEED_START])
     assert speeds[-1] == SPEED_MIN
@@ -58,57 +58,57 @@ def test_gc_gets_slower_and_slower_while_reads_are_too_slow_but_always_gets_on()
 
 def test_gc_gets_slower_by_as_much_as_reads_are_too_slow_and_at_most_by_half() -> None:
     for busy_s, factor in ((0.01501, 1.0), (0.018, 1 / 1.2), (0.030, 0.5), (0.300, 0.5)):
-        assert backing_off(0.010, busy_s, 1).speed == pytest.approx(factor * SPEED_START, rel=0.001)
+        assert backing_off(0.010, busy_s, 1).share == pytest.approx(factor * SPEED_START, rel=0.001)
 
 
 def test_gc_has_fewer_groups_under_way_before_it_rests() -> None:
-    back_off = BackOff(1.5)
+    run_speed = RunSpeed(1.5)
     for speed, groups in ((1.0, 4), (0.9, 3), (0.5, 2), (0.3, 1), (0.25, 1)):
-        back_off.speed = speed
-        assert back_off.groups(4) == groups
-        assert back_off.rest_s(100, 4) == 0
-    assert back_off.rest_s(1, lanes=1) == pytest.approx(3)
+        run_speed.share = speed
+        assert run_speed.groups(4) == groups
+        assert run_speed.rest_s(100, 4) == 0
+    assert run_speed.rest_s(1, lanes=1) == pytest.approx(3)
 
 
 def test_gc_begins_slowly_and_works_all_the_time_while_reads_are_fast_enough() -> None:
-    assert BackOff(1.5).speed == SPEED_START
-    assert BackOff(0).speed == 1, "where nothing is compared"
-    assert backing_off(0.010, 0.0149, 20).speed == 1
+    assert RunSpeed(1.5).share == SPEED_START
+    assert RunSpeed(0).share == 1, "where nothing is compared"
+    assert backing_off(0.010, 0.0149, 20).share == 1
     assert backing_off(0.010, 0.0149, 20).rest_s(5, 4) == 0
-    assert backing_off(0.0001, 0.0005, 20).speed == 1, "so small a slowdown is noise"
+    assert backing_off(0.0001, 0.0005, 20).share == 1, "so small a slowdown is noise"
 
 
 def test_gc_speeds_up_again_when_reads_are_fast() -> None:
-    back_off = backing_off(0.010, 0.050, 20)
+    run_speed = backing_off(0.010, 0.050, 20)
     for _ in range(25 * PROBES):
-        back_off.busy(0.011)
-    assert back_off.speed == 1
+        run_speed.add_busy(0.011)
+    assert run_speed.share == 1
 
 
 def test_gc_speeds_up_when_reads_are_slow_without_it() -> None:
     """Then it is not GC that slows them down."""
-    back_off = backing_off(0.010, 0.050, 20)
+    run_speed = backing_off(0.010, 0.050, 20)
     for _ in range(PROBES):
-        back_off.quiet(0.045)
+        run_speed.add_quiet(0.045)
     for _ in range(25 * PROBES):
-        back_off.busy(0.050)
-    assert back_off.speed == 1
+        run_speed.add_busy(0.050)
+    assert run_speed.share == 1
 
 
 def test_short_space_ends_the_rests() -> None:
-    back_off = backing_off(0.010, 0.050, 20)
-    back_off.hurry()
-    assert back_off.groups(4) == 4
-    assert back_off.rest_s(100, 1) == 0
+    run_speed = backing_off(0.010, 0.050, 20)
+    run_speed.hurry()
+    assert run_speed.groups(4) == 4
+    assert run_speed.rest_s(100, 1) == 0
 
 
 def test_few_reads_decide_nothing() -> None:
-    back_off = BackOff(1.5)
+    run_speed = RunSpeed(1.5)
     for _ in range(10 * PROBES):
-        back_off.busy(9.0)
-    assert back_off.speed == SPEED_START
-    assert back_off.wants_quiet
-    assert not BackOff(0).wants_quiet
+        run_speed.add_busy(9.0)
+    assert run_speed.share == SPEED_START
+    assert run_speed.wants_quiet
+    assert not RunSpeed(0).wants_quiet
 
 
 # --- the stop of a run ----------------------------------------------------------------------------
