@@ -1,8 +1,8 @@
-"""Regular work that a daemon does besides its own job: recovery, then the reaper, then the trimmer of the landing log,
-and from time to time surveys of how long objects live, and of what headers take.
+"""Regular work of a daemon in addition to its own job: recovery, the reaper, the trimmer of the landing log, and
+sometimes surveys of the lifetimes of objects and of the sizes of headers.
 
-The reaper may have a backlog of hours, so the others run again between its batches. Recovery and reaper do not wait for
-each other to succeed.
+The reaper may have a backlog of hours, so recovery and the trimmer run again between its batches. A failure of recovery
+does not stop the reaper.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 _log = structlog.get_logger(__name__)
 
 RECOVERY_WAIT_MS = 1_000
-"""After this time recovery runs again before the reaper's next batch. Without work it costs two queries."""
+"""How often recovery runs between batches of the reaper. Without work it costs two queries."""
 TRIM_WAIT_MS = 10_000
-"""After this time the trimmer runs before the reaper's next batch."""
+"""How often the trimmer runs between batches of the reaper."""
 
 
 @dataclass(frozen=True, slots=True)
 class HousekeepingResult:
-    """What recovery, the reaper, and on a landing log the trimmer and the copying of stragglers did."""
+    """The results of recovery and the reaper, and with a landing log of the trimmer and the copying of stragglers."""
 
     recovery: RecoveryResult = field(default_factory=RecoveryResult)
     reaper: ReapResult = field(default_factory=ReapResult)
@@ -50,13 +50,13 @@ class HousekeepingResult:
 
 
 class _Stopped(Exception):
-    """Ends the current round, because the process is to stop."""
+    """Ends the current round because the process must stop."""
 
 
 class Housekeeping:
-    """Safe to run in several processes at once; each instance belongs to one thread.
+    """Runs rounds of regular work. Several processes may run it at once; each instance belongs to one thread.
 
-    `done` sums up what all rounds did, and `failures` counts those that failed. Any thread may read both.
+    `done` holds the totals of all rounds, and `failures` counts the rounds that failed. Any thread may read both.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class Housekeeping:
         survey: Survey | None = None,
         headers: HeaderSurvey | None = None,
     ) -> None:
-        """trimmer: gives back segments of the landing log. forward: writes its stragglers again. None without a log.
-        survey: None with a single stream. headers: None for no survey of headers."""
+        """trimmer: deletes segments of the landing log. forward: writes stragglers of the landing log again. Both are
+        None without a landing log. survey: None with a single stream. headers: None for no survey of headers."""
         self._recovery = recovery
         self._reaper = reaper
         self._trimmer = trimmer
@@ -85,7 +85,7 @@ class Housekeeping:
 
     @property
     def retry_queues(self) -> tuple[RetryQueue[Any], ...]:
-        """The items that housekeeping has parked, by kind. Any thread may read the figures."""
+        """The queues of parked items, one per kind. Any thread may read their figures."""
         kinds: list[RetryQueue[Any]] = [self._recovery.parked, self._reaper.parked]
         if self._recovery.logs is not None:
             kinds.append(self._recovery.logs.parked)
@@ -96,21 +96,22 @@ class Housekeeping:
         return tuple(kinds)
 
     def run_once(self, beat: Beat = unwatched) -> HousekeepingResult:
-        """Seal what dead writers left, delete the landing copies that are due, and give back the segments of the
-        landing log that nothing refers to.
+        """Seal the blocks of dead writers, delete the landing copies that are due, and delete the segments of the
+        landing log that are no longer referenced.
 
-        A failure of recovery does not stop the reaper. The first one is logged, and raised at the end. Raises
+        A failure of recovery does not stop the reaper. The first failure is logged, and raised at the end. Raises
         Transient.
         """
         before, total = self.done, HousekeepingResult()
         failure: Exception | None = None
         recovery_ms = self._clock.now_ms()
         trim_ms = recovery_ms + TRIM_WAIT_MS
+        # 1. Run the reaper until nothing is due. Recovery and the trimmer run between its batches.
         while True:
             now_ms = self._clock.now_ms()
             if not waits(recovery_ms, now_ms, RECOVERY_WAIT_MS):
                 recovery_ms = now_ms + RECOVERY_WAIT_MS
-                recovered = self._recover(beat, say=failure is None)
+                recovered = self._recover(beat, log=failure is None)
                 if isinstance(recovered, Exception):
                     failure = failure or recovered
                 else:
@@ -125,12 +126,14 @@ class Housekeeping:
             beat(0)
             if reaped == ReapResult():
                 break
+        # 2. Delete unreferenced segments, and copy the stragglers that keep others.
         if self._trimmer is not None:
             total += HousekeepingResult(trimmer=self._trimmer.run_once(beat))
             self.done = before + total
         if self._forward is not None:
             total += HousekeepingResult(forward=self._forward.run_once(beat))
             self.done = before + total
+        # 3. Survey the store, when surveys are due.
         if self._survey is not None:
             beat(0)
             self._survey.run_once()
@@ -141,20 +144,20 @@ class Housekeeping:
         return total
 
     def recover(self) -> None:
-        """Recovery alone. A failure is logged."""
-        self._recover(unwatched, say=True)
+        """Run recovery alone. A failure is logged."""
+        self._recover(unwatched, log=True)
 
-    def _recover(self, beat: Beat, *, say: bool) -> RecoveryResult | Exception:
+    def _recover(self, beat: Beat, *, log: bool) -> RecoveryResult | Exception:
         try:
             return self._recovery.run_once(beat)
         except _Stopped:
             raise
         except NosError as error:
-            if say:
+            if log:
                 _log.error("recovery failed; the reaper continues", error=str(error))
             return error
         except Exception as bug:
-            if say:
+            if log:
                 _log.exception("recovery failed; the reaper continues")
             return bug
 
@@ -162,7 +165,7 @@ class Housekeeping:
         """Run a round every `wait_ms` until `stop` is set. The current round then ends before its next call to a
         store; a call may take as long as that store's time limit. A later round does the rest, as after a crash."""
 
-        def go_on(rest_ms: int) -> None:
+        def beat_or_stop(rest_ms: int) -> None:
             beat(rest_ms)
             if stop.is_set():
                 raise _Stopped
@@ -170,7 +173,7 @@ class Housekeeping:
         while not stop.is_set():
             beat(0)
             try:
-                self.run_once(go_on)
+                self.run_once(beat_or_stop)
             except _Stopped:
                 return
             except NosError as error:
@@ -178,7 +181,7 @@ class Housekeeping:
                 _log.error("housekeeping failed; trying again", error=str(error))
             except Exception:
                 self.failures += 1
-                # A bug in one round must not end all rounds. The daemon keeps packing, and logs the bug every time.
+                # A bug in one round must not end all rounds. The daemon keeps packing, and logs the bug each time.
                 _log.exception("housekeeping failed")
             beat(self._wait_ms)
             self._clock.wait(stop, self._wait_ms)

@@ -1,14 +1,14 @@
 """Deletes landing copies that are no longer needed, and reverts objects whose packed bytes are not intact.
 
     2  a landing copy is deleted only after the extent is committed, the packed bytes have been read back and matched
-       their CRC, and the grace period is over (the queue returns no entry sooner)
+       their CRC, and the grace period is over (the queue does not return an entry sooner)
 
-Order of one deletion: verify -> doom (compare-and-set, so a row that moved in the meantime keeps its copy) -> record it
-in the audit trail -> delete the copy -> forget the entry. After a crash anywhere in between, the next run completes the
-deletion.
+One deletion has these steps: verify -> doom (compare-and-set, so a row that changed in the meantime keeps its copy) ->
+record it in the audit trail -> delete the copy -> forget the entry. After a crash between them, the next run completes
+the deletion.
 
-A record of the landing log is not deleted by itself: its entry is forgotten, and the trimmer gives back whole segments
-to which no entry belongs. An entry of a segment that is still OPEN stays, doomed, until its log has sealed the segment.
+A record of the landing log is not deleted individually: its entry is forgotten, and the trimmer deletes whole segments
+that have no entries left. An entry in a segment that is still OPEN stays doomed until the segment is sealed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import Inspection, LandingDeletion, LandingQueue, ObjectRow
 
 BACK_OFF = BackOff(first_ms=60_000, max_ms=600_000)
-"""Waits of an entry that could not be settled. An entry that only had its row changed in the meantime always waits
+"""Waits of an entry that could not be settled. An entry whose row merely changed in the meantime always waits
 `first_ms`."""
 PARKED_MAX = 10_000
 
@@ -47,15 +47,17 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True)
 class ReapResult:
-    """Counts of one run. verified_bytes: read back from packed stripes and intact. reverted: objects that were not
-    intact and will be packed again from their landing copies. postponed: entries that could not be settled now.
-    held: doomed entries that stay, because their segments of the landing log are still open."""
+    """Counts of one run."""
 
     deleted: int = 0
     verified_bytes: int = 0
+    """Bytes that were read back from packed stripes and are intact."""
     reverted: int = 0
+    """Objects whose packed bytes were not intact. They will be packed again from their landing copies."""
     postponed: int = 0
+    """Entries that could not be settled now."""
     held: int = 0
+    """Doomed entries that stay because their segments of the landing log are still open."""
 
     def __add__(self, other: ReapResult) -> ReapResult:
         return ReapResult(
@@ -72,8 +74,8 @@ class ReaperMetadata(LandingQueue, Inspection, Protocol):
 
 
 class Reaper:
-    """Settles due entries of the landing-copy deletion queue. Several reapers may run at once. They repeat some
-    of each other's work, but do no harm."""
+    """Settles due entries of the landing-copy deletion queue. Several reapers may run at once: they may repeat work,
+    but the result is correct."""
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class Reaper:
         threads: ReadThreads,
         trail: AuditTrail = NO_TRAIL,
     ) -> None:
-        """threads: for reading packed objects back."""
+        """threads: they read packed objects back."""
         self._metadata = metadata
         self._landing = landing
         self._verifier = Verifier(blocks, threads, clock)
@@ -93,18 +95,19 @@ class Reaper:
         self._batch_objects = batch_objects
         self._trail = trail
         self._held: frozenset[LandingId] = frozenset()
-        """Entries that stay until their segments are sealed, and are in the trail already."""
+        """Doomed entries that stay until their segments are sealed. They are already in the audit trail."""
         self._errors = ThrottledLog(__name__, clock)
         self._look_ms = 0
-        """When to look again for parked entries that another reaper has settled."""
+        """When to check again for parked entries that another reaper has settled."""
         self.parked: RetryQueue[_Copy] = RetryQueue("landing copy", _name, clock, BACK_OFF, PARKED_MAX)
         """Entries that could not be settled because of an error; any thread may read its figures."""
 
     def run_once(self, beat: Beat = unwatched) -> ReapResult:
-        """Settle at most one batch. An empty result means that nothing is due. Raises Transient.
+        """Settle at most one batch. An empty result means that no entry is due. Raises Transient.
 
-        `beat` is called for every read and deletion, since each may take as long as a store's time limit.
+        `beat` is called for every read and deletion, because each may take as long as a store's time limit.
         """
+        # 1. Read the due entries, and find those that need no check and those of packed objects.
         now_ms = self._clock.now_ms()
         due = self._metadata.due_deletions(now_ms, self._batch_objects)
         self._errors.report()
@@ -125,6 +128,7 @@ class Reaper:
             and row.state is ObjectState.PACKED
             and row.extent
         ]
+        # 2. Read the packed objects back. Revert those that are not intact to their landing copies.
         verified: dict[LandingId, BlockId | None] = {deletion.landing_id: None for deletion in unneeded}
         reverted: set[LandingId] = set()
         failures: dict[LandingId, NosError] = {}
@@ -142,11 +146,13 @@ class Reaper:
                     reverted.add(deletion.landing_id)
             else:
                 failures[deletion.landing_id] = outcome
+        # 3. Doom the copies that are no longer needed, record them, and delete them.
         doomed = self._metadata.doom_landing(verified)
         new = [one for one in due if one.landing_id in doomed and one.landing_id not in self._held]
         self._trail.record(copies_deleted(new, verified))
         not_deleted, held = self._delete(sorted(doomed), beat)
         self._held = (self._held - doomed if len(self._held) < PARKED_MAX else frozenset()) | held
+        # 4. Postpone the other entries, and release the settled ones.
         failures |= not_deleted
         settled = (doomed - failures.keys() - held) | reverted
         self._postpone([deletion for deletion in due if deletion.landing_id not in settled], failures, now_ms)
@@ -158,7 +164,7 @@ class Reaper:
         return ReapResult(len(settled) - len(reverted), verified_bytes, len(reverted), postponed, len(held))
 
     def drain(self, watch: Callable[[ReapResult], object] = lambda _: None, beat: Beat = unwatched) -> ReapResult:
-        """Run until nothing is due. `watch` is called with the counts so far after every batch; `beat` as in
+        """Run until no entry is due. `watch` is called with the counts so far after every batch, `beat` as in
         `run_once`."""
         total = ReapResult()
         while (result := self.run_once(beat)) != ReapResult():
@@ -167,13 +173,14 @@ class Reaper:
         return total
 
     def close(self) -> None:
-        """Log how many errors were left out of the log."""
+        """Log how many errors were suppressed."""
         self._errors.report(closing=True)
 
     def _postpone(
         self, deletions: Sequence[LandingDeletion], failures: Mapping[LandingId, NosError], now_ms: int
     ) -> None:
-        """Postpone entries. One that failed waits longer each time; one whose row changed does not count as failed."""
+        """Postpone entries. A failed entry waits longer each time; an entry whose row changed does not count as
+        failed."""
         by_wait_ms: dict[int, list[LandingId]] = {}
         for deletion in deletions:
             failure, wait_ms = failures.get(deletion.landing_id), BACK_OFF.first_ms
@@ -184,9 +191,11 @@ class Reaper:
             self._metadata.postpone_deletion(landing_ids, now_ms + wait_ms)
 
     def _release_settled_elsewhere(self, due: Sequence[LandingDeletion], now_ms: int) -> None:
-        """Release parked entries that another reaper has settled, so that nothing refers to their copies any more.
-        `due` has all entries that are due. If a parked entry should be among them and is not, another reaper has
-        postponed or settled it."""
+        """Release parked entries whose copies are no longer known, because another reaper has settled them.
+
+        `due` holds all entries that are due. If a parked entry should be among them and is not, another reaper has
+        postponed or settled it.
+        """
         if not self.parked or waits(self._look_ms, now_ms, BACK_OFF.first_ms):
             return
         self._look_ms = now_ms + BACK_OFF.first_ms
@@ -202,8 +211,10 @@ class Reaper:
     def _delete(
         self, doomed: Sequence[LandingId], beat: Beat
     ) -> tuple[Mapping[LandingId, NosError], frozenset[LandingId]]:
-        """Delete doomed copies and forget them. Returns the errors of those that could not be deleted, and those that
-        cannot be forgotten yet. There is nothing to delete for a record of the landing log."""
+        """Delete doomed copies and forget their entries. A record of the landing log has no copy to delete.
+
+        Returns the errors of the copies that could not be deleted, and the entries that cannot be forgotten yet.
+        """
         kill_point("reaper.doomed")
         failed = self._landing.delete_many([landing_id for landing_id in doomed if not in_log(landing_id)], beat)
         kill_point("reaper.deleted")
@@ -211,8 +222,8 @@ class Reaper:
         return failed, self._metadata.forget_landing(deleted) if deleted else frozenset()
 
     def _copy_failure(self, deletion: LandingDeletion, row: ObjectRow, damage: NosError) -> NosError | None:
-        """The error that keeps the landing copy from replacing lost or damaged packed bytes. None when the copy can
-        replace them, or when another process has settled this entry in the meantime."""
+        """Return the error that keeps the landing copy from replacing lost or damaged packed bytes. None if the copy
+        can replace them, or if another process has settled this entry in the meantime."""
         try:
             data = self._landing.read(deletion.landing_id)
             crc_checked(data, row.size, row.crc32c, row.key, f"landing copy of {row.key} v{row.version}")
@@ -232,22 +243,22 @@ class Reaper:
         return None
 
     def _is_current(self, deletion: LandingDeletion, row: ObjectRow) -> bool:
-        """Whether the entry is still queued and the object still where it was. If not, other processes may have deleted
-        the copy, moved the object and deleted its block while this process paused, and nothing is damaged."""
+        """Return whether the entry is still queued and the extent of the object unchanged. If not, nothing is damaged:
+        other processes may have deleted the copy, moved the object and deleted its block while this process paused."""
         now = self._metadata.objects_with([row.object_id]).get(row.object_id)
         if now is None or (now.version, now.extent) != (row.version, row.extent):
             return False
         return self._metadata.queued_copy(row, deletion.landing_id, deletion.landing_id) is not None
 
     def _revert(self, deletion: LandingDeletion, row: ObjectRow, damage: NosError, now_ms: int) -> bool:
-        """Go back to the landing copy because the packed bytes are lost or damaged. False when the row changed: a
-        block that is gone because its objects moved is no damage."""
+        """Revert an object to its landing copy because its packed bytes are lost or damaged. Returns False when the row
+        changed: a block that was deleted after its objects moved is not damaged."""
         reverted = self._metadata.revert_to_landing(deletion, now_ms)
         kill_point("reaper.reverted")
         if reverted:
             self._trail.record([object_reverted(deletion, row, damage)])
             self._errors.error(
-                "packed bytes are lost or damaged; going back to the landing copy",
+                "packed bytes are lost or damaged; reverted to the landing copy",
                 object=f"{row.key} v{row.version}",
                 error=str(damage),
             )

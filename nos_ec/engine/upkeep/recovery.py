@@ -1,7 +1,7 @@
-"""Cleaning up after writers that died: fence their leases, reconcile and seal their blocks.
+"""Cleans up after dead writers: fences their leases, then reconciles and seals their blocks.
 
-While the metadata store was away, leases of healthy writers expired as well. They are renewed first: those of this
-process by recovery itself, those of other processes by their holders, which have RENEW_WAIT_MS for it.
+While the metadata store is unavailable, leases of healthy writers expire as well. They are renewed first: recovery
+renews the leases of its own process, and the other processes have RENEW_WAIT_MS to renew theirs.
 
 6  the byte counts of a fenced block are computed again, from its headers and the rows
 8  no process appends to another writer's block: it is sealed in the store first, then read
@@ -35,20 +35,20 @@ _log = structlog.get_logger(__name__)
 BLOCKS_PER_PAGE = 100
 BLOCKS_PARKED_MAX = 10_000
 BLOCK_BACK_OFF = BackOff(first_ms=10_000, max_ms=600_000)
-"""Waits between the tries of a block that cannot be sealed, because its placement group is away."""
+"""Waits between the tries of a block that cannot be sealed, for example because its placement group is unavailable."""
 RENEW_WAIT_MS = 5 * RETRY_WAIT_MS
-"""For this long after the metadata store was away, no lease of another process is fenced: its holder may not have been
-able to renew it."""
+"""How long after an outage of the metadata store the leases of other processes are not fenced, so that their holders
+can renew them."""
 FENCE_WAIT_MS = 1_000
-"""Time between look-ups of expired leases while blocks are sealed."""
+"""How often expired leases are looked up while blocks are sealed."""
 RECONCILE_TRIES = 10
-"""Deletes may change the byte counts of a block while it is reconciled. Each try reads only the rows again."""
+"""How often a block is reconciled when deletes change its byte counts meanwhile. Each try reads only the rows again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryResult:
-    """Leases of writers fenced, and blocks and segments of the landing log sealed by one run. Leases of producers guard
-    no blocks and do not count."""
+    """Counts of one run: leases of writers that were fenced, and blocks and segments of the landing log that were
+    sealed. Leases of producers do not guard blocks and are not counted."""
 
     leases_fenced: int = 0
     blocks_sealed: int = 0
@@ -67,7 +67,7 @@ class RecoveryMetadata(Leases, Blocks, Protocol):
 
 
 class Recovery:
-    """To be run at the start of every service and periodically. Several may run at once."""
+    """Fences and seals. Each service runs it at its start and periodically. Several may run at once."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Recovery:
         logs: LogRecovery | None = None,
         trail: AuditTrail = NO_TRAIL,
     ) -> None:
-        """held: the leases of this process. logs: seals segments of the landing log; None without one."""
+        """held: the leases of this process. logs: seals segments of the landing log; None without a landing log."""
         self._metadata = metadata
         self._blocks = blocks
         self._clock = clock
@@ -87,17 +87,17 @@ class Recovery:
         self._trail = trail
         self._away = False
         self._others_ms = 0
-        """When leases of other processes may be fenced again, after the metadata store was away."""
+        """When leases of other processes may be fenced again, after an outage of the metadata store."""
         self.parked: RetryQueue[BlockId] = RetryQueue(
             "fenced block", bytes.hex, clock, BLOCK_BACK_OFF, BLOCKS_PARKED_MAX
         )
-        """Blocks that could not be sealed, until their next try. Each has its own wait and holds up no other block."""
+        """Blocks that could not be sealed. Each waits for its own next try and does not delay others."""
 
     def run_once(self, beat: Beat = unwatched) -> RecoveryResult:
         """Fence expired leases, then seal the segments of dead logs and every fenced block. Raises Transient; the next
         run continues from there.
 
-        `beat` is called for every segment and block: each may take as long as the store's time limit.
+        `beat` is called for every segment and block, because each may take as long as the store's time limit.
         """
         fenced = self._fence_expired()
         segments = 0 if self.logs is None else self.logs.run_once(beat, fenced=fenced > 0)
@@ -116,8 +116,8 @@ class Recovery:
         return RecoveryResult(fenced, sealed, segments)
 
     def _fence_expired(self) -> int:
-        """Fence the expired leases of other processes, and renew those of this one. Returns how many leases of writers
-        were fenced."""
+        """Fence the expired leases of other processes, and renew those of this process. Returns how many leases of
+        writers were fenced."""
         fenced = 0
         for lease in self._expired():
             now_ms = self._clock.now_ms()
@@ -141,8 +141,8 @@ class Recovery:
         return expired
 
     def _fenced_blocks(self) -> list[BlockRow]:
-        """A page of fenced blocks that are not parked. The query also returns the parked ones, always in the same
-        order, so it asks for that many more."""
+        """Return a page of fenced blocks that are not parked. The query also returns parked blocks, always in the same
+        order, so its limit is raised by their number."""
         limit = BLOCKS_PER_PAGE + len(self.parked)
         found = self._metadata.fenced_blocks(limit)
         if len(found) < limit:
@@ -153,12 +153,12 @@ class Recovery:
         return [block for block in found if not self.parked.waits(block.block_id)]
 
     def _reconcile(self, block: BlockRow, beat: Beat) -> bool:
-        """Seal one block with its true byte counts. Returns False when it has to wait for the next run, or another
+        """Seal one block with its true byte counts. Returns False if it must wait for the next run, or if another
         process sealed it."""
         beat(0)
         try:
             held = self._seal(block.block_id)
-            # Acknowledged stripes that the store lost still count, as damaged stripes. Rows may point there, and once
+            # Acknowledged stripes that the store lost still count, as damaged stripes. Rows may point to them, and once
             # the block is sealed, the reaper reverts those rows to their landing copies.
             stripes = max(held, block.stripes)
             scan = scan_headers(self._blocks, block.block_id, stripes)

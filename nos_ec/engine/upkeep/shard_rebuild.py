@@ -1,7 +1,7 @@
-"""Rebuilding the shards that a lost disk had, block by block.
+"""Rebuilds the shards of a lost disk, block by block.
 
-A run needs nothing but what the shard folders say: a block that lacks a shard is found again. So a run that was stopped
-or killed is continued by the next one. For other processes it leaves a note of what is still short.
+A run finds the blocks that lack a shard in the shard folders alone. So the next run continues one that was stopped or
+killed. A note in the metadata tells other processes how many blocks still lack shards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nos_ec.ports.shard_store import RebuiltBlock, ShardStore
 _log = structlog.get_logger(__name__)
 
 NAMED_MAX = 20
-"""Failures, and damaged shards, that a result names."""
+"""The most failures, and the most damaged shards, that a result names."""
 
 SHORTAGE_NOTE = "shard shortage"
 
@@ -36,37 +36,39 @@ _IN_OTHER_HANDS = frozenset({BlockState.OPEN, BlockState.FENCED, BlockState.COND
 
 @dataclass(frozen=True, slots=True)
 class RebuildResult:
-    """What a run did.
-
-    to_do: blocks that lacked a shard when the run began. looked_at: blocks that the run came to; a few of them lacked
-    none. blocks: those that were rebuilt. missing, replaced: their shards that had been missing, or damaged.
-    unwritten: damaged shards that were not replaced. left: blocks that recovery or GC will seal or delete, and that
-    cannot be rebuilt before. unreadable: blocks with live objects that cannot be rebuilt, or have lost stripes with
-    objects, so that only the others were made again. failed: blocks whose shards
-    could not be written or reached. failures and damages name the first ones. short: as
-    `BlockStore.blocks_short`, after the run. stopped: whether the run ended before it had come to all blocks.
-    """
+    """Counts of one run. `failures` and `damages` name the first NAMED_MAX failures and damaged shards."""
 
     to_do: int = 0
+    """Blocks that lacked a shard when the run began."""
     looked_at: int = 0
+    """Blocks that the run has processed. A few of them may not have lacked a shard."""
     blocks: int = 0
+    """Blocks that were rebuilt."""
     missing: int = 0
+    """Missing shards that were written."""
     replaced: int = 0
+    """Damaged shards that were replaced."""
     unwritten: int = 0
+    """Damaged shards that were not replaced."""
     left: int = 0
+    """Blocks that cannot be rebuilt before recovery or GC seals or deletes them."""
     unreadable: int = 0
+    """Blocks with live objects that cannot be rebuilt, or only without some stripes that hold objects."""
     failed: int = 0
+    """Blocks whose shards could not be written or reached."""
     read_bytes: int = 0
     written_bytes: int = 0
     failures: tuple[str, ...] = ()
     damages: tuple[str, ...] = ()
     short: Mapping[int, int] = field(default_factory=dict)
+    """As `BlockStore.blocks_short`, after the run."""
     stopped: bool = False
+    """Whether the run ended before it had processed all blocks."""
 
 
 @dataclass(slots=True)
 class RebuildCounters:
-    """What this process has done since it started. Any thread may read it."""
+    """Totals since the process started. Any thread may read them."""
 
     missing: int = 0
     replaced: int = 0
@@ -78,15 +80,16 @@ class RebuildCounters:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What the last run of any process has left. short: as `BlockStore.blocks_short`. failed: blocks that it could not
-    make whole."""
+    """What the last run of any process left to do. short: as `BlockStore.blocks_short`. failed: how many blocks it
+    could not rebuild completely."""
 
     short: Mapping[int, int]
     failed: int
 
 
 def read_shortage(notes: Notes) -> Shortage | None:
-    """None if no run has ended yet, or only one of another release. Raises Transient."""
+    """Return what the last run left. None if no run has ended yet, or if another release wrote the note. Raises
+    Transient."""
     try:
         data = json.loads(notes.note(SHORTAGE_NOTE) or "{}")
         return Shortage({int(shards): int(blocks) for shards, blocks in data["short"].items()}, int(data["failed"]))
@@ -95,22 +98,23 @@ def read_shortage(notes: Notes) -> Shortage | None:
 
 
 def _write_shortage(notes: Notes, result: RebuildResult) -> None:
-    """Of two runs, the later one counts. The run has done its work, so an error is only logged."""
+    """Store what the run left, and replace the note of an earlier run. The run has done its work, so an error is only
+    logged."""
     text = json.dumps({"short": dict(result.short), "failed": result.unreadable + result.failed}, sort_keys=True)
     try:
         stored = notes.note(SHORTAGE_NOTE)
         if text != stored:
             notes.store_note(SHORTAGE_NOTE, text, stored)
     except NosError as error:
-        _log.warning("what the rebuild has left was not noted", error=str(error))
+        _log.warning("result of the rebuild of shards not stored", error=str(error))
 
 
 class _Stopped(Exception):
-    """Ends the rebuild of the current block, because the run is to stop."""
+    """Ends the rebuild of the current block because the run must stop."""
 
 
 class ShardRebuild:
-    """Runs in one thread. Other processes may be told to rebuild as well: one does, and the others are refused."""
+    """Rebuilds shards in one thread. Only one process rebuilds at a time; the others get Conflict."""
 
     def __init__(
         self,
@@ -121,7 +125,7 @@ class ShardRebuild:
         bytes_per_s: int,
         trail: AuditTrail = NO_TRAIL,
     ) -> None:
-        """bytes_per_s: read and written, on all shards together; 0 for no limit."""
+        """bytes_per_s: the most bytes read and written per second on all shards together; 0 for no limit."""
         self._shards = shards
         self._stripe_size = stripe_size
         self._metadata = metadata
@@ -140,8 +144,8 @@ class ShardRebuild:
     ) -> RebuildResult:
         """Rebuild all blocks that lack a shard. A block that cannot be rebuilt does not stop the others.
 
-        stop, ms_max: end the run early; what was done of the current block is given up. watch: receives the result so
-        far after every block. Raises Conflict when another process rebuilds, NoSpace, Transient.
+        stop, ms_max: end the run early; the work on the current block is discarded. watch: receives the result so far
+        after every block. Raises Conflict while another process rebuilds, NoSpace, and Transient.
         """
         with self._shards.alone():
             result = self._run(stop, None if ms_max is None else self._clock.now_ms() + ms_max, watch, beat)
@@ -190,7 +194,7 @@ class ShardRebuild:
         return self._done(block_id, done, result)
 
     def _record(self, block_id: BlockId, done: RebuiltBlock) -> None:
-        """Only after the block: before, nobody knows which shards are damaged. What they held is made again first."""
+        """Record the shards after the rebuild, because only then is it known which of them were damaged."""
         self._trail.record(shards_written(block_id, done))
 
     def _done(self, block_id: BlockId, done: RebuiltBlock, result: RebuildResult) -> RebuildResult:
@@ -221,7 +225,7 @@ class ShardRebuild:
         )
 
     def _lost(self, block_id: BlockId, done: RebuiltBlock) -> list[int]:
-        """The unreadable stripes in which objects lie. The end of an append that was cut short holds none."""
+        """Return the unreadable stripes that hold objects. The end of an interrupted append does not hold any."""
         if not done.unreadable:
             return []
         used: set[int] = set()
@@ -240,7 +244,7 @@ class ShardRebuild:
         return replace(result, failed=result.failed + 1, failures=failures)
 
     def _left_to_others(self, block_id: BlockId) -> bool:
-        """Whether no object is known to be in the block, or its writer or recovery has yet to say where it ends."""
+        """Return whether the block holds no known object, or its writer, recovery or GC has yet to finish with it."""
         try:
             row = self._metadata.block(block_id)
         except NotFound:
@@ -248,7 +252,7 @@ class ShardRebuild:
         return row.state in _IN_OTHER_HANDS or not row.live_objects
 
     def run(self, stop: Event, wait_ms: int, beat: Beat = unwatched) -> None:
-        """Look for blocks that lack a shard every `wait_ms`, and rebuild them, until `stop` is set."""
+        """Find and rebuild the blocks that lack a shard every `wait_ms`, until `stop` is set."""
         while not stop.is_set():
             beat(0)
             try:

@@ -1,6 +1,6 @@
-"""Deletes the parts of uploads that were aborted, or whose object is gone, and aborts those that nobody completes.
+"""Deletes the parts of uploads that were aborted, or whose object is gone, and aborts uploads that are too old.
 
-9  a page of rows is in memory
+9  memory holds one page of rows
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import Metadata, ObjectRow, UploadRow
 
 PAGE_ROWS = 1000
-"""Uploads that are looked at, or parts that one transaction deletes."""
+"""The most uploads that one query reads, and the most parts that one transaction deletes."""
 FAILURES_MAX = 3
 
 _log = structlog.get_logger(__name__)
@@ -27,10 +27,12 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReapedUploads:
-    """aborted: uploads that were too old. uploads, parts, bytes: of those whose parts were deleted."""
+    """Counts of one run."""
 
     aborted: int = 0
+    """Uploads that were too old."""
     uploads: int = 0
+    """Uploads whose parts were all deleted."""
     parts: int = 0
     bytes: int = 0
 
@@ -44,17 +46,20 @@ class ReapedUploads:
 
 
 class UploadReaper:
-    """Safe to run in several processes at once."""
+    """Aborts old uploads and deletes parts. Several processes may run it at once."""
 
     def __init__(self, metadata: Metadata, clock: Clock, abort_after_ms: int) -> None:
-        """abort_after_ms: how old an OPEN upload may become; 0 for no limit."""
+        """abort_after_ms: the age at which an OPEN upload is aborted; 0 for never."""
         self._metadata = metadata
         self._clock = clock
         self._abort_after_ms = abort_after_ms
 
     def run_once(self, beat: Beat = unwatched, stop: Event | None = None) -> ReapedUploads:
-        """Do all that is due. `stop` ends it early. An upload that fails is logged and passed over. Raises what
-        FAILURES_MAX uploads in succession failed with, such as Transient; the next run continues from there."""
+        """Do all work that is due. `stop` ends it early. An upload that fails is logged and skipped.
+
+        When FAILURES_MAX uploads in a row fail, raises the last failure, such as Transient. The next run continues from
+        there.
+        """
         total = self._abort_old(beat, stop)
         after: tuple[int, UploadId] | None = None
         failures = 0
@@ -70,8 +75,8 @@ class UploadReaper:
                     failures += 1
                     if failures == FAILURES_MAX:
                         raise
-                    say = _log.warning if isinstance(error, NosError) else _log.exception
-                    say("parts not deleted", upload=row.upload_id.hex(), key=str(row.key), error=str(error))
+                    log = _log.warning if isinstance(error, NosError) else _log.exception
+                    log("parts not deleted", upload=row.upload_id.hex(), key=str(row.key), error=str(error))
         return total
 
     def _abort_old(self, beat: Beat, stop: Event | None) -> ReapedUploads:
@@ -104,7 +109,7 @@ class UploadReaper:
         return total + ReapedUploads(uploads=1)
 
     def _is_used(self, row: UploadRow) -> bool:
-        """Whether a version of its key is composed of it. None ever is, unless rows are damaged."""
+        """Return whether a version of its key is composed of the upload. That happens only if rows are damaged."""
         with suppress(NotFound):
             if _is_of(self._metadata.get(row.key), row):
                 return True

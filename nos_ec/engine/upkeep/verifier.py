@@ -1,9 +1,9 @@
 """Reads packed objects back and compares them with the CRCs of their rows.
 
-Several blocks are read at once. A block that does not answer delays no other: its read is left behind (read_threads.py
-says when), and the block is not asked again for a while.
+Several blocks are read at once. A block that does not answer does not delay the others: its read is abandoned (see
+read_threads.py), and the block is not read again for a while.
 
-9  at most READS_MAX reads of READ_BYTES_MAX bytes are in progress, and as many are left behind as ReadThreads allows
+9  at most READS_MAX reads of READ_BYTES_MAX bytes are in progress, plus as many abandoned ones as ReadThreads allows
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from nos_ec.ports.metadata import ObjectRow
 READS_MAX = 4
 READ_BYTES_MAX = 4 << 20
 READ_EXTENTS_MAX = 1024
-"""The most that one read asks a block for. A longer extent is read alone."""
+"""The most bytes and extents of one read. A longer extent is read alone."""
 CALM_S, WARY_S = 5.0, 1.0
-"""How long a read may take before it is left behind, and the same while blocks are known that do not answer. Nothing
-else waits for the reaper, so it can be patient."""
+"""How long a read may take before it is abandoned: the second while some blocks are known not to answer, otherwise the
+first. No client waits for the reaper, so it can be patient."""
 AWAY_MS = 60_000
-"""For this long a block that did not answer is not asked again."""
+"""How long a block that did not answer is not read again."""
 
 
 class PackedObject(NamedTuple):
-    """An object to verify: its row, which has this extent."""
+    """An object to verify: its row and the extent in the row."""
 
     row: ObjectRow
     extent: Extent
 
 
 Outcome = NosError | None
-"""None: the bytes match. Corrupt: they do not. NotFound: their block is gone. Any other error: not known."""
+"""None if the bytes match, Corrupt if they do not, NotFound if their block is gone, any other error if that is
+unknown."""
 
 
 class _Slice(NamedTuple):
-    """Objects of one block that are read together, with their numbers in the caller's list."""
+    """Objects of one block that are read together, with their indexes in the caller's list."""
 
     block_id: BlockId
     objects: list[tuple[int, PackedObject]]
@@ -59,10 +60,10 @@ class Verifier:
         self._threads = threads
         self._clock = clock
         self._away: dict[BlockId, tuple[int, Transient]] = {}
-        """Blocks that did not answer: until when they are not asked, and what happened."""
+        """Blocks that did not answer: until when they are not read, and the error."""
 
     def verify(self, objects: Sequence[PackedObject], beat: Beat) -> list[Outcome]:
-        """The outcome of each object. `beat` is called before every few reads."""
+        """Verify objects, and return the outcome of each. `beat` is called before each round of reads."""
         now_ms = self._clock.now_ms()
         self._away = {block: one for block, one in self._away.items() if waits(one[0], now_ms, AWAY_MS)}
         outcomes: list[Outcome] = [None] * len(objects)
@@ -79,7 +80,7 @@ class Verifier:
         return outcomes
 
     def _refuse(self, slices: Iterable[_Slice], outcomes: list[Outcome]) -> bool:
-        """Whether the block of these slices is away. They then get their outcomes."""
+        """Return whether the block of these slices is not read now. If so, set the outcomes of their objects."""
         some = list(slices)
         away = self._away.get(some[0].block_id)
         if away is None:
@@ -109,13 +110,13 @@ class Verifier:
         except (NotFound, Transient) as error:
             return [error] * len(objects)
         except Corrupt as error:
-            # One bad extent fails them all: read each on its own to find out which.
+            # One bad extent fails the whole read: read each alone to find the bad ones.
             return [error] if len(objects) == 1 else [self._verify([one])[0] for one in objects]
         return [_mismatch(one.row, data) for one, data in zip(objects, found, strict=True)]
 
 
 def _slices(objects: Sequence[PackedObject]) -> list[deque[_Slice]]:
-    """The objects of each block in order of offset, cut into reads of a limited size."""
+    """Return the objects of each block in order of offset, divided into reads of a limited size."""
     by_block: dict[BlockId, deque[_Slice]] = {}
     for number in sorted(range(len(objects)), key=lambda number: objects[number].extent):
         one = objects[number]
