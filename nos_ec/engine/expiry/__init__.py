@@ -1,5 +1,5 @@
-"""When objects end: lifecycle rules of buckets, noncurrent versions, and what is known or measured of lifetimes.
+"""The end of objects: lifecycle rules of buckets, noncurrent versions, and known or measured lifetimes.
 
-May import ports, core and the modules of the engine that many use. Begin with lifecycle_walk.py, which applies the
-rules of one bucket after the other.
+May import ports, core and the shared modules of the engine. Begin with lifecycle_walk.py, which applies the rules of
+one bucket after the other.
 """

@@ -1,7 +1,9 @@
-"""When objects will expire by the rules of their bucket: for the packer, since what expires together is packed together
-and then its blocks die whole (docs/adr/0035), and for exports of events.
+"""The times at which objects will expire by the lifecycle rules of their bucket.
 
-9  rules of at most RULES_KNOWN_MAX are in memory
+The packer packs objects together that expire together, so that all objects of a block die at the same time
+(docs/adr/0035). Exports of events use the times as well.
+
+9  memory holds at most RULES_KNOWN_MAX rules
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from nos_ec.ports.clock import waits
 from nos_ec.ports.metadata import Buckets, DocumentKind, ObjectRow
 
 REFRESH_MS = 300_000
-"""How old the rules may be that a packer goes by."""
+"""The greatest age of the rules that a packer uses."""
 RULES_KNOWN_MAX = 20_000
-"""Some 10 MB. Objects of further buckets are packed by how long they are expected to live."""
+"""About 10 MB. Objects of the remaining buckets are packed by their expected lifetimes."""
 _PAGE = 20
 
 _log = structlog.get_logger(__name__)
 
 
 class KnownExpiry:
-    """The rules of all buckets, at most REFRESH_MS old. Belongs to one thread. day_ms: how long a day of a rule is."""
+    """The rules of all buckets, at most REFRESH_MS old. Belongs to one thread. day_ms: the length of a day in rules."""
 
     def __init__(self, metadata: Buckets, day_ms: int) -> None:
         self._metadata = metadata
@@ -33,8 +35,8 @@ class KnownExpiry:
         self._rules: dict[str, BucketRules] = {}
 
     def expires_ms(self, one: Packable | ObjectRow, born_ms: int, now_ms: int) -> int | None:
-        """When an object will expire that was PUT at `born_ms`; None if no rule says so. While the metadata store does
-        not answer, by the rules that were known before."""
+        """Return when an object that was PUT at `born_ms` will expire, or None if no rule applies to it. Uses the last
+        known rules while the metadata store does not answer."""
         if not waits(self._next_ms, now_ms, REFRESH_MS):
             self._next_ms = now_ms + REFRESH_MS
             self._refresh()
@@ -57,12 +59,12 @@ class KnownExpiry:
                         continue
                     known += len(rules)
                     if known > RULES_KNOWN_MAX:
-                        _log.warning("too many lifecycle rules; packing by those of some buckets", rules=known)
+                        _log.warning("too many lifecycle rules; packing ignores those of some buckets", rules=known)
                         self._rules = found
                         return
                     found[bucket] = BucketRules(rules, self._day_ms)
                 after = page[-1][0]
         except NosError as error:
-            _log.warning("lifecycle rules not read; packing by those known before", error=str(error))
+            _log.warning("lifecycle rules not read; packing uses the last known ones", error=str(error))
             return
         self._rules = found

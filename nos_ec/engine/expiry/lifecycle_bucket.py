@@ -1,15 +1,15 @@
-"""Deletes what has expired in one bucket by the rules of its lifecycle, and aborts its uploads by them.
+"""Applies the lifecycle rules of one bucket: deletes expired objects and versions, and aborts uploads.
 
-Every name below the outermost prefixes of the rules is looked at once, whatever the number of rules. What has expired
-is deleted as it was looked at: an object that was overwritten or tagged anew meanwhile stays, and so does a version
-that became current, or a marker that is not alone any more. That is decided in the transaction that deletes.
+Each name below the outermost prefixes of the rules is examined once, however many rules there are. The transaction that
+deletes an object checks that it has not changed since: an object that was overwritten or tagged anew stays, and so does
+a version that became current, or a delete marker that is no longer alone.
 
-In a bucket with versions, Enabled or suspended, an object that has expired gets a delete marker, as a DELETE without a
-version id gives it. There the walk goes along versions and markers, too. Those of one page are deleted from the oldest
-on: so none loses its successor before it is its turn. What has expired goes where all that is deleted goes: into the
-trash, if there is one.
+In a bucket with versioning, Enabled or Suspended, an expired object gets a delete marker, as from a DELETE without a
+version id. The walk then examines noncurrent versions and markers, too. It deletes those of one page from the oldest to
+the newest, so that each still has its successor at its turn. Everything that is deleted goes into the trash, if it is
+on.
 
-9  a page of rows is in memory, however many versions a key has
+9  memory holds one page of rows, however many versions a key has
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from nos_ec.ports.metadata import (
 
 PAGE_ROWS = 1_000
 VERSIONS_AT_A_TIME = 100
-"""Deleted, or hidden by markers, by one transaction: each takes several statements."""
+"""The most versions that one transaction deletes or hides by markers, because each takes several statements."""
 LIST_MS_MAX = 60_000
 FAILURES_MAX = 3
-"""So many keys in succession that cannot be deleted are not the keys' fault."""
+"""When this many keys in a row cannot be deleted, the cause is not the keys, and the walk ends."""
 
 _log = structlog.get_logger(__name__)
 
@@ -59,15 +59,16 @@ _T = TypeVar("_T", bound=_Keyed)
 
 
 class BucketMetadata(Objects, Uploads, Buckets, Versions, Protocol):
-    """The parts of the metadata that the walk of a bucket needs."""
+    """The parts of the metadata that the walk of a bucket uses."""
 
 
 class Place(NamedTuple):
-    """What was looked at last: a name, and in a bucket with versions the number of the version; None for all versions
-    of the name. No name: nothing yet."""
+    """The position of a walk: the last entry that it examined."""
 
     name: str = ""
+    """Empty at the start."""
     version: int | None = None
+    """The version in a bucket with versioning; None if all versions of the name were examined."""
 
 
 START = Place()
@@ -75,36 +76,41 @@ START = Place()
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """examined: objects, versions and markers that were looked at. objects: how many had expired, and were deleted.
-    bytes: of these, and of versions. uploads: how many were aborted. failed: buckets that failed. versions, markers:
-    noncurrent versions and delete markers that were removed."""
+    """Counts of a walk."""
 
     examined: int = 0
+    """Objects, versions and markers that were examined."""
     objects: int = 0
+    """Expired objects that were deleted."""
     bytes: int = 0
+    """The sizes of the deleted objects and versions."""
     uploads: int = 0
+    """Uploads that were aborted."""
     failed: int = 0
+    """Buckets whose walk failed."""
     versions: int = 0
+    """Noncurrent versions that were removed."""
     markers: int = 0
+    """Delete markers that were removed."""
 
     def __add__(self, other: Expired) -> Expired:
         return Expired(*(mine + its for mine, its in zip(_values(self), _values(other), strict=True)))
 
 
 class _Due(NamedTuple):
-    """How something that has expired is removed, and the row of its object; None for a marker."""
+    """An expired object, version or marker: how to remove it, and its row; None for a marker."""
 
     deletion: AddMarker | ExpireVersion | ExpireMarker
     row: ObjectRow | None
 
     @property
     def key(self) -> ObjectKey:
-        """That of the object."""
+        """The key of the object."""
         return self.deletion.key
 
     @property
-    def gone(self) -> Expired:
-        """What it counts for when it is removed."""
+    def counts(self) -> Expired:
+        """The counts to add when it has been removed."""
         if self.row is None:
             return Expired(markers=1)
         is_object = isinstance(self.deletion, AddMarker)
@@ -125,7 +131,7 @@ class BucketWalk:
         *,
         dry_run: bool = False,
     ) -> None:
-        """day_ms: the length of a day. trash_ms: how long the trash keeps what has expired; 0 for no trash. dry_run:
+        """day_ms: the length of a day. trash_ms: how long the trash keeps deleted objects; 0 for no trash. dry_run:
         only count."""
         self._metadata = metadata
         self._clock = clock
@@ -140,10 +146,10 @@ class BucketWalk:
     def walk(
         self, after: Place = START, on_page: Callable[[Place, Expired], bool] = lambda _place, _found: True
     ) -> Expired:
-        """Delete what has expired, from behind `after` on, and abort uploads before that. on_page: is told what was
-        looked at last and what the page had; False ends the walk.
+        """Abort uploads, if the walk begins at START; then delete what has expired after the position `after`.
 
-        A key that cannot be deleted is passed over. Raises Transient, at the end for such keys.
+        on_page: receives the new position and the counts of the page; it returns False to end the walk. A key that
+        cannot be deleted is skipped. Raises Transient; for skipped keys at the end of the walk.
         """
         total = Expired(uploads=self._abort()) if after == START else Expired()
         if total.uploads and not on_page(START, total):
@@ -180,7 +186,7 @@ class BucketWalk:
         versioning = self._versioning()
         if versioning is None:
             return self._metadata.delete_unchanged(rows, *self._now())
-        # It was enabled since the walk began.
+        # Versioning was enabled since the walk began.
         marked = [_Due(AddMarker(row.key, versioning, seen=row), row) for row in rows]
         return [due.row for due in self._delete_oldest_first(marked) if due.row is not None]
 
@@ -193,18 +199,18 @@ class BucketWalk:
             entries = [one for one in page.entries if isinstance(one, VersionEntry)]
             place = None if page.next_after is None else Place(*page.next_after)
             if place is not None and len(entries) > 1 and _may_be_alone(entries[-1], entries[-2]):
-                # What comes behind it says whether it is: it is the first of the next page.
+                # The next entry decides whether this marker is alone, so the next page begins with the marker.
                 place = Place(entries[-2].key.name, entries[-2].version)
                 del entries[-1]
             if not entries:
                 return
             due = self._due(entries, key)
             gone = due if self._dry_run else self._delete_oldest_first(due)
-            found = sum((one.gone for one in gone), Expired(examined=len(entries)))
+            found = sum((one.counts for one in gone), Expired(examined=len(entries)))
             yield place or Place(entries[-1].key.name, entries[-1].version), found
 
     def _due(self, entries: Sequence[VersionEntry], key: _KeyWalk) -> list[_Due]:
-        """What has expired of a page."""
+        """Return the expired entries of a page."""
         versioning, found = self._versioning(), list[_Due]()
         if versioning is None:
             return []  # the bucket was deleted since the walk began
@@ -241,14 +247,14 @@ class BucketWalk:
 
     # --- of both ----------------------------------------------------------------------------------
     def _delete(self, due: Sequence[_T], delete: Callable[[Sequence[_T]], list[_T]]) -> list[_T]:
-        """All at once; if that fails for one of them, one by one. Returns what was deleted."""
+        """Delete all at once or, if that fails, one by one. Returns those that were deleted."""
         if not due:
             return []
         try:
             gone = delete(due)
         except NosError as error:
             if len(due) == 1:
-                self._pass_over(due[0].key, error)
+                self._skip(due[0].key, error)
                 return []
             gone = [one for single in due for one in self._delete([single], delete)]
         else:
@@ -256,8 +262,8 @@ class BucketWalk:
         kill_point("lifecycle.deleted")
         return gone
 
-    def _pass_over(self, key: ObjectKey, error: NosError) -> None:
-        _log.error("what has expired was not deleted", key=str(key), error=str(error))
+    def _skip(self, key: ObjectKey, error: NosError) -> None:
+        _log.error("expired object not deleted", key=str(key), error=str(error))
         if isinstance(error, Transient):
             self._failure = error
             self._failures += 1
@@ -278,31 +284,32 @@ class BucketWalk:
         return aborted
 
     def _versioning(self) -> Versioning | None:
-        said = self._metadata.bucket_document(self._bucket, DocumentKind.VERSIONING)
-        return None if said is None else Versioning(said.decode())
+        document = self._metadata.bucket_document(self._bucket, DocumentKind.VERSIONING)
+        return None if document is None else Versioning(document.decode())
 
     def _now(self) -> tuple[int, int | None]:
-        """The time, and until when the trash keeps what is deleted now."""
+        """Return the time, and until when the trash keeps an object that is deleted now."""
         now_ms = self._clock.now_ms()
         return now_ms, now_ms + self._trash_ms if self._trash_ms else None
 
 
 class _KeyWalk:
-    """What is known of the key whose versions are looked at, the newest first."""
+    """The versions of the current key that the walk has passed, from the newest to the oldest."""
 
     def __init__(self, after: Place) -> None:
-        """In the middle of a key, any number may be newer, for any time: then the transaction decides alone."""
+        """When the walk begins in the middle of a key, the number and the times of newer versions are unknown. They are
+        set so that the rules apply, and the transaction that deletes decides."""
         self._name = after.name
         self._seen = 0 if after.version is None else NEWER_MAX + 1
         self._successor_ms = 0
 
     def enter(self, entry: VersionEntry) -> None:
-        """Look at the next one."""
+        """Begin with an entry; with the first entry of a key, forget the last key."""
         if entry.key.name != self._name:
             self._name, self._seen, self._successor_ms = entry.key.name, 0, 0
 
     def leave(self, entry: VersionEntry) -> None:
-        """It was looked at."""
+        """Count an entry that has been examined."""
         self._seen, self._successor_ms = self._seen + 1, entry.created_ms
 
     @property
@@ -311,7 +318,7 @@ class _KeyWalk:
         return self._seen > 0
 
     def noncurrent(self, entry: VersionEntry) -> tuple[int, int]:
-        """Since when the entry has been noncurrent, and how many noncurrent ones are newer."""
+        """Return since when the entry has been noncurrent, and how many noncurrent versions are newer."""
         return max(self._successor_ms, entry.created_ms), self._seen - 1
 
 

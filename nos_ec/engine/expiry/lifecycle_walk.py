@@ -1,15 +1,15 @@
-"""Deletes the objects that have expired by the rules of their bucket (core/expiry.py), and aborts uploads by them.
+"""Applies the lifecycle rules of all buckets (core/expiry.py): deletes expired objects and aborts uploads.
 
-One walk a day passes along all buckets with rules, by name, and in each along the prefixes of its rules
-(lifecycle_bucket.py). A run of GC walks for RUN_MS_MAX; the next run goes on from there. Where the walk is, a note in
-the metadata says. It is saved every few seconds, by compare-and-set: of several processes that walk, one goes on. What
-a killed process had not saved is walked again, which changes nothing. A walk begins by forgetting the numbers of
-versions that were removed long ago.
+One walk a day visits all buckets with rules in the order of their names, and in each bucket the prefixes of its rules
+(lifecycle_bucket.py). A run of GC walks for RUN_MS_MAX, and the next run continues from there. A note in the metadata
+holds the position. It is saved every few seconds by compare-and-set, so that only one of several processes continues.
+The part that a killed process had not saved is walked again, which changes nothing. A walk begins by forgetting the
+numbers of versions that were removed long ago.
 
-A bucket that fails is passed over, and walked again later that day, after waits that double. After FAILURES_MAX buckets
-in succession the run ends: then it is not the buckets.
+A bucket that fails is skipped, and walked again later that day, with waits that double. After FAILURES_MAX failed
+buckets in a row the run ends, because the cause is not the buckets.
 
-9  the rules of BUCKETS_PAGE buckets are in memory
+9  memory holds the rules of BUCKETS_PAGE buckets
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from nos_ec.ports.metadata import NOTE_CHARS_MAX, DocumentKind, Notes
 LIFECYCLE_NOTE = "lifecycle"
 BUCKETS_PAGE = 20
 FLOORS_PAGE = 1000
-"""How many numbers of removed versions one transaction forgets."""
+"""The most numbers of removed versions that one transaction forgets."""
 RUN_MS_MAX = 300_000
-"""How long a run of GC walks. It collects as well."""
+"""How long a run of GC walks before it collects."""
 SAVE_WAIT_MS = 5_000
 FAILURES_MAX = 3
 FAILED_MAX = 40
-"""Failed buckets that are remembered, to be walked again before the next day. The note has no room for more."""
+"""The most failed buckets that are remembered, to be walked again the same day. The note has no room for more."""
 RETRY_MS_FIRST = 60_000
 RETRY_MS_MAX = 3_600_000
 
@@ -47,42 +47,46 @@ _log = structlog.get_logger(__name__)
 
 
 class LifecycleMetadata(BucketMetadata, Notes, Protocol):
-    """The parts of the metadata that the walk needs."""
+    """The parts of the metadata that the walk uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalkState:
-    """Where the walk of a day is. day: days since 1970. bucket: the last one that it is done with. within, name,
-    version: the bucket that it is in, and its `Place` there. failed: buckets to be walked again, each with how often it
-    has failed, and when it is due. ended_ms: when it was done with the last bucket, but for the failed ones."""
+    """The position of the walk of one day."""
 
     day: int
+    """Days since 1970."""
     started_ms: int
     bucket: str = ""
+    """The last bucket that is finished."""
     within: str = ""
+    """The bucket that is being walked; `name` and `version` are the `Place` in it."""
     name: str = ""
     version: int | None = None
     done: Expired = field(default_factory=Expired)
     failed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Buckets to walk again, each with its number of failures and the time of its next try."""
     ended_ms: int | None = None
+    """When the last bucket was finished, not counting the failed ones."""
 
 
 class LifecycleWalk:
-    """Safe to run in several processes at once; one object belongs to one thread, except its figures."""
+    """The daily walk. Several processes may run it at once; each instance belongs to one thread, except its figures."""
 
     def __init__(self, metadata: LifecycleMetadata, clock: Clock, day_ms: int, trash_ms: int) -> None:
-        """day_ms: the length of a day. trash_ms: how long the trash keeps what has expired; 0 for no trash."""
+        """day_ms: the length of a day. trash_ms: how long the trash keeps deleted objects; 0 for no trash."""
         self._metadata = metadata
         self._clock = clock
         self._day_ms = day_ms
         self._trash_ms = trash_ms
         self.total = Expired()
-        """Of all runs of this process."""
+        """The counts of all runs of this process."""
         self.state: WalkState | None = None
-        """Where the walk was when this process last looked."""
+        """The position of the walk when this process last read or changed it."""
 
     def run_once(self, beat: Beat = unwatched, stop: Event | None = None) -> Expired:
-        """Go on with the walk of today, or end that of an earlier day. `stop` ends it early. Raises Transient."""
+        """Continue the walk of today, or finish the walk of an earlier day. `stop` ends the run early. Raises
+        Transient."""
         text = self._metadata.note(LIFECYCLE_NOTE)
         state, now_ms = _loaded(text), self._clock.now_ms()
         today = now_ms // self._day_ms
@@ -103,14 +107,14 @@ class LifecycleWalk:
         return run.found
 
     def _forget_floors(self, beat: Beat, stop: Event | None) -> None:
-        """Forget old numbers, once a day. Raises Transient."""
+        """Forget the numbers of versions that were removed long ago. Raises Transient."""
         while self._metadata.forget_floors(self._clock.now_ms(), FLOORS_PAGE) == FLOORS_PAGE:
             beat(0)
             if stop is not None and stop.is_set():
                 return
 
     def rules(self) -> Iterator[tuple[str, list[ExpiryRule] | None]]:
-        """All buckets with rules; None for rules that cannot be read. Raises Transient."""
+        """Yield all buckets with their rules; None for rules that cannot be read. Raises Transient."""
         after = ""
         while page := self._metadata.documents_of(DocumentKind.LIFECYCLE, after, BUCKETS_PAGE):
             for name, body in page:
@@ -122,11 +126,11 @@ class LifecycleWalk:
             after = page[-1][0]
 
     def walk_bucket(self, bucket: str, rules: Sequence[ExpiryRule], *, dry_run: bool = False) -> Expired:
-        """All of one bucket, whatever the walk of the day has done. dry_run: only count. Raises Transient."""
+        """Walk one whole bucket, regardless of the walk of the day. dry_run: only count. Raises Transient."""
         return self.of_bucket(bucket, rules, dry_run=dry_run).walk()
 
     def of_bucket(self, bucket: str, rules: Sequence[ExpiryRule], *, dry_run: bool = False) -> BucketWalk:
-        """A walk of one bucket."""
+        """Return a walk of one bucket."""
         return BucketWalk(self._metadata, self._clock, self._day_ms, self._trash_ms, bucket, rules, dry_run=dry_run)
 
 
@@ -151,12 +155,12 @@ class _Run:
         self._failures = 0
         self._superseded = False
         self._has_begun = False
-        """Whether this run has got further: it does, however short its time is."""
+        """Whether this run has made progress. Each run makes some, however short its time is."""
         self.state = state
         self.found = Expired()
 
     def walk(self) -> None:
-        """Until its end, or until the time is over."""
+        """Walk until the end, or until the run must end."""
         try:
             if self.state.ended_ms is None and self._walk_rest():
                 self.state = replace(self.state, ended_ms=self._clock.now_ms())
@@ -167,7 +171,7 @@ class _Run:
                 self._save()
 
     def _walk_rest(self) -> bool:
-        """Returns whether all buckets were walked."""
+        """Walk the remaining buckets. Returns whether all of them were walked."""
         while page := self._metadata.documents_of(DocumentKind.LIFECYCLE, self.state.bucket, BUCKETS_PAGE):
             for name, body in page:
                 if self._must_end():
@@ -180,7 +184,7 @@ class _Run:
         return True
 
     def _walk_failed(self) -> None:
-        """Those that are due again, until the run must end. No other walk waits for them."""
+        """Walk the failed buckets that are due again, until the run must end."""
         for name, (_, due_ms) in list(self.state.failed.items()):
             if self._must_end():
                 return
@@ -194,7 +198,7 @@ class _Run:
             self._leave()
 
     def _enter(self, name: str) -> Place:
-        """Where to go on in a bucket."""
+        """Enter a bucket. Returns the position from which to continue in it."""
         after = Place(self.state.name, self.state.version) if self.state.within == name else START
         self.state = replace(self.state, within=name, name=after.name, version=after.version)
         return after
@@ -203,7 +207,7 @@ class _Run:
         self.state = replace(self.state, within="", name="", version=None)
 
     def _walk_one(self, name: str, body: bytes, after: Place) -> bool:
-        """Returns False if the run must end before the bucket does."""
+        """Walk one bucket. Returns False if the run must end before the bucket is finished."""
         ended_early = False
 
         def on_page(last: Place, found: Expired) -> bool:
@@ -226,9 +230,9 @@ class _Run:
         return not ended_early
 
     def _fail(self, name: str, error: Exception) -> None:
-        """Remember it. Raises the error if it is one of several in succession."""
-        say = _log.warning if isinstance(error, NosError) else _log.exception
-        say("the lifecycle of a bucket could not be applied; trying again later", bucket=name, error=str(error))
+        """Remember a failed bucket. Raises the error after FAILURES_MAX failures in a row."""
+        log = _log.warning if isinstance(error, NosError) else _log.exception
+        log("lifecycle rules of a bucket not applied; trying again later", bucket=name, error=str(error))
         tries = self.state.failed.get(name, (0, 0))[0] + 1
         due_ms = self._clock.now_ms() + min(RETRY_MS_FIRST << min(tries - 1, 10), RETRY_MS_MAX)
         failed = self.state.failed
@@ -242,11 +246,11 @@ class _Run:
             raise error
 
     def _forget_failure(self, name: str) -> None:
-        left = {other: told for other, told in self.state.failed.items() if other != name}
+        left = {other: tries for other, tries in self.state.failed.items() if other != name}
         self.state = replace(self.state, failed=left)
 
     def _must_end(self) -> bool:
-        """Also saves where the walk is, now and then."""
+        """Return whether the run must end. Also saves the position every SAVE_WAIT_MS."""
         now_ms = self._clock.now_ms()
         if not waits(self._saved_ms + SAVE_WAIT_MS, now_ms, SAVE_WAIT_MS):
             self._save()
@@ -264,12 +268,12 @@ class _Run:
 
 
 def read_walk(notes: Notes) -> WalkState | None:
-    """Where the walk is. None if there was none. Raises Transient."""
+    """Return the position of the walk, or None if there has been no walk. Raises Transient."""
     return _loaded(notes.note(LIFECYCLE_NOTE))
 
 
 def _loaded(text: str | None) -> WalkState | None:
-    """None also for a note that cannot be understood: then the walk of the day begins anew."""
+    """Decode a note. Returns None also for a malformed note: then the walk of the day starts again."""
     try:
         data: dict[str, Any] = json.loads(text or "null")
         failed = {str(name): (int(tries), int(due_ms)) for name, (tries, due_ms) in data.pop("failed").items()}

@@ -12,7 +12,7 @@ PAGE_ROWS = 1000
 
 
 def noncurrent_of(key: ObjectKey, metadata: Metadata) -> Iterator[Sequence[ObjectRow]]:
-    """They, page by page. Raises Transient."""
+    """Yield the noncurrent versions of a key in pages. Raises Transient."""
     after = key, VERSION_MAX
     while page := metadata.noncurrent_after(after, PAGE_ROWS):
         own = [one for one in page if one[0] == key]

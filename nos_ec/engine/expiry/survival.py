@@ -1,14 +1,12 @@
-"""How long objects live: counting it, and telling the stream of an object by it (core/packing/lifetimes.py,
-docs/adr/0033).
+"""Measures how long objects live, and chooses the stream of an object by it (core/packing/lifetimes.py, docs/adr/0033).
 
-Deaths are counted where they are made: each process sums up those of its own deletes and overwrites, and adds the sums
-to the survival table from time to time. Exposure is counted by surveys. A survey looks at one range of object ids,
-chosen at random, whatever the size of the store. Each living object found there stands for all that its look could have
-met: the time since the last survey, times the number of ranges. So the sum is right on average, and nothing has to be
-kept of any object. Both watch the same keys, one in SAMPLE_ONE_IN.
+Each process counts the deaths that its own deletes and overwrites cause, and adds the counts to the survival table from
+time to time. Surveys count the exposure. A survey reads one random range of object ids, whatever the size of the store.
+A live object found there counts with the time since the last survey times the number of ranges. So the sum is right on
+average, and no state of single objects is stored. Both count the same sample of the keys, one in SAMPLE_ONE_IN.
 
-A process that is killed takes the deaths of some minutes with it, and a damaged table is learned again. Nothing but the
-order in which objects are packed depends on it.
+A killed process loses the deaths of a few minutes, and a damaged table is learned again. Only the order in which
+objects are packed depends on it.
 
 9  a process keeps counts of at most BUCKETS_COUNTED_MAX buckets, and a survey reads at most SURVEY_IDS rows
 """
@@ -42,21 +40,21 @@ _log = structlog.get_logger(__name__)
 
 DAY_MS = 86_400_000
 COUNT_WAIT_MS = 300_000
-"""Between two times that a process adds the deaths it has seen."""
+"""How often a process adds its counts of deaths to the table."""
 BUCKETS_COUNTED_MAX = 1_000
 SURVEY_WAIT_MS = 300_000
-"""Between two surveys, by whichever process."""
+"""The time between two surveys of any processes."""
 SURVEY_IDS = 8_192
-"""Object ids that a survey looks at: some milliseconds."""
+"""How many object ids a survey covers; reading them takes some milliseconds."""
 SURVEYED_MS_MAX = 30 * DAY_MS
-"""A survey counts no more time than this, in case the clock has jumped."""
+"""The most time that a survey counts, in case the clock has jumped."""
 REFRESH_MS = 300_000
-"""How old the lifetimes may be that a packer goes by."""
+"""The greatest age of the lifetimes that a packer uses."""
 _FOLDED_SHARE = 8
 
 
 class Deaths:
-    """Counts the deaths that this process makes. Safe to call from several threads."""
+    """Counts the deaths that this process causes. Safe to call from several threads."""
 
     def __init__(self, metadata: Survival, clock: Clock) -> None:
         self._metadata = metadata
@@ -66,7 +64,8 @@ class Deaths:
         self._counted_ms = clock.now_ms()
 
     def died(self, rows: Sequence[ObjectRow], now_ms: int) -> None:
-        """Count these versions; see `Survival.watch_deaths`. Once in COUNT_WAIT_MS, adds what was counted."""
+        """Count these versions as dead; see `Survival.watch_deaths`. Every COUNT_WAIT_MS, add the counts to the
+        table."""
         sampled = [row for row in rows if row.size and is_sampled(row.key.md5)]
         if not sampled:
             return
@@ -79,7 +78,7 @@ class Deaths:
             self.flush()
 
     def flush(self) -> None:
-        """Add what was counted to the table. A failure is logged, and the counts are dropped."""
+        """Add the counts to the table. A failure is logged, and the counts are dropped."""
         with self._lock:
             counts, self._table = self._table.rows(), SurvivalTable(buckets_max=BUCKETS_COUNTED_MAX)
             now_ms = self._counted_ms = self._clock.now_ms()
@@ -92,7 +91,7 @@ class Deaths:
 
 
 class Survey:
-    """Surveys the living objects. Several processes may try; one of them does it. Belongs to one thread."""
+    """Surveys the live objects. If several processes try, one of them does it. Belongs to one thread."""
 
     def __init__(self, metadata: Survival, clock: Clock, rng: random.Random) -> None:
         self._metadata = metadata
@@ -101,7 +100,7 @@ class Survey:
         self._next_ms = 0
 
     def run_once(self) -> bool:
-        """Survey once, if that is due. Returns whether it was done, by this process. Raises Transient."""
+        """Survey once, if a survey is due. Returns whether this process did it. Raises Transient."""
         now_ms = self._clock.now_ms()
         if waits(self._next_ms, now_ms, SURVEY_WAIT_MS):
             return False
@@ -111,11 +110,11 @@ class Survey:
             self._next_ms = previous_ms + SURVEY_WAIT_MS
             return False
         passed_ms = 0 if previous_ms is None else min(max(0, now_ms - previous_ms), SURVEYED_MS_MAX)
-        counts = self._look(now_ms, passed_ms / DAY_MS)
+        counts = self._survey_range(now_ms, passed_ms / DAY_MS)
         self._next_ms = now_ms + SURVEY_WAIT_MS
         return self._metadata.count_survey(counts.rows(), previous_ms, now_ms, _lightest(rows))
 
-    def _look(self, now_ms: int, passed_days: float) -> SurvivalTable:
+    def _survey_range(self, now_ms: int, passed_days: float) -> SurvivalTable:
         table = SurvivalTable(buckets_max=SURVIVAL_ROWS_MAX)
         ranges = -(-self._metadata.last_object_id() // SURVEY_IDS)
         if not ranges or not passed_days:
@@ -128,7 +127,7 @@ class Survey:
 
 
 class ExpectedLifetimes:
-    """What the survival table says, at most REFRESH_MS old. Belongs to one thread."""
+    """The lifetimes in the survival table, at most REFRESH_MS old. Belongs to one thread."""
 
     def __init__(self, metadata: Survival) -> None:
         self._metadata = metadata
@@ -136,18 +135,18 @@ class ExpectedLifetimes:
         self._known = UNKNOWN
 
     def at(self, now_ms: int) -> Lifetimes:
-        """The lifetimes that are expected now. While the metadata store does not answer, those known before."""
+        """Return the lifetimes expected now, or the last known ones while the metadata store does not answer."""
         if not waits(self._next_ms, now_ms, REFRESH_MS):
             self._next_ms = now_ms + REFRESH_MS
             try:
                 self._known = lifetimes_of(self._metadata.survival(), now_ms)
             except NosError as error:
-                _log.warning("expected lifetimes not read; going by those known before", error=str(error))
+                _log.warning("expected lifetimes not read; using the last known ones", error=str(error))
         return self._known
 
 
 class StreamSorting:
-    """Tells where an object belongs in the packing order. Belongs to one thread."""
+    """Returns the place of an object in the packing order. Belongs to one thread."""
 
     def __init__(self, lifetimes: ExpectedLifetimes, cuts_days: Sequence[float], expiry: KnownExpiry) -> None:
         self._lifetimes = lifetimes
@@ -155,10 +154,10 @@ class StreamSorting:
         self._cuts_days = cuts_days
         self._known: Lifetimes | None = None
         self._streams: dict[tuple[str, int], int] = {}
-        """What `_known` says, by bucket and range of ages; a look-up costs less than the rule."""
+        """A cache of the streams by bucket and age range, computed from `_known`."""
 
     def __call__(self, packable: Packable, now_ms: int) -> tuple[int, str, str, float]:
-        """Stream, bucket, prefix and time of birth. The prefix is the name up to its last slash."""
+        """Return the stream, bucket, prefix and time of birth. The prefix is the name up to its last slash."""
         key, born_ms = packable.key, packable.born_ms
         return self._stream(packable, born_ms, now_ms), key.bucket, key.name.rpartition("/")[0], born_ms
 
@@ -181,7 +180,7 @@ class StreamSorting:
 
 
 def lifetimes_of(rows: Sequence[SurvivalRow], now_ms: int) -> Lifetimes:
-    """What the rows of the table say at that time."""
+    """Return the lifetimes according to the rows of the table at `now_ms`."""
     table = SurvivalTable(buckets_max=SURVIVAL_ROWS_MAX)
     for bucket, counted_ms, counts in rows:
         counts.decay((now_ms - counted_ms) / DAY_MS)
@@ -190,8 +189,8 @@ def lifetimes_of(rows: Sequence[SurvivalRow], now_ms: int) -> Lifetimes:
 
 
 def _lightest(rows: Sequence[SurvivalRow]) -> list[str]:
-    """The buckets to fold, once there are too many: those with the least history. Their times hardly differ, compared
-    with the half-life."""
+    """Return the buckets to fold into the others when there are too many: those with the least history. The times of
+    their counts hardly differ, compared with the half-life."""
     own = [row for row in rows if row.bucket != OTHERS]
     if len(own) <= BUCKETS_MAX:
         return []
