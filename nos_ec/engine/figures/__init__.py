@@ -1,5 +1,5 @@
-"""Figures about a store: totals, use of space, costs of reads, counts of requests, and the export of events.
+"""Figures about a store: totals, usage, the cost of its space, counts of requests, and the export of events.
 
-It reads and counts, and changes no object. May import `objects` and `expiry`, ports and core. Begin with
-store_totals.py, which `nos-ec status` shows.
+These modules read and count, and do not change any object. May import `objects` and `expiry`, ports and core. Begin
+with store_totals.py, which `nos-ec status` shows.
 """

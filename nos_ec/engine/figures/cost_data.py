@@ -1,4 +1,4 @@
-"""What the space of a store costs, as data: what `status --json` prints and what the API answers."""
+"""The cost of the space of a store as JSON values, for `status --json` and the API."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from nos_ec.ports.metadata import Totals
 def cost_data(
     totals: Totals, geometry: Geometry, used: Mapping[str, Usage | None], headers: HeadersFound | None
 ) -> dict[str, Any]:
-    """raw_bytes_per_live_byte: of blocks; null without live bytes. parts: they add up to it; all but live count their
-    own coding chunks. undivided: headers and padding, before the first survey of headers. headers_surveyed_ms: when it
-    was; null before. padding_bytes: how much of the overhead in blocks is padding, an estimate by that survey.
-    landing_bytes_per_live_byte: one landing copy of what waits, of which the landing store may keep several; null
-    without live bytes. break_even_space_amplification: where three replicas would take as much. usage: by span, null
-    while nothing earlier is known."""
+    """Return the cost as JSON values.
+
+    raw_bytes_per_live_byte: of blocks; null without live bytes. parts: they add up to it; all but `live` include their
+    own coding chunks. undivided: headers and padding, before the first survey of headers. headers_surveyed_ms: the time
+    of the last survey, or null. padding_bytes: how much of the overhead in blocks is padding, estimated from that
+    survey. landing_bytes_per_live_byte: one landing copy of the objects that wait, though the landing store may keep
+    several; null without live bytes. break_even_space_amplification: the space amplification at which three replicas
+    would take as much space. usage: by span, null while no earlier figures are known.
+    """
     cost = totals.raw_cost(geometry, None if headers is None else headers.share)
     return {
         "raw_bytes_per_live_byte": None if cost is None else rounded(cost.total),

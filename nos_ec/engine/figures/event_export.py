@@ -1,11 +1,11 @@
-"""The events that a store's metadata tells of, for `nos-ec simulate gc --events` (core/gc/gc_events.py).
+"""Exports the events recorded in a store's metadata, for `nos-ec simulate gc --events` (core/gc/gc_events.py).
 
-Rows tell of objects that exist or are in the trash, and of nothing else: a deleted object leaves no row, and one that
-was overwritten leaves that of its newest version. How long objects live is in the survival table, so the export has
-that as well, and when lifecycle rules will delete them. A noncurrent version is an object with a name of its own, which
-no later line replaces.
+Only objects that exist or are in the trash have rows: a deleted object leaves no row, and an overwritten object only
+the row of its newest version. The export therefore includes the survival table, which holds the lifetimes of objects,
+and the times at which lifecycle rules will delete objects. A noncurrent version is exported as an object with a name of
+its own, which no later line replaces.
 
-9  a page of rows is in memory, and the survival table
+9  memory holds one page of rows, and the survival table
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """bucket: only this one; "" for all. since_ms: only objects stored since then; None for all. one_in: only one in so
-    many objects, chosen by their keys."""
+    """Which objects to export."""
 
     bucket: str = ""
+    """Only this bucket; "" for all buckets."""
     since_ms: int | None = None
+    """Only objects stored since this time; None for all objects."""
     one_in: int = 1
+    """Only one in this many objects, chosen by their keys."""
 
 
 def exported_events(
     metadata: Metadata, clock: Clock, names: Names, options: ExportOptions, known: KnownExpiry
 ) -> Iterator[Event]:
-    """The events, page by page; what is stored or deleted meanwhile may be left out. Raises Transient, Corrupt.
+    """Yield the events. Objects that are stored or deleted meanwhile may be missing. Raises Transient and Corrupt.
 
-    All of them: one walk over the rows in the order of their ids. Of a bucket: one over its versions, and one over
-    the trash. Each page is a seek in an index.
+    For all buckets, reads all rows in the order of their ids. For one bucket, reads its versions, then the trash. Each
+    page is one seek in an index.
     """
     now_ms = clock.now_ms()
     yield ExportBegun(now_ms, options.since_ms, options.one_in)
@@ -54,7 +56,7 @@ def exported_events(
 
 
 def _survival(metadata: Metadata, now_ms: int, names: Names, only: str) -> Iterator[KnownSurvival]:
-    """The rows of the table. With one bucket, those of the others are added up: the prior needs them."""
+    """Yield the rows of the survival table. With one bucket, the rows of the others are added up for the prior."""
     others = Counts()
     for bucket, counted_ms, counts in metadata.survival():
         counts.decay((now_ms - counted_ms) / _DAY_MS)
@@ -89,7 +91,8 @@ def _is_wanted(row: ObjectRow, options: ExportOptions) -> bool:
 
 
 def _event(row: ObjectRow, names: Names, known: KnownExpiry, now_ms: int) -> PutEvent:
-    """A version in the trash takes space until its time there is over. What should have expired, expires now."""
+    """Return the event of a row. A version in the trash is deleted when its time there is over. An object that should
+    have expired already expires now."""
     until_ms, name = row.trash_until_ms, names.name(row.key)
     expires_ms = None
     if row.is_noncurrent:

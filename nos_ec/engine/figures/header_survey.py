@@ -1,9 +1,9 @@
-"""How much of the overhead of blocks is headers and names, and how much is padding.
+"""Estimates how much of the overhead of blocks is headers and names, and how much is padding.
 
-Rows count both in one figure, because no statement of a commit should be longer for a figure. Headers tell them apart.
-So every few hours one daemon reads the headers of some blocks, in places chosen at random, and notes what it found. In
-a store with few blocks that is all of them. The parts of a cost (core/gc/raw_cost.py) divide the overhead of the rows
-in the same ratio, so that they add up to what the rows count, whatever the sample.
+Rows count both in one figure, so that a commit does not need longer statements for a mere figure. Headers show the
+parts. So every few hours one daemon reads the headers of some random blocks, and stores what it found in a note. In a
+store with few blocks it reads all of them. The parts of a cost (core/gc/raw_cost.py) divide the overhead of the rows in
+the same ratio, so that they add up to the overhead of the rows, whatever the sample.
 
 9  a survey reads the headers of at most BLOCKS_MAX blocks, one after the other
 """
@@ -28,21 +28,24 @@ _log = structlog.get_logger(__name__)
 
 HEADERS_NOTE = "headers"
 SURVEY_WAIT_MS = 3 * 3_600_000
-"""Between two surveys, by whichever process."""
+"""The time between two surveys of any processes."""
 RETRY_WAIT_MS = 600_000
-"""After a survey that failed or found nothing, in one process."""
+"""How long a process waits after a survey that failed or found no overhead."""
 PLACES = 4
 BLOCKS_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
 class HeadersFound:
-    """What the last survey found in some blocks: bytes of headers and names, and of all overhead. blocks: how many."""
+    """The result of the last survey."""
 
     at_ms: int
     header_bytes: int
+    """Bytes of headers and names in the surveyed blocks."""
     overhead_bytes: int
+    """All overhead in the surveyed blocks."""
     blocks: int
+    """How many blocks were surveyed."""
 
     @property
     def share(self) -> float:
@@ -51,12 +54,12 @@ class HeadersFound:
 
 
 def read_headers_found(notes: Notes) -> HeadersFound | None:
-    """None before the first survey. Looks up one row. Raises Transient."""
+    """Return the result of the last survey, or None before the first. Reads one row. Raises Transient."""
     return _loaded(notes.note(HEADERS_NOTE))
 
 
 class HeaderSurvey:
-    """Surveys headers. Several processes may try; one of them does it. Belongs to one thread."""
+    """Surveys headers. If several processes try, one of them does it. Belongs to one thread."""
 
     def __init__(self, metadata: Metadata, blocks: BlockStore, clock: Clock, rng: random.Random) -> None:
         self._metadata = metadata
@@ -66,8 +69,8 @@ class HeaderSurvey:
         self._next_ms = 0
 
     def run_once(self, beat: Beat = unwatched) -> bool:
-        """Survey once, if that is due. Returns whether it was done, by this process. A failure is logged, and ends the
-        survey, which is tried again later: nothing but a figure depends on it."""
+        """Survey once, if a survey is due. Returns whether this process did it. A failure is logged, and the survey is
+        tried again later: only a figure depends on it."""
         now_ms = self._clock.now_ms()
         if waits(self._next_ms, now_ms, SURVEY_WAIT_MS):
             return False
@@ -75,7 +78,7 @@ class HeaderSurvey:
         try:
             return self._survey(now_ms, beat)
         except NosError as error:
-            _log.warning("the headers of some blocks were not surveyed", error=str(error))
+            _log.warning("survey of headers failed; trying again later", error=str(error))
             return False
 
     def _survey(self, now_ms: int, beat: Beat) -> bool:
@@ -99,8 +102,8 @@ class HeaderSurvey:
         return self._metadata.store_note(HEADERS_NOTE, json.dumps(astuple(new)), stored)
 
     def _sample(self) -> Iterator[BlockRow]:
-        """All blocks if they are few, else some of each of a few times at which blocks were made, which their ids begin
-        with. Not those that GC could not read."""
+        """Yield all blocks if they are few; otherwise some blocks from the start of the store and from a few random
+        times of creation, with which block ids begin. Blocks that GC could not read are left out."""
         rows = self._metadata.list_blocks(None, BLOCKS_MAX + 1)
         if len(rows) > BLOCKS_MAX:
             first_ms = time_of(rows[0].block_id)
@@ -112,7 +115,8 @@ class HeaderSurvey:
         yield from {row.block_id: row for row in rows if row.stripes and not row.gc_failures}.values()
 
     def _header_bytes(self, row: BlockRow) -> int | None:
-        """None for a block that is gone or has a damaged header. Raises Transient."""
+        """Return the bytes of headers and names, or None if the block is gone or has a damaged header. Raises
+        Transient."""
         try:
             scan = scan_headers(self._blocks, row.block_id, row.stripes)
         except NotFound:
@@ -123,7 +127,7 @@ class HeaderSurvey:
 
 
 def _loaded(text: str | None) -> HeadersFound | None:
-    """None for a text that cannot be understood."""
+    """Decode a note. Returns None for a malformed one."""
     try:
         found = HeadersFound(*json.loads(text or "[]"))
     except (ValueError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""What the landing log of a store holds, for operators."""
+"""Figures about the landing log of a store, for operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from nos_ec.ports.segment_medium import DeviceStates, SegmentMedium
 
 @dataclass(frozen=True, slots=True)
 class StateFigures:
-    """Landing segments in one state, and the bytes of the batches in them; 0 for OPEN ones, whose end is not known."""
+    """The number of landing segments in one state, and the bytes of their batches; 0 bytes for OPEN segments, whose end
+    is not known."""
 
     count: int = 0
     bytes: int = 0
@@ -21,17 +22,18 @@ class StateFigures:
 
 @dataclass(frozen=True, slots=True)
 class LogFigures:
-    """All landing segments by state, the bytes of further segments that fit (None while that is not known), and the
-    devices of the log (None without any: Ceph)."""
+    """The figures of one landing log."""
 
     segments: Mapping[SegmentState, StateFigures]
     free_bytes: int | None
+    """The bytes of further segments that fit; None if that is unknown."""
     devices: DeviceStates | None = None
+    """The devices of the log; None on Ceph, where it has none."""
 
 
 def log_figures(metadata: LandingSegments, medium: SegmentMedium, *, in_use: bool) -> LogFigures | None:
-    """One statement, and what the medium knows. None when the log is not in use and has no segments (on Ceph there is a
-    place for it in every store). Raises Transient."""
+    """Return the figures of the landing log, from one query and the medium. None when the log is not in use and has no
+    segments; on Ceph, every store has a medium for it. Raises Transient."""
     totals = metadata.segment_totals()
     if not in_use and not totals:
         return None

@@ -1,13 +1,12 @@
-"""Sums over the whole store that cost nothing to read, however large the store is.
+"""Sums over the whole store that are cheap to read, however large the store is.
 
-Computing the sums takes time in proportion to the blocks and the waiting objects. In a small store that is nothing, and
-whoever wants them computes them. In a large store, one of the processes that keep them computes and stores them, and
-all others read what is stored: one row. What the sums cost is bounded by how seldom they are computed, and grows with
-neither the number of processes nor that of scrapes. No transaction of a PUT, a commit or a delete has anything to do
-with it (docs/adr/0018).
+Computing the sums takes time in proportion to the blocks and the waiting objects. In a small store that is negligible,
+so each reader computes them. In a large store, one process computes and stores the sums, and all others read the stored
+ones: one row. The cost is bounded by the time between computations. It depends neither on the number of processes nor
+on the number of scrapes. PUTs, commits and deletes do not update the sums (docs/adr/0018).
 
-A process that keeps the sums first claims them: by compare-and-set it moves the time of their next computation ahead.
-If it dies, that time comes, and another process claims them. Two processes that compute at once do no harm.
+A process claims the sums before it computes them: by compare-and-set it moves the time of the next computation ahead.
+If it dies, that time passes, and another process claims them. Two processes may compute at once; the results agree.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from nos_ec.ports.metadata import Metadata, StoredTotals, Totals
 _log = structlog.get_logger(__name__)
 
 CHEAP_ROWS_MAX = 5_000
-"""Sums over so few rows are not stored. Computing them takes some milliseconds."""
+"""Sums over at most this many rows are not stored, because computing them takes only milliseconds."""
 COST_SHARE = 20
-"""Sums are computed again after at least this many times as long as they took to compute, so that all processes
+"""Sums are computed again after at least this many times the duration of the last computation. So all processes
 together spend at most a twentieth of the time on them."""
 CLAIM_MS_MIN = 60_000
 CLAIM_SHARE = 10
-"""How long a claim lasts: this many times the cost of the last computation, at least CLAIM_MS_MIN."""
+"""How long a claim lasts: this many times the duration of the last computation, at least CLAIM_MS_MIN."""
 KEEP_WAIT_MS_MIN = 1_000
 NEXT_MS_MAX = 3_600_000
-"""Stored sums are computed again after this time at the latest, an hour, which is also the most that the settings
-allow. A next time further ahead was set by a clock that is, or was, ahead."""
+"""The longest time between computations: one hour, also the most that the settings allow. A next time further ahead
+comes from a clock that is or was fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class StoreTotals:
         self._keep_wait_ms = max(wait_ms, KEEP_WAIT_MS_MIN)
 
     def read(self) -> DatedTotals:
-        """The stored sums, or exact ones if none are stored or nobody has kept them up to date. Raises Transient."""
+        """Return the stored sums, or exact ones if none are stored or if they are out of date. Raises Transient."""
         stored, now_ms = self._metadata.stored_totals(), self._clock.now_ms()
         if stored is not None and waits(
             stored.next_ms + 2 * self._keep_wait_ms, now_ms, NEXT_MS_MAX + 2 * self._keep_wait_ms
@@ -68,8 +67,8 @@ class StoreTotals:
         return DatedTotals(self._metadata.totals(), now_ms)
 
     def keep(self) -> None:
-        """Compute and store the sums if that is due and no other process does it. Note them for the usage of the last
-        days. Raises Transient."""
+        """Compute and store the sums if that is due and no other process does it, and record them for the usage of the
+        last days. Raises Transient."""
         stored, now_ms = self._metadata.stored_totals(), self._clock.now_ms()
         if stored is not None:
             if waits(stored.next_ms, now_ms, NEXT_MS_MAX):
@@ -95,8 +94,8 @@ class StoreTotals:
             try:
                 self.keep()
             except NosError as error:
-                _log.warning("the figures of the whole store were not brought up to date", error=str(error))
+                _log.warning("store totals not updated", error=str(error))
             except Exception:
-                # A bug must not end the keeping for good. It is logged every time.
-                _log.exception("the figures of the whole store were not brought up to date")
+                # A bug in one update must not end all updates. It is logged each time.
+                _log.exception("store totals not updated")
             self._clock.wait(stop, self._keep_wait_ms)

@@ -1,7 +1,7 @@
-"""How much was written to blocks in the last day and week, by users and by GC, and how much space it took.
+"""Usage of the last day and week: bytes written to blocks for users and by GC, and the space they took.
 
-The processes that keep the sums over the store (store_totals.py) note what the sums were every few hours, for little
-more than a week. A note is one row of bounded size, changed by compare-and-set.
+The processes that update the store totals (store_totals.py) record them every few hours, and keep the records of
+slightly more than a week. They are one note of bounded size, changed by compare-and-set.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ USAGE_NOTE = "usage"
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 POINT_MS = 3 * HOUR_MS
-"""The least time between two points."""
+"""The shortest time between two points."""
 KEPT_MS = 8 * DAY_MS
 SPANS_MS = {"day": DAY_MS, "week": 7 * DAY_MS}
 
 
 @dataclass(frozen=True, slots=True)
 class UsagePoint:
-    """The sums at one time: bytes ever written for users and copied by GC, and bytes stored and live, without condemned
-    blocks."""
+    """The totals at one time: bytes ever written for users and copied by GC, and stored and live bytes without
+    condemned blocks."""
 
     at_ms: int
     user_bytes: int
@@ -35,15 +35,15 @@ class UsagePoint:
 
     @classmethod
     def of(cls, totals: Totals, at_ms: int) -> UsagePoint:
-        """The sums as they were then."""
+        """Return the point for the totals at `at_ms`."""
         stored_bytes = totals.live_bytes + totals.dead_bytes - totals.condemned_dead_bytes
         return cls(at_ms, totals.user_bytes_written, totals.copied_bytes_written, stored_bytes, totals.live_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What happened in a span of time. It is shorter than asked for where nothing older is known. The amplifications
-    are None while there is nothing to divide by, or when rows were lost or restored meanwhile."""
+    """The usage in a span of time, which may be shorter than requested if no older point is known. An amplification is
+    None if its divisor is 0; write_amplification also if rows were lost or restored meanwhile."""
 
     span_ms: int
     user_bytes: int
@@ -53,13 +53,13 @@ class Usage:
 
 
 def read_points(notes: Notes, now_ms: int) -> list[UsagePoint]:
-    """The points of the last week or so, oldest first. Raises Transient."""
+    """Return the points of the last KEPT_MS, oldest first. Raises Transient."""
     return [one for one in _loaded(notes.note(USAGE_NOTE)) if 0 <= now_ms - one.at_ms <= KEPT_MS]
 
 
 def note_point(notes: Notes, point: UsagePoint) -> None:
-    """Note a point if the last one is old enough. Forgets those that are too old, or that a wrong clock has made. Of
-    several processes that note one at the same time, one succeeds. Raises Transient."""
+    """Record a point if the last one is old enough. Forgets points that are too old, or that lie in the future because
+    of a wrong clock. If several processes record one at the same time, one succeeds. Raises Transient."""
     stored = notes.note(USAGE_NOTE)
     kept = [one for one in _loaded(stored) if 0 <= point.at_ms - one.at_ms <= KEPT_MS]
     if not kept or point.at_ms - kept[-1].at_ms >= POINT_MS:
@@ -67,7 +67,7 @@ def note_point(notes: Notes, point: UsagePoint) -> None:
 
 
 def usage(points: Sequence[UsagePoint], now: UsagePoint, span_ms: int) -> Usage | None:
-    """What happened in the last `span_ms`. None while no earlier point is known."""
+    """Return the usage in the last `span_ms`, or None if no earlier point is known."""
     earlier = [one for one in points if one.at_ms < now.at_ms]
     if not earlier:
         return None
@@ -87,13 +87,13 @@ def usage(points: Sequence[UsagePoint], now: UsagePoint, span_ms: int) -> Usage 
 
 
 def usage_spans(notes: Notes, totals: Totals, at_ms: int) -> dict[str, Usage | None]:
-    """What happened in the last day and week before `at_ms`, when the sums were these. Raises Transient."""
+    """Return the usage of the last day and week before `at_ms`, given the totals at that time. Raises Transient."""
     points, now = read_points(notes, at_ms), UsagePoint.of(totals, at_ms)
     return {span: usage(points, now, span_ms) for span, span_ms in SPANS_MS.items()}
 
 
 def _loaded(text: str | None) -> list[UsagePoint]:
-    """In the order of their times. None for a text that cannot be understood."""
+    """Decode a note into points in the order of their times. Returns no points for a malformed note."""
     try:
         points = [UsagePoint(*one) for one in json.loads(text or "[]")]
     except (ValueError, TypeError, RecursionError):
