@@ -1,4 +1,4 @@
-"""Entries of the audit trail, from what the engine knows when it deletes or replaces something."""
+"""Makes the entries of the audit trail for everything that the engine deletes or replaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNNEEDED = "no object has this version any more, or an earlier run has verified 
 
 
 def block_deleted(row: BlockRow, why: str) -> AuditEntry:
-    """GC deletes a condemned block."""
+    """Return the entry for a condemned block that GC deletes."""
     seen = {
         "kind": row.kind.value,
         "writer": row.writer,
@@ -31,14 +31,15 @@ def block_deleted(row: BlockRow, why: str) -> AuditEntry:
 
 
 def late_block(block_id: BlockId, why: str) -> AuditEntry:
-    """A writer deletes a block of its own to which nothing refers."""
+    """Return the entry for a block without references that its own writer deletes."""
     return AuditEntry(AuditKind.BLOCK_DELETED, why, block=block_id.hex())
 
 
 def copies_deleted(
     deletions: Iterable[LandingDeletion], verified: Mapping[LandingId, BlockId | None]
 ) -> list[AuditEntry]:
-    """The reaper deletes copies. verified: the block in which each was verified in this run; None if it was not."""
+    """Return the entries for copies that the reaper deletes. verified: the block in which this run verified the packed
+    bytes; None if it did not."""
     by_block: dict[BlockId | None, list[CopyEntry]] = {}
     for deletion in deletions:
         by_block.setdefault(verified[deletion.landing_id], []).append(_copy(deletion))
@@ -69,13 +70,13 @@ def _copy(deletion: LandingDeletion) -> CopyEntry:
 
 
 def abandoned_copies(landing_ids: Iterable[LandingId]) -> list[AuditEntry]:
-    """A PUT that failed deletes copies that nothing refers to."""
+    """Return the entries for copies without references that a failed PUT deletes."""
     copies = [CopyEntry(landing_id.hex()) for landing_id in landing_ids]
     return _of_copies(AuditKind.COPIES_DELETED, "their PUT failed, and no object has them", copies)
 
 
 def copies_moved(rows: Iterable[ObjectRow], moves: Mapping[int, LandedMove]) -> list[AuditEntry]:
-    """Records were written again. moves: by object_id."""
+    """Return the entries for records that were written again. moves: by object_id."""
     copies = [
         CopyEntry(
             move.source.hex(),
@@ -95,7 +96,7 @@ def copies_moved(rows: Iterable[ObjectRow], moves: Mapping[int, LandedMove]) -> 
 def segments_released(
     segments: Sequence[SegmentId], rows: Mapping[SegmentId, SegmentRow], why: str
 ) -> list[AuditEntry]:
-    """Landing segments are given back. rows: as they were before; without those that have none."""
+    """Return the entries for landing segments that are deleted. rows: their last rows; a segment may have none."""
     return [
         _released(segments[first : first + SEGMENTS_MAX], rows, why) for first in range(0, len(segments), SEGMENTS_MAX)
     ]
@@ -118,13 +119,13 @@ def _released(segments: Sequence[SegmentId], rows: Mapping[SegmentId, SegmentRow
 
 
 def object_reverted(deletion: LandingDeletion, row: ObjectRow, damage: Exception | str) -> AuditEntry:
-    """An object goes back to its landing copy."""
+    """Return the entry for an object that is reverted to its landing copy."""
     block = None if row.extent is None else row.extent.block_id.hex()
     return AuditEntry(AuditKind.OBJECT_REVERTED, str(damage), block=block, copies=(_copy(deletion),))
 
 
 def shards_written(block_id: BlockId, done: RebuiltBlock) -> list[AuditEntry]:
-    """Shards of a block were made again; nothing if none was."""
+    """Return the entry for rebuilt shards of a block; no entry if none was rebuilt."""
     if not (done.missing or done.replaced):
         return []
     seen = {"missing": list(done.missing), "replaced": list(done.replaced), "damaged": list(done.damaged)}

@@ -1,4 +1,4 @@
-"""Reads the headers of a block, and the names behind one of them; nothing else in it."""
+"""Reads the headers of a block, and the names after one of them."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ from nos_ec.ports.metadata import Placed
 
 @dataclass(frozen=True, slots=True)
 class HeaderScan:
-    """Headers of a block in order, the stripes whose header does not decode, and the number of bytes read.
-
-    unfinished: the header of the last group, if the block ends before the group does, and unfinished_stripes: what
-    there is of it. Its writer was stopped, or has given the block up, so nothing in it was ever committed. It is not
-    among `headers`.
-    """
+    """The headers of a block."""
 
     headers: tuple[GroupHeader, ...]
+    """In the order of the block."""
     damaged_stripes: tuple[int, ...]
+    """Stripes whose header cannot be read or decoded."""
     bytes_read: int
     unfinished: GroupHeader | None = None
+    """The header of the last group, if the block ends before the group. Its writer was stopped or gave up the block, so
+    no object in it was committed. It is not among `headers`."""
     unfinished_stripes: tuple[int, ...] = ()
+    """The existing stripes of the unfinished group."""
 
     @property
     def dead_stripes(self) -> tuple[int, ...]:
-        """The stripes in which nothing lives, unless a row says so."""
+        """The stripes without live objects, except objects that are known from rows alone."""
         return self.damaged_stripes + self.unfinished_stripes
 
 
 def scan_headers(blocks: BlockStore, block_id: BlockId, stripes: int) -> HeaderScan:
     """Read the headers of the first `stripes` stripes of a block.
 
-    Two vectored reads: the first page of every stripe, then the rest of the headers that are longer than a page.
-    After a damaged header, the scan continues at the next stripe (docs/FORMAT.md). A header that cannot be read or
-    decoded is a damaged stripe, not an error. stripes: that the block holds, or that were committed if those are more:
-    a group that continues after them is unfinished. Raises NotFound when the block is gone, Transient.
+    It takes two vectored reads: the first page of every stripe, then the rest of the headers that are longer than a
+    page. After a damaged header, the scan continues at the next stripe (docs/FORMAT.md). A header that cannot be read
+    or decoded is a damaged stripe, not an error.
+
+    stripes: the number of stripes in the block, or of committed stripes if that is greater. A group that does not end
+    within them is unfinished. Raises NotFound when the block is gone, and Transient.
     """
     stripe_size = blocks.geometry.stripe_size
     pages, bytes_read = _read_pages(blocks, block_id, [(stripe * stripe_size, PAGE) for stripe in range(stripes)])
@@ -72,7 +74,7 @@ def scan_headers(blocks: BlockStore, block_id: BlockId, stripes: int) -> HeaderS
 def _read_pages(
     blocks: BlockStore, block_id: BlockId, extents: list[tuple[int, int]]
 ) -> tuple[list[bytes | None], int]:
-    """The bytes of each extent, or None if they are Corrupt; and how many bytes were read."""
+    """Return the bytes of each extent, or None if they are Corrupt, and how many bytes were read."""
     if not extents:
         return [], 0
     size = sum(length for _, length in extents)
@@ -108,9 +110,9 @@ def _decode(page: bytes | None, rest: bytes | None, block_id: BlockId, stripe: i
 
 
 def read_names(blocks: BlockStore, header: GroupHeader) -> list[NameRecord]:
-    """The name records of a group, in the order of the header's entries; none if it was written without names.
+    """Return the name records of a group in the order of the header's entries; none if it was written without names.
 
-    Raises Corrupt when they are damaged, NotFound when the block is gone, Transient.
+    Raises Corrupt when they are damaged, NotFound when the block is gone, and Transient.
     """
     if not header.names_length:
         return []
@@ -120,8 +122,8 @@ def read_names(blocks: BlockStore, header: GroupHeader) -> list[NameRecord]:
 
 
 def names_in(blocks: BlockStore, block_id: BlockId, stripes: int) -> list[str]:
-    """BUCKET/NAME of all objects, and segments of large ones, that were written to a block, as far as headers and names
-    can be read. Raises NotFound when the block is gone, Transient."""
+    """Return BUCKET/NAME of all objects and segments of large objects that were written to a block. Leaves out damaged
+    headers and names. Raises NotFound when the block is gone, and Transient."""
     found: list[str] = []
     for header in scan_headers(blocks, block_id, stripes).headers:
         try:
@@ -132,5 +134,5 @@ def names_in(blocks: BlockStore, block_id: BlockId, stripes: int) -> list[str]:
 
 
 def live_entries(placed: list[Placed]) -> list[LiveEntry]:
-    """The rows of a block in the form that `account_block` takes."""
+    """Return the rows of a block in the form that `account_block` takes."""
     return [LiveEntry(p.key.md5, p.version, p.extent.offset, p.extent.length) for p in placed]

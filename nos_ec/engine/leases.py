@@ -1,8 +1,8 @@
-"""Holding a lease: taken on entry, renewed in the background, released on exit.
+"""Holds a lease: takes it on entry, renews it in the background, releases it on exit.
 
 The holder does not rely on a clock: every commit checks the lease in its own transaction (invariant 8). Renewal only
-keeps other processes from fencing a writer that is alive. So a lease that has expired but was not fenced may be
-renewed: it belongs to the holder until its row is removed, which also fences the writer's open blocks.
+keeps other processes from fencing a live writer. So a lease that has expired but was not fenced may be renewed: it
+belongs to the holder until its row is removed, which also fences the writer's open blocks.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from nos_ec.ports.metadata import Lease, Leases
 _log = structlog.get_logger(__name__)
 
 RETRY_WAIT_MS = 1_000
-"""Wait after a failed renewal. When the metadata store is back, holders renew their leases before other processes fence
-them (recovery gives them time)."""
+"""How long a holder waits after a failed renewal. After an outage of the metadata store, holders renew their leases
+before other processes fence them (recovery gives them time)."""
 
 
 class HeldLeases:
@@ -29,7 +29,7 @@ class HeldLeases:
 
     def __init__(self) -> None:
         self._held: dict[int, HeldLease] = {}
-        """By epoch, which belongs to one lease forever."""
+        """By epoch, which is never used for another lease."""
 
     def add(self, held: HeldLease) -> None:
         """Add a lease that this process now holds."""
@@ -46,10 +46,10 @@ class HeldLeases:
 
 
 class HeldLease:
-    """A context manager around one lease. `lost` means that it was fenced: the holder must stop writing, as
-    it can no longer commit.
+    """A context manager that holds one lease. `lost` means that the lease was fenced: the holder can no longer commit
+    and must stop writing.
 
-    `holder` names this process in the error that another process gets when it wants the lease. `among` lists the lease
+    `holder` names this process in the error of another process that tries to take the lease. `among` lists the lease
     while it is held.
     """
 
@@ -87,33 +87,34 @@ class HeldLease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop renewing and release the lease; blocks still open are left to recovery."""
+        """Stop renewing and release the lease. Recovery seals the blocks that are still open."""
         self.abandon()
         try:
             self._metadata.release_lease(self.lease)
         except NosError as failure:
-            # The lease expires by itself. Raising here would hide the error that may have ended the `with` block.
+            # The lease will expire anyway. Raising here would hide the error that may have ended the `with` block.
             _log.warning("lease not released", lease=self._name, error=str(failure))
 
     def abandon(self) -> None:
-        """Stop renewing without a release: the lease expires, and whoever fences it puts its work in order."""
+        """Stop renewing without releasing the lease. It expires, and the process that fences it cleans up."""
         self._stop.set()
         self._thread.join()
         self._among.remove(self)
 
     def left_ms(self) -> int:
-        """Milliseconds until the lease expires if it is not renewed again; 0 when it is not held. After the clock was
-        set back, other processes may count it as expired, so it counts as not held until it is renewed."""
+        """Return the milliseconds until the lease expires without renewal; 0 if it is not held. After the clock was set
+        back, other processes may consider it expired, so it counts as not held until it is renewed."""
         now_ms, expires_ms = self._clock.now_ms(), self._expires_ms
         return 0 if self.lost or not waits(expires_ms, now_ms, self._ttl_ms) else expires_ms - now_ms
 
     def require(self) -> None:
-        """Raises LeaseLost when the lease is lost, or has expired and is not renewed yet: not ready to write."""
+        """Raise LeaseLost if the lease is lost, or has expired and is not renewed yet, so that the holder must not
+        write."""
         if self.left_ms() == 0:
             raise LeaseLost(f"lease {self._name} is no longer held")
 
     def require_not_lost(self) -> None:
-        """Raises LeaseLost when the lease was fenced, which is final. For holders that have nothing to commit."""
+        """Raise LeaseLost if the lease was fenced, which is final. For holders that have nothing to commit."""
         if self.lost:
             raise LeaseLost(
                 f"lease {self._name} was fenced, as it had not been renewed for {self._ttl_ms} ms: this process or the"
@@ -121,7 +122,7 @@ class HeldLease:
             )
 
     def renew(self) -> bool:
-        """Renew the lease now. Returns False when it is lost; any other failure is logged. Thread-safe."""
+        """Renew the lease now. Returns False if it is lost; any other failure is logged. Thread-safe."""
         try:
             renewed = self._metadata.renew_lease(self.lease, self._clock.now_ms(), self._ttl_ms)
             self._expires_ms = renewed.expires_ms

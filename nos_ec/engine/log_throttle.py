@@ -1,4 +1,4 @@
-"""Log lines for events that may come by the thousand: the first few of each kind, then how many more there were."""
+"""Throttles log lines for events that may occur by the thousand: logs the first few of each kind, then a count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog
 from nos_ec.ports.clock import Clock, waits
 
 LINES_MAX = 10
-"""Lines of one kind in WINDOW_MS."""
+"""The most lines of one kind in WINDOW_MS."""
 WINDOW_MS = 60_000
 
 
@@ -17,13 +17,13 @@ WINDOW_MS = 60_000
 class _Window:
     ends_ms: int
     lines: int = 0
-    left_out: int = 0
+    suppressed: int = 0
 
 
 class ThrottledLog:
-    """Logs at most LINES_MAX errors of one kind in WINDOW_MS. When that time is over, one line counts the rest.
+    """Logs at most LINES_MAX errors of one kind in WINDOW_MS. After that time, one line counts the suppressed ones.
 
-    For events that a metric also counts. Not thread-safe. The kinds are few and fixed in the program.
+    It is meant for events that a metric also counts. Not thread-safe. The kinds are few and fixed in the program.
     """
 
     def __init__(self, name: str, clock: Clock) -> None:
@@ -32,7 +32,7 @@ class ThrottledLog:
         self._windows: dict[str, _Window] = {}
 
     def error(self, kind: str, **fields: object) -> None:
-        """Log an event of that kind, or only count it."""
+        """Log an event of this kind, or only count it."""
         self.report()
         window = self._windows.get(kind)
         if window is None:
@@ -41,15 +41,15 @@ class ThrottledLog:
             window.lines += 1
             self._log.error(kind, **fields)
         else:
-            window.left_out += 1
+            window.suppressed += 1
 
     def report(self, *, closing: bool = False) -> None:
-        """Log how many events were left out in windows that are over; when closing, in all windows. Cheap."""
+        """Log how many events were suppressed in windows that have ended; when closing, in all windows. Cheap."""
         if not self._windows:
             return
         now_ms = self._clock.now_ms()
         for kind, window in list(self._windows.items()):
             if closing or not waits(window.ends_ms, now_ms, WINDOW_MS):
                 del self._windows[kind]
-                if window.left_out:
-                    self._log.error(f"{kind}: further lines left out", count=window.left_out, named=window.lines)
+                if window.suppressed:
+                    self._log.error(f"{kind}: further lines suppressed", count=window.suppressed, named=window.lines)

@@ -1,4 +1,4 @@
-"""Limits background work to a number of bytes per second."""
+"""Limits background work to a number of bytes, or operations, per second."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from threading import Event
 from nos_ec.ports.clock import Beat, Clock, unwatched
 
 SLICE_MS = 1_000
-"""A long wait is cut into waits of this length, so that a watchdog sees that the work goes on."""
+"""A long wait is divided into waits of this length, so that the watchdog gets its beats."""
 CREDIT_MS = 1_000
-"""Work that took longer than its bytes allow is made up for within this time."""
+"""The longest delay of slow work that faster work may make up for."""
 
 
 class RateLimit:
-    """Makes one thread wait after each piece of work, so that in any time t at most bytes_per_s * (t + CREDIT_MS), and
-    one piece, is done. A longer pause of the work earns no burst after it."""
+    """Makes one thread wait after each piece of work. So in any time t the thread does at most
+    bytes_per_s * (t + CREDIT_MS), plus one piece. A longer pause does not allow a larger burst after it."""
 
     def __init__(self, clock: Clock, bytes_per_s: int) -> None:
         """bytes_per_s: 0 for no limit."""
         self._clock = clock
         self._bytes_per_s = bytes_per_s
         self._due_ms = 0
-        """When the work done so far would be over at exactly this rate, rounded down."""
+        """When the work so far would have ended at exactly this rate, rounded down."""
         self._rest = 0
-        """Thousandths of bytes that the rounding left out."""
+        """Thousandths of bytes lost to rounding."""
 
     def spend(self, count_bytes: int, stop: Event, beat: Beat = unwatched) -> None:
-        """Wait until that many more bytes may have been moved, or until `stop` is set."""
+        """Wait until the rate allows this many more bytes, or until `stop` is set."""
         if not self._bytes_per_s:
             return
         now_ms = self._clock.now_ms()

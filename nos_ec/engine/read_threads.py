@@ -1,10 +1,10 @@
-"""Threads for reading sources, some of which may hang: a read that takes too long is left behind.
+"""Reads sources with threads, and abandons reads that take too long.
 
-When a copy is lost or its placement group is unavailable, storage answers only when a time limit is over. A plan does
-not wait for such a copy: the thread stays with the read, another thread takes over the rest of the plan, and the copy
-counts as unread.
+When a copy is lost or its placement group is unavailable, the storage answers only after a time limit. A plan does not
+wait for such a copy: its read is abandoned, and the copy counts as unread. The thread stays with the read, and another
+thread takes over the rest of the plan.
 
-9  at most one read per slot is in progress, plus at most LEFT_MAX reads that were left behind
+9  at most one read per slot is in progress, plus at most LEFT_MAX abandoned reads
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ from typing import Generic, NamedTuple, TypeVar
 R = TypeVar("R")
 
 CALM_S = 1.0
-"""How long a read may take before it is left behind, as long as all copies seem to answer."""
+"""How long a read may take before it is abandoned, while all copies seem to answer."""
 WARY_S = 0.03
-"""The same limit for WARY_FOR_S after a read that was left behind has failed, because more such copies are likely."""
+"""The same limit for WARY_FOR_S after an abandoned read has failed, because more such copies are likely."""
 WARY_FOR_S = 60.0
 MEAN_FACTOR = 16
-"""No read is left behind that takes less than this many times the mean: on a slow store such a read is normal."""
+"""A read is not abandoned before this many times the mean: on a slow store such a read is normal."""
 MEAN_WEIGHT = 0.1
-"""Weight of the latest plan in the running mean."""
+"""The weight of the latest plan in the running mean."""
 LEFT_MAX = 64
-"""Most reads left behind at a time. Beyond this, plans wait for their reads."""
+"""The most abandoned reads at a time. When it is reached, plans wait for their reads."""
 LEFT_BYTES_MAX = 64 << 20
-"""Most bytes that these reads may return in all."""
+"""The most bytes that the abandoned reads may return in total."""
 
 
 class ReadThreads:
-    """Slots for reading, shared by all lanes of a process. Decides when a read has taken too long.
+    """Slots for reading, shared by all lanes of a process. Decides when a read has taken too long. Thread-safe.
 
-    timer: returns monotonic seconds, from any start. calm_s, wary_s: see CALM_S and WARY_S. Safe to share between
-    threads.
+    timer: returns monotonic seconds with an arbitrary origin. calm_s, wary_s: see CALM_S and WARY_S.
     """
 
     def __init__(self, slots: int, timer: Callable[[], float], calm_s: float = CALM_S, wary_s: float = WARY_S) -> None:
@@ -58,13 +57,13 @@ class ReadThreads:
         self._pool.shutdown()
 
     def patience_s(self) -> float:
-        """How long a read may take before it is left behind."""
+        """Return how many seconds a read may take before it is abandoned."""
         with self._lock:
             wary = self._wary_until_s is not None and self.timer() < self._wary_until_s
             return max(self._wary_s if wary else self._calm_s, MEAN_FACTOR * self._mean_s)
 
     def start(self, work: Callable[[], object]) -> None:
-        """Run `work` in a slot, once one is free. `work` gives the slot back with `end`."""
+        """Run `work` in a slot as soon as one is free. `work` frees the slot with `end`."""
         with self._lock:
             if not self._free:
                 self._queued.append(work)
@@ -73,11 +72,11 @@ class ReadThreads:
         self._pool.submit(work)
 
     def replace(self, work: Callable[[], object]) -> None:
-        """Run `work` at once, in the slot of a read that was left behind."""
+        """Run `work` at once, in the slot of an abandoned read."""
         self._pool.submit(work)
 
     def end(self) -> None:
-        """Give a slot back. The work that has waited longest, if any, gets it."""
+        """Free a slot. The work that has waited longest gets it."""
         with self._lock:
             if not self._queued:
                 self._free += 1
@@ -85,8 +84,8 @@ class ReadThreads:
             work = self._queued.popleft()
         self._pool.submit(work)
 
-    def leave(self, size: int) -> bool:
-        """Count a read of `size` bytes as left behind. False when that would be too many."""
+    def abandon(self, size: int) -> bool:
+        """Count a read of `size` bytes as abandoned. Returns False, and does not count it, if there are too many."""
         with self._lock:
             if self._left >= LEFT_MAX or (self._left and self._left_bytes + size > LEFT_BYTES_MAX):
                 return False
@@ -94,37 +93,40 @@ class ReadThreads:
             self._left_bytes += size
             return True
 
-    def returned(self, size: int, *, failed: bool) -> None:
-        """Note that a read that was left behind has ended."""
+    def end_abandoned(self, size: int, *, failed: bool) -> None:
+        """Count an abandoned read as ended. After a failed one, abandon reads sooner."""
         with self._lock:
             self._left -= 1
             self._left_bytes -= size
             if failed:
                 self._wary_until_s = self.timer() + WARY_FOR_S
 
-    def note(self, seconds: float, reads: int) -> None:
-        """Note how long the reads of one plan took, except those that failed or were left behind."""
+    def add_times(self, seconds: float, reads: int) -> None:
+        """Add the total time of the reads of one plan to the mean, without those that failed or were abandoned."""
         with self._lock:
             mean_s = seconds / reads
             self._mean_s += (mean_s - self._mean_s) * (MEAN_WEIGHT if self._mean_s else 1.0)
 
 
 class Unit(NamedTuple, Generic[R]):
-    """One read. `read` returns its result and whether it failed. `size`: bytes it may return. `late` returns the result
-    of a read that was left behind after that many seconds; None if the plan waits however long the read takes."""
+    """One read."""
 
     read: Callable[[], tuple[R, bool]]
+    """Returns the result and whether the read failed."""
     size: int
+    """How many bytes it may return."""
     late: Callable[[float], R] | None
+    """Returns the result of a read that was abandoned after this many seconds. None if the plan waits for the read
+    however long it takes."""
 
 
 class _Worker(Generic[R]):
-    __slots__ = ("index", "left", "started_s")
+    __slots__ = ("abandoned", "index", "started_s")
 
     def __init__(self) -> None:
         self.index = -1
         self.started_s = 0.0
-        self.left = False
+        self.abandoned = False
 
 
 class _Reading(Generic[R]):
@@ -144,23 +146,23 @@ class _Reading(Generic[R]):
         self._reads = 0
 
     def run(self) -> list[R]:
-        """Read all units. Raises what a unit raised."""
+        """Read all units and return their results. Raises what a unit raised."""
         for _ in range(min(self._threads.slots, len(self._units))):
             self._threads.start(self._work)
         with self._changed:
             while self._unfinished and self._failure is None:
                 self._changed.wait(self._until_late_s())
-                self._leave_late()
-            results, self._results = self._results, []  # a thread that was left behind must not keep the plan's bytes
+                self._abandon_late()
+            results, self._results = self._results, []  # abandoned reads must not keep the plan's bytes in memory
             self._next.clear()
             if self._failure is not None:
                 raise self._failure
         if self._reads:
-            self._threads.note(self._seconds, self._reads)
+            self._threads.add_times(self._seconds, self._reads)
         return [result for result in results if result is not None]
 
     def _until_late_s(self) -> float | None:
-        """Seconds until the read that has taken longest may be left behind; None when there is none to leave."""
+        """Return the seconds until the longest running read may be abandoned; None if no read may be."""
         started = [w.started_s for w in self._workers if self._units[w.index].late is not None]
         if not started:
             # Reads may begin at any time without notification.
@@ -168,16 +170,16 @@ class _Reading(Generic[R]):
         late_s = max(min(started) + self._threads.patience_s(), self._patient_until_s)
         return max(0.001, late_s - self._threads.timer())
 
-    def _leave_late(self) -> None:
+    def _abandon_late(self) -> None:
         now_s, patience_s = self._threads.timer(), self._threads.patience_s()
         if now_s < self._patient_until_s:
             return
         for worker in list(self._workers):
             unit = self._units[worker.index]
             seconds = now_s - worker.started_s
-            if unit.late is None or seconds < patience_s or not self._threads.leave(unit.size):
+            if unit.late is None or seconds < patience_s or not self._threads.abandon(unit.size):
                 continue
-            worker.left = True
+            worker.abandoned = True
             self._workers.discard(worker)
             self._finish(worker.index, unit.late(seconds))
             if self._next:
@@ -200,10 +202,10 @@ class _Reading(Generic[R]):
         except BaseException as error:  # a bug, raised in the thread that waits
             with self._changed:
                 self._failure = error
-                if worker.left:
-                    self._threads.returned(self._units[worker.index].size, failed=True)
+                if worker.abandoned:
+                    self._threads.end_abandoned(self._units[worker.index].size, failed=True)
                 self._changed.notify()
-        if not worker.left:
+        if not worker.abandoned:
             with self._changed:
                 self._workers.discard(worker)
             self._threads.end()
@@ -219,8 +221,8 @@ class _Reading(Generic[R]):
             unit = self._units[worker.index]
             result, failed = unit.read()
             with self._changed:
-                if worker.left:
-                    self._threads.returned(unit.size, failed=failed)
+                if worker.abandoned:
+                    self._threads.end_abandoned(unit.size, failed=failed)
                     return
                 now_s = timer()
                 if not failed:
@@ -240,6 +242,6 @@ class _Reading(Generic[R]):
 
 
 def read_all(threads: ReadThreads, units: Sequence[Unit[R]], patient_s: float = 0.0) -> list[R]:
-    """The results of all units, in their order. Raises what a unit raises, which must be no NosError. patient_s: for so
-    many seconds no read is left behind."""
+    """Read all units, and return their results in the same order. Raises what a unit raises; a unit must not raise a
+    NosError. patient_s: for how many seconds no read is abandoned."""
     return _Reading(threads, units, patient_s).run() if units else []

@@ -1,11 +1,11 @@
-"""Items that failed and are tried again later, so that one failing item does not make its loop fail.
+"""Parks items that failed and are tried again later, so that one failing item does not make its loop fail.
 
-An item that fails is parked with the reason, the time of its first failure and the time of its next try. The waits
-between its tries double up to a maximum. It is logged once when it is parked and once when it has recovered, not at
-every try. Packing, GC, recovery, the reaper and the producer use this one component; metrics count what is parked
+A failed item is parked with the reason, the time of its first failure and the time of its next try. The waits between
+its tries double up to a maximum. It is logged once when it is parked and once when it has recovered, not at every try.
+Packing, GC, recovery, the reaper and the producer use this module; metrics count the parked items
 (`nos_ec_parked_items`).
 
-9  a parking has a limit; an item that does not fit is left to the scan that finds it again
+9  a retry queue has a limit; an item that does not fit is left to the scan that finds it again
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nos_ec.ports.clock import Clock, waits
 _log = structlog.get_logger(__name__)
 
 NAMED_MAX = 20
-"""Parked items that are logged by name. When a whole store fails, the first few say as much as all of them."""
+"""The most parked items that are logged by name. When a whole store fails, the first few are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +35,31 @@ class BackOff:
     max_ms: int
 
     def wait_ms(self, failures: int) -> int:
-        """How long to wait after this many failures in a row, at least 1."""
+        """Return how long to wait after this many failures in a row (at least 1)."""
         return min(self.max_ms, self.first_ms << min(failures - 1, 40))
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Why an item is parked. `since_ms`: its first failure. `retry_ms`: its next try. `failures`: in a row."""
+    """Why and since when an item is parked."""
 
     reason: str
     since_ms: int
+    """When it failed first."""
     retry_ms: int
+    """When it is tried next."""
     failures: int
+    """How often it has failed in a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryFigures:
-    """items: parked now. oldest_since_ms: first failure of the item that has failed for longest; None when empty."""
+    """Figures of a retry queue."""
 
     items: int
+    """The number of parked items."""
     oldest_since_ms: int | None
+    """The first failure of the item that has failed for the longest time; None if no item is parked."""
 
 
 T = TypeVar("T", bound=Hashable)
@@ -63,8 +68,8 @@ T = TypeVar("T", bound=Hashable)
 class RetryQueue(Generic[T]):
     """Parked items of one kind. One thread parks and releases; any thread may read `figures` and iterate.
 
-    what: the name of the kind in the log and in the label of the metrics. name: returns an item's name as operators
-    know it. items_max: most items that are parked at once.
+    what: the name of the kind in the log and in the label of the metrics. name: returns an item's name for operators.
+    items_max: the most parked items at a time.
     """
 
     def __init__(self, what: str, name: Callable[[T], str], clock: Clock, back_off: BackOff, items_max: int) -> None:
@@ -77,7 +82,7 @@ class RetryQueue(Generic[T]):
         self._named: set[T] = set()
         self._unnamed = 0
         self._heap: list[tuple[int, int, T]] = []
-        """(retry_ms, number, item). Entries of items that were parked again or released since are skipped."""
+        """(retry_ms, number, item). Entries of items that have since been parked again or released are skipped."""
         self._pushed = 0
         self._lock = threading.Lock()
 
@@ -88,24 +93,24 @@ class RetryQueue(Generic[T]):
         return item in self._parked
 
     def __iter__(self) -> Iterator[tuple[T, Parked]]:
-        """The parked items, in order of their first failures."""
+        """Yields the parked items in the order of their first failures."""
         with self._lock:
             parked = list(self._parked.items())
         return iter(parked)
 
     def get(self, item: T) -> Parked | None:
-        """Why an item is parked; None when it is not."""
+        """Return why an item is parked, or None if it is not."""
         return self._parked.get(item)
 
     def figures(self) -> RetryFigures:
-        """The figures for metrics."""
+        """Return the figures for metrics."""
         with self._lock:
             return RetryFigures(len(self._parked), min((one.since_ms for one in self._parked.values()), default=None))
 
     def park(self, item: T, error: NosError) -> bool:
-        """Park an item that has failed, or has failed again. False when it is not parked because the limit is reached.
+        """Park an item that has failed, or has failed again. An item that is already parked waits twice as long.
 
-        An item that is already parked waits twice as long as before.
+        Returns False if it is not parked because the limit is reached.
         """
         now_ms = self._clock.now_ms()
         with self._lock:
@@ -122,13 +127,13 @@ class RetryQueue(Generic[T]):
         return True
 
     def waits(self, item: T) -> bool:
-        """Whether an item is parked and its next try is not due yet."""
+        """Return whether an item is parked and its next try is not due yet."""
         parked = self._parked.get(item)
         return parked is not None and waits(parked.retry_ms, self._clock.now_ms(), self._back_off.max_ms)
 
     def due(self, limit: int) -> list[T]:
-        """At most `limit` items whose next try is due, the longest due first. Each is returned once, and stays parked
-        until it is released or parked again."""
+        """Return at most `limit` items whose next try is due, the longest due first. Each is returned once, and stays
+        parked until it is released or parked again."""
         now_ms = self._clock.now_ms()
         found: list[T] = []
         with self._lock:
@@ -151,12 +156,12 @@ class RetryQueue(Generic[T]):
                     self._push(now_ms, item)
 
     def failures(self, item: T) -> int:
-        """How often an item has failed in a row; 0 when it is not parked."""
+        """Return how often an item has failed in a row; 0 if it is not parked."""
         parked = self._parked.get(item)
         return 0 if parked is None else parked.failures
 
     def release(self, item: T) -> None:
-        """Release an item that has recovered or needs no more work. An item that is not parked is ignored."""
+        """Release an item that has recovered or needs no more work. Items that are not parked are ignored."""
         with self._lock:
             parked = self._parked.pop(item, None)
             named = item in self._named
@@ -173,7 +178,7 @@ class RetryQueue(Generic[T]):
             )
 
     def _is_next(self, item: T, retry_ms: int) -> bool:
-        """Whether an entry of the heap is still valid."""
+        """Return whether an entry of the heap is still valid."""
         parked = self._parked.get(item)
         return parked is not None and parked.retry_ms == retry_ms
 

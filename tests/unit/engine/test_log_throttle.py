@@ -24,7 +24,7 @@ def test_ten_thousand_events_make_a_few_lines_and_a_count() -> None:
         log.report()
         log.report()
     (line,) = lines
-    assert line["event"] == "message skipped: further lines left out"
+    assert line["event"] == "message skipped: further lines suppressed"
     assert (line["count"], line["named"]) == (10_000 - LINES_MAX, LINES_MAX)
 
 

@@ -1,4 +1,4 @@
-"""Reads that hang are left behind, others are waited for; slots and limits are respected."""
+"""Reads that hang are abandoned, others are waited for; slots and limits are respected."""
 
 from __future__ import annotations
 
@@ -142,18 +142,18 @@ def test_after_a_read_that_was_left_behind_has_failed_others_get_less_time(
 
 
 def test_a_slow_store_gets_more_time(threads: ReadThreads, timer: Timer) -> None:
-    threads.note(10.0, 10)
+    threads.add_times(10.0, 10)
     assert threads.patience_s() == read_threads.MEAN_FACTOR * 1.0
 
 
 @pytest.mark.invariant(9)
 def test_no_more_are_left_behind_than_the_limits_allow(threads: ReadThreads) -> None:
     for _ in range(LEFT_MAX):
-        assert threads.leave(1)
-    assert not threads.leave(1)
-    threads.returned(1, failed=False)
-    assert not threads.leave(read_threads.LEFT_BYTES_MAX)
-    assert threads.leave(1)
+        assert threads.abandon(1)
+    assert not threads.abandon(1)
+    threads.end_abandoned(1, failed=False)
+    assert not threads.abandon(read_threads.LEFT_BYTES_MAX)
+    assert threads.abandon(1)
 
 
 def test_what_a_read_raises_is_raised(threads: ReadThreads) -> None:
