@@ -1,1 +1,1 @@
-"""The GC service: reclaims blocks that are mostly holes."""
+"""The GC service: reclaims the space of deleted objects."""

@@ -29,8 +29,8 @@ from nos_gc.service import GcService
 
 
 def gc_collector(system: System, options: CollectorOptions | None = None) -> Collector:
-    """The collector, which plans and runs collections with the same packer as the consumer. options: instead of those
-    that the settings ask for."""
+    """Return a collector, which plans and runs collections with the same packer as the consumer. options: replace those
+    from the settings."""
     settings = system.settings
     packing = gc_packing(settings, system.geometry, system.metadata, random.Random(0))
     return Collector(
@@ -47,7 +47,8 @@ def gc_collector(system: System, options: CollectorOptions | None = None) -> Col
 
 
 def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
-    """GC with the same packer as the consumer, writing to survivor blocks. The monitor, if any, shows its figures."""
+    """Return a GC service with the same packer as the consumer, which writes to survivor blocks. The monitor, if any,
+    shows its figures."""
     settings = system.settings
 
     def new_lease(name: str) -> HeldLease:
@@ -81,8 +82,8 @@ def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
 
 @contextmanager
 def rebuild_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
-    """Rebuilds shards on a thread of its own within the `with` block, if the settings say so and the store does not do
-    that itself. The monitor, if any, watches its loop."""
+    """Rebuilds shards on a separate thread within the `with` block, if the settings enable it and the store does not
+    rebuild them itself. The monitor, if any, watches its loop."""
     shards = system.settings.shards
     rebuild = system.shard_rebuild()
     if rebuild is None or not shards.rebuild:
@@ -95,7 +96,7 @@ def rebuild_thread(system: System, monitor: Monitor | None = None) -> Iterator[N
 
 @contextmanager
 def scrub_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
-    """Scrubs on a separate thread within the `with` block, if the settings ask for it. The monitor, if any, watches its
+    """Scrubs on a separate thread within the `with` block, if the settings enable it. The monitor, if any, watches its
     loop."""
     settings = system.settings.scrub
     if not settings.daemon:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -31,9 +31,12 @@ from nos_ec.ports.metadata import Lease
 
 _log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 
 class GcService:
-    """Holds the GC lease while it collects. Any thread may read `counters` and `held`."""
+    """Runs GC and the work that belongs before a collection. Holds the GC lease while it collects. Any thread may read
+    `counters` and `held`."""
 
     def __init__(
         self,
@@ -62,25 +65,26 @@ class GcService:
 
     @property
     def retry_queues(self) -> tuple[RetryQueue[Any], ...]:
-        """The blocks that GC has parked. Any thread may read the figures."""
+        """The queue of the blocks that GC has parked. Any thread may read its figures."""
         return (self._collector.parked,)
 
     def plan(self) -> CollectionPlan:
-        """What a run would do. Changes nothing."""
+        """Return what a run would do. Changes nothing."""
         return self._collector.plan()
 
     def target_costs(self, targets: Sequence[float]) -> list[TargetCost]:
-        """What it would cost to bring the store to each target of space. Changes nothing."""
+        """Return the cost of bringing the store to each target space amplification. Changes nothing."""
         return self._collector.target_costs(targets)
 
     def run_once(
         self, beat: Beat = unwatched, stop: Event | None = None, max_ms: int | None = None
     ) -> CollectionResult:
-        """Run housekeeping, so that the blocks of dead writers are sealed, remove what has expired in the trash,
-        apply the lifecycle rules of buckets, remove the parts of uploads that are gone, then run one collection. `stop`
-        ends it early, and so do `max_ms` of collecting and a pause.
+        """Free the space of dead objects: run housekeeping, apply expiry, then run one collection.
 
-        Raises Conflict when another GC is running, LeaseLost, Transient and NoSpace; a later run continues from there.
+        Housekeeping seals the blocks of dead writers. Expiry removes expired objects from the trash, applies lifecycle
+        rules, and deletes the parts of aborted uploads. `stop` ends the run early, and so do `max_ms` of collecting and
+        a pause. Raises Conflict while another GC is running, LeaseLost, Transient and NoSpace; a later run continues
+        from there.
         """
         try:
             self._run_housekeeping(beat)
@@ -107,34 +111,24 @@ class GcService:
         return result
 
     def _run_housekeeping(self, beat: Beat) -> None:
-        """Run housekeeping. On a full disk it may fail because it needs the space that the collection will free."""
+        """Run housekeeping. On a full disk it may fail for lack of the space that the collection will free."""
         try:
             self._housekeeping.run_once(beat)
         except Transient as error:
             _log.warning("housekeeping failed; collecting anyway", error=str(error))
 
     def _expire_trash(self, beat: Beat, stop: Event | None) -> Purged:
-        """Before the collection, which frees the space. It may fail as housekeeping may, and damage in the trash must
-        not end GC."""
-        try:
-            purged = self._trash.expire(beat, stop)
-        except Exception as error:
-            say = _log.warning if isinstance(error, NosError) else _log.exception
-            say("expired objects could not be removed from the trash; collecting anyway", error=str(error))
+        purged = _attempt("expired objects not removed from the trash", lambda: self._trash.expire(beat, stop))
+        if purged is None:
             return Purged()
         if purged.objects:
             _log.info("removed expired objects from the trash", objects=purged.objects, bytes=purged.bytes)
         return purged
 
     def _apply_lifecycle(self, beat: Beat, stop: Event | None) -> None:
-        """Before the parts of uploads are deleted, which it aborts. It may fail as the trash may."""
-        try:
-            expired = self.lifecycle.run_once(beat, stop)
-        except Exception as error:
-            say = _log.warning if isinstance(error, NosError) else _log.exception
-            say("lifecycle rules could not be applied; collecting anyway", error=str(error))
-            return
-        if expired.examined or expired.uploads:
+        """Apply lifecycle rules, before `_reap_uploads` deletes the parts of the uploads that they abort."""
+        expired = _attempt("lifecycle rules not applied", lambda: self.lifecycle.run_once(beat, stop))
+        if expired is not None and (expired.examined or expired.uploads):
             _log.info(
                 "applied lifecycle rules",
                 examined=expired.examined,
@@ -147,14 +141,8 @@ class GcService:
             )
 
     def _reap_uploads(self, beat: Beat, stop: Event | None) -> None:
-        """Also before the collection. It may fail as the trash may."""
-        try:
-            reaped = self._uploads.run_once(beat, stop)
-        except Exception as error:
-            say = _log.warning if isinstance(error, NosError) else _log.exception
-            say("parts of uploads could not be deleted; collecting anyway", error=str(error))
-            return
-        if reaped.aborted or reaped.uploads:
+        reaped = _attempt("parts of uploads not deleted", lambda: self._uploads.run_once(beat, stop))
+        if reaped is not None and (reaped.aborted or reaped.uploads):
             _log.info(
                 "deleted parts of uploads",
                 aborted=reaped.aborted,
@@ -164,7 +152,7 @@ class GcService:
             )
 
     def _collect(self, beat: Beat, stop: Event | None, expired: Purged, max_ms: int | None) -> CollectionResult:
-        before = self.counters.with_run(_with(CollectionResult(), expired))
+        before = self.counters.with_run(_with_expired(CollectionResult(), expired))
         self.counters = before
 
         def watch(result: CollectionResult) -> None:
@@ -175,18 +163,21 @@ class GcService:
             self.held = held
             try:
                 result = self._collector.run(lambda: self._new_writer(held.lease), watch, stop, max_ms)
-                return _with(result, expired)
+                return _with_expired(result, expired)
             finally:
                 self.held = None
 
     def recover(self) -> None:
-        """Free the lease that a run left which was killed, as soon as it has expired, so that `rewrite` gets it."""
+        """Fence the expired lease of a killed run, so that `rewrite` can take it."""
         self._housekeeping.recover()
 
     def rewrite(self, block_id: BlockId) -> bool:
-        """Move what lives out of one block, and condemn it, whatever its waste. Returns False if it is not a sealed
-        block of groups any more. Raises Conflict while a collection runs, Corrupt when some of it cannot be read and
-        stays, LeaseLost, NoSpace, and Transient, also when the block does not answer."""
+        """Move the live objects out of one block, however little it wastes, and condemn it. Returns False if it is no
+        longer a sealed block of groups.
+
+        Raises Conflict while a collection runs, Corrupt if some objects cannot be read and stay, LeaseLost, NoSpace,
+        and Transient, also when the block cannot be read now.
+        """
         with self._new_lease(LEASE_NAME) as held:
             result = self._collector.rewrite(block_id, lambda: self._new_writer(held.lease))
         return result.blocks_condemned > 0
@@ -209,7 +200,7 @@ class GcService:
                 self._clock.wait(stop, wait_ms)
 
     def _outlast_pause(self, stop: Event, wait_ms: int, beat: Beat) -> None:
-        """Wait `wait_ms`, or until GC is to go on. Housekeeping is due after that time, also while GC is paused."""
+        """Wait until GC is no longer paused, at most `wait_ms`: housekeeping is due then even while GC is paused."""
         until_ms = self._clock.now_ms() + wait_ms
         while 0 < until_ms - self._clock.now_ms() <= wait_ms:
             beat(0)
@@ -219,8 +210,22 @@ class GcService:
                 if not self._control.read().paused:
                     return
             except NosError as error:
-                _log.warning("GC cannot read whether it is still paused", error=str(error))
+                _log.warning("pause of GC not read; trying again", error=str(error))
 
 
-def _with(result: CollectionResult, expired: Purged) -> CollectionResult:
+def _attempt(failure: str, work: Callable[[], T]) -> T | None:
+    """Do work that must not end the run. If it fails, log `failure` and return None.
+
+    On a full disk it may fail for lack of the space that the collection will free. Damaged rows or a bug in it must not
+    end GC either.
+    """
+    try:
+        return work()
+    except Exception as error:
+        log = _log.warning if isinstance(error, NosError) else _log.exception
+        log(f"{failure}; collecting anyway", error=str(error))
+        return None
+
+
+def _with_expired(result: CollectionResult, expired: Purged) -> CollectionResult:
     return replace(result, expired_objects=expired.objects, expired_bytes=expired.bytes)
