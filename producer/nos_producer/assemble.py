@@ -18,7 +18,7 @@ from nos_producer.spreading import SpreadOptions
 def producer_service(
     system: System, monitor: Monitor | None = None, *, shares: bool = False
 ) -> Iterator[ProducerService]:
-    """A producer and its clients of the message log. On exit its leases are released and the clients are closed.
+    """Yields a producer with its clients of the message log. On exit, it releases its leases and closes the clients.
 
     With `shares`, it divides the slots with the other producers that share. Otherwise it takes all free slots. The
     monitor, if any, shows its figures.
@@ -51,5 +51,5 @@ def producer_service(
 
 
 def _fixed(spread: int | str) -> int | None:
-    """The spread as a number; None for "auto"."""
+    """Return the spread as a number, or None for "auto"."""
     return spread if isinstance(spread, int) else None

@@ -1,4 +1,4 @@
-"""Rows whose events the log refuses. They wait, while the other rows are published.
+"""Parks rows whose events the log refuses, while the other rows are published.
 
 An event that is too large for its topic affects only its row. Any other failure, while the rest of the log answers,
 affects a partition: all of its rows wait until the partition is tried again.
@@ -21,7 +21,7 @@ PARTITION_WAIT_MS = 5_000
 PARTITION_WAIT_MS_MAX = 300_000
 OBJECT_WAIT_MS = 60_000
 OBJECTS_MAX = 10_000
-"""Refused objects beyond this number are not parked; they come due again like the others."""
+"""The most refused objects that are parked. Further ones come due again like all others."""
 _FORGET_BATCH = 100
 
 Item = tuple[int, int, ObjectKey]
@@ -32,7 +32,7 @@ T = TypeVar("T", bound=Hashable)
 
 class Refused:
     """Parks refused events and partitions, and decides when their rows are due again. One thread owns it; any thread
-    may read `parkings`."""
+    may read the figures of `retry_queues`."""
 
     def __init__(
         self, clock: Clock, rule: Republishing, partitions: int, partition_of: Callable[[ObjectRow], int]
@@ -40,8 +40,8 @@ class Refused:
         self._clock = clock
         self._rule = rule
         self._partition_of = partition_of
-        # A row comes due after half of its wait. A row that is not refused again before the whole wait is over was
-        # packed or deleted, or another producer has it now: `_release` releases it.
+        # A row comes due after half of its wait. If it is not refused again before the whole wait is over, it was
+        # packed or deleted, or another producer has it now, so `_release` releases it.
         object_wait_ms = 2 * min(OBJECT_WAIT_MS, rule.step_ms)
         self._objects: RetryQueue[Item] = RetryQueue(
             "event", lambda item: str(item[2]), clock, BackOff(object_wait_ms, 2 * rule.step_ms), OBJECTS_MAX
@@ -53,7 +53,7 @@ class Refused:
         self.retry_queues = (self._objects, self._partitions)
 
     def set_apart(self, rows: Sequence[ObjectRow]) -> tuple[list[ObjectRow], RowsByTime]:
-        """Returns (rows that can be published, {due time: rows of partitions that wait for their next try})."""
+        """Return (rows that can be published, {due time: rows of partitions that wait for their next try})."""
         if not self._partitions:
             return list(rows), {}
         ready: list[ObjectRow] = []
@@ -67,8 +67,8 @@ class Refused:
         return ready, waiting
 
     def settle(self, rows: Sequence[ObjectRow], failures: Mapping[int, Transient]) -> RowsByTime:
-        """Park the rows that failed, and release those that were published. `failures` has the error of each failed row
-        by its index. Returns {due time: rows that failed}."""
+        """Park the rows that failed, and release those that were published. `failures` holds the error of each failed
+        row by its index. Returns {due time: rows that failed}."""
         failed = {self._partition_of(rows[i]): why for i, why in failures.items() if not isinstance(why, TooLarge)}
         for partition, error in failed.items():
             self._partitions.park(partition, error)
@@ -96,7 +96,8 @@ class Refused:
                 self._objects.release(item)
 
     def _due_ms(self, retry_queue: RetryQueue[T], item: T, parts: int = 1) -> int:
-        """Time of the next try: after 1/`parts` of the item's wait, but no later than published rows come due."""
+        """Return the time of the next try: after 1/`parts` of the item's wait, but no later than published rows come
+        due."""
         now_ms = self._clock.now_ms()
         parked = retry_queue.get(item)
         wait_ms = self._rule.step_ms if parked is None else (parked.retry_ms - now_ms) // parts

@@ -2,10 +2,11 @@
 
 A row that was published comes due again every `republish_ms`, in case its event was lost. While its event still waits
 in the log, publishing it again would only make the log longer, so the row is postponed. It is published again when the
-consumer group has passed the event without packing it, or when the log no longer has the event (`core.republish`).
+consumer group has passed the event without packing it, or when the log no longer has the event
+(`core.publishing.republish`).
 
-The log is asked once every few seconds at most, and only while rows come due again. While it cannot say how far the
-group has progressed, rows that were published are postponed and new ones are published.
+The progress of the group is read from the log at most every few seconds, and only while rows come due again. While it
+is unknown, published rows are postponed, and new rows are published.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ from nos_producer.spreading import home_partition
 _log = structlog.get_logger(__name__)
 
 ASK_WAIT_MS_MAX = 10_000
-"""Longest time for which an answer of the log is used before the log is asked again."""
+"""The longest time for which the progress is used before it is read again."""
 _ASKS_PER_STEP = 16
 
 
 @dataclass(slots=True)
 class DueRows:
-    """publish: rows to publish now. postponed: {new due time: rows whose event still waits}."""
+    """Due rows, divided by what to do with them."""
 
     publish: list[ObjectRow] = field(default_factory=list)
+    """Rows to publish now."""
     postponed: dict[int, list[ObjectRow]] = field(default_factory=lambda: defaultdict(list))
+    """{new due time: rows whose event still waits}."""
 
 
 class RepublishFilter:
@@ -63,15 +66,16 @@ class RepublishFilter:
                 found.postponed[later_ms].append(row)
         return found
 
-    def ask(self) -> Mapping[int, int]:
-        """Ask the log now, however recent the last answer is. See GroupProgress.passed_until. Raises Transient."""
+    def read_progress(self) -> Mapping[int, int]:
+        """Read the progress of the group now, and return it as GroupProgress.passed_until. Raises Transient."""
         self._ask_ms = self._clock.now_ms() + self._ask_wait_ms
         self._passed = {}
         self._passed = self._progress.passed_until()
         return self._passed
 
     def _later_ms(self, row: ObjectRow, now_ms: int) -> int | None:
-        """When the row is due again; None if it is to be published now. Asks the log if the last answer is too old."""
+        """Return when the row is due again, or None if it must be published now. Reads the progress if it is too
+        old."""
         if row.state is not ObjectState.QUEUED or row.due_ms is None:
             return None
         until_ms = self._rule.published_until_ms(row.due_ms, now_ms)
@@ -83,11 +87,11 @@ class RepublishFilter:
         return None if self._rule.is_passed(until_ms, passed) else self._rule.later_due_ms(row.due_ms, now_ms)
 
     def _passed_until(self) -> Mapping[int, int]:
-        """The log's answer, which may be a few seconds old. An old answer is safe: groups do not move back."""
+        """Return the progress, which may be a few seconds old. That is safe, because groups do not move back."""
         if waits(self._ask_ms, self._clock.now_ms(), self._ask_wait_ms):
             return self._passed
         try:
-            found = self.ask()
+            found = self.read_progress()
         except Transient as error:
             if not self._failing:
                 _log.warning("progress of the consumers unknown; publishing only new objects", error=str(error))

@@ -12,7 +12,7 @@ from nos_producer.slots import HeldSlots
 
 
 def producer_samples(service: ProducerService, held: HeldSlots, now_ms: int) -> Iterator[Sample]:
-    """Samples of a producer's counters, of what it has parked, and of its share of the work."""
+    """Yield samples of a producer's counters, of its retry queues, and of its share of the work."""
     counters = service.counters
     yield Sample(m.PRODUCER_SLOTS, len(held.slots()))
     yield Sample(m.SPREAD_BUCKETS, service.spreading.spread_buckets)

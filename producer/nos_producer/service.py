@@ -1,10 +1,10 @@
 """Publishes objects that wait in the landing store, so that a consumer packs them.
 
-The producer keeps no cursor. Each row has the time when it is due, so a row whose transaction commits late is never
-missed. A row whose event was lost comes due again after `republish_ms`, and `repeats` decides whether it is published
-again. `refused` handles rows that the log does not accept. A row is first published and then marked. After a crash in
-between it is published twice, which the commit's compare-and-set makes harmless (invariant 5). A producer scans only
-the slots that it holds, so several producers share the work and none of it is done twice.
+The producer has no cursor. Each row holds the time when it is due, so a row whose transaction commits late is never
+missed. A row whose event was lost comes due again after `republish_ms`, and `republish_filter` decides whether it is
+published again. `refused` parks rows that the log does not accept. A row is first published and then marked. After a
+crash in between it is published twice, which the commit's compare-and-set makes harmless (invariant 5). A producer
+scans only the slots that it holds, so several producers share the work without repeating any of it.
 """
 
 from __future__ import annotations
@@ -37,28 +37,34 @@ RETRY_WAIT_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """batch_objects: rows per scan. republish_ms: after this time a published row that is not packed comes due again.
-    idle_wait_ms: wait between scans that find nothing. partitions: number of partitions of the message log. spread:
-    over how many of them the events of a bucket go. store_id: the id of the store, which is written into events."""
+    """The options of a producer."""
 
     batch_objects: int
+    """The most rows per scan."""
     republish_ms: int
+    """After this time, a published row that is not packed comes due again."""
     idle_wait_ms: int
+    """The wait after a scan that found no due rows."""
     partitions: int
+    """The number of partitions of the message log."""
     store_id: str
+    """The id of the store, which is written into events."""
     spread: SpreadOptions = field(default_factory=SpreadOptions)
+    """Over how many partitions the events of a bucket are spread."""
 
 
 @dataclass(slots=True)
 class ProducerCounters:
-    """What this producer has done since it started. A republished object counts again. failures: batches that failed.
-    postponed: rows that came due again while their event still waited. refused: events that the log did not accept."""
+    """Counts the work of this producer since it started. A republished object counts again."""
 
     objects: int = 0
     bytes: int = 0
     failures: int = 0
+    """Batches that failed."""
     postponed: int = 0
+    """Rows that came due again while their event still waited."""
     refused: int = 0
+    """Events that the log did not accept."""
 
 
 class ProducerService:
@@ -80,22 +86,22 @@ class ProducerService:
         self._options = options
         self._rule = Republishing(options.republish_ms)
         self._republish_filter = RepublishFilter(progress, clock, self._rule, options.partitions)
-        self.spreading = Spreading(clock, self._republish_filter.ask, options.partitions, options.spread)
+        self.spreading = Spreading(clock, self._republish_filter.read_progress, options.partitions, options.spread)
         self._refused = Refused(clock, self._rule, options.partitions, self.spreading.partition)
         self.counters = ProducerCounters()
 
     @property
     def slots_of_others(self) -> int:
-        """Number of slots whose objects this producer does not publish now."""
+        """The number of slots whose objects this producer does not publish now."""
         return SLOTS - len(self._held.slots())
 
     @property
     def retry_queues(self) -> Sequence[RetryQueue[Any]]:
-        """Events and partitions that wait for their next try. Any thread may read them."""
+        """The queues of events and partitions that wait for their next try. Any thread may read their figures."""
         return self._refused.retry_queues
 
     def turn(self) -> int:
-        """Handle one batch of due rows of the slots held: publish the rows that have no event waiting in the log.
+        """Process one batch of due rows in the held slots: publish the rows that have no event waiting in the log.
 
         Returns how many rows were due. Raises Transient.
         """
@@ -107,7 +113,7 @@ class ProducerService:
         slots = self._held.slots()
         now_ms = self._clock.now_ms()
         rows = self._metadata.due_objects(now_ms, self._options.batch_objects, slots)
-        self.spreading.review(rows, self._look(now_ms, slots) if len(rows) == self._options.batch_objects else None)
+        self.spreading.review(rows, self._reader(now_ms, slots) if len(rows) == self._options.batch_objects else None)
         if not slots <= self._held.slots():
             raise Transient("leases of slots expired while looking for due objects: is the metadata store too slow?")
         due = self._republish_filter.divide(rows, now_ms)
@@ -121,13 +127,13 @@ class ProducerService:
         return len(rows)
 
     def drain(self) -> int:
-        """Publish until nothing is due in the slots held. Returns how many objects were published. Raises Transient."""
+        """Publish until no row is due in the held slots. Returns how many objects were published. Raises Transient."""
         before = self.counters.objects
         while self.turn():
             pass
         return self.counters.objects - before
 
-    def _look(self, now_ms: int, slots: frozenset[int]) -> Callable[[int], Sequence[ObjectRow]]:
+    def _reader(self, now_ms: int, slots: frozenset[int]) -> Callable[[int], Sequence[ObjectRow]]:
         return lambda rows_max: self._metadata.due_objects(now_ms, rows_max, slots)
 
     def _publish(self, rows: Sequence[ObjectRow], now_ms: int) -> None:
@@ -145,16 +151,15 @@ class ProducerService:
                 kill_point("producer.marked")
         self._postpone(self._refused.settle(rows, failures))
         published = [row for index, row in enumerate(rows) if index not in failures]
-        self.spreading.published(published, now_ms)
+        self.spreading.add_published(published, now_ms)
         self.counters.objects += len(published)
         self.counters.bytes += sum(row.size for row in published)
         self.counters.refused += len(failures)
 
     def _failures(self, rows: Sequence[ObjectRow], destinations: Sequence[Destination]) -> Mapping[int, Transient]:
-        """Publish rows, each to its destination. Returns {index: error} of the rows that are not known to be in
-        the log.
+        """Publish each row to its destination. Returns {index: error} of the rows that are not known to be in the log.
 
-        Raises Transient when the failure concerns the whole log and not single partitions.
+        Raises Transient when the failure affects the whole log and not single partitions.
         """
         try:
             keys = [destination.key for destination in destinations]
@@ -170,10 +175,10 @@ class ProducerService:
             return dict.fromkeys(range(len(rows)), error)
 
     def _answering(self) -> Collection[int]:
-        """The partitions that answer. Returns all partitions if the whole log does not answer, because then the failure
-        does not concern single partitions."""
+        """Return the partitions that answer. Returns all partitions if the whole log does not answer, because then the
+        failure does not affect single partitions."""
         try:
-            return self._republish_filter.ask().keys()
+            return self._republish_filter.read_progress().keys()
         except Transient:
             return range(self._options.partitions)
 

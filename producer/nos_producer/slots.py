@@ -1,11 +1,11 @@
-"""The slots that a producer holds: the share of the objects that it publishes and no other producer does.
+"""The slots that a producer holds: the share of the objects that only this producer publishes.
 
-A producer owns a slot by holding its lease. A daemon also holds a lease that shows that it is alive. These leases tell
-each producer how many producers there are, and so how large each share is (`core.slots.plan_slots`). Producers do not
-communicate in any other way.
+A producer owns a slot by holding its lease. A daemon also holds a lease that shows that it is alive. From these leases
+each producer computes the number of producers and the size of its share (`core.publishing.slots.plan_slots`). Producers
+do not communicate in any other way.
 
-A slot is given up only between batches, when all rows published from it are marked. So the next holder publishes none
-of them again. Only a producer that stalls for longer than its leases last may publish rows that another one has
+A slot is given up only between batches, when all rows published from it are marked. So the next holder does not publish
+them again. Only a producer that stalls for longer than its leases last may publish rows that another producer has
 published in the meantime, which is harmless (invariant 5).
 """
 
@@ -38,13 +38,13 @@ _log = structlog.get_logger(__name__)
 ROUNDS_PER_TTL = 3
 """Rounds of renewal in the lifetime of a lease. A lease survives two failed rounds."""
 RETRY_WAIT_MS = 1000
-"""The wait after a failed renewal in the background, if that is less than a round."""
+"""The wait after a failed renewal in the background, if it is shorter than a round."""
 
 
 class HeldSlots:
     """The slots of one producer. One thread calls `keep`, `renewed` and `release`; any thread may read `slots`.
 
-    Without a `member` name the producer takes every free slot and shares none of them, as a run that ends soon should.
+    Without a `member` name the producer takes all free slots and does not share them. This is for short runs.
     """
 
     def __init__(self, metadata: Leases, clock: Clock, ttl_ms: int, member: str | None) -> None:
@@ -57,22 +57,22 @@ class HeldSlots:
         self._leases: dict[str, Lease] = {}
 
     def slots(self) -> frozenset[int]:
-        """The slots that only this producer may publish from now. Excludes slots whose lease expired without renewal,
-        and those whose lease was taken or renewed before the clock was set back, until it is renewed again."""
+        """Return the slots from which only this producer may publish now. Leaves out slots whose lease expired without
+        renewal, and those whose lease was taken or renewed before the clock was set back, until it is renewed again."""
         now_ms = self._clock.now_ms()
         leases = self._leases.values()
         held = {leased_slot(lease.name) for lease in leases if waits(lease.expires_ms, now_ms, self._ttl_ms)}
         return ALL_SLOTS & held
 
     def rest_ms(self) -> int:
-        """Milliseconds until `keep` has something to do."""
+        """Return the milliseconds until `keep` must be called again."""
         return min(max(1, self._next_ms - self._clock.now_ms()), self._wait_ms)
 
     def keep(self) -> None:
-        """If it is time, renew the leases and move towards a fair share. Do not call in the middle of a batch.
+        """Renew the leases and move towards a fair share, if that is due. Do not call it in the middle of a batch.
 
-        Takes two transactions with three statements in all, however many slots are held, as long as no producer comes
-        or goes. Raises Transient.
+        While the number of producers does not change, it takes two transactions with three statements in total, however
+        many slots are held. Raises Transient.
         """
         now_ms = self._clock.now_ms()
         if waits(self._next_ms, now_ms, self._wait_ms):
@@ -85,8 +85,8 @@ class HeldSlots:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Renew the leases in the background during a batch. Publishing to a log that does not answer takes longer than
-        leases last, although the producer is alive.
+        """Renew the leases in the background during a batch, because publishing to a log that does not answer takes
+        longer than leases last, although the producer is alive.
 
         A producer that hangs in its batch for LEASE_MS_MAX counts as dead: its leases are no longer renewed.
         """
@@ -114,11 +114,11 @@ class HeldSlots:
                 _log.warning("leases not renewed; trying again", error=str(failure))
                 wait_ms = min(wait_ms, RETRY_WAIT_MS)
             except Exception:
-                # The thread continues after a bug in one renewal: otherwise the next batch would lose its slots.
+                # The thread continues after a bug in one renewal. Otherwise the next batch would lose its slots.
                 _log.exception("leases not renewed; trying again")
 
     def release(self) -> None:
-        """Give up all leases, so that other producers need not wait until they expire."""
+        """Give up all leases, so that other producers do not have to wait until they expire."""
         try:
             self._give_up(list(self._leases))
         except NosError as failure:
@@ -129,7 +129,7 @@ class HeldSlots:
         lost = self._leases.keys() - {lease.name for lease in renewed}
         self._leases = {lease.name: lease for lease in renewed}
         if lost:
-            _log.warning("leases lost: a server was away, or this process stalled, for too long", leases=sorted(lost))
+            _log.warning("leases lost: the metadata store did not answer, or this process stalled", leases=sorted(lost))
 
     def _rebalance(self, found: Collection[Lease], now_ms: int) -> None:
         expired = {lease.name: lease for lease in found if not waits(lease.expires_ms, now_ms, LEASE_MS_MAX)}
@@ -165,8 +165,8 @@ class HeldSlots:
         self._leases = self._leases | {lease.name: lease for lease in taken}
 
     def _give_up(self, names: list[str]) -> None:
-        # Forget the leases even if the call fails. They expire then.
-        given = [self._leases[name] for name in names]
+        # Forget the leases even if the call fails. They will then expire.
+        released = [self._leases[name] for name in names]
         self._leases = {name: lease for name, lease in self._leases.items() if name not in names}
-        self._metadata.release_leases(given)
+        self._metadata.release_leases(released)
         kill_point("producer.leases_released")

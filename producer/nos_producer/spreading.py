@@ -1,12 +1,12 @@
-"""Decides over how many partitions each bucket's events go (`core.spread`).
+"""Decides over how many partitions the events of each bucket are spread (`core.publishing.spread`).
 
-The settings fix the number for a bucket, or leave it to the producer. Then a bucket stays in its home partition, so
-that one consumer packs it and its objects share stripes, until it has most of the backlog and more of it than one
-consumer takes at a time. From then on its events go to all partitions. It returns to its home when that is over.
+The settings fix the number for a bucket, or leave it to the producer. In the second case a bucket stays in its home
+partition, so that one consumer packs it and its objects share stripes, until it has most of the backlog and more than
+one consumer takes at a time. Then its events go to all partitions, until its backlog is small again.
 
-The backlog of a bucket is what this producer published to it and the consumer group has not passed yet, and what is due
-to be published. All rows of a bucket are in one slot, so one producer sees all of them. What a producer knows is lost
-with it, and a new one learns it again from what it publishes: no event depends on it.
+The backlog of a bucket is the events that this producer published and the consumer group has not passed yet, plus the
+rows that are due. All rows of a bucket are in one slot, so one producer sees all of them. A producer that ends loses
+this knowledge, and a new one learns it again from what it publishes: no event depends on it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from nos_ec.ports.metadata import ObjectRow
 _log = structlog.get_logger(__name__)
 
 REVIEW_WAIT_MS = 10_000
-"""Least time between two questions to the log, and between two looks at more rows that are due."""
+"""The shortest time between two reads of the progress, and between two reads of further due rows."""
 HOLD_MS = 300_000
-"""How long a bucket stays spread after it last had a large backlog. Otherwise a steady load that several consumers
-manage and one does not would change the spread all the time."""
-LOOK_ROWS_MAX = 10_000
+"""How long a bucket stays spread after it last had a large backlog. Otherwise a steady load that several consumers can
+handle and a single one cannot would change the spread all the time."""
+DUE_ROWS_MAX = 10_000
 _REST_DIVISOR = 4
-"""A bucket with less than this part of `backlog_min` left has no large backlog."""
+"""The backlog of a spread bucket is large while it is at least `backlog_min` divided by this number."""
 
 home_partition = lru_cache(maxsize=4096)(partition_for)
 _key = lru_cache(maxsize=4096)(message_key)
@@ -44,33 +44,37 @@ _key = lru_cache(maxsize=4096)(message_key)
 
 @dataclass(frozen=True, slots=True)
 class SpreadOptions:
-    """default: the spread of every bucket, from 1; None leaves it to the producer. buckets: the same by bucket.
-    backlog_min: how many objects of a bucket must wait before the producer spreads it."""
+    """The options of spreading."""
 
     backlog_min: int = 4000
+    """How many objects of a bucket must wait before the producer spreads it."""
     default: int | None = 1
+    """The spread of every bucket, at least 1; None to let the producer decide."""
     buckets: Mapping[str, int | None] = field(default_factory=dict)
+    """The spread of single buckets, instead of the default."""
 
 
 class Destination(NamedTuple):
-    """Where an event goes. key: the message key, which decides the partition. is_away: whether that is another
-    partition than the home of the bucket."""
+    """The destination of an event."""
 
     key: bytes
+    """The message key, which decides the partition."""
     is_away: bool
+    """Whether the partition is not the home of the bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What was published at a time. counts: by bucket, the buckets with few rows left out."""
+    """Rows that were published at the same time."""
 
     published_ms: int
     rows: int
     counts: Mapping[str, int]
+    """The number of rows by bucket, without buckets that have few rows."""
 
 
 class Spreading:
-    """One thread owns it; any thread may read `spread_buckets`."""
+    """Chooses the destination of each event. One thread owns it; any thread may read `spread_buckets`."""
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class Spreading:
     ) -> None:
         """passed_until: see GroupProgress."""
         self._clock = clock
-        self._ask = passed_until
+        self._passed_until = passed_until
         self._partitions = partitions
         self._options = options
         self._recent: deque[_Batch] = deque()
@@ -89,29 +93,29 @@ class Spreading:
         self._recent_counts: Counter[str] = Counter()
         """The sums over `_recent`."""
         self._until_ms: dict[str, int] = {}
-        """The buckets that this producer spreads, with the time until which they stay so."""
+        """The buckets that this producer spreads, each with the time until which it stays spread."""
         self._review_ms = 0
 
     @property
     def spread_buckets(self) -> int:
-        """Number of buckets that this producer has decided to spread."""
+        """The number of buckets that this producer has decided to spread."""
         return len(self._until_ms)
 
     def partition(self, row: ObjectRow) -> int:
-        """The partition that the row's event goes to if it is published now."""
+        """Return the partition of the row's event if it is published now."""
         bucket = row.key.bucket
         return spread_partition(row.key, self._home(bucket), self._spread(bucket), self._partitions)
 
     def destination(self, row: ObjectRow) -> Destination:
-        """Where the row's event goes if it is published now."""
+        """Return the destination of the row's event if it is published now."""
         bucket = row.key.bucket
         if self._spread(bucket) == 1:
             return Destination(bucket.encode(), False)
         partition = self.partition(row)
         return Destination(_key(bucket, partition, self._partitions), partition != self._home(bucket))
 
-    def published(self, rows: Sequence[ObjectRow], now_ms: int) -> None:
-        """Note rows that were published."""
+    def add_published(self, rows: Sequence[ObjectRow], now_ms: int) -> None:
+        """Record rows that were published."""
         if not rows:
             return
         few = len(rows) // 8
@@ -125,26 +129,26 @@ class Spreading:
             self._recent_rows -= oldest.rows
             self._recent_counts -= Counter(oldest.counts)  # leaves out buckets without rows
 
-    def review(self, due: Sequence[ObjectRow], look: Callable[[int], Sequence[ObjectRow]] | None) -> None:
-        """Spread the bucket that has most of the backlog, and return buckets to their homes. To be called before rows
-        are published.
+    def review(self, due: Sequence[ObjectRow], read_due: Callable[[int], Sequence[ObjectRow]] | None) -> None:
+        """Spread the bucket that has most of the backlog, and return buckets to their homes. Call it before rows are
+        published.
 
-        due: rows that are due. look: returns up to so many rows that are due, these included; None when `due` has all
-        of them. It may raise Transient; this raises nothing else.
+        due: rows that are due. read_due: returns up to a number of due rows, including `due`; None if `due` holds all
+        of them. Raises only what `read_due` raises, such as Transient.
         """
         now_ms = self._clock.now_ms()
         if not (due or self._until_ms) or waits(self._review_ms, now_ms, REVIEW_WAIT_MS):
             return
-        bucket = self._candidate(_new(due), look is not None)
+        bucket = self._candidate(_new(due), read_due is not None)
         if bucket is None and not self._until_ms:
             return
         self._review_ms = now_ms + REVIEW_WAIT_MS
-        if bucket is not None and look is not None:
-            due = look(min(2 * self._options.backlog_min, LOOK_ROWS_MAX))
+        if bucket is not None and read_due is not None:
+            due = read_due(min(2 * self._options.backlog_min, DUE_ROWS_MAX))
         try:
-            passed = self._ask()
+            passed = self._passed_until()
         except Transient:
-            return  # nobody knows what waits, so everything stays as it is
+            return  # the backlog is unknown, so no spread changes
         if bucket is not None:
             self._spread_if_large(bucket, _new(due), passed, now_ms)
         self._return_home(_new(due), passed, now_ms)
@@ -160,7 +164,7 @@ class Spreading:
         return spread
 
     def _candidate(self, new: Counter[str], more_are_due: bool) -> str | None:
-        """The bucket that may have a large backlog, by what is known without asking anybody."""
+        """Return the bucket that may have a large backlog, judged without reading the log or more rows."""
         counts = self._recent_counts + new
         bucket, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
         may_spread = self._options.buckets.get(bucket, self._options.default) is None
@@ -176,7 +180,7 @@ class Spreading:
         if waiting >= self._options.backlog_min and 2 * waiting > all_waiting:
             self._until_ms[bucket] = now_ms + HOLD_MS
             _log.info(
-                "bucket has most of the backlog; its events go to all partitions now",
+                "bucket has most of the backlog; spreading its events over all partitions",
                 bucket=bucket,
                 waiting_min=waiting,
                 partitions=self._partitions,
@@ -193,10 +197,10 @@ class Spreading:
                 _log.info("events of the bucket go to its own partition again", bucket=bucket, waiting=waiting)
 
     def _waiting(self, bucket: str, new: Counter[str], since_ms: int) -> int:
-        """How many rows of the bucket are due, or were published from `since_ms` on."""
+        """Return how many rows of the bucket are due, or were published since `since_ms`."""
         return new[bucket] + sum(b.counts.get(bucket, 0) for b in self._recent if b.published_ms >= since_ms)
 
 
 def _new(rows: Sequence[ObjectRow]) -> Counter[str]:
-    """By bucket, the rows that have no event yet. The others are in the log."""
+    """Count the rows without an event by bucket. The events of the other rows are in the log."""
     return Counter(row.key.bucket for row in rows if row.state is ObjectState.LANDED)

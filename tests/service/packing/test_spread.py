@@ -115,7 +115,7 @@ def test_turns_that_publish_nothing_are_not_remembered(team: Team, system: Syste
     put(team, system, 1, "kept")
     one = team.hire(spread=automatic())
     for _ in range(100):
-        one.service.spreading.published([], team.clock.now_ms())
+        one.service.spreading.add_published([], team.clock.now_ms())
     assert len(one.service.spreading._recent) == 0
 
 
