@@ -23,10 +23,10 @@ from nos_ec.ports.clock import unwatched
 
 @contextmanager
 def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator[ConsumerService]:
-    """A consumer that holds a writer lease and is a member of the consumer group. Both are given up on exit.
+    """Yields a consumer that holds a writer lease and is a member of the consumer group.
 
-    Before that, the stripe groups in flight are finished, their blocks sealed and their offsets committed. The monitor,
-    if any, shows the consumer's figures and lease.
+    On exit, it finishes the stripe groups in flight, seals their blocks, commits their offsets, and then gives up the
+    lease and the membership. The monitor, if any, shows the consumer's figures and lease.
     """
     settings = system.settings.consumer
     member = system.member_name("consumer")

@@ -1,7 +1,7 @@
 """The backlog of a consumer: objects that were taken from the log and are not packed yet.
 
-An object is first looked up in the metadata store, because its event may be old. From then on it is on the merge list,
-in a plan, or parked because its landing copy cannot be read.
+An object is first looked up in the metadata store, because its event may be old. After that it is on the merge list, in
+a plan, or parked because its landing copy cannot be read.
 
 9  the merge list has a limit in objects and in bytes; beyond either, the consumer polls no more messages
 """
@@ -13,18 +13,18 @@ from collections.abc import Callable, Sequence
 from nos_consumer.unread import UnreadObjects
 from nos_ec.core.formats.messages import NamedVersion, PackRequest
 from nos_ec.core.packing.plan import GroupPlan, MergeList
-from nos_ec.engine.packable import Packable, as_told
+from nos_ec.engine.packable import Packable, with_fitting_attributes
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.message_log import Message
 from nos_ec.ports.metadata import Objects
 
 CLOCK_MARGIN_MS = 60_000
-"""How much the clocks of whoever stored an object and of the consumer may differ. An event that another program
-publishes right after a PUT must not count as too early."""
+"""How much the clocks of the consumer and of the process that stored an object may differ. An event that another
+program publishes right after a PUT must not count as too early."""
 
 
 class Backlog:
-    """Owned by the consumer's thread; `waiting_objects` and `waiting_bytes` may be read by any thread."""
+    """The backlog. The consumer's thread owns it; any thread may read `waiting_objects` and `waiting_bytes`."""
 
     def __init__(
         self,
@@ -38,28 +38,28 @@ class Backlog:
         self._merge_list = new_merge_list()
         self._clock = clock
         self._known: dict[tuple[int, int], Packable] = {}
-        """By (object id, version): the objects on the merge list, in flight, or parked."""
+        """The objects on the merge list, in flight, or parked, by (object id, version)."""
         self._unchecked: list[tuple[Message, PackRequest | NamedVersion]] = []
-        """Messages taken from the log whose objects are not looked up yet. At most the messages of one poll."""
+        """Messages taken from the log whose objects have not been looked up yet: at most those of one poll."""
         self.unread = unread
 
     def __len__(self) -> int:
-        """Number of objects on the merge list, in flight, or parked."""
+        """Return the number of objects on the merge list, in flight, or parked."""
         return len(self._known)
 
     @property
     def waiting_objects(self) -> int:
-        """Number of objects on the merge list."""
+        """The number of objects on the merge list."""
         return len(self._merge_list)
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the objects on the merge list."""
+        """The bytes of the objects on the merge list."""
         return self._merge_list.waiting_bytes
 
     @property
     def size_max(self) -> int:
-        """Size in bytes of the largest object that can be packed."""
+        """The size in bytes of the largest object that can be packed."""
         return self._merge_list.size_max
 
     @property
@@ -73,37 +73,37 @@ class Backlog:
         return len(self._known) == len(self.unread)
 
     def next_deadline_ms(self) -> int | None:
-        """When the next object on the merge list must be planned; None when none waits."""
+        """Return when the next object on the merge list must be planned, or None if no object waits."""
         return self._merge_list.next_deadline_ms()
 
     def take(self, message: Message, request: PackRequest | NamedVersion) -> None:
-        """Add an object, to be looked up later."""
+        """Add an object that is looked up later."""
         self._unchecked.append((message, request))
 
     def look_up(self) -> list[Message]:
-        """Look up the objects taken, and put those that still need packing on the merge list.
+        """Look up the taken objects, and put those that still need packing on the merge list.
 
-        Returns the stale messages, which need no work. Either the object was deleted, overwritten or already packed, or
-        no row ever matched the message. Or the message repeats one that is being worked on. That one holds back the
-        commit of its own partition; if both are in the same one, its offset is the lower. Raises Transient; then no
-        object taken was looked up, and the next call looks up all of them.
+        Returns the stale messages, which need no work: the object was deleted, overwritten or already packed, or no row
+        ever matched the message, or the message repeats one that is being worked on. The earlier message holds back the
+        commit of its own partition; if both are in the same partition, it has the lower offset. Raises Transient; then
+        no object was looked up, and the next call looks up all of them.
         """
         if not self._unchecked:
             return []
         found = self._found()
         taken, self._unchecked = self._unchecked, []
         stale = []
-        for message, asked in taken:
-            holds = found.get(asked)
-            if holds is None or (holds[0].object_id, holds[0].version) in self._known:
+        for message, requested in taken:
+            row = found.get(requested)
+            if row is None or (row[0].object_id, row[0].version) in self._known:
                 stale.append(message)
             else:
-                self.wait(as_told(_packable(message, *holds), self.size_max))
+                self.wait(with_fitting_attributes(_packable(message, *row), self.size_max))
         return stale
 
     def _found(self) -> dict[PackRequest | NamedVersion, tuple[PackRequest, bytes]]:
-        """The requests taken that still hold, completed from their rows where they only name a version, and the
-        attributes of their objects."""
+        """Return the taken requests that are still valid, with the attributes of their objects. A request that only
+        names a version is completed from its row."""
         requests = [request for _, request in self._unchecked if isinstance(request, PackRequest)]
         named = [request for _, request in self._unchecked if isinstance(request, NamedVersion)]
         found: dict[PackRequest | NamedVersion, tuple[PackRequest, bytes]] = {}
@@ -114,22 +114,22 @@ class Backlog:
         return found
 
     def still_landed(self, packables: Sequence[Packable]) -> set[Packable]:
-        """The objects that are still to be packed from this landing copy, by their rows. Raises Transient."""
+        """Return the objects that must still be packed from this landing copy, by their rows. Raises Transient."""
         landed = self._metadata.still_landed([packable.request for packable in packables if packable.request])
         return {packable for packable in packables if packable.request in landed}
 
     def wait(self, packable: Packable) -> None:
         """Put an object on the merge list."""
-        self.unread.leave(packable)
+        self.unread.resume(packable)
         self._known[packable.object_id, packable.version] = packable
         self._merge_list.add(packable.candidate(self._clock.now_ms()))
 
     def plan(self, *, flush: bool) -> GroupPlan[Packable] | None:
-        """The next group to write now; None when there is none. With `flush`, a group that is not full counts too."""
+        """Return the next group to write now, or None. With `flush`, the group need not be full."""
         return self._merge_list.plan(self._clock.now_ms(), flush=flush)
 
     def shorten(self) -> None:
-        """Plan what waits now in groups of at most `stripes_per_group_max` stripes, because a longer one failed."""
+        """Plan waiting objects in groups of at most `stripes_per_group_max` stripes, because a longer one failed."""
         self._merge_list.shorten()
 
     def release(self, packable: Packable) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class ConsumerCounters:
-    """Counts the work of this consumer since it started. split: objects that lie in one chunk more than the fewest
-    possible. The empty bytes are those of the written stripes that hold no object (core/packing/empty_bytes.py)."""
+    """Counts the work of this consumer since it started. split: objects in one chunk more than the fewest possible. The
+    `empty_*_bytes` count the bytes of the written stripes that hold no object (core/packing/empty_bytes.py)."""
 
     messages: int = 0
     stale: int = 0

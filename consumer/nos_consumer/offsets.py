@@ -1,4 +1,4 @@
-"""The offsets of a consumer: tracks which messages are done, and commits their offsets.
+"""Tracks which messages of a consumer are done, and commits their offsets.
 
 5  delivery is at least once: the offset of a message is committed only when the message needs no more work
 """
@@ -19,12 +19,12 @@ from nos_ec.ports.message_log import Message, MessageConsumer
 _log = structlog.get_logger(__name__)
 
 COMMIT_WAIT_MS = 1000
-"""Wait between commits while there is work, because each commit costs a round trip and a synced write of the log.
-Messages whose offsets a crash leaves uncommitted are delivered again, looked up, and found packed."""
+"""The time between commits while there is work, because each commit costs a round trip and a synced write of the log.
+If a crash leaves offsets uncommitted, their messages are delivered again, looked up, and found packed."""
 
 
 class Offsets:
-    """Owned by the consumer's thread."""
+    """The offsets of one consumer. The consumer's thread owns it."""
 
     def __init__(self, messages: MessageConsumer, clock: Clock, counters: ConsumerCounters) -> None:
         self._messages = messages
@@ -34,7 +34,7 @@ class Offsets:
         self._due_ms = 0
 
     def take(self, message: Message) -> bool:
-        """Note that the log delivered a message. Returns False when it was taken before."""
+        """Record that the log delivered a message. Returns False if it was delivered before."""
         return self._tracker.taken(message.partition, message.offset)
 
     def done(self, tickets: Iterable[tuple[int, int]]) -> None:
@@ -43,7 +43,7 @@ class Offsets:
             self._tracker.done(partition, offset)
 
     def commit_when_due(self, *, idle: bool) -> None:
-        """Try to commit when COMMIT_WAIT_MS have passed since the last try, or at once when the consumer is idle."""
+        """Try to commit if COMMIT_WAIT_MS have passed since the last try, or if the consumer is idle."""
         now_ms = self._clock.now_ms()
         if idle or not waits(self._due_ms, now_ms, COMMIT_WAIT_MS):
             self._due_ms = now_ms + COMMIT_WAIT_MS
@@ -66,7 +66,7 @@ class Offsets:
         try:
             self._messages.commit(offsets)
         except Conflict as error:
-            # This member was removed from the group. The new owner gets these messages again, and moves nothing twice.
+            # This member was removed from the group. The new owner gets these messages again, and finds them packed.
             _log.warning("offsets not committed", error=str(error))
             return
         self._counters.offsets_committed += self._tracker.committed(offsets)

@@ -1,4 +1,4 @@
-"""Pauses planning while nothing can be written, because a store does not answer or is full."""
+"""Pauses planning while groups cannot be written, because a store does not answer or is full."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ BACK_OFF = BackOff(first_ms=1000, max_ms=60_000)
 class Pause:
     """Exponential back-off of the whole consumer.
 
-    A landing copy that cannot be read while others can does not pause the consumer. `failures_in_row` counts failed
-    rounds. Failures during a pause do not count, so several lanes that fail together count once. `cause` is the latest
-    failure.
+    A single landing copy that cannot be read does not pause the consumer. `failures_in_row` counts failed rounds.
+    Failures during a pause do not count, so several lanes that fail together count once. `cause` is the latest failure.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -29,11 +28,11 @@ class Pause:
         self.cause: NosError | None = None
 
     def holds(self) -> bool:
-        """Whether planning is paused now."""
+        """Return whether planning is paused now."""
         return waits(self.until_ms, self._clock.now_ms(), self._wait_ms)
 
     def failed(self, cause: NosError) -> None:
-        """Start a pause, because nothing could be written or no source of a group could be read."""
+        """Start a pause because a group could not be written, or none of its sources could be read."""
         self.cause = cause
         if self.holds():
             return
@@ -46,11 +45,11 @@ class Pause:
             _log.warning("packing paused", error=str(cause), wait_ms=self._wait_ms)
 
     def succeeded(self) -> bool:
-        """Reset the failures, because a group was written. A current pause still runs its time. Returns True when there
-        were failures to reset."""
+        """Reset the failures because a group was written. A current pause still lasts its full time. Returns whether
+        there were failures to reset."""
         failed, self.failures_in_row = self.failures_in_row > 0, 0
         return failed
 
     def end(self) -> None:
-        """End the pause and reset the failures, because the cause is gone."""
+        """End the pause and reset the failures because the cause is gone."""
         self.failures_in_row = self.until_ms = 0

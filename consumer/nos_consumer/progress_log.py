@@ -1,4 +1,4 @@
-"""What a consumer logs in normal operation."""
+"""The progress lines in the log of a consumer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nos_ec.ports.clock import waits
 _log = structlog.get_logger(__name__)
 
 REPORT_WAIT_MS = 10_000
-"""Least time between two progress lines. The metrics have the details."""
+"""The shortest time between two progress lines. The metrics have the details."""
 _REPORTED = ("packed", "packed_bytes", "stripes", "superseded", "failed", "retried", "given_up")
 
 
 class ProgressLog:
-    """Logs a line when the partitions change, and from time to time a line of what was packed since the last one."""
+    """Logs a line when the partitions change, and from time to time a line with the work since the last one."""
 
     def __init__(self, now_ms: int) -> None:
         self._due_ms = now_ms + REPORT_WAIT_MS
@@ -25,7 +25,7 @@ class ProgressLog:
         self._reported = ConsumerCounters()
 
     def turn(self, now_ms: int, partitions: frozenset[int], counters: ConsumerCounters, waiting: int) -> None:
-        """Log the lines that are due. To be called after each turn. waiting: number of objects on the merge list."""
+        """Log the lines that are due. Call it after each turn. waiting: the number of objects on the merge list."""
         if partitions != self._partitions:
             self._partitions = partitions
             _log.info("partitions held", partitions=sorted(partitions))
@@ -34,7 +34,7 @@ class ProgressLog:
             self.report(counters, waiting)
 
     def report(self, counters: ConsumerCounters, waiting: int) -> None:
-        """Log what changed since the last report. Logs nothing when nothing changed."""
+        """Log the changes since the last report. Without changes, log no line."""
         before, now = asdict(self._reported), asdict(counters)
         changes = {name: now[name] - before[name] for name in _REPORTED if now[name] != before[name]}
         if changes:

@@ -15,7 +15,7 @@ from nos_ec.monitoring.sources import parking_samples
 
 
 def consumer_samples(service: ConsumerService, geometry: Geometry, now_ms: int) -> Iterator[Sample]:
-    """Samples of a consumer's counters and of its current work."""
+    """Yield samples of a consumer's counters and of its current work."""
     counters = service.counters
     yield Sample(m.MESSAGES, counters.messages)
     yield Sample(m.STALE_MESSAGES, counters.stale)
@@ -43,7 +43,7 @@ def consumer_samples(service: ConsumerService, geometry: Geometry, now_ms: int) 
 
 
 def stream_samples(merge_list: StreamedMergeList[Packable] | None) -> Iterator[Sample]:
-    """Samples of the streams; None: objects are packed in a single one."""
+    """Yield samples of the streams. merge_list: None if all objects are packed in a single stream."""
     if merge_list is None:
         yield Sample(of_space.STREAMS_OPEN, 1)
         return

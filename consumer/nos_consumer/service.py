@@ -32,25 +32,28 @@ from nos_ec.ports.metadata import Objects
 _log = structlog.get_logger(__name__)
 
 BUSY_WAIT_MS = 20
-"""Longest wait for a message while a lane may finish, and for a lane while a message may arrive."""
+"""The longest wait for a message while a lane may finish, and for a lane while a message may arrive."""
 TURN_WAIT_MS = 1000
-"""Wait after a failed turn."""
+"""The wait after a failed turn."""
 DRAIN_FAILURES_MAX = 4
 """After this many failed rounds in a row, `drain` raises. `run` keeps trying."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """poll_messages_max: messages per poll. waiting_objects_max, waiting_bytes_max: limits of the merge list; polling
-    pauses when either is reached. idle_wait_ms: longest wait for a message. drain_idle_ms: how long `drain` waits for
-    partitions that another member may be about to give up. store_id: events of other stores are refused."""
+    """The options of a consumer."""
 
     poll_messages_max: int
+    """The most messages per poll."""
     waiting_objects_max: int
+    """The limit of the merge list. Polling pauses when this limit or the next one is reached."""
     waiting_bytes_max: int
     idle_wait_ms: int
+    """The longest wait for a message."""
     drain_idle_ms: int
+    """How long `drain` waits for partitions that another member may be about to give up."""
     store_id: str
+    """The id of the store. Events of other stores are refused."""
 
 
 class ConsumerService:
@@ -67,7 +70,7 @@ class ConsumerService:
         require_lease: Callable[[], None],
         unread: UnreadObjects,
     ) -> None:
-        """`require_lease` raises LeaseLost when the lease of the lanes was fenced. This service closes `unread`."""
+        """require_lease: raises LeaseLost if the lease of the lanes was fenced. unread: the service closes it."""
         self.counters = ConsumerCounters()
         self._messages = messages
         self._lanes = lanes
@@ -85,17 +88,17 @@ class ConsumerService:
     # --- running ----------------------------------------------------------------------------------
     @property
     def waiting_objects(self) -> int:
-        """Number of objects on the merge list. Any thread may read this property and those below."""
+        """The number of objects on the merge list. Any thread may read this property and the following ones."""
         return self._backlog.waiting_objects
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the objects on the merge list."""
+        """The bytes of the objects on the merge list."""
         return self._backlog.waiting_bytes
 
     @property
     def paused(self) -> bool:
-        """True while the merge list is full and no messages are taken from the log."""
+        """Whether the merge list is full, so that no messages are taken from the log."""
         return self._paused
 
     @property
@@ -109,8 +112,8 @@ class ConsumerService:
         return self._lanes
 
     def run(self, stop: Event, beat: Beat = unwatched) -> None:
-        """Pack until `stop` is set. Objects that still wait then are delivered again, because their offsets are not
-        committed."""
+        """Pack until `stop` is set. Objects that are not packed by then are delivered again, because their offsets are
+        not committed."""
         progress_log = ProgressLog(self._clock.now_ms())
         while not stop.is_set():
             beat(self._options.idle_wait_ms)
@@ -127,11 +130,13 @@ class ConsumerService:
     ) -> None:
         """Pack all objects, in groups that need not be full, until the consumer group has no lag.
 
-        `make_room` is called when the store is full. It returns True when it freed space, by deleting landing copies of
-        objects that are packed. `watch` is called with the counters after every turn. Raises NoSpace or Transient when
-        writing keeps failing. Ends early when nothing has moved for drain_idle_ms, because the other messages belong to
-        other members. Raises Transient at the end when the landing copies of some objects could not be read. Those
-        objects are not lost: the log still has their events, or they are published again.
+        `make_room` is called when the store is full. It returns whether it freed space by deleting landing copies of
+        packed objects. `watch` is called with the counters after every turn. Ends early if there was no progress for
+        `drain_idle_ms`, because the remaining messages belong to other members.
+
+        Raises NoSpace or Transient when writing keeps failing. Raises Transient at the end if the landing copies of
+        some objects could not be read. These objects are not lost: the log still has their events, or they are
+        published again.
         """
         idle_since_ms = self._clock.now_ms()
         while True:
@@ -170,12 +175,12 @@ class ConsumerService:
             self.unread.close()
 
     def turn(self, *, flush: bool) -> bool:
-        """Collect results, commit offsets, poll and plan once. Returns True when any of them made progress.
+        """Collect results, commit offsets, poll and plan once. Returns whether any of these made progress.
 
         With `flush`, groups that are not full are planned as soon as a poll returns no message. Raises LeaseLost and
         Transient.
         """
-        self._require_lease()  # without a group to commit, nothing else would notice a lost lease
+        self._require_lease()  # otherwise a consumer without groups to commit would not notice a lost lease
         results = self._lanes.collect(wait_ms=BUSY_WAIT_MS if self._paused else 0)
         self._settle(results)
         readable = self._retry_unread()
@@ -210,7 +215,7 @@ class ConsumerService:
         if self._lanes.pending or self._unread_moves:
             return BUSY_WAIT_MS
         now_ms = self._clock.now_ms()
-        # A full merge list has something to plan at once, unless a failure pauses planning.
+        # With a full merge list there is a group to plan at once, unless a failure pauses planning.
         deadline_ms = now_ms if self._paused else self._backlog.next_deadline_ms()
         if deadline_ms is None:
             return self._options.idle_wait_ms
@@ -229,7 +234,7 @@ class ConsumerService:
                 self._backlog.take(message, request)
 
     def _check_taken(self) -> None:
-        """Look up the objects of the messages taken, and mark stale messages as done. Raises Transient."""
+        """Look up the objects of the taken messages, and mark stale messages as done. Raises Transient."""
         for message in self._backlog.look_up():
             self.counters.stale += 1
             self._offsets.done([(message.partition, message.offset)])
@@ -246,18 +251,18 @@ class ConsumerService:
             self._set_aside(message, str(error))
             return None
         if isinstance(request, PackRequest) and request.store not in ("", self._options.store_id):
-            # Its store would keep publishing it, while this one counts it as done.
+            # The other store would keep publishing it, while this store counts it as done.
             raise ConfigError(
                 f"message log: partition {message.partition}, offset {message.offset}: an event of another store,"
                 f" {request.store}; this one is {self._options.store_id}. Give each store a topic of its own. A topic"
-                " with events of both may be deleted and created again with `nos-ec init`: what is not packed is then"
-                " published again",
+                " with events of both may be deleted and created again with `nos-ec init`: objects that are not packed"
+                " are then published again",
                 settings=("kafka.topic",),
             )
         return request
 
     def _set_aside(self, message: Message, reason: str) -> None:
-        """Keep a dead letter for the operator. Packing continues even if it cannot be kept."""
+        """Keep the message as a dead letter for the operator. Packing continues even if that fails."""
         try:
             self._messages.set_aside(message, reason)
         except NosError as error:
@@ -294,7 +299,7 @@ class ConsumerService:
             self._record(result)
 
     def _note_failure(self, result: WriteResult) -> None:
-        """Pause planning when nothing could be written, or when no source of the group could be read. Groups that no
+        """Pause planning if a group could not be written, or if none of its sources could be read. Groups that no
         lane has begun are planned again after the pause."""
         cause = result.cause or _all_unread(result)
         if cause is not None:
@@ -325,19 +330,19 @@ class ConsumerService:
             if self.unread.is_given_up(packable):
                 self._give_up(packable)
         elif self._pause.failures_in_row:
-            # No source can be read at all. Giving up objects now would give up the whole log, one after another.
+            # No source at all can be read. Giving up objects now would give up all objects in the log, one by one.
             self._backlog.wait(packable)
         else:
             self._give_up(packable)
             self._done(packable)
 
     def _give_up(self, packable: Packable) -> None:
-        """Stop holding up the offset of an object. Its row stays QUEUED, so the object is published again."""
+        """Stop holding back the offset of an object. Its row stays QUEUED, so the object is published again."""
         self.counters.given_up += 1
         self._offsets.done(packable.tickets)
 
     def _retry_unread(self) -> bool:
-        """Start the tries that are due, and handle those that ended. Returns True when a copy could be read."""
+        """Start the tries that are due, and handle those that ended. Returns whether a copy could be read."""
         due = self.unread.due()
         if due:
             landed = self._still_landed(due)
@@ -356,18 +361,18 @@ class ConsumerService:
         return bool(readable)
 
     def _still_landed(self, packables: Sequence[Packable]) -> set[Packable]:
-        """The objects still to be packed. Returns all of them when the metadata store does not answer, because the
-        commit checks their rows in any case."""
+        """Return the objects that must still be packed. Returns all of them if the metadata store does not answer,
+        because the commit checks their rows in any case."""
         try:
             return self._backlog.still_landed(packables)
         except Transient:
             return set(packables)
 
     def _resolve_missing(self, result: WriteResult) -> WriteResult:
-        """The result, with objects that were deleted, overwritten or packed while they waited counted as superseded.
+        """Return the result, with objects that were deleted, overwritten or packed meanwhile counted as superseded.
 
-        Their landing copies are missing, which is no failure. A copy is deleted only after its row has changed. So if
-        the row still refers to a missing copy, the bytes of the object are lost.
+        Their landing copies are missing, which is not a failure. A copy is deleted only after its row has changed. So
+        if the row still refers to a missing copy, the bytes of the object are lost.
         """
         missing = [failure.packable for failure in result.failed if isinstance(failure.error, NotFound)]
         if not missing:
@@ -401,8 +406,8 @@ class ConsumerService:
 
     # --- rebalancing --------------------------------------------------------------------------------
     def _revoked(self, partitions: frozenset[int]) -> None:
-        """Finish the groups under way, commit, and forget the objects of these partitions, which the new owner gets.
-        Objects of the other partitions wait again, also those of groups that no lane has begun."""
+        """Finish the groups in progress, commit, and forget the objects of these partitions, which the new owner packs.
+        Objects of the other partitions wait again, including those of groups that no lane has begun."""
         try:
             self._lanes.withdraw()
             while self._lanes.pending:
@@ -415,7 +420,8 @@ class ConsumerService:
 
 
 def _all_unread(result: WriteResult) -> NosError | None:
-    """The first error when no source of a plan could be read, as the whole store may be away then; None otherwise."""
+    """Return the first error if no source of a plan could be read, because the whole store may be unavailable;
+    otherwise None."""
     if result.packed or result.superseded or result.failed or result.retry or not result.unread:
         return None
     return result.unread[0].error

@@ -1,8 +1,8 @@
-"""Objects whose landing copies cannot be read now. They wait outside the merge list, and hold up no other object.
+"""Parks objects whose landing copies cannot be read now, so that they do not delay other objects.
 
-Each object has its own exponential back-off. When its next try is due, a separate thread reads its copy. An object
-whose copy can be read returns to the merge list, but stays parked until it is packed. So if its copy fails again, the
-next wait is longer.
+They are not on the merge list. Each has its own exponential back-off. When its next try is due, a separate thread reads
+its copy. An object whose copy can be read returns to the merge list, but stays parked until it is packed, so that the
+next wait is longer if its copy fails again.
 
 9  the number of parked objects is limited, and so is the number of copies tried at a time
 """
@@ -21,17 +21,17 @@ from nos_ec.ports.clock import Clock
 BACK_OFF = BackOff(first_ms=5_000, max_ms=600_000)
 PARKED_MAX = 10_000
 PROBES_MAX = 16
-"""Copies tried at a time. Each try may take as long as the landing store's time limit."""
+"""The most copies tried at a time. Each try may take as long as the landing store's time limit."""
 HELD_FAILURES_MAX = 6
 """After this many failed tries (about five minutes) an object's event counts as done, so that the offset of its
 partition advances. The object's row stays QUEUED, so it is published again, and the object stays parked here."""
 
 Probed = tuple[Packable, NosError | None]
-"""An object that was tried, and the error of reading its copy, if any."""
+"""An object that was tried, and the error of reading its copy, or None."""
 
 
 class UnreadObjects:
-    """Owned by the consumer's thread; any thread may read `parking`.
+    """The parked objects. The consumer's thread owns it; any thread may read the figures of `retry_queue`.
 
     read: returns the bytes of an object's source, or the error of reading it. Several threads call it.
     """
@@ -45,30 +45,31 @@ class UnreadObjects:
         """The parked objects that are neither on the merge list nor in a plan."""
 
     def __len__(self) -> int:
-        """Number of objects that wait here, and are neither on the merge list nor in a plan."""
+        """Return the number of parked objects that are neither on the merge list nor in a plan."""
         return len(self._aside)
 
     def __contains__(self, packable: Packable) -> bool:
         return packable in self._aside
 
     def park(self, packable: Packable, error: NosError) -> bool:
-        """Set an object aside until its next try. False when too many are parked already."""
+        """Set an object aside until its next try. Returns False if too many objects are parked already."""
         if not self.retry_queue.park(packable, error):
             return False
         self._aside.add(packable)
         return True
 
     def is_given_up(self, packable: Packable) -> bool:
-        """Whether the latest failure is the one after which the object's event no longer holds up the offsets."""
+        """Return whether the latest failure is the one after which the object's event no longer holds back the
+        offsets."""
         return self.retry_queue.failures(packable) == HELD_FAILURES_MAX
 
-    def leave(self, packable: Packable) -> None:
-        """Note that an object returns to the merge list. It stays parked, but is not tried here meanwhile."""
+    def resume(self, packable: Packable) -> None:
+        """Let an object return to the merge list. It stays parked, but is not tried here meanwhile."""
         if self._aside:
             self._aside.discard(packable)
 
     def release(self, packable: Packable) -> None:
-        """Remove an object that needs no more work. An object that is not parked is ignored."""
+        """Remove an object that needs no more work. Objects that are not parked are ignored."""
         if self.retry_queue:
             self.retry_queue.release(packable)
             self._aside.discard(packable)
@@ -80,7 +81,7 @@ class UnreadObjects:
                 self.release(packable)
 
     def due(self) -> list[Packable]:
-        """Objects to try now, as many as there are threads for. The caller must probe or release each of them."""
+        """Return objects to try now, at most one per free thread. The caller must probe or release each of them."""
         return self.retry_queue.due(PROBES_MAX - len(self._probes)) if self._aside else []
 
     def probe(self, packables: Iterable[Packable]) -> None:
@@ -89,8 +90,8 @@ class UnreadObjects:
             self._probes[self._pool.submit(self._failure, packable)] = packable
 
     def probed(self) -> list[Probed]:
-        """The objects whose tries ended since the last call. One whose copy could be read is returned as `patient`, so
-        that the stripe writer waits for its copy, however slow the read is."""
+        """Return the objects whose tries ended since the last call. If its copy could be read, an object is returned as
+        `patient`, so that the stripe writer waits for its copy, however slow the read is."""
         found: list[Probed] = []
         for probe in [probe for probe in self._probes if probe.done()]:
             packable, failure = self._probes.pop(probe), probe.result()

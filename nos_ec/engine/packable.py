@@ -1,4 +1,4 @@
-"""Objects to pack, and the check of their bytes."""
+"""The objects to pack, and the check of their bytes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ from nos_ec.ports.metadata import Placed
 
 @dataclass(frozen=True, slots=True)
 class Packable:
-    """One version of an object that is to move into a stripe, from its landing copy or from another block.
-
-    request: the message that asked for it; None for GC. tickets: (partition, offset) of that message; empty for GC.
-    patient: the plan waits for its read, however slow it is; set when an earlier read was left behind and a later one
-    has just succeeded. expires_ms: when it will be deleted, if that is known.
-    """
+    """One version of an object to move into a stripe, from its landing copy or from another block."""
 
     object_id: int
     key: ObjectKey
@@ -31,33 +26,38 @@ class Packable:
     crc32c: int
     source: LandingId | Extent
     request: PackRequest | None = field(default=None, compare=False)
+    """The message that requested the packing; None for GC."""
     tickets: tuple[tuple[int, int], ...] = ()
+    """(partition, offset) of that message; empty for GC."""
     attributes: bytes = b""
     patient: bool = field(default=False, compare=False)
+    """Whether the plan waits for its read however slow it is: an earlier read was abandoned, and a later one has just
+    succeeded."""
     expires_ms: int | None = field(default=None, compare=False)
+    """When the object will be deleted, or None if that is unknown."""
 
     @property
     def born_ms(self) -> int:
-        """When this version was PUT, by the rule for versions."""
+        """When this version was PUT, which its number contains."""
         return self.version // 1000
 
     @property
     def from_block(self) -> BlockId | None:
-        """The block it is in now; None while it is in the landing store."""
+        """The block that holds it now; None while it is in the landing store."""
         return self.source.block_id if isinstance(self.source, Extent) else None
 
     @property
     def name_size(self) -> int:
-        """Bytes of its name record before compression."""
+        """The bytes of its name record before compression."""
         return name_record_size(self.key.bucket, self.key.name, None, self.attributes)
 
     def candidate(self, now_ms: int) -> Candidate[Packable]:
-        """The merge-list candidate that represents it."""
+        """Return the merge-list candidate for the object."""
         return Candidate(self.size, self.name_size, self, now_ms)
 
 
 def survivor(placed: Placed, size_max: int) -> Packable:
-    """An object that lies in a block, to be moved into another. size_max: that of the merge list."""
+    """Return an object to move from one block into another. size_max: the largest object size of the merge list."""
     packable = Packable(
         object_id=placed.object_id,
         key=placed.key,
@@ -68,19 +68,22 @@ def survivor(placed: Placed, size_max: int) -> Packable:
         attributes=placed.attributes,
         expires_ms=placed.trash_until_ms,
     )
-    return as_told(packable, size_max)
+    return with_fitting_attributes(packable, size_max)
 
 
-def as_told(packable: Packable, size_max: int) -> Packable:
-    """The object as the names of its group will tell it: without its attributes if there is no room for them. That is
-    so only when a great object without attributes was given some after its PUT. size_max: that of the merge list."""
+def with_fitting_attributes(packable: Packable, size_max: int) -> Packable:
+    """Return the object, without its attributes if the names of a group have no room for them.
+
+    That happens only if attributes were added later to an object of nearly the maximum size. size_max: the largest
+    object size of the merge list.
+    """
     if packable.size <= size_max_beside(packable.name_size, size_max):
         return packable
     return replace(packable, attributes=b"")
 
 
 def crc_checked(data: bytes, size: int, crc32c: int, key: ObjectKey, what: str) -> bytes:
-    """Returns `data` of the object `key` if it has `size` bytes and that CRC32C. Otherwise raises Corrupt naming
+    """Return `data` of the object `key` if it has `size` bytes and this CRC32C. Otherwise raise Corrupt, which names
     `what`."""
     if len(data) != size:
         raise Corrupt(f"{what}: {len(data)} bytes instead of {size}", key=key)
