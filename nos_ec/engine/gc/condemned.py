@@ -75,7 +75,7 @@ class CondemnedBlocks:
             found = self._deletable(self._metadata.condemned_blocks(self._run.clock.now_ms(), self._limit()))
             if not found:
                 break
-            deleted += self._delete_all(found, "it holds nothing live, and its grace period is over")
+            deleted += self._delete_all(found, "it holds no live objects, and its grace period is over")
         return deleted > 0
 
     def cut_grace_short(self) -> bool:
@@ -94,7 +94,7 @@ class CondemnedBlocks:
         if self._run.stop.is_set():
             return False
         kill_point("gc.grace_cut")
-        return self._delete_all(found, "it holds nothing live; space is short, so its grace period was cut") > 0
+        return self._delete_all(found, "it holds no live objects; space is short, so its grace period was cut") > 0
 
     def _limit(self) -> int:
         """Return how many blocks to read, so that `_deletable` leaves `blocks_max` of them."""

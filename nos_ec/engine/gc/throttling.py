@@ -3,7 +3,7 @@
 Used by the thread that plans the groups. Every few seconds it reads the commands of operators (control.py), and
 publishes the state of the run (run_note.py).
 
-10  while space is short nothing slows a run down, except a pause
+10  while space is short, a run is not slowed down, but it may be paused
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rebuilds the shards of a lost disk, block by block.
 
 A run finds the blocks that lack a shard in the shard folders alone. So the next run continues one that was stopped or
-killed. A note in the metadata tells other processes how many blocks still lack shards.
+killed. A note in the metadata shows other processes how many blocks still lack shards.
 """
 
 from __future__ import annotations
