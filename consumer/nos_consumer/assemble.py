@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -13,6 +12,7 @@ from nos_consumer.samples import consumer_samples, stream_samples
 from nos_consumer.service import ConsumerOptions, ConsumerService
 from nos_consumer.unread import UnreadObjects
 from nos_ec.composition.packing import consumer_packing
+from nos_ec.composition.processes import background_loop
 from nos_ec.composition.wiring import System
 from nos_ec.core.states import BlockKind
 from nos_ec.engine.packing.lanes import Lanes
@@ -80,17 +80,11 @@ def drain(system: System, watch: Callable[[ConsumerCounters], object] = lambda _
 
 @contextmanager
 def housekeeping_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
-    """Runs housekeeping on its own thread within the `with` block. The monitor, if any, shows its figures and watches
-    its loop."""
-    stop = threading.Event()
+    """Runs housekeeping on a separate thread within the `with` block. The monitor, if any, shows its figures and
+    watches its loop."""
     housekeeping = system.housekeeping()
     beat = unwatched if monitor is None else monitor.health.heart("housekeeping")
     if monitor is not None:
         monitor.metrics.add("housekeeping", lambda: housekeeping_samples(housekeeping, system.clock.now_ms()))
-    thread = threading.Thread(target=housekeeping.run, args=(stop, beat), name="housekeeping", daemon=True)
-    thread.start()
-    try:
+    with background_loop("housekeeping", lambda stop: housekeeping.run(stop, beat)):
         yield
-    finally:
-        stop.set()
-        thread.join()

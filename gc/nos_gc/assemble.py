@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
 from nos_ec.composition.lifecycle_walk import lifecycle_walk_of
 from nos_ec.composition.packing import collector_options, gc_packing
-from nos_ec.composition.processes import process_name
+from nos_ec.composition.processes import background_loop, process_name
 from nos_ec.composition.wiring import System
 from nos_ec.core.states import BlockKind
 from nos_ec.engine.gc.collector import Collector
@@ -90,7 +89,7 @@ def rebuild_thread(system: System, monitor: Monitor | None = None) -> Iterator[N
         yield
         return
     beat = unwatched if monitor is None else monitor.health.heart("rebuilding")
-    with _beside("shard-rebuild", lambda stop: rebuild.run(stop, shards.rebuild_wait_ms, beat)):
+    with background_loop("shard-rebuild", lambda stop: rebuild.run(stop, shards.rebuild_wait_ms, beat)):
         yield
 
 
@@ -104,18 +103,5 @@ def scrub_thread(system: System, monitor: Monitor | None = None) -> Iterator[Non
         return
     scrubber, pass_ms = system.scrubber(), settings.pass_days * DAY
     beat = unwatched if monitor is None else monitor.health.heart("scrubbing")
-    with _beside("scrub", lambda stop: scrubber.run(stop, pass_ms, beat)):
+    with background_loop("scrub", lambda stop: scrubber.run(stop, pass_ms, beat)):
         yield
-
-
-@contextmanager
-def _beside(name: str, loop: Callable[[threading.Event], object]) -> Iterator[None]:
-    """Runs a loop on a thread, and stops it at the end."""
-    stop = threading.Event()
-    thread = threading.Thread(target=loop, args=(stop,), name=name, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()

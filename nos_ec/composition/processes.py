@@ -1,11 +1,14 @@
-"""What processes are called."""
+"""The names of processes, and the threads on which they run loops."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from threading import Event, Thread
 
 from nos_ec.composition.audit import command_of
 from nos_ec.ports.clock import Clock
@@ -25,3 +28,16 @@ def run_name(clock: Clock) -> str:
     """This process, its start and its command, for the audit trail."""
     started = datetime.fromtimestamp(clock.now_ms() / 1000, UTC).isoformat(timespec="seconds")
     return f"{socket.gethostname()} {os.getpid()} {started} {command_of(sys.argv)}"
+
+
+@contextmanager
+def background_loop(name: str, loop: Callable[[Event], object]) -> Iterator[None]:
+    """Run a loop on a thread within the `with` block. On exit, set the event of the loop, and wait for its end."""
+    stop = Event()
+    thread = Thread(target=loop, args=(stop,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from threading import Event
 
 import structlog
 
+from nos_ec.composition.processes import background_loop
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Blocklisted
 from nos_ec.monitoring.endpoint import Endpoint
@@ -27,16 +28,15 @@ SHUT_OUT_LOOK_MS = 10_000
 
 
 @contextmanager
-def end_when_shut_out(system: System, stop: threading.Event) -> Iterator[None]:
+def end_when_shut_out(system: System, stop: Event) -> Iterator[None]:
     """Set `stop` when Ceph has put this process on its blocklist, even while the process is idle, and raise Blocklisted
     once the loop has ended. Retrying does not help, but a restarted process has a new address."""
     if system.settings.store.backend != "ceph":
         yield
         return
-    ended = threading.Event()
     found: list[Blocklisted] = []
 
-    def watch() -> None:
+    def watch(ended: Event) -> None:
         while not system.clock.wait(ended, SHUT_OUT_LOOK_MS):
             if (reason := system.shut_out()) is not None:
                 _log.error("shut out by the storage cluster; this process will stop", reason=str(reason))
@@ -44,13 +44,10 @@ def end_when_shut_out(system: System, stop: threading.Event) -> Iterator[None]:
                 stop.set()
                 return
 
-    watcher = threading.Thread(target=watch, name="shut-out", daemon=True)
-    watcher.start()
     try:
-        yield
+        with background_loop("shut-out", watch):
+            yield
     finally:
-        ended.set()
-        watcher.join()
         if found:
             raise found[0]
 
@@ -72,7 +69,7 @@ def endpoint(monitor: Monitor, settings: Settings, port: int) -> Iterator[None]:
 def keeping_totals(system: System) -> Iterator[None]:
     """Keep the stored figures of the whole store up to date while the block runs. All daemons that may write rows do
     this, and one of them at a time has work with it."""
-    with _beside("figures", system.store_totals().run):
+    with background_loop("figures", system.store_totals().run):
         yield
 
 
@@ -80,21 +77,8 @@ def keeping_totals(system: System) -> Iterator[None]:
 def keeping_counts(system: System) -> Iterator[None]:
     """Add the counts that GC, scrubs and rebuilds of shards make in this process to the counts of the store, while the
     block runs and at its end."""
-    with _beside("counts", lambda ended: system.counts.run(ended, system.clock)):
+    with background_loop("counts", lambda ended: system.counts.run(ended, system.clock)):
         yield
-
-
-@contextmanager
-def _beside(name: str, loop: Callable[[threading.Event], object]) -> Iterator[None]:
-    """Run a loop on a thread until the block ends."""
-    ended = threading.Event()
-    thread = threading.Thread(target=loop, args=(ended,), name=name, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def pulse(monitor: Monitor, clock: Clock) -> Pulse:
