@@ -44,7 +44,7 @@ class Collection:
         self._throttle = throttle
         self._writer = SurvivorWriter(run, new_writer)
         self._set_aside = SetAside(run)
-        self._condemned = CondemnedBlocks(run, throttle.look)
+        self._condemned = CondemnedBlocks(run, throttle.after_step)
         self._parts = RunParts(run, throttle, self._writer, self._condemned, self._set_aside)
         self._batches = BatchPlanner(run, self._condemned)
         self._outlook: Outlook | None = None
@@ -55,7 +55,7 @@ class Collection:
         Blocks that fail are parked and named in the result. Raises LeaseLost, Transient, and NoSpace when the free
         space is too small to rewrite any block. A failed run undoes nothing.
         """
-        self._throttle.look()
+        self._throttle.after_step()
         try:
             return self._collect()
         except KeyboardInterrupt:

@@ -30,12 +30,12 @@ WAIT_SLICE_MS = 1000
 class CondemnedBlocks:
     """Condemns and deletes blocks for one run."""
 
-    def __init__(self, run: RunContext, look: Callable[[], object]) -> None:
-        """look: called after every step; it may end the run."""
+    def __init__(self, run: RunContext, after_step: Callable[[], object]) -> None:
+        """after_step: called after every step; it may end the run."""
         self._run = run
         self._metadata = run.metadata
         self._options = run.options
-        self._look = look
+        self._after_step = after_step
         self._undeletable: set[BlockId] = set()
         self.delete_failure: NosError | None = None
         """The last failure to delete a block; None if all deletions succeeded."""
@@ -64,7 +64,7 @@ class CondemnedBlocks:
         self._run.progress.condemned()
         self._run.retry_queue.release(block.block_id)
         kill_point("gc.condemned")
-        self._look()
+        self._after_step()
         return True
 
     # --- deleting ---------------------------------------------------------------------------------
@@ -137,10 +137,10 @@ class CondemnedBlocks:
         self._metadata.forget_block(block.block_id)
         kill_point("gc.block_forgotten")
         self._run.progress.deleted(block.stripes * self._run.blocks.geometry.stripe_size)
-        self._look()
+        self._after_step()
         return True
 
     def _wait(self, wait_ms: int) -> None:
         while wait_ms > 0 and not self._run.clock.wait(self._run.stop, min(WAIT_SLICE_MS, wait_ms)):
             wait_ms -= WAIT_SLICE_MS
-            self._look()
+            self._after_step()

@@ -182,7 +182,7 @@ class Draining:
             self._progress.show()
             kill_point("gc.rewritten")
         self._ended_by = self._ended_by or self._writer.wait_or_give_up(causes)
-        self._throttle.look()
+        self._throttle.after_step()
         if self._is_stale and not self._writer.pending:
             self._replan()
 

@@ -78,7 +78,7 @@ class Throttle:
         self._marks: deque[Marks] = deque()
 
     # --- every step -------------------------------------------------------------------------------
-    def look(self) -> None:
+    def after_step(self) -> None:
         """Report the progress of the run, and end it when its time limit is reached. Every few seconds, read the
         commands of operators, and publish the state of the run."""
         self._run.progress.show()
@@ -172,8 +172,8 @@ class Throttle:
 
     def spend(self, count_bytes: int, operations: int) -> None:
         """Wait until the rate limits allow this many more bytes and operations."""
-        self._bytes.spend(count_bytes, self._run.stop, lambda _: self.look())
-        self._operations.spend(operations, self._run.stop, lambda _: self.look())
+        self._bytes.spend(count_bytes, self._run.stop, lambda _: self.after_step())
+        self._operations.spend(operations, self._run.stop, lambda _: self.after_step())
 
     def groups(self, lanes: int) -> int:
         """Return how many groups may be written at a time by at most this many lanes."""
@@ -204,7 +204,7 @@ class Throttle:
         for _ in range(max(0, rest_ms - 1000) // 1000):
             if self._run.clock.wait(self._run.stop, 1000):
                 break
-            self.look()
+            self.after_step()
         self._owed_s, self._worked_from_s, self._quiet_s = 0.0, None, self._run.timer()
 
     def _probe(self, *, quiet: bool) -> bool:

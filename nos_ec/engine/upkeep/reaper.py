@@ -97,7 +97,7 @@ class Reaper:
         self._held: frozenset[LandingId] = frozenset()
         """Doomed entries that stay until their segments are sealed. They are already in the audit trail."""
         self._errors = ThrottledLog(__name__, clock)
-        self._look_ms = 0
+        self._check_ms = 0
         """When to check again for parked entries that another reaper has settled."""
         self.parked: RetryQueue[_Copy] = RetryQueue("landing copy", _name, clock, BACK_OFF, PARKED_MAX)
         """Entries that could not be settled because of an error; any thread may read its figures."""
@@ -196,9 +196,9 @@ class Reaper:
         `due` holds all entries that are due. If a parked entry should be among them and is not, another reaper has
         postponed or settled it.
         """
-        if not self.parked or waits(self._look_ms, now_ms, BACK_OFF.first_ms):
+        if not self.parked or waits(self._check_ms, now_ms, BACK_OFF.first_ms):
             return
-        self._look_ms = now_ms + BACK_OFF.first_ms
+        self._check_ms = now_ms + BACK_OFF.first_ms
         found = {_copy(deletion) for deletion in due}
         missing = [copy for copy, _ in self.parked if copy not in found and not self.parked.waits(copy)]
         for first in range(0, len(missing), self._batch_objects):
