@@ -45,7 +45,7 @@ VERSIONS_AT_A_TIME = 100
 """The most versions that one transaction deletes or hides by markers, because each takes several statements."""
 LIST_MS_MAX = 60_000
 FAILURES_MAX = 3
-"""When this many keys in a row cannot be deleted, the cause is not the keys, and the walk ends."""
+"""After this many Transient failures in a row, the cause is not the keys, and the walk ends."""
 
 _log = structlog.get_logger(__name__)
 

@@ -41,7 +41,7 @@ NOTES_MAX = 500
 """The most notes of single requests that are kept before they are added up."""
 
 _forks = 0
-"""How often this process and its ancestors were forked since this module was imported."""
+"""The number of forks between the process that first imported this module and this process."""
 
 
 def _forked() -> None:

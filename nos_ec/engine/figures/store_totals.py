@@ -6,7 +6,7 @@ ones: one row. The cost is bounded by the time between computations. It depends 
 on the number of scrapes. PUTs, commits and deletes do not update the sums (docs/adr/0018).
 
 A process claims the sums before it computes them: by compare-and-set it moves the time of the next computation ahead.
-If it dies, that time passes, and another process claims them. Two processes may compute at once; the results agree.
+If it dies, that time passes, and another process claims them. Two processes that compute at once only repeat work.
 """
 
 from __future__ import annotations
