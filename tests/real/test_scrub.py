@@ -46,7 +46,7 @@ def system(stack_config: Path, tmp_path: Path) -> Iterator[System]:
 def scrub(system: System) -> tuple[list[tuple[FindingKind, str, bool]], ScrubResult]:
     """A whole pass, without a limit."""
     told: list[Scrubbed] = []
-    result = system.scrubber(0).run_once(Event(), tell=told.append)
+    result = system.scrubber(0).run_once(Event(), report=told.append)
     assert result.whole
     assert result.unfinished == ()
     return [(one.finding.kind, one.finding.what, one.mended) for one in told], result

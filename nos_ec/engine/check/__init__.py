@@ -1,6 +1,6 @@
-"""Compares what the metadata says with what the stores hold, and changes nothing.
+"""Compares the metadata with the contents of the stores, and changes nothing.
 
-Each module looks at one kind of thing, page by page, and holds a page of it in memory. Beside a working store, things
-change while they are looked at. Therefore a row is read before and after whatever is compared with it, and counts only
-if it is the same both times; and what was found so is looked at again two seconds later (second_look.py).
+Each module checks one kind of thing, in pages, and holds one page in memory. While the store works, things change
+during the check. Therefore a row is read before and after the data that it is compared with, and the comparison counts
+only if both reads return the same row. What is found this way is checked again two seconds later (second_look.py).
 """

@@ -17,33 +17,33 @@ from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockRow, Metadata, Placed
 
 TRIES = 10
-"""Looks at one thing until its row is the same before and after. A look takes milliseconds."""
+"""How often a thing is compared until its row is the same before and after. One comparison takes milliseconds."""
 NAMED_MAX = 5
-"""Objects, or blocks, that the evidence of a finding about many of them names."""
+"""The evidence of a finding about many objects or blocks names at most this many of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadShare:
-    """Which blocks and landing copies are read: a share of them, from 0 to 1, another one for each salt."""
+    """The blocks and landing copies whose data is read: a share from 0 to 1. Each salt selects other ones."""
 
     share: float = 0.0
     salt: bytes = b""
 
     def takes(self, name: bytes) -> bool:
-        """Whether this block or copy is read."""
+        """Return whether the data of this block or copy is read."""
         return crc32(name + self.salt) < self.share * 2**32
 
 
 @dataclass(slots=True)
 class BlockFigures:
-    """What a check of blocks has read."""
+    """How many bytes a check of blocks has read."""
 
     header_bytes: int = 0
     data_bytes: int = 0
 
 
 class BlockCheck:
-    """Looks at one block at a time."""
+    """Checks one block at a time."""
 
     def __init__(self, metadata: Metadata, blocks: BlockStore, read: ReadShare) -> None:
         self._metadata = metadata
@@ -53,8 +53,8 @@ class BlockCheck:
         self.figures = BlockFigures()
 
     def findings(self, row: BlockRow) -> list[Finding] | None:
-        """What is wrong with a block; None if it changes all the time, so that nothing can be said. Every change to
-        what lies in a block changes its row too. Raises Transient."""
+        """Return what is wrong with a block; None if it keeps changing, so that it cannot be checked. Every change to
+        the contents of a block also changes its row. Raises Transient."""
         before: BlockRow | None = row
         for _ in range(TRIES):
             if before is None:
@@ -67,8 +67,8 @@ class BlockCheck:
         return None
 
     def account(self, row: BlockRow) -> BlockAccount | None:
-        """What the counters of a block should be; None unless they are all that is wrong with it. Whoever sets them
-        checks that the row is still the same. Raises Transient."""
+        """Return the correct counters of a block; None unless its counters are the only thing wrong with it. The caller
+        that sets them must check that the row has not changed. Raises Transient."""
         found = self._look(row)
         if [one.kind for one in found] != [FindingKind.BLOCK_COUNTERS]:
             return None
@@ -77,7 +77,7 @@ class BlockCheck:
         return account_block(self._blocks.geometry, row.stripes, scan.headers, scan.dead_stripes, live)
 
     def row(self, block_id: BlockId) -> BlockRow | None:
-        """The row of a block; None if there is none now."""
+        """Return the row of a block; None if it has none now."""
         try:
             return self._metadata.block(block_id)
         except NotFound:
@@ -89,7 +89,7 @@ class BlockCheck:
         if row.state is BlockState.CONDEMNED:  # it may be half deleted
             if placed:
                 found.add(FindingKind.BLOCK_CONDEMNED, objects=len(placed), named=_names(placed))
-        elif row.state is not BlockState.FENCED:  # recovery is about to compare those
+        elif row.state is not BlockState.FENCED:  # recovery is about to compare fenced blocks itself
             self._compare(row, placed, found)
         return found.all
 
@@ -105,10 +105,10 @@ class BlockCheck:
                 found.add(FindingKind.BLOCK_MISSING, objects=len(placed), named=_names(placed))
 
     def _against_headers(self, row: BlockRow, placed: Sequence[Placed], found: BlockFindings) -> None:
-        """Compare rows with headers. What an earlier finding explains is not one more: counters are compared where
-        every header can be read and confirms its rows.
+        """Compare rows with headers. A difference that an earlier finding explains is not reported again: counters are
+        compared only if all headers can be read and confirm the rows.
 
-        Bytes without a header, in which nothing lies, are what a killed writer left; recovery booked them as dead.
+        Bytes without a header that hold no object were left by a killed writer; recovery counted them as dead.
         """
         scan = scan_headers(self._blocks, row.block_id, row.stripes)
         self.figures.header_bytes += scan.bytes_read
@@ -116,19 +116,19 @@ class BlockCheck:
         account = account_block(self._blocks.geometry, row.stripes, scan.headers, scan.dead_stripes, live)
         unconfirmed = self._unconfirmed(account, placed)
         headless = {one for one in unconfirmed if self._lies_in(one, scan)}
-        right = booked(row) == counted(account)
+        right = counters_in_row(row) == counters_counted(account)
         if scan.damaged_stripes and (headless or not right):
             stripes = list(scan.damaged_stripes)
             named = _names([one for one in unconfirmed if one in headless])
             found.add(FindingKind.HEADER_DAMAGED, stripes=stripes, objects=len(headless), named=named)
         elif not unconfirmed and not right:
-            found.add(FindingKind.BLOCK_COUNTERS, row=booked(row), counted=counted(account))
+            found.add(FindingKind.BLOCK_COUNTERS, row=counters_in_row(row), counted=counters_counted(account))
         for one in unconfirmed:
             if one not in headless:
                 found.of_object(FindingKind.EXTENT_UNCONFIRMED, one)
         if self._read.takes(row.block_id):
             misplaced = set(unconfirmed) - headless
-            for one, error in self._data.damaged([one for one in placed if one not in misplaced]):
+            for one, error in self._data.damaged_objects([one for one in placed if one not in misplaced]):
                 found.of_object(FindingKind.DATA_DAMAGED, one, error=str(error))
             self.figures.data_bytes = self._data.bytes
 
@@ -139,14 +139,14 @@ class BlockCheck:
         return [one for one in placed if (one.key.md5, one.extent.offset, one.extent.length, one.version) in wrong]
 
     def _lies_in(self, one: Placed, scan: HeaderScan) -> bool:
-        """Whether the object lies in stripes without a readable header."""
+        """Return whether the object lies in stripes without a readable header."""
         size = self._blocks.geometry.stripe_size
         first, last = one.extent.offset // size, (one.extent.offset + one.extent.length - 1) // size
         return all(stripe in scan.damaged_stripes for stripe in range(first, last + 1))
 
 
 class BlockFindings:
-    """Findings about one block."""
+    """Collects findings about one block."""
 
     def __init__(self, row: BlockRow) -> None:
         self._row = row
@@ -169,7 +169,7 @@ class BlockFindings:
         self.all.append(Finding(kind, what, state | evidence))
 
     def of_object(self, kind: FindingKind, placed: Placed, **evidence: object) -> None:
-        """Add a finding about an object, or a segment of one, that lies in the block."""
+        """Add a finding about an object, or about a segment of a large object, in the block."""
         extent = placed.extent
         where = {
             "block": extent.block_id.hex(),
@@ -182,17 +182,17 @@ class BlockFindings:
 
 
 def block_name(block_id: BlockId) -> str:
-    """How findings name a block."""
+    """Return the name of a block in findings."""
     return f"block {block_id.hex()}"
 
 
-def booked(row: BlockRow) -> dict[str, int]:
-    """The counters of a block's row, as findings show them."""
+def counters_in_row(row: BlockRow) -> dict[str, int]:
+    """Return the counters in the row of a block, in the form that findings show."""
     return {"live": row.live_bytes, "dead": row.dead_bytes, "overhead": row.overhead_bytes, "objects": row.live_objects}
 
 
-def counted(account: BlockAccount) -> dict[str, int]:
-    """What headers and rows add up to, likewise."""
+def counters_counted(account: BlockAccount) -> dict[str, int]:
+    """Return the counters that headers and rows add up to, in the same form."""
     return {
         "live": account.live_bytes,
         "dead": account.dead_bytes,

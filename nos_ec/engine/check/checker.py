@@ -1,6 +1,6 @@
-"""A check of a whole store: everything that does not fit, found from metadata, headers and listings alone.
+"""Checks a whole store: finds all contradictions from metadata, headers and listings alone.
 
-9  rows and listings are read page by page; what is kept of them does not grow with the number of objects
+9  rows and listings are read in pages; the memory in use does not grow with the number of objects
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from nos_ec.ports.segment_medium import SegmentMedium
 
 PAGE_ROWS = 500
 BUSY_MAX = 1000
-"""Blocks that are looked at again at the end, because they changed all the time."""
+"""Blocks that are checked again at the end, because they kept changing."""
 UNANSWERED_MAX = 10
-"""Blocks that did not answer, or whose rows cannot be read; after as many, blocks are not looked at any more."""
+"""Blocks that did not answer, or whose rows cannot be read; after this many, the check of blocks is given up."""
 
 Tick = Callable[[str, int], object]
-"""Is told which part is looked at, and how much of it has been."""
+"""Takes the part that is being checked, and how much of it is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The parts that a check examines. medium: that of the landing log; None for a store without one. misfits: finds
-    the files that the users of their folder may not use."""
+    """The parts of a store that a check examines. `medium` is the medium of the landing log; None for a store without a
+    landing log. `misfits` yields the files that users of their folder may not be able to use."""
 
     metadata: Metadata
     blocks: BlockStore
@@ -54,7 +54,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A part of the store that could not be looked at, and why."""
+    """A part of the store that could not be checked, and the reason."""
 
     part: str
     reason: str
@@ -62,8 +62,8 @@ class Unfinished:
 
 @dataclass(slots=True)
 class CheckFigures:
-    """How much was looked at. The last four count what daemons still have to do, which is no problem: blocks of dead
-    writers to recover, condemned blocks to delete, entries of the deletion queue that are due, expired leases."""
+    """How much was checked. The last four count work that daemons have yet to do, which is not a problem: blocks of
+    dead writers to recover, condemned blocks to delete, entries of the deletion queue that are due, expired leases."""
 
     blocks: int = 0
     objects: int = 0
@@ -80,7 +80,7 @@ class CheckFigures:
 
 
 class Checker:
-    """Checks once. read: what is read besides. wait_ms: see SecondLook."""
+    """One check of a store. `read` selects the blocks and copies whose data is read too. wait_ms: see SecondLook."""
 
     def __init__(
         self, checked: Checked, read: ReadShare, *, wait_ms: int = WAIT_MS, tick: Tick = lambda _part, _done: None
@@ -91,13 +91,13 @@ class Checker:
         self._second = SecondLook(checked.clock, wait_ms)
         self._blocks = BlockCheck(checked.metadata, checked.blocks, read)
         self._unknown: set[BlockId] = set()
-        """Blocks without a row in which objects lie, which are reported once."""
+        """Blocks without a row that hold objects. Each is reported once."""
         self.figures = CheckFigures()
         self.unfinished: list[Unfinished] = []
-        """What could not be looked at: unless it is empty, nothing is known of what was not found."""
+        """The parts that could not be checked. Unless it is empty, a problem that was not found may still exist."""
 
     def findings(self) -> Iterator[Finding]:
-        """Everything that is wrong, as it is found. What cannot be looked at is in `unfinished` afterwards."""
+        """Yield everything that is wrong, as it is found. Afterwards, `unfinished` has parts that cannot be checked."""
         parts: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
             ("block store", self._of_stored),
             ("blocks", self._of_blocks),
@@ -115,8 +115,9 @@ class Checker:
 
     # --- blocks ---------------------------------------------------------------------------------------
     def _of_stored(self) -> Iterator[Finding]:
-        """Blocks of the block store that have no row. A row comes before its block and goes after it."""
-        self._checked.blocks.free_bytes()  # raises while a shard is away; a listing does not say so
+        """Yield the blocks of the block store that have no row. A row is written before its block and removed after
+        it."""
+        self._checked.blocks.free_bytes()  # raises while a shard is away; a listing does not
         listed = self._checked.blocks.list_blocks()
         while page := list(islice(listed, PAGE_ROWS)):
             known = self._checked.metadata.blocks_known(page)
@@ -130,7 +131,7 @@ class Checker:
             yield from self._second.doubt(partial(self._without_row, block_id))
 
     def _without_row(self, block_id: BlockId) -> Iterable[Finding]:
-        """A block without a row that is there, or in which objects lie."""
+        """Report a block without a row, if it exists or objects lie in it."""
         placed = self._checked.metadata.placed_in(block_id)
         try:
             stripes: int | None = self._checked.blocks.stripes(block_id)
@@ -163,7 +164,7 @@ class Checker:
             if found is None:
                 busy.append(row)
                 if len(busy) > BUSY_MAX:
-                    raise Transient(f"more than {BUSY_MAX} blocks change all the time")
+                    raise Transient(f"more than {BUSY_MAX} blocks keep changing")
             yield from found or ()
             if row.state is BlockState.OPEN:
                 yield from self._second.doubt(partial(self._without_writer, row.block_id))
@@ -171,7 +172,7 @@ class Checker:
         for row in busy:
             found = self._blocks.findings(row)
             if found is None:
-                self.unfinished.append(Unfinished(block_name(row.block_id), "it changes all the time"))
+                self.unfinished.append(Unfinished(block_name(row.block_id), "it keeps changing"))
             yield from found or ()
         self.figures.header_bytes = self._blocks.figures.header_bytes
         self.figures.data_bytes += self._blocks.figures.data_bytes
@@ -180,7 +181,7 @@ class Checker:
     def _of_block(self, row: BlockRow, short: ShortBlocks) -> Sequence[Finding] | None:
         self._count(row)
         found = self._blocks.findings(row)
-        if row.state is BlockState.SEALED and row.stripes and not found:  # without stripes, no shard can be short
+        if row.state is BlockState.SEALED and row.stripes and not found:  # a block without stripes lacks no shard
             missing = self._checked.blocks.missing_shards(row.block_id)
             if missing and self._blocks.row(row.block_id) == row:
                 short.add(row.block_id, missing)
@@ -200,7 +201,7 @@ class Checker:
         self._tick("blocks", figures.blocks)
 
     def _without_writer(self, block_id: BlockId) -> Iterable[Finding]:
-        """A block is open only while the lease of its writer is held: one transaction ends both."""
+        """Report an open block whose writer holds no lease: one transaction ends the lease and the state."""
         before = self._blocks.row(block_id)
         if before is None or before.state is not BlockState.OPEN:
             return
@@ -244,6 +245,6 @@ class Checker:
             yield Finding(FindingKind.FILES_UNUSABLE, "files of the store", {"files": count, "named": named})
 
     def _of_leases(self) -> Iterator[Finding]:
-        """Expired leases are no problem: a consumer or GC run fences them."""
+        """Count expired leases. They are not a problem: a consumer or GC run fences them."""
         self.figures.leases_expired = len(self._checked.metadata.expired_leases(self._checked.clock.now_ms()))
         yield from ()

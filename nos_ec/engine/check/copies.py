@@ -1,6 +1,7 @@
-"""Checks what waits to be packed against rows of objects, landing copies and the deletion queue, both ways.
+"""Compares the table of waiting objects with rows of objects, landing copies and the deletion queue, in both
+directions.
 
-9  the ids of copies are held in parts: as many passes over both listings as it takes for IDS_MAX ids at a time
+9  about IDS_MAX ids of copies are in memory: both listings are read in as many passes as that takes
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ IDS_MAX = 250_000
 
 
 class CopyCheck:
-    """Looks at all landing copies of the landing store, at all that waits, and at the deletion queue."""
+    """Checks all landing copies of the landing store, all waiting objects, and the deletion queue."""
 
     def __init__(
         self,
@@ -40,8 +41,8 @@ class CopyCheck:
         now_ms: int,
         ids_max: int = IDS_MAX,
     ) -> None:
-        """medium: that of the landing log; None for a store without one. ids_max: ids of copies to hold at a time,
-        about."""
+        """Take the medium of the landing log (None for a store without one), and about how many ids of copies to hold
+        in memory."""
         self._metadata = metadata
         self._landing = landing
         self._medium = medium
@@ -52,7 +53,7 @@ class CopyCheck:
         self.copies = self.waiting = self.queued = self.due = self.data_bytes = 0
 
     def findings(self) -> Iterator[Finding]:
-        """What is wrong. Raises Transient."""
+        """Yield what is wrong. Raises Transient."""
         yield from self._of_queue()
         totals = self._metadata.totals()
         parts = 1 + (totals.landed_objects + totals.queued_objects) // self._ids_max
@@ -74,8 +75,9 @@ class CopyCheck:
                 yield from self._second.doubt(partial(self._without_owner, copy))
 
     def _without_owner(self, copy: LandingId) -> Iterable[Finding]:
-        """Ids come into the metadata before their copies exist, and leave it after these are gone. An object that has
-        the copy, but is not among what waits, is told of by itself (objects.py)."""
+        """Report a copy that neither the metadata nor an object refers to. The metadata knows an id before its copy
+        exists, until after the copy is gone. If an object has the copy but is not among the waiting objects, objects.py
+        reports it."""
         if copy in self._metadata.landing_known([copy]):
             return
         try:
@@ -88,7 +90,7 @@ class CopyCheck:
         seen = {"landing": copy.hex(), "bytes": size, "object": label and f"{label.bucket}/{label.name}"}
         yield Finding(FindingKind.COPY_WITHOUT_OWNER, f"landing copy {copy.hex()}", seen)
 
-    # --- what waits -----------------------------------------------------------------------------------
+    # --- waiting objects ------------------------------------------------------------------------------
     def _of_waiting(self, part: int, parts: int, present: set[LandingId]) -> Iterator[Finding]:
         segments = self._segments()
         after: LandingId | None = None
@@ -104,13 +106,14 @@ class CopyCheck:
                     yield from self._second.doubt(partial(self._again, copy))
 
     def _segments(self) -> Mapping[SegmentId, SegmentRow]:
-        """The rows of landing segments that are there. There are as many as fit into the log."""
+        """Return the rows of the landing segments that exist. Their number is limited by the size of the log."""
         rows = {row.segment: row for page in segment_pages(self._metadata) for row in page}
         stored = set(self._medium.segments()) if self._medium is not None else frozenset[SegmentId]()
         return {segment: row for segment, row in rows.items() if segment in stored}
 
     def _again(self, copy: LandingId) -> list[Finding]:
-        """Look at one that waits until its row is the same before and after. It changes whenever the object does."""
+        """Compare a waiting object until its row is the same before and after. The row changes whenever the object
+        does."""
         before = self._entry(copy)
         for _ in range(TRIES):
             if before is None:
@@ -120,7 +123,7 @@ class CopyCheck:
             if after == before:
                 return found
             before = after
-        return []  # it changes all the time, so it is in use
+        return []  # it keeps changing, so it is in use
 
     def _entry(self, copy: LandingId) -> WaitingRow | None:
         return self._metadata.waiting_with([copy]).get(copy)
@@ -149,7 +152,8 @@ class CopyCheck:
 
     # --- the deletion queue ---------------------------------------------------------------------------
     def _of_queue(self) -> Iterator[Finding]:
-        """No copy is queued while an object waits with it. Entries whose copy is gone are normal: it was deleted."""
+        """Yield the copies that are queued for deletion although an object waits with them. Entries whose copy is gone
+        are normal: the copy was deleted."""
         after: LandingId | None = None
         while page := self._metadata.deletions_after(after, PAGE_ROWS):
             after = page[-1].landing_id
@@ -182,7 +186,7 @@ def _fits(one: WaitingRow, row: ObjectRow) -> bool:
 
 
 def _in_segment(copy: LandingId, segments: Mapping[SegmentId, SegmentRow]) -> bool:
-    """Whether the record lies in a landing segment that can be read, as far as rows and the landing log tell."""
+    """Return whether, according to rows and the landing log, the record lies in a landing segment that can be read."""
     row = segments.get(segment_of(copy))
     if row is None or row.state is SegmentState.DOOMED:
         return False
@@ -190,7 +194,7 @@ def _in_segment(copy: LandingId, segments: Mapping[SegmentId, SegmentRow]) -> bo
 
 
 def has_copy(metadata: Objects, label: CopyLabel, copy: LandingId) -> bool:
-    """Whether the object that the label names has this copy now."""
+    """Return whether the object that the label names has this copy now."""
     try:
         return metadata.get(ObjectKey(label.bucket, label.name)).landing_id == copy
     except (InvalidInput, NotFound):

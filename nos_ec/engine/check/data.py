@@ -1,4 +1,4 @@
-"""Reads packed objects, and compares their bytes with the CRCs of their rows."""
+"""Reads packed objects and compares their bytes with the CRCs of their rows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ READ_BYTES_MAX = 4 << 20
 
 
 class DataCheck:
-    """Reads objects in runs of READ_BYTES_MAX. pace: called with the bytes of each run."""
+    """Reads objects in runs of READ_BYTES_MAX bytes. `rate_limit` is called with the number of bytes of each run."""
 
     def __init__(self, blocks: BlockStore, rate_limit: Callable[[int], object] = lambda _: None) -> None:
         self._blocks = blocks
         self._rate_limit = rate_limit
         self.bytes = 0
-        """Read so far, of objects that were there."""
+        """Bytes read so far, of objects that exist."""
 
-    def damaged(self, placed: Sequence[Placed]) -> Iterator[tuple[Placed, Corrupt]]:
-        """Those objects of one block whose bytes are not what their rows say, and why. placed: in order of offset.
-        Raises NotFound, Transient."""
+    def damaged_objects(self, placed: Sequence[Placed]) -> Iterator[tuple[Placed, Corrupt]]:
+        """Yield the objects of one block whose bytes do not match their rows, with the error. `placed` must be in order
+        of offset. Raises NotFound, Transient."""
         for run in _runs(placed):
             for one, data in zip(run, self._bytes_of(run), strict=True):
                 self.bytes += one.extent.length
@@ -37,7 +37,7 @@ class DataCheck:
             self._rate_limit(sum(one.extent.length for one in run))
 
     def _bytes_of(self, run: Sequence[Placed]) -> Sequence[bytes | Corrupt]:
-        """The bytes of each object, or why there are none: one by one if they cannot be read together."""
+        """Return the bytes of each object, or the error. Objects that cannot be read together are read one by one."""
         block_id = run[0].extent.block_id
         try:
             return self._blocks.read_many(block_id, [(one.extent.offset, one.extent.length) for one in run])
@@ -52,7 +52,7 @@ class DataCheck:
 
 
 def _runs(placed: Sequence[Placed]) -> Iterator[list[Placed]]:
-    """Objects that are read together, of at most READ_BYTES_MAX or a single one."""
+    """Yield runs of objects to read together, each of at most READ_BYTES_MAX bytes or a single object."""
     run: list[Placed] = []
     size = 0
     for one in placed:

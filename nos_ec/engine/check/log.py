@@ -1,6 +1,6 @@
-"""Checks landing segments: rows against the landing log, the leases of their logs, and what waits in them.
+"""Compares the rows of landing segments with the landing log, the leases of its writers, and the objects that wait.
 
-9  there are as many landing segments as fit into the log
+9  the number of landing segments is limited by the size of the log
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAGE_ROWS = 1000
 
 
 class LogCheck:
-    """Looks at all landing segments."""
+    """Checks all landing segments."""
 
     def __init__(self, metadata: Metadata, medium: SegmentMedium, second: SecondLook, now_ms: int) -> None:
         self._metadata = metadata
@@ -34,9 +34,9 @@ class LogCheck:
         self.segments = 0
 
     def findings(self) -> Iterator[Finding]:
-        """What is wrong. Raises Transient."""
+        """Yield what is wrong. Raises Transient."""
         yield from self._second.doubt(self._of_slots)
-        yield from self._second.settle()  # before a slot without records keeps the landing segments from being listed
+        yield from self._second.settle()  # must come first: a slot without records can make the listing below fail
         yield from self._second.doubt(self._look)
         yield from self._second.settle()
 
@@ -59,13 +59,13 @@ class LogCheck:
         return Finding(FindingKind.LANDING_SLOT_UNREADABLE, str(slot), seen)
 
     def _look(self) -> list[Finding]:
-        """Compare what is there and what is written down, each before and after. A row comes before its landing
-        segment and goes after it; it is open only while the lease of its log is held."""
+        """Compare the landing log with its rows, each read before and after. A row is written before its landing
+        segment and removed after it, and is OPEN only while the lease of its log is held."""
         stored_before, rows_before = set(self._medium.segments()), self._rows()
         held = {(lease.name, lease.epoch) for lease in self._metadata.list_leases(log_lease.LEASE_PREFIX)}
         stored, rows = set(self._medium.segments()), self._rows()
         self.segments = len(rows)
-        doubtful = {slot.segment for slot in unreadable_slots(self._medium)}  # they are named as slots
+        doubtful = {slot.segment for slot in unreadable_slots(self._medium)}  # these are reported as slots
         without_row = sorted((stored_before & stored) - rows_before.keys() - rows.keys() - doubtful)
         found = [one for segment in without_row for one in self._without_row(segment)]
         for row in rows.values():
@@ -74,7 +74,7 @@ class LogCheck:
         return found
 
     def _without_row(self, segment: SegmentId) -> Iterator[Finding]:
-        """Tells which objects are in it. Reads all of it."""
+        """Report a landing segment without a row, and the objects in it. Reads the whole segment."""
         try:
             labels = labels_in_segment(self._medium, segment)
         except NotFound:

@@ -1,5 +1,5 @@
-"""Checks rows of objects: their columns, the segments and tails of large ones, whether their keys lead to them, and
-whether they are entered among what waits. What lies in a block is compared with its headers there (blocks.py)."""
+"""Checks rows of objects: their columns, the segments and tails of large objects, whether their keys lead to them, and
+whether the table of waiting objects has the landed ones. blocks.py compares the contents of blocks with headers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PAGE_ROWS = 1000
 
 
 class ObjectCheck:
-    """Looks at all rows of objects, in the order of their ids. unknown: is given blocks without a row that objects
-    name. read: see `uploads.manifest_of`."""
+    """Checks all rows of objects, in the order of their ids. `unknown` is called with each block that objects name and
+    that has no row, and returns its findings. `read` returns a manifest: see `uploads.manifest_of`."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ObjectCheck:
         self.objects = 0
 
     def findings(self) -> Iterator[Finding]:
-        """What is wrong. Raises Transient."""
+        """Yield what is wrong. Raises Transient."""
         after = 0
         while page := self._metadata.objects_after(after, PAGE_ROWS):
             after = page[-1].object_id
@@ -66,7 +66,7 @@ class ObjectCheck:
 
     # --- rows -----------------------------------------------------------------------------------------
     def _again(self, object_id: int) -> list[Finding]:
-        """Look at one object until its row is the same before and after."""
+        """Compare one object until its row is the same before and after."""
         before = self._row(object_id)
         for _ in range(TRIES):
             if before is None:
@@ -76,7 +76,7 @@ class ObjectCheck:
             if after == before:
                 return found
             before = after
-        return []  # it changes all the time, so it is in use
+        return []  # it keeps changing, so it is in use
 
     def _row(self, object_id: int) -> ObjectRow | None:
         return self._metadata.objects_with([object_id]).get(object_id)
@@ -116,13 +116,13 @@ class ObjectCheck:
     def _tails(
         self, page: Sequence[ObjectRow], parts: dict[int, list[tuple[int, Segment]]]
     ) -> dict[ObjectKey, ObjectRow]:
-        """The rows of the tails of the large objects of a page."""
+        """Return the rows of the tails of the large objects of a page."""
         places = [_tail_place(row, _own(row, parts)) for row in page if row.state is ObjectState.LARGE]
         keys = [place[0] for place in places if place is not None]
         return self._metadata.rows_of(keys) if keys else {}
 
     def _stray_tails(self, page: Sequence[ObjectRow]) -> Collection[ObjectKey]:
-        """The tails of a page whose block has no row: nothing would ever delete them."""
+        """Return the tails of a page whose block has no row: they would never be deleted."""
         tails = {row.key: block_of_tail(row.key) for row in page if is_tail(row.key)}
         known = self._metadata.blocks_known({block_id for block_id in tails.values() if block_id is not None})
         return {key for key, block_id in tails.items() if block_id not in known}
@@ -130,15 +130,15 @@ class ObjectCheck:
     def _without_row(
         self, page: Sequence[ObjectRow], parts: dict[int, list[tuple[int, Segment]]]
     ) -> Collection[BlockId]:
-        """The blocks that a page names and that have no row now."""
+        """Return the blocks that a page names and that have no row now."""
         named = {row.extent.block_id for row in page if row.extent is not None}
         named |= {part.extent.block_id for row in page for part in _own(row, parts)}
         return named - self._metadata.blocks_known(named)
 
     # --- segments without an object -------------------------------------------------------------------
     def _stray(self, object_ids: Sequence[int]) -> list[int]:
-        """Those of which a segment is not of the object's version. A version and its segments go at once: what is gone
-        when the rows are read is not there in a second look at the segments."""
+        """Return the objects that have a segment of another version than their row. A version and its segments are
+        removed together: if the row is gone when it is read, a second look does not find the segments either."""
         parts = self._metadata.segments_of(object_ids)
         rows = self._metadata.objects_with(object_ids)
         return [one for one in sorted(parts) if any(version != _large(rows.get(one)) for version, _ in parts[one])]
@@ -170,7 +170,7 @@ def _id_of(row: ObjectRow | None) -> int | None:
 
 
 def _large(row: ObjectRow | None) -> int | None:
-    """The version that may have segments."""
+    """Return the version that may have segments."""
     return row.version if row is not None and row.state is ObjectState.LARGE else None
 
 

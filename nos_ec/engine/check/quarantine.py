@@ -1,4 +1,4 @@
-"""What is in quarantine: blocks and landing copies that nothing refers to, until they are deleted."""
+"""Lists and releases blocks and landing copies in quarantine: nothing refers to them, and they will be deleted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE_ROWS = 1000
 
 
 class HeldKind(StrEnum):
-    """What is in quarantine."""
+    """The kinds of things in quarantine."""
 
     BLOCK = "block"
     COPY = "landing copy"
@@ -22,7 +22,8 @@ class HeldKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One thing in quarantine. delete_after_ms: when it may be deleted (Unix milliseconds). stripes: of a block."""
+    """A block or landing copy in quarantine. It may be deleted after `delete_after_ms` (Unix milliseconds). `stripes`
+    is None for a copy."""
 
     kind: HeldKind
     id: bytes
@@ -31,7 +32,7 @@ class Held:
 
 
 def held(metadata: Metadata) -> Iterator[Held]:
-    """Everything in quarantine, blocks first. Reads all rows of blocks and the whole deletion queue, in pages."""
+    """Yield everything in quarantine, blocks first. Reads all rows of blocks and the whole deletion queue, in pages."""
     last_block: BlockId | None = None
     while blocks := metadata.list_blocks(last_block, PAGE_ROWS):
         last_block = blocks[-1].block_id
@@ -47,6 +48,6 @@ def held(metadata: Metadata) -> Iterator[Held]:
 
 
 def release(metadata: Metadata, held_id: bytes) -> bool:
-    """Take a block or copy out of quarantine. Nothing is known of it afterwards, so a check finds it again. Returns
-    False if it is not in quarantine. Raises Conflict if it is being deleted."""
+    """Take a block or copy out of quarantine. It has no row afterwards, so the next check finds it again. Returns False
+    if it is not in quarantine. Raises Conflict if it is being deleted."""
     return metadata.release_block(BlockId(held_id)) or metadata.release_copy(LandingId(held_id))

@@ -1,7 +1,7 @@
-"""Repairs of what a check or a scrub found: planned from the finding, done only while the same is still wrong.
+"""Plans repairs of the problems that a check or a scrub found, and makes each one only if the problem still exists.
 
-Each step is one transaction, or can be repeated as a whole. So a run that is killed can be repeated: what it did no
-longer holds, and is passed over.
+Each step is one transaction, or can be repeated as a whole. So a run that was killed can be repeated: it skips the
+steps that the first run completed, because their problems no longer exist.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nos_ec.core.gc.reclaim import account_block
 from nos_ec.core.ids import BlockId, LandingId, SegmentId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.states import BlockKind, BlockState
-from nos_ec.engine.check.blocks import BlockCheck, ReadShare, booked, counted
+from nos_ec.engine.check.blocks import BlockCheck, ReadShare, counters_counted, counters_in_row
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.check.copies import has_copy
 from nos_ec.engine.header_scan import scan_headers
@@ -33,7 +33,7 @@ TRASH_LOOK_MS = 60_000
 
 
 def copies_of(steps: Iterable[Step]) -> set[LandingId]:
-    """The landing copies that these steps are about. Raises InvalidInput."""
+    """Return the landing copies that these steps concern. Raises InvalidInput."""
     try:
         return {LandingId(bytes.fromhex(step.target["landing"])) for step in steps if "landing" in step.target}
     except ValueError as error:
@@ -41,31 +41,31 @@ def copies_of(steps: Iterable[Step]) -> set[LandingId]:
 
 
 class Mender(Protocol):
-    """Mends damages of blocks. `what` is the name of a damage's finding."""
+    """Mends damage in blocks. `what` is the name of the finding."""
 
     def finds(self, block_id: BlockId, kind: FindingKind, what: str) -> bool:
-        """Whether a damage is still there. Reads the whole block. Raises Transient, Corrupt."""
+        """Return whether the damage still exists. Reads the whole block. Raises Transient, Corrupt."""
         ...
 
     def mend(self, block_id: BlockId, kind: FindingKind, what: str) -> bool:
-        """Mend a damage where it is. Returns whether it was there and was mended. Raises Transient, Corrupt."""
+        """Mend damage in place. Returns whether it existed and was mended. Raises Transient, Corrupt."""
         ...
 
 
 Rewrite = Callable[[BlockId], bool]
-"""Moves what lives out of a block, and condemns it. Returns whether it did. Raises Conflict while GC runs, Corrupt when
-some of it cannot be read and stays, NoSpace, Transient."""
+"""Moves the live objects out of a block and condemns it. Returns whether it did. Raises Conflict while GC runs, Corrupt
+if some objects cannot be read and stay, NoSpace, Transient."""
 
 _REWRITTEN = (FindingKind.HEADER_DAMAGED, FindingKind.NAMES_DAMAGED, FindingKind.SHARDS_CONTRADICT)
-"""Damages that leave the objects readable, and that nothing in the block itself can mend."""
+"""Damage that leaves the objects readable, and that cannot be mended in the block itself."""
 
 
 def planned(finding: Finding) -> Step | None:
-    """The step that mends a finding; None if there is none that is safe. Of what only a scrub finds, what it could mend
-    itself, and blocks that must be written again.
+    """Return the step that mends a finding; None if no safe step exists. For findings of a scrub, the steps mend damage
+    that the scrub could mend itself, or rewrite a block.
 
-    Counters of a block that count more objects than there are rows are left alone: rows may have been lost, and can
-    still be restored while the bytes count as live. So are blocks of large objects, which nothing moves.
+    Block counters that count more objects than there are rows are left alone: rows may have been lost, and can still be
+    restored while the bytes count as live. Blocks of large objects are left alone too, because they are never moved.
     """
     seen: Any = finding.evidence
     why = f"{finding.kind.value}: {finding.what}"
@@ -97,7 +97,7 @@ def planned(finding: Finding) -> Step | None:
         case FindingKind.SHARD_DAMAGED if seen.get(BEYOND_MENDING):
             return _rewrite(finding, why)
         case FindingKind.SHARD_DAMAGED:
-            size = seen["shard_bytes"]  # all shards are read twice, and the new one is read back
+            size = seen["shard_bytes"]  # each shard is read twice, and the new one is read back
             cost = Cost(read=(2 * seen["shards"] + 1) * size, write=size)
             return _mend(finding, why, cost)
         case FindingKind.DATA_DAMAGED if "landing" in seen:
@@ -108,7 +108,7 @@ def planned(finding: Finding) -> Step | None:
 
 
 def _rewrite(finding: Finding, why: str) -> Step | None:
-    """None for a block of a large object, and one that is not sealed."""
+    """Return None for a block of a large object, and for a block that is not SEALED."""
     seen: Any = finding.evidence
     if seen["state"] != BlockState.SEALED.value or seen["kind"] == BlockKind.LARGE.value:
         return None
@@ -124,7 +124,7 @@ def _mend(finding: Finding, why: str, cost: Cost) -> Step:
 
 
 class Repairer:
-    """Does the steps of a plan, one at a time. copies: the landing copies that its steps are about."""
+    """Makes the steps of a plan, one at a time. `copies` are the landing copies that its steps concern."""
 
     def __init__(
         self,
@@ -148,8 +148,8 @@ class Repairer:
         self._looked_ms = 0
 
     def apply(self, step: Step) -> bool:
-        """Do a step if what it was planned for still holds. Returns whether it was done. Raises InvalidInput for a
-        step that lacks something; Transient, Corrupt, Conflict (GC runs) and NoSpace, after which other steps may
+        """Make a step if its problem still exists. Returns whether it was made. Raises InvalidInput for a step that
+        lacks a field; Transient, Corrupt, Conflict (a GC run is active) and NoSpace, after which other steps may
         succeed."""
         try:
             self._trail.record([_entry(AuditKind.REPAIR, step)])
@@ -196,15 +196,15 @@ class Repairer:
 
     def _recount(self, block_id: BlockId, holds: dict[str, Any]) -> bool:
         row = self._blocks.row(block_id)
-        if row is None or booked(row) != holds["row"]:
+        if row is None or counters_in_row(row) != holds["row"]:
             return False
         account = self._blocks.account(row)
-        if account is None or counted(account) != holds["counted"]:
+        if account is None or counters_counted(account) != holds["counted"]:
             return False
         return self._metadata.recount_block(row, account)
 
     def _quarantine_block(self, block_id: BlockId, holds: dict[str, Any]) -> bool:
-        """Its bytes count as dead. GC deletes it when it is due."""
+        """Quarantine a block: all its bytes count as dead, and GC deletes it when it is due."""
         blocks = self._stored_blocks
         try:
             if blocks.stripes(block_id) != holds["stripes"]:
@@ -217,7 +217,7 @@ class Repairer:
         return self._metadata.quarantine_block(block_id, holds["stripes"], account, now_ms, now_ms + QUARANTINE_MS)
 
     def _quarantine_copy(self, copy: LandingId, holds: dict[str, Any]) -> bool:
-        """The reaper deletes the copy when it is due, unless an object has claimed it."""
+        """Quarantine a landing copy: the reaper deletes it when it is due, unless an object has claimed it."""
         try:
             if len(self._landing.read(copy)) != holds["bytes"] or self._owned(copy):
                 return False
@@ -226,16 +226,17 @@ class Repairer:
         return self._metadata.quarantine_copy(copy, self._clock.now_ms() + QUARANTINE_MS)
 
     def _owned(self, copy: LandingId) -> bool:
-        """Whether the object that the copy's label names has it: it may be missing among what waits."""
+        """Return whether the object that the label names has this copy, even if it is not among the waiting objects."""
         label = labels_of(self._landing, [copy]).get(copy)
         if label is None:
             return False
-        # Looked up again, because it may have been undeleted while the trash was looked through.
+        # The second look-up is needed because the object may have been undeleted while the trash was searched.
         metadata = self._metadata
         return has_copy(metadata, label, copy) or self._is_in_trash(copy) or has_copy(metadata, label, copy)
 
     def _is_in_trash(self, copy: LandingId) -> bool:
-        """Looks through the whole trash, for all copies of the plan, if that was done more than TRASH_LOOK_MS ago."""
+        """Return whether a version in the trash has this copy. Searches the whole trash for all copies of the plan,
+        unless that was done less than TRASH_LOOK_MS ago."""
         now_ms = self._clock.now_ms()
         if not waits(self._looked_ms + TRASH_LOOK_MS, now_ms, TRASH_LOOK_MS):
             rows = (row for page in TrashCan(self._metadata, self._clock).pages() for row in page)

@@ -1,4 +1,4 @@
-"""What seems wrong is looked at again a while later, because it may have been on its way.
+"""Checks a second time, a little later, what seems wrong: an operation may have been under way.
 
 9  at most DOUBTS_MAX things wait for their second look
 """
@@ -13,15 +13,15 @@ from nos_ec.ports.clock import Clock
 
 DOUBTS_MAX = 1000
 WAIT_MS = 2000
-"""A PUT, a commit or a deletion that was under way is over by then, or is at another step."""
+"""A PUT, a commit or a deletion that was under way has ended by then, or has reached another step."""
 
 Look = Callable[[], Iterable[Finding]]
 
 
 class SecondLook:
-    """Collects what seems wrong, with a way to look again. Used by one thread.
+    """Collects what seems wrong, each with a function that looks again. Used by one thread.
 
-    wait_ms: between the first look and the second one, for each thing.
+    wait_ms: milliseconds between the first and the second look at each thing.
     """
 
     def __init__(self, clock: Clock, wait_ms: int = WAIT_MS) -> None:
@@ -30,8 +30,8 @@ class SecondLook:
         self._doubts: list[tuple[Look, frozenset[Finding]]] = []
 
     def doubt(self, look: Look) -> Iterator[Finding]:
-        """Look, and remember what is found, if anything. Yields what a second look at enough earlier things has
-        confirmed."""
+        """Call `look` and remember its findings, if any. If enough things wait, look at them again and yield the
+        findings that the second look confirms."""
         seen = frozenset(look())
         if seen:
             self._doubts.append((look, seen))
@@ -39,7 +39,7 @@ class SecondLook:
             yield from self.settle()
 
     def settle(self) -> Iterator[Finding]:
-        """Look again at all that waits for it. Yields what is still found."""
+        """Look again at all things that wait for it. Yields the findings that both looks made."""
         doubts, self._doubts = self._doubts, []
         if doubts:
             self._clock.wait(Event(), self._wait_ms)

@@ -1,4 +1,4 @@
-"""Blocks that lack shards: counted, and told as one finding, because a lost disk takes a shard from every block."""
+"""Counts blocks that lack shards, and reports them as one finding: a lost disk takes a shard from every block."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId
 
 NAMED_MAX = 5
-"""Blocks that the finding names."""
+"""The finding names at most this many blocks."""
 
 
 class ShortBlocks:
-    """Counts by the shards that are missing."""
+    """Counts blocks by the shards that they lack."""
 
     def __init__(self) -> None:
         self._by_shards: Counter[tuple[int, ...]] = Counter()
@@ -26,7 +26,7 @@ class ShortBlocks:
             self._named.append(block_id.hex())
 
     def findings(self) -> Iterator[Finding]:
-        """One finding about all blocks that were counted; none if there were none."""
+        """Yield one finding about all blocks that were counted; none if there were none."""
         if self._by_shards:
             lacking = [{"shards": list(shards), "blocks": count} for shards, count in sorted(self._by_shards.items())]
             seen = {"blocks": sum(self._by_shards.values()), "lack": lacking, "named": self._named}

@@ -1,4 +1,4 @@
-"""Checks the rows of objects that are composed of parts, and of the parts."""
+"""Checks the rows of composed objects and of their parts."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from nos_ec.ports.metadata import Metadata, ObjectRow, TrashMark, UploadRow, Upl
 _CRC32C = Model("CRC32C")
 PAGE_PARTS = 1000
 ReadManifest = Callable[[ObjectRow], Manifest | None]
-"""As `manifest_of`."""
+"""Returns the manifest of a composed object, as `manifest_of` does."""
 
 
 def uploads_of(page: Sequence[ObjectRow], metadata: Metadata) -> dict[UploadId, UploadRow]:
-    """The rows of all uploads that these objects are composed of, or are parts of. One statement, or none."""
+    """Return the rows of the uploads that these objects are composed of or belong to. Runs at most one statement."""
     ids = [found for row in page if (found := _upload_of(row)) is not None]
     return metadata.uploads_with(ids) if ids else {}
 
@@ -39,8 +39,8 @@ def uploads_of(page: Sequence[ObjectRow], metadata: Metadata) -> dict[UploadId, 
 def composition_wrong(
     row: ObjectRow, uploads: Mapping[UploadId, UploadRow], metadata: Metadata, read: ReadManifest
 ) -> str | None:
-    """What is wrong with the parts of a composed object; None for nothing, and for one that is not composed. Its
-    manifest is read only if the parts that are there are not just those that its attributes tell."""
+    """Return what is wrong with the parts of a composed object; None if they are right or the object is not composed.
+    The manifest is read only if the parts that exist differ from those that the attributes of the object describe."""
     try:
         composition = row.composition
     except Corrupt as error:
@@ -54,20 +54,20 @@ def composition_wrong(
     there = _there(row, composition, metadata)
     count, size = len(there), sum(part.size for part in there)
     if count < composition.parts or size < composition.size:
-        return f"{count} parts of {size} bytes are there, of {composition.parts} parts of {composition.size} bytes"
+        return f"only {count} parts of {size} bytes exist, of {composition.parts} parts of {composition.size} bytes"
     if (count, size, _joined(there)) == (composition.parts, composition.size, composition.crc32c):
         return None
-    # Parts that were left out are there for a while, and must not be taken for one that is lost.
+    # Parts that were left out of the object still exist for a while; they must not hide a lost part.
     manifest = read(row)
     lost = [] if manifest is None else sorted(set(manifest.parts) - set(there), key=lambda part: part.number)
     if not lost:
         return None
-    return f"{len(lost)} of {composition.parts} parts are not there, or are others: the first is part {lost[0].number}"
+    return f"{len(lost)} of {composition.parts} parts are missing or differ: the first is part {lost[0].number}"
 
 
 def manifest_of(row: ObjectRow, blocks: BlockStore, landing: LandingStore) -> Manifest | None:
-    """The manifest of a composed object, read from where its row says. None if it is not there, or damaged, which other
-    findings tell, and for one that has blocks of its own. Raises Transient."""
+    """Read the manifest of a composed object from the location in its row. Returns None if it is missing or damaged,
+    which other findings report, and for an object with blocks of its own. Raises Transient."""
     composition = row.composition
     try:
         if row.extent is not None:
@@ -82,13 +82,13 @@ def manifest_of(row: ObjectRow, blocks: BlockStore, landing: LandingStore) -> Ma
 
 
 def is_stray_part(row: ObjectRow, uploads: Mapping[UploadId, UploadRow]) -> bool:
-    """Whether it is a part of an upload that has no row."""
+    """Return whether the object is a part of an upload that has no row."""
     return is_parts_bucket(row.key.bucket) and _upload_of(row) not in uploads
 
 
 def uploads_without_object(metadata: Metadata) -> Iterator[UploadRow]:
-    """COMPLETED uploads that no version of an object, nor one in the trash, is composed of. Looks through the trash
-    once for each page of such as are of no current object."""
+    """Yield the COMPLETED uploads of which no version of an object is composed, including versions in the trash.
+    Searches the trash once for each page that has uploads without a current or noncurrent version."""
     after: UploadId | None = None
     while page := metadata.uploads_after(after, PAGE_PARTS):
         after = page[-1].upload_id
@@ -116,7 +116,7 @@ def _drop_noncurrent(left: dict[UploadId, UploadRow], metadata: Metadata) -> Non
 
 
 def _drop(uploads: dict[UploadId, UploadRow], rows: Iterable[ObjectRow]) -> None:
-    """Take out those that these objects are composed of."""
+    """Remove the uploads that these objects are composed of from the dict."""
     for row in rows:
         upload_id = _upload_of(row)
         if upload_id is not None:
@@ -124,7 +124,8 @@ def _drop(uploads: dict[UploadId, UploadRow], rows: Iterable[ObjectRow]) -> None
 
 
 def _there(row: ObjectRow, composition: Composition, metadata: Metadata) -> list[ManifestPart]:
-    """Parts of an upload that are there, in the order of their numbers. Those that were left out may be among them."""
+    """Return the existing parts of an upload, in order of their numbers. They include parts that were left out of the
+    object."""
     found: list[ManifestPart] = []
     after, prefix = "", parts_prefix(composition.upload_id)
     while page := metadata.list_objects(parts_bucket(row.key.bucket), prefix, after, PAGE_PARTS):
@@ -141,7 +142,7 @@ def _joined(parts: Iterable[ManifestPart]) -> int:
 
 
 def _upload_of(row: ObjectRow) -> UploadId | None:
-    """The upload that an object is composed of, or is a part of."""
+    """Return the upload that an object is composed of, or is a part of; None if there is none."""
     if is_parts_bucket(row.key.bucket):
         return upload_of_part(row.key)
     try:

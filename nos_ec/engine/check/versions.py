@@ -1,4 +1,4 @@
-"""Checks that noncurrent versions that are listed have objects."""
+"""Checks that all listed noncurrent versions have objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Listed = tuple[ObjectKey, int, int | None]
 
 
 def without_object(metadata: Metadata, second: SecondLook) -> Iterator[Finding]:
-    """Noncurrent versions without an object. Raises Transient."""
+    """Yield the noncurrent versions without an object. Raises Transient."""
     after: tuple[ObjectKey, int] | None = None
     while page := metadata.noncurrent_after(after, PAGE_ROWS):
         after = page[-1][0], page[-1][1]
@@ -35,7 +35,7 @@ def _fits(listed: _Listed, row: ObjectRow | None) -> bool:
 
 
 def _again(listed: _Listed, metadata: Metadata) -> Iterator[Finding]:
-    """Whether it is still listed, and still without its object."""
+    """Report a version that is still listed, and still has no object."""
     key, version, object_id = listed
     if listed not in metadata.noncurrent_after((key, version + 1), 1):
         return

@@ -1,1 +1,1 @@
-"""Reads everything that is packed, block after block, and mends what is damaged from other shards or landing copies."""
+"""Reads everything that is packed, block by block, and mends damage from other shards or from landing copies."""

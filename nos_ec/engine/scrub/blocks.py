@@ -1,7 +1,8 @@
 """Scrubs one block: its shards, headers and names, and the bytes of each object in it. Changes nothing.
 
-Work goes on beside it. A block counts only if its row is there, and not CONDEMNED, when everything has been read. An
-object that is deleted or moved meanwhile keeps its bytes until the block is deleted, so its CRC is right all the same.
+The store keeps working meanwhile. The result counts only if the block still has a row, and is not CONDEMNED, after
+everything has been read. An object that is deleted or moved meanwhile keeps its bytes until the block is deleted, so
+its CRC still matches.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ RateLimit = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen of one block.
+    """The result of one look at a block.
 
-    findings: all of them, those about its shards and objects included. shards: what was found in its shards, without
-    the ends of appends that were cut short. lost: objects whose bytes are damaged, by the name of their finding.
-    torn: shards that lack only what was never acknowledged. They are no damage, but are made whole: a stripe counts if
-    k shards have it, and could not be read any more if one of those were lost.
+    `findings` has all findings, including those about shards and objects. `shards` has the state of the shards, without
+    the ends of appends that were cut short. `lost` has the objects whose bytes are damaged, each with its finding.
+    `torn` lists shards that lack only data that was never acknowledged. They are not damaged, but are completed: a
+    stripe counts if k shards have it, and would become unreadable if one of these k were lost.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -41,7 +42,7 @@ class Look:
     read_bytes: int = 0
 
     def confirmed(self, first: Look) -> Look:
-        """What of this second look the first one has seen as well."""
+        """Return this second look, reduced to what the first look saw as well."""
         seen = {finding for finding in first.findings if finding in self.findings}
         shards = replace(
             self.shards,
@@ -65,12 +66,12 @@ class Look:
 
     @property
     def doubtful(self) -> bool:
-        """Whether it must be looked at again."""
+        """Whether the block must be looked at again."""
         return bool(self.findings or self.shards.missing or self.torn)
 
 
 class BlockScrub:
-    """Looks at one block at a time. shards: None where the store looks after its shards itself."""
+    """Looks at one block at a time. `shards` is None if the store maintains its shards itself (Ceph)."""
 
     def __init__(
         self, metadata: Metadata, blocks: BlockStore, shards: ShardStore | None, rate_limit: RateLimit
@@ -82,14 +83,14 @@ class BlockScrub:
         self._check = BlockCheck(metadata, blocks, ReadShare())
 
     def look(self, row: BlockRow) -> Look | None:
-        """Read all of a block; None if its row changes all the time. Raises Transient, Corrupt (rows that cannot be
-        read), and what `pace` raises."""
+        """Read a whole block. Returns None if its row keeps changing. Raises Transient, Corrupt (rows that cannot be
+        read), and what `rate_limit` raises."""
         now = self._check.row(row.block_id)
         if now is None:
             return Look()
         try:
             look = self._look(now)
-        except NotFound:  # deleted meanwhile, or missing altogether
+        except NotFound:  # deleted meanwhile, or missing
             found = self._check.findings(now)
             look = None if found is None else Look(tuple(found))
         after = self._check.row(row.block_id)
@@ -114,7 +115,7 @@ class BlockScrub:
             self._of_names(row, placed, found)
             misplaced = {one.what for one in structure if one.kind is FindingKind.EXTENT_UNCONFIRMED}
             here = [one for one in placed if f"object {one.key}" not in misplaced]
-            for one, error in data.damaged(here):
+            for one, error in data.damaged_objects(here):
                 found.of_object(FindingKind.DATA_DAMAGED, one, error=str(error))
                 lost.append((found.all[-1], one))
         read_bytes = shards.read_bytes + data.bytes
@@ -124,8 +125,8 @@ class BlockScrub:
     def _of_shards(
         self, row: BlockRow, store: ShardStore, placed: Sequence[Placed], found: BlockFindings
     ) -> tuple[ScrubbedBlock, tuple[int, ...]]:
-        """Scrub the shards. What a killed writer left behind the last object is no damage: it was never acknowledged,
-        and nothing refers to it."""
+        """Scrub the shards. Data that a killed writer left after the last object does not count as damaged: it was
+        never acknowledged, and nothing refers to it."""
         seen = store.scrub(row.block_id, row.stripes, self._rate_limit)
         if len(seen.unreachable) > self._blocks.geometry.m:
             shards = ", ".join(map(str, seen.unreachable))
@@ -153,10 +154,10 @@ class BlockScrub:
 
     # --- names ----------------------------------------------------------------------------------------
     def _of_names(self, row: BlockRow, placed: Sequence[Placed], found: BlockFindings) -> None:
-        """Read the names of groups in which objects lie. A group whose append was cut short has none of them."""
+        """Read the names of the groups that hold objects. A group whose append was cut short holds none."""
         scan = scan_headers(self._blocks, row.block_id, row.stripes)
         damaged = [
-            header.first_stripe for header in self._with_objects(scan.headers, placed) if not self._named(header)
+            header.first_stripe for header in self._with_objects(scan.headers, placed) if not self._has_names(header)
         ]
         if damaged:
             found.add(FindingKind.NAMES_DAMAGED, stripes=damaged)
@@ -168,7 +169,7 @@ class BlockScrub:
             if header.names_length and not starts.isdisjoint(stripes):
                 yield header
 
-    def _named(self, header: GroupHeader) -> bool:
+    def _has_names(self, header: GroupHeader) -> bool:
         try:
             read_names(self._blocks, header)
         except Corrupt:
@@ -178,5 +179,5 @@ class BlockScrub:
 
 
 def shard_name(row: BlockRow, shard: int) -> str:
-    """How findings name a shard."""
+    """Return the name of a shard in findings."""
     return f"shard {shard} of {block_name(row.block_id)}"

@@ -1,8 +1,8 @@
-"""Mends what a scrub found: shards from the other shards of their block, objects from their landing copies.
+"""Mends the damage that a scrub found: shards from the other shards of the block, objects from their landing copies.
 
-A shard is written under another name and gets its own when it was read back (adapters/local/blocks/shard_rebuild.py).
-An object goes back to its landing copy as when the reaper finds it damaged (engine/upkeep/reaper.py), in one
-transaction and only while its row is the same; it is then packed again. So a scrub that is killed can be repeated.
+A shard is written under a temporary name, and renamed after it was read back (adapters/local/blocks/shard_rebuild.py).
+An object is set back to its landing copy as when the reaper finds it damaged (engine/upkeep/reaper.py), in one
+transaction and only if its row has not changed; then it is packed again. So a scrub that was killed can be repeated.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from nos_ec.ports.metadata import BlockRow, LandingDeletion, Metadata, ObjectRow
 from nos_ec.ports.shard_store import RebuiltBlock, ShardStore
 
 ALONE_MS = 60_000
-"""How long a block waits while another process rebuilds shards. A look of the daemon for missing ones is shorter."""
+"""How long a block waits, in milliseconds, while another process rebuilds shards. The daemon's search for missing
+shards takes less time."""
 ALONE_WAIT_MS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Scrubbed:
-    """A finding, and what became of it. why: why it was not mended, if that was tried."""
+    """A finding, and whether it was mended. `why` is the reason why a repair that was tried failed."""
 
     finding: Finding
     mended: bool = False
     why: str = ""
 
     def data(self) -> dict[str, object]:
-        """It, as JSON has it."""
+        """Return its fields for JSON output."""
         return self.finding.data() | {"mended": self.mended} | ({"why": self.why} if self.why else {})
 
 
@@ -55,7 +56,7 @@ class Mending:
         rate_limit: RateLimit,
         trail: AuditTrail = NO_TRAIL,
     ) -> None:
-        """put_ms_max: longest duration of a PUT."""
+        """put_ms_max: the longest duration of a PUT in milliseconds."""
         self._trail = trail
         self._metadata = metadata
         self._landing = landing
@@ -65,10 +66,11 @@ class Mending:
         self._rate_limit = rate_limit
         self.written_bytes = 0
         self._refused = False
-        """Another process has rebuilt shards for ALONE_MS. It may go on for days, so nobody waits for it again."""
+        """Another process has been rebuilding shards for ALONE_MS. It may take days, so later blocks do not wait."""
 
     def mend(self, row: BlockRow, look: Look) -> tuple[list[Scrubbed], tuple[int, ...]]:
-        """Mend what can be mended. Returns what became of each finding, and the shards that the block still lacks."""
+        """Mend the damage that can be mended. Returns the outcome of each finding, and the shards that are still
+        missing."""
         rebuilt, why, lost_stripe = self._mend_shards(row, look)
         replaced = {shard_name(row, shard) for shard in rebuilt.replaced}
         lost = dict(look.lost)
@@ -80,13 +82,14 @@ class Mending:
                     finding = replace(finding, evidence={**finding.evidence, BEYOND_MENDING: True})
                 done.append(Scrubbed(finding, mended, "" if mended else why or "its disk cannot be written"))
             elif finding in lost:
-                done.append(self._go_back(finding, lost[finding]))
+                done.append(self._return_to_copy(finding, lost[finding]))
             else:
                 done.append(Scrubbed(finding))
         return done, tuple(shard for shard in look.short if shard not in rebuilt.missing)
 
-    def reported(self, look: Look) -> list[Scrubbed]:
-        """The findings of a block, without mending any. Those about objects that could be mended name the copy."""
+    def without_mending(self, look: Look) -> list[Scrubbed]:
+        """Return the findings of a block without mending them. A finding about an object that could be mended names its
+        landing copy."""
         lost = dict(look.lost)
         return [Scrubbed(self._with_copy(one, lost[one]) if one in lost else one) for one in look.findings]
 
@@ -98,15 +101,16 @@ class Mending:
         return replace(finding, evidence={**finding.evidence, "landing": copy.hex()})
 
     def _row(self, placed: Placed) -> ObjectRow | None:
-        """The row of a packed object, if it is still there; None for a segment of a large one, which has no copy."""
+        """Return the row of a packed object, if it is still in its place; None for a segment of a large object, which
+        has no landing copy."""
         row = self._metadata.objects_with([placed.object_id]).get(placed.object_id)
         if row is None or (row.version, row.extent) != (placed.version, placed.extent):
             return None
         return row if row.state is ObjectState.PACKED else None
 
     def _mend_shards(self, row: BlockRow, look: Look) -> tuple[RebuiltBlock, str, bool]:
-        """Make damaged, torn and missing shards again. Returns what was made, why no more, if anything is left, and
-        whether that is because more than m shards of a stripe are damaged."""
+        """Write damaged, torn and missing shards again. Returns what was written, the reason if some are left, and
+        whether they are left because more than m shards of a stripe are damaged."""
         seen = look.shards
         wrong = {*look.torn, *(one.shard for one in seen.damaged)}
         if self._shards is None or not (wrong or seen.missing):
@@ -133,8 +137,8 @@ class Mending:
         self.written_bytes += done.written_bytes
         return done, "", False
 
-    def _go_back(self, finding: Finding, placed: Placed) -> Scrubbed:
-        """Make the object's row point to its landing copy again, if it still has a good one."""
+    def _return_to_copy(self, finding: Finding, placed: Placed) -> Scrubbed:
+        """Make the row of the object point to its landing copy again, if an intact copy still exists."""
         row = self._row(placed)
         if row is None:
             return Scrubbed(finding)

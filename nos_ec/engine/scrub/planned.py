@@ -1,4 +1,4 @@
-"""Finds and mends one damage of a block that a check or a scrub has planned, if it is still there."""
+"""Mends one damaged shard or object in a block, as planned by a check or a scrub, if it is still damaged."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from nos_ec.ports.shard_store import ShardStore
 
 
 class PlannedMending:
-    """A `Mender`. Reads the block of a damage again, and mends that damage alone."""
+    """A `Mender` that reads the damaged block again, and mends only the damage of the finding."""
 
     def __init__(
         self, checked: Checked, shards: ShardStore | None, put_ms_max: int, trail: AuditTrail = NO_TRAIL
     ) -> None:
-        """put_ms_max: longest duration of a PUT."""
+        """put_ms_max: the longest duration of a PUT in milliseconds."""
 
         def rate_limit(_: int) -> None:
-            """One block is not worth a limit."""
+            """Do nothing: one block needs no limit."""
 
         self._metadata = checked.metadata
         self._scrub = BlockScrub(checked.metadata, checked.blocks, shards, rate_limit)
@@ -45,7 +45,7 @@ class PlannedMending:
         return found is not None and any((one.kind, one.what) == (kind, what) for one in found[1].findings)
 
     def _look(self, block_id: BlockId) -> tuple[BlockRow, Look] | None:
-        """The row of the block and what is seen of it; None if it is gone, or changes all the time."""
+        """Return the row of the block and a look at it; None if the block is gone or keeps changing."""
         try:
             row = self._metadata.block(block_id)
         except NotFound:
@@ -55,7 +55,7 @@ class PlannedMending:
 
 
 def _only(row: BlockRow, look: Look, kind: FindingKind, what: str) -> Look:
-    """This finding, and what belongs to it."""
+    """Return the look, reduced to this finding."""
 
     def same(finding_kind: FindingKind, finding_what: str) -> bool:
         return (finding_kind, finding_what) == (kind, what)

@@ -1,10 +1,10 @@
-"""Passes over all packed blocks, in the order of their ids, at a limited rate.
+"""Scrubs all packed blocks in the order of their ids, at a limited rate.
 
-The metadata store remembers where a pass is, every SAVE_MS. So a run that was stopped or killed is continued by the
-next one. What seems damaged is looked at again WAIT_MS later, and counts if it is still so. One process scrubs at a
-time, under a lease.
+The position of a pass is saved in the metadata store every SAVE_MS. So the next run continues a pass that was stopped
+or killed. A block that seems damaged is looked at again WAIT_MS later, and only damage that both looks find counts. One
+process scrubs at a time, under a lease.
 
-9  a few rows of blocks, and of one block the rows of its objects and a few MiB, are held in memory at a time
+9  in memory: a few rows of blocks, and of one block the rows of its objects and a few MiB of data
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ _log = structlog.get_logger(__name__)
 LEASE_NAME = "scrub"
 PAGE_ROWS = 50
 SAVE_MS = 5_000
-"""The place is stored at most this often, except at the end."""
+"""The position is saved at most this often, except at the end."""
 LOOK_MS = 60_000
-"""Least time between two looks of a daemon at whether a pass is due."""
+"""A daemon checks this often whether a pass is due."""
 
-Tell = Callable[[Scrubbed], object]
+Report = Callable[[Scrubbed], object]
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubOptions:
-    """bytes_per_s: read and written in a second; 0 for no limit. repair: whether damage is mended. put_ms_max: longest
-    duration of a PUT. wait_ms: between two looks at what seems damaged."""
+    """Options of a scrub. bytes_per_s: bytes to read and write per second; 0 for no limit. repair: whether to mend
+    damage. put_ms_max: the longest duration of a PUT. wait_ms: milliseconds between two looks at a block that seems
+    damaged."""
 
     bytes_per_s: int
     repair: bool
@@ -57,8 +58,9 @@ class ScrubOptions:
 
 @dataclass(frozen=True, slots=True)
 class ScrubResult:
-    """What one run did. of_pass: the pass that it was part of, from its beginning. whole: whether that has ended.
-    torn: shards that lacked what a killed writer never finished. unfinished: blocks that could not be looked at."""
+    """The result of one run. `of_pass` counts the whole pass that the run belongs to, and `whole` says whether that
+    pass has ended. torn: shards that lacked data which a killed writer never finished. unfinished: blocks that could
+    not be read."""
 
     of_pass: ScrubPass
     whole: bool = False
@@ -73,13 +75,13 @@ class ScrubResult:
 
     @property
     def left(self) -> int:
-        """Damages that were not mended."""
+        """How many findings were not mended."""
         return self.found - self.mended
 
 
 @dataclass(slots=True)
 class ScrubCounters:
-    """What this process has done since it started. Any thread may read it."""
+    """Counts what this process has done since it started. Any thread may read it."""
 
     blocks: int = 0
     read_bytes: int = 0
@@ -94,11 +96,11 @@ class ScrubCounters:
 
 
 class _Stopped(Exception):
-    """Ends the look at the current block, because the run is to stop."""
+    """Ends the scrub of the current block, because the run must stop."""
 
 
 class Scrubber:
-    """Runs in one thread."""
+    """Runs scrubs in one thread."""
 
     def __init__(
         self,
@@ -135,18 +137,18 @@ class Scrubber:
         self,
         stop: Event,
         ms_max: int | None = None,
-        tell: Tell = lambda _: None,
+        report: Report = lambda _: None,
         watch: Callable[[ScrubResult], object] = lambda _: None,
         beat: Beat = unwatched,
         *,
         restart: bool = False,
     ) -> ScrubResult:
-        """Go on with the pass that was begun, or begin one, until its end.
+        """Continue the unfinished pass, or begin a new one, until its end.
 
-        stop, ms_max: end the run early; the next one goes on from there. ms_max lets it finish the block at hand, so
-        that each run gets on. tell: receives each damage. watch: receives
-        the result so far after every few blocks. restart: give up the pass that was begun. Raises Conflict when another
-        process scrubs, LeaseLost, Transient.
+        `stop` and `ms_max` end the run early; the next run continues from there. `ms_max` lets the run finish its
+        current block, so that each run makes progress. `report` receives each finding, and `watch` the result so far
+        after each block. `restart` gives up an unfinished pass. Raises Conflict when another process scrubs, LeaseLost,
+        Transient.
         """
         self._free_lease()
         with self._new_lease(LEASE_NAME) as held:
@@ -165,18 +167,18 @@ class Scrubber:
             self._rate_limit = rate_limit
             self._begin(restart=restart)
             try:
-                self._run(stop, over, tell, watch)
-                self._tell_short(tell)
+                self._run(stop, over, report, watch)
+                self._report_short(report)
                 self._end()
             except _Stopped:
-                self._tell_short(tell)
+                self._report_short(report)
                 self._save()
             finally:
                 self._errors.report(closing=True)
             return self._result
 
     def run(self, stop: Event, pass_ms: int, beat: Beat = unwatched) -> None:
-        """Begin a pass `pass_ms` after the last one began, and go on with one that was begun, until `stop` is set."""
+        """Scrub until `stop` is set: continue an unfinished pass, or begin one `pass_ms` after the last one began."""
         while not stop.is_set():
             beat(0)
             try:
@@ -190,7 +192,7 @@ class Scrubber:
                     _log.info("another process scrubs")
                 else:
                     self.counters.failures += 1
-                    _log.error("scrub failed; trying again", error=str(error))
+                    _log.error("scrub failed; will retry", error=str(error))
             except Exception:
                 self.counters.failures += 1
                 # A bug here must not end GC.
@@ -205,13 +207,13 @@ class Scrubber:
         return not waits(state.last.began_ms + pass_ms, self._clock.now_ms(), pass_ms)
 
     def _free_lease(self) -> None:
-        """Fence the lease of a scrub that was killed. It guards nothing but the turn."""
+        """Fence the lease of a scrub that was killed. The lease protects nothing except that one process scrubs."""
         now_ms = self._clock.now_ms()
         for lease in self._metadata.expired_leases(now_ms):
             if lease.name == LEASE_NAME:
                 self._metadata.fence_lease(lease, now_ms)
 
-    # --- the place ------------------------------------------------------------------------------------
+    # --- the position ---------------------------------------------------------------------------------
     def _begin(self, *, restart: bool) -> None:
         stored = self._metadata.scrub_state()
         self._state = stored or ScrubState()
@@ -227,7 +229,7 @@ class Scrubber:
 
     def _store(self, new: ScrubState, expected: ScrubState | None) -> None:
         if not self._metadata.store_scrub_state(new, expected):
-            raise Conflict("another process has scrubbed meanwhile; let it go on")
+            raise Conflict("another process has scrubbed meanwhile; let it continue")
         self._state = self._saved = self.counters.state = new
         self._saved_ms = self._clock.now_ms()
         kill_point("scrub.saved")
@@ -236,11 +238,11 @@ class Scrubber:
         if self._state != self._saved:
             self._store(self._state, self._saved)
 
-    def _tell_short(self, tell: Tell) -> None:
-        """Blocks that lack shards are one problem of this run, because a lost disk takes a shard from every block. The
-        pass does not remember it: `blocks_short` tells when they are whole again."""
+    def _report_short(self, report: Report) -> None:
+        """Report all blocks that lack shards as one finding of this run, because a lost disk takes a shard from every
+        block. The saved pass does not count it: `blocks_short` shows when the blocks are whole again."""
         for finding in self._short.findings():
-            self._tell(Scrubbed(finding), tell)
+            self._report(Scrubbed(finding), report)
             self._result = replace(self._result, found=self._result.found + 1)
 
     def _end(self) -> None:
@@ -252,7 +254,7 @@ class Scrubber:
         self._result = replace(self._result, of_pass=whole, whole=True)
 
     def _advance(self, block_id: BlockId, look: Look, *, unread: int = 0, found: int = 0, mended: int = 0) -> None:
-        """Move the place behind a block, and count what was done."""
+        """Move the position past a block, and count the work."""
         current, result, counters = self._state.current, self._result, self.counters
         assert current is not None
         current = replace(
@@ -283,62 +285,64 @@ class Scrubber:
         counters.unread += unread
 
     # --- blocks ---------------------------------------------------------------------------------------
-    def _run(self, stop: Event, over: Callable[[], bool], tell: Tell, watch: Callable[[ScrubResult], object]) -> None:
+    def _run(
+        self, stop: Event, over: Callable[[], bool], report: Report, watch: Callable[[ScrubResult], object]
+    ) -> None:
         watch(self._result)
         while rows := self._metadata.list_blocks(self._state.after, PAGE_ROWS):
             for row in rows:
                 self._rate_limit(0)
-                self._of_block(row, stop, tell)
+                self._scrub_block(row, stop, report)
                 if not waits(self._saved_ms + SAVE_MS, self._clock.now_ms(), SAVE_MS):
                     self._save()
                 watch(self._result)
                 if over():
                     raise _Stopped
 
-    def _of_block(self, row: BlockRow, stop: Event, tell: Tell) -> None:
+    def _scrub_block(self, row: BlockRow, stop: Event, report: Report) -> None:
         try:
-            look = self._scrub.look(row) or self._second(row, stop)
+            look = self._scrub.look(row) or self._look_again(row, stop)
             found: list[Scrubbed] = []
             lacks = () if look is None else look.short
             if look is not None and look.doubtful:
-                second = self._second(row, stop)
+                second = self._look_again(row, stop)
                 look = None if second is None else second.confirmed(look)
                 if look is not None:
-                    found, lacks = self._mended(row, look)
+                    found, lacks = self._mend(row, look)
         except (Transient, Corrupt) as error:
-            self._unread(row, str(error))
+            self._count_unread(row, str(error))
             if self._unanswered > UNANSWERED_MAX:
-                self._save()  # so that the next run does not begin with the same blocks
+                self._save()  # otherwise the next run would begin with the same blocks
                 raise
             return
         if look is None:
-            self._unread(row, "it changes all the time")
+            self._count_unread(row, "it keeps changing")
             return
         if lacks:
             self._short.add(row.block_id, lacks)
         for one in found:
-            self._tell(one, tell)
+            self._report(one, report)
         self._advance(row.block_id, look, found=len(found), mended=sum(one.mended for one in found))
 
-    def _second(self, row: BlockRow, stop: Event) -> Look | None:
+    def _look_again(self, row: BlockRow, stop: Event) -> Look | None:
         self._clock.wait(stop, self._options.wait_ms)
         self._rate_limit(0)
         return self._scrub.look(row)
 
-    def _mended(self, row: BlockRow, look: Look) -> tuple[list[Scrubbed], tuple[int, ...]]:
-        """What became of each damage of a block, and the shards that it still lacks."""
+    def _mend(self, row: BlockRow, look: Look) -> tuple[list[Scrubbed], tuple[int, ...]]:
+        """Mend a block if repairs are on. Returns the outcome of each finding, and the shards that it still lacks."""
         if not self._options.repair:
-            return self._mending.reported(look), look.short
+            return self._mending.without_mending(look), look.short
         return self._mending.mend(row, look)
 
-    def _unread(self, row: BlockRow, reason: str) -> None:
+    def _count_unread(self, row: BlockRow, reason: str) -> None:
         self._unanswered += 1
         unfinished = (*self._result.unfinished, Unfinished(block_name(row.block_id), reason))
         self._result = replace(self._result, unfinished=unfinished)
         self._advance(row.block_id, Look(), unread=1)
 
-    def _tell(self, one: Scrubbed, tell: Tell) -> None:
-        tell(one)
+    def _report(self, one: Scrubbed, report: Report) -> None:
+        report(one)
         damage = f"{one.finding.kind.value}: {one.finding.what}"
         if one.mended:
             self._errors.error("damage mended", damage=damage)

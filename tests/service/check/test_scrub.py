@@ -46,7 +46,7 @@ def scrubber(system: System, *, repair: bool = True, clock: Clock | None = None)
 def scrub(system: System, *, repair: bool = True) -> tuple[list[Scrubbed], ScrubResult]:
     """A whole pass."""
     told: list[Scrubbed] = []
-    result = scrubber(system, repair=repair).run_once(Event(), tell=told.append)
+    result = scrubber(system, repair=repair).run_once(Event(), report=told.append)
     assert result.whole
     assert result.unfinished == ()
     assert (result.found, result.mended) == (len(told), sum(one.mended for one in told))
@@ -167,7 +167,7 @@ def test_while_another_process_rebuilds_shards_are_left(bench: Bench) -> None:
         assert system.shards is not None
         told: list[Scrubbed] = []
         with system.shards.alone():
-            scrubber(system, clock=FakeClock()).run_once(Event(), tell=told.append)
+            scrubber(system, clock=FakeClock()).run_once(Event(), report=told.append)
         assert [(one.finding.kind, one.mended) for one in told] == [(K.SHARD_DAMAGED, False)]
         assert "another process is rebuilding" in told[0].why
         assert everything(bench) == damaged
@@ -325,7 +325,7 @@ def test_a_run_that_is_stopped_is_continued(bench: Bench) -> None:
             if result.blocks:
                 stop.set()
 
-        result = scrubber(system).run_once(stop, tell=told.append, watch=after_first)
+        result = scrubber(system).run_once(stop, report=told.append, watch=after_first)
         assert not result.whole
         assert (result.blocks, len(told)) == (1, 1)
         state = system.metadata.scrub_state()
@@ -552,7 +552,7 @@ def test_blocks_that_cannot_be_read_because_disks_are_away_are_not_judged(bench:
         for folder in folders:
             folder.rename(folder.with_name(f"away-{folder.name}"))
         told: list[Scrubbed] = []
-        result = scrubber(system).run_once(Event(), tell=told.append)
+        result = scrubber(system).run_once(Event(), report=told.append)
         assert told == []
         assert "shards 0, 1, 2, 3 are on disks that are away" in result.unfinished[0].reason
         for folder in folders:

@@ -302,7 +302,7 @@ def test_a_part_that_was_left_out_masks_no_lost_one(
         metadata.delete(names[1].key, system.clock.now_ms())
         (found,) = check(system)
         assert found.kind is FindingKind.COMPOSITION_WRONG
-        assert "1 of 2 parts are not there, or are others: the first is part 2" in str(found.evidence["error"])
+        assert "1 of 2 parts are missing or differ: the first is part 2" in str(found.evidence["error"])
 
 
 def upload_of(system: System, key: ObjectKey) -> UploadId:
