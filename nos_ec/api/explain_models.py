@@ -89,7 +89,7 @@ class ObjectExplanationModel(Answer):
         created_ms=1763700000000, age_ms=188000, reason="no_consumer",
         why="Its event was published 3 min 6 s ago (2025-11-21T04:40:02+00:00), and waits in partition 1, which no"
         " consumer holds.",
-        next="Nothing happens until a consumer runs.",
+        next="It waits until a consumer runs.",
         advice="Start `nos-ec consumer`. One that has just started takes its partitions within seconds.",
         next_ms=None,
         publishing={"slot": 4, "slot_held_until_ms": 1763700240000, "producers": ["producer-host1-812-5d1c02aa"],
@@ -166,7 +166,7 @@ class BlockExplanationModel(Answer):
                 "end_bytes": 131072, "unread_stripes": 0},
         stripes_needed=None, would_collect=False,
         reason="condemned",
-        why="It is emptied: no object is in it. It is kept for gc.block_grace_ms, for reads that began before.",
+        why="It is empty: it holds no object. It is kept for gc.block_grace_ms, for reads that began earlier.",
         next="The first GC run after its grace period, which ends in 6 min 52 s (2025-11-21T04:50:00+00:00), deletes"
         " it. When space is short, a run deletes it sooner (gc.block_grace_ms_min).",
         advice=None, next_ms=1763700600000, unknown=[], explained_ms=1763700188000,

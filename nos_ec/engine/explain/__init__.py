@@ -1,1 +1,1 @@
-"""Answers to two questions: why is this object where it is, and why is this block not collected? Only reads."""
+"""Explains why an object is where it is, and why a block is not collected. Only reads."""

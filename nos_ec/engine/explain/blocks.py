@@ -1,5 +1,5 @@
-"""Why a block is not collected: what its row, its headers, leases and GC's own rules say. Only reads, a bounded number
-of times."""
+"""Explains why a block is not collected, from its row, its headers, leases and the rules of GC. Makes only reads, and a
+limited number of them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata import BlockFacts, BlockRow, Metadata
 
 EXAMINED_MAX = 20
-"""Most other blocks whose objects are looked at."""
+"""The objects of at most this many other blocks are examined."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """What the headers of a block say about its stripes. objects: that were written, dead ones included. split_objects:
-    those that lie in one chunk more than the fewest possible. front_bytes, gap_bytes and end_bytes: the bytes of its
-    groups that hold no object (core/packing/empty_bytes.py). unread_stripes: those without a readable header or of an
-    unfinished group, which are not counted."""
+    """The contents of the stripes of a block, from its headers. objects: written objects, including dead ones.
+    split_objects: objects that take one chunk more than necessary. front_bytes, gap_bytes and end_bytes: the bytes of
+    its groups that hold no object (core/packing/empty_bytes.py). unread_stripes: stripes without a readable header or
+    of an unfinished group; the other fields do not count them."""
 
     groups: int
     objects: int
@@ -45,14 +45,13 @@ class BlockLayout:
 
 @dataclass(frozen=True, slots=True)
 class BlockExplanation:
-    """All that is known of a block, and what it means. Sizes in bytes, times in Unix milliseconds, ids in hex.
+    """All facts about a block, and the verdict. Sizes in bytes, times in Unix milliseconds, ids in hex.
 
-    why, next, advice: sentences. advice: what to do if it is stuck; None when there is nothing to do. next_ms: when the
-    next thing happens, if a time decides that. writer_until_ms: the end of its writer's lease; None when that is over.
-    gc_runs: whether a GC run is at work. waste_ratio_min: gc.hole_ratio_min. stripes_needed: what the objects of a
-    candidate need at least. would_collect: whether a run now would collect it; None when that is not known. grace_ms:
-    what is left of its grace period; None unless it is condemned. layout: None for a block of a large object, and when
-    its headers cannot be read. unknown: questions without an answer, with the reason.
+    reason, why, next, advice, next_ms: see Verdict. writer_until_ms: the end of its writer's lease; None if the lease
+    is over. gc_runs: whether a GC run is active. waste_ratio_min: gc.hole_ratio_min. stripes_needed: the least number
+    of stripes that the objects of a candidate need. would_collect: whether a run now would collect it; None if that is
+    not known. grace_ms: the rest of its grace period; None unless it is condemned. layout: None for a block of a large
+    object, and if its headers cannot be read. unknown: questions without an answer, each with the cause.
     """
 
     block: str
@@ -93,7 +92,7 @@ _COLLECTED = (BlockReason.VICTIM, BlockReason.REPACK, BlockReason.EMPTY, BlockRe
 
 
 class BlockExplainer:
-    """Safe to call from several threads. wait_ms: between the runs of a GC daemon."""
+    """Explains blocks. Safe to call from several threads. wait_ms: milliseconds between the runs of a GC daemon."""
 
     def __init__(
         self, metadata: Metadata, blocks: BlockStore, clock: Clock, options: CollectorOptions, wait_ms: int
@@ -105,7 +104,7 @@ class BlockExplainer:
         self._wait_ms = wait_ms
 
     def explain(self, block_id: BlockId) -> BlockExplanation:
-        """Explain a block. Raises NotFound when it has no row, Transient when the metadata is away."""
+        """Explain a block. Raises NotFound when it has no row, Transient when the metadata is unavailable."""
         options, now_ms = self._options, self._clock.now_ms()
         facts = self._look(block_id, now_ms)
         row = facts.row
@@ -166,8 +165,8 @@ class BlockExplainer:
             return self._metadata.block_facts(block_id, waste_ratio_min, now_ms, options.cool_down_ms_max)
         except NotFound as error:
             raise NotFound(
-                f"block {block_id.hex()} has no row: GC deleted it, or it never was one of this store. Objects that"
-                " were in it have moved or are deleted; `nos-ec audit --block` may say when it was deleted, and why",
+                f"block {block_id.hex()} has no row: GC deleted it, or it never belonged to this store. Its objects"
+                " have been moved or deleted; `nos-ec audit --block` may show when and why it was deleted",
                 block_id=block_id,
             ) from error
 
@@ -178,7 +177,7 @@ class BlockExplainer:
         try:
             scan = scan_headers(self._blocks, row.block_id, row.stripes)
         except NosError as error:
-            unknown.append(f"what its stripes leave empty: {error}")
+            unknown.append(f"how much of its stripes is empty: {error}")
             return None
         entries = [entry for header in scan.headers for entry in header.entries]
         empty = sum((empty_in(geometry, header) for header in scan.headers), EmptyBytes())
@@ -193,7 +192,7 @@ class BlockExplainer:
         )
 
     def _lease_until_ms(self, name: str, now_ms: int, epoch: int | None = None) -> int | None:
-        """The end of a lease, of this epoch if one is given; None when it is over or gone."""
+        """Return the end of a lease, of this epoch if one is given; None if the lease is over or gone."""
         for lease in self._metadata.list_leases(name):
             if lease.name == name and epoch in (None, lease.epoch) and waits(lease.expires_ms, now_ms, LEASE_MS_MAX):
                 return lease.expires_ms
@@ -201,11 +200,11 @@ class BlockExplainer:
 
     # --- what a run would do with a candidate -----------------------------------------------------
     def _judged(self, facts: BlockFacts, now_ms: int) -> tuple[BlockReason | None, float | None]:
-        """What a run would do with a candidate, as `choose` decides, and the stripes that its objects need; (None,
-        None) for a block that is none.
+        """Return what a run would do with a candidate, as `choose` decides, and the stripes that its objects need;
+        (None, None) for a block that is not a candidate.
 
-        Rewriting pays with more victims if it pays with some of them, because each needs fewer stripes than it has. So
-        most often no other block has to be looked at.
+        If rewriting some victims pays, it also pays with more of them, because each needs fewer stripes than it has. So
+        usually no other block needs to be examined.
         """
         options, row = self._options, facts.row
         if facts.waits is not None or not row.live_objects or row.kind is BlockKind.LARGE:
@@ -225,7 +224,8 @@ class BlockExplainer:
     def _judged_by_policy(
         self, policy: GcPolicy, facts: BlockFacts, now_ms: int
     ) -> tuple[BlockReason | None, float | None]:
-        """As `_judged`. Which of the blocks that are worth it a policy takes first depends on all of them."""
+        """Do the same as `_judged` for a policy. The order in which a policy takes the blocks that are worth it depends
+        on all of them."""
         options, row = self._options, facts.row
         may_be_merged = row.overhead_bytes >= options.waste_ratio_min * row.size_bytes
         is_cooling = cools_down(facts, options, now_ms)
@@ -256,7 +256,7 @@ class BlockExplainer:
         return BlockReason.REPACK if is_next else BlockReason.LATER_RUN
 
     def _judged_by_holes(self, policy: GcPolicy, facts: BlockFacts, now_ms: int, price_days_min: float) -> BlockReason:
-        """Return what the policy would do with a block because of its dead bytes."""
+        """Return what the policy would do with a block because of its dead bytes alone."""
         if 1 - facts.row.hole_ratio >= self._options.density:
             return BlockReason.TOO_FULL
         if not policy.is_due(self._metadata.space_use().without_empty):

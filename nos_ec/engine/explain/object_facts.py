@@ -1,4 +1,4 @@
-"""What is found out about an object, before it is judged. Sizes in bytes, times in Unix milliseconds, ids in hex."""
+"""Facts about an object from which its state is explained. Sizes in bytes, times in Unix milliseconds, ids in hex."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from nos_ec.core.states import BlockKind, BlockState, SegmentState
 @dataclass(frozen=True, slots=True)
 class ObjectOptions:
     """Settings by which producers, consumers and the reaper decide. packing_reserve_bytes: space that packing leaves
-    free. put_ms_max: the longest duration of a PUT. stream_cuts_days: what separates the streams; empty for a single
-    one."""
+    free. put_ms_max: the longest duration of a PUT. stream_cuts_days: the lifetimes that separate the streams; empty
+    for a single stream."""
 
     min_age_ms: int
     republish_ms: int
@@ -25,7 +25,7 @@ class ObjectOptions:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A partition, and the member of the consumer group that owns it; None when nobody does, or it is not known."""
+    """A partition, and the member of the consumer group that owns it; None if it has no owner or that is unknown."""
 
     partition: int
     member: str | None
@@ -33,13 +33,14 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """How an object that waits gets to the consumers.
+    """How a waiting object gets to the consumers.
 
-    slot_held_until_ms: the end of the lease of a producer on the slot; None when nobody holds it. producers: the
-    daemons that are alive. due_ms: when the producer looks at the object next; None when its row is missing.
-    published_ms: the latest time at which its event was published; None when no event is in the log. holders: of the
-    partition of the bucket, or of all when the event was spread. members_known: whether the message log was asked who
-    they are, which is done for an object with an event, and answered. passed_ms: no event from before then waits there.
+    slot_held_until_ms: the end of a producer's lease on the slot; None if no producer holds it. producers: the daemons
+    that are alive. due_ms: when a producer looks at the object next; None if its row in the waiting table is missing.
+    published_ms: the latest time at which its event was published; None if the log has no event. holders: the owners of
+    the bucket's partition, or of all partitions if the event was spread. members_known: whether the message log was
+    asked for the owners (only for an object with an event) and answered. passed_ms: the partitions have no waiting
+    event from before this time.
     """
 
     slot: int
@@ -55,11 +56,11 @@ class Publishing:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A landing copy. medium: "store" or "log". The segment is that of the landing log.
+    """A landing copy. medium: "store" or "log". The segment fields describe its landing segment.
 
-    queued: it is in the deletion queue, from which it may be taken at delete_after_ms. doomed: its packed bytes are
-    verified, and it is about to go. readable: None when that was not tried, or a store did not answer. problem: what
-    reading it failed with.
+    queued: whether it is in the deletion queue, and may be deleted from delete_after_ms on. doomed: its packed bytes
+    are verified, and it will be deleted soon. readable: None if it was not read, or a store did not answer. problem:
+    the error of reading it.
     """
 
     landing: str
@@ -78,7 +79,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class PlaceInBlock:
-    """Bytes of the object in a block."""
+    """The location of bytes of an object in a block."""
 
     block: str
     offset: int
@@ -98,9 +99,9 @@ class ItsBlock:
 
 @dataclass(frozen=True, slots=True)
 class ItsParts:
-    """The parts of a composed object, which are objects of their own: how many it has, how many of its upload are
-    there, and how many of these are in each state. Parts that its upload left out are among them for a while. waiting:
-    the first that is not packed, to be explained by itself; None when there is none."""
+    """The parts of a composed object, which are objects of their own. parts: how many it has. there: how many parts of
+    its upload exist, including, for a while, parts that it left out; landed, queued, packed and large count them by
+    state. waiting: the first part that is not packed, which can be explained separately; None if all are."""
 
     parts: int
     there: int

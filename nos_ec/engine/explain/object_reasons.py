@@ -1,4 +1,4 @@
-"""What the facts about an object mean: a reason, and sentences for people. Pure."""
+"""Derives from the facts about an object why it is where it is, as a reason and sentences for people. Pure."""
 
 from __future__ import annotations
 
@@ -8,49 +8,47 @@ from enum import StrEnum
 from nos_ec.core.states import ObjectState, SegmentState
 from nos_ec.engine.explain.object_facts import Copy, ObjectOptions, Publishing
 from nos_ec.engine.explain.times import moment, span, when
+from nos_ec.engine.explain.verdict import LATE_MS, Verdict, capitalised
 from nos_ec.ports.metadata import ObjectRow
-
-LATE_MS = 300_000
-"""What is overdue by more than this does not happen by itself."""
 
 
 class ObjectReason(StrEnum):
-    """Why an object is where it is. The first ones are of objects that wait to be packed."""
+    """The reason why an object is where it is. The first ones concern objects that wait to be packed."""
 
     TOO_YOUNG = "too_young"
     """It is not old enough to be published."""
     DUE = "due"
-    """It is to be published; a producer holds its slot."""
+    """It is due to be published, and a producer holds its slot."""
     NO_PRODUCER = "no_producer"
-    """It is to be published; no producer holds its slot."""
+    """It is due to be published, but no producer holds its slot."""
     REFUSED = "refused"
     """The message log did not take its event."""
     EVENT_WAITS = "event_waits"
-    """Its event is with the consumer group, which has not done it yet."""
+    """Its event is published, but the consumer group has not processed it yet."""
     NO_CONSUMER = "no_consumer"
     """Its event waits in a partition that no consumer holds."""
     EVENT_PASSED = "event_passed"
-    """The consumer group has passed its event and has not packed it."""
+    """The consumer group has passed its event without packing it."""
     PROGRESS_UNKNOWN = "progress_unknown"
-    """Its event is published; the message log does not tell how far the consumers are."""
+    """Its event is published, but the message log does not report how far the consumers are."""
     NO_SPACE = "no_space"
-    """Its event is published; there is no room to pack it."""
+    """Its event is published, but there is no space to pack it."""
     COPY_UNREADABLE = "copy_unreadable"
-    """Its landing copy does not answer now."""
+    """Its landing copy cannot be read now."""
     COPY_LOST = "copy_lost"
     """Its landing copy, its only one, is lost or damaged."""
     NOT_WAITING = "not_waiting"
-    """Its bytes are a landing copy, but the metadata does not list it among what waits: it is damaged."""
+    """Its bytes are a landing copy, but the metadata is damaged and does not list it among the waiting objects."""
     PACKED = "packed"
-    """It is packed; no landing copy is known to be left."""
+    """It is packed, and no landing copy of it is known."""
     COPY_IN_GRACE = "copy_in_grace"
-    """It is packed; its landing copy is kept for a while."""
+    """It is packed, and its landing copy is kept for a while."""
     COPY_TO_VERIFY = "copy_to_verify"
-    """It is packed; its landing copy goes as soon as the packed bytes are verified."""
+    """It is packed, and its landing copy is deleted as soon as the packed bytes are verified."""
     COPY_VERIFIED = "copy_verified"
-    """It is packed and verified; its landing copy is about to go."""
+    """It is packed and verified, and its landing copy will be deleted soon."""
     COPY_HELD = "copy_held"
-    """It is packed and verified; its record stays in the queue until its landing segment is sealed."""
+    """It is packed and verified, but its record stays in the queue until its landing segment is sealed."""
     LARGE = "large"
     """It is in blocks of its own."""
     EMPTY = "empty"
@@ -59,10 +57,10 @@ class ObjectReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObjectEvidence:
-    """row: with its due time. is_passed: the group has passed the event (core.republish). no_space: why nothing can be
-    packed. places: of a large object, without its tail. tail: the row of that; None without one. chunks: of a packed
-    object, those that it lies in; chunks_min: the fewest that an object of its size can lie in; shard_reads: those of a
-    GET."""
+    """All facts about an object. row: its row, with its due time. is_passed: whether the consumer group has passed the
+    event (core/publishing/republish.py). no_space: why nothing can be packed. places: how many segments a large object
+    has, without its tail. tail: the row of its tail; None without one. chunks: how many chunks hold a packed object.
+    chunks_min: the fewest chunks that an object of its size can take. shard_reads: the shard reads of a GET."""
 
     row: ObjectRow
     now_ms: int
@@ -78,27 +76,16 @@ class ObjectEvidence:
     shard_reads: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """See ObjectExplanation."""
-
-    reason: ObjectReason
-    why: str
-    next: str
-    advice: str | None = None
-    next_ms: int | None = None
-
-
-def judge_object(e: ObjectEvidence) -> Verdict:
-    """What the evidence means."""
+def judge_object(e: ObjectEvidence) -> Verdict[ObjectReason]:
+    """Return the verdict that follows from the evidence."""
     state = e.row.state
     if state is ObjectState.EMPTY:
-        return Verdict(ObjectReason.EMPTY, "It has no bytes: its row is all of it.", "There is nothing to pack.")
+        return Verdict(ObjectReason.EMPTY, "It has no bytes, only a row.", "There is nothing to pack.")
     if state is ObjectState.LARGE:
         blocks = "1 block of its own" if e.places == 1 else f"{e.places} blocks of its own"
         return Verdict(
             ObjectReason.LARGE,
-            f"It is too big to share a stripe group, so its PUT wrote it straight to {blocks}. It was never a landing"
+            f"It is too big to share a stripe group, so its PUT wrote it straight to {blocks}. It never had a landing"
             f" copy.{_of_tail(e.tail)}",
             "It stays there until it is deleted or overwritten. GC never moves a large object.",
         )
@@ -115,29 +102,28 @@ def _of_tail(tail: ObjectRow | None) -> str:
         return ""
     where = "packed" if tail.extent is not None else tail.state.value
     return (
-        f" Its last {tail.size} bytes, which fill no stripe, are an object of their own, {tail.key}: it is {where}, and"
-        " GC deletes it with the last of these blocks."
+        f" Its last {tail.size} bytes, which do not fill a stripe, are a separate object, {tail.key}: it is {where},"
+        " and GC deletes it with the last of these blocks."
     )
 
 
 # --- objects that wait ----------------------------------------------------------------------------
-def _unpackable(e: ObjectEvidence, way: Publishing) -> Verdict | None:
-    """What is wrong with the object itself."""
+def _unpackable(e: ObjectEvidence, way: Publishing) -> Verdict[ObjectReason] | None:
+    """Return the verdict if the object itself cannot be packed; otherwise None."""
     copy = e.copy
     if copy is not None and copy.readable is False:
         return Verdict(
             ObjectReason.COPY_LOST,
             f"Its landing copy, the only copy of its bytes, is lost or damaged: {copy.problem}.",
-            "Consumers try again and again in vain; GETs fail as well.",
-            "Bring back what was lost (docs/RUNBOOKS.md: a disk, or a device of the landing log), or store the object"
-            " again.",
+            "Consumers retry without success; GETs fail as well.",
+            "Restore the lost disk or device of the landing log (docs/RUNBOOKS.md), or store the object again.",
         )
     if way.due_ms is None:
         return Verdict(
             ObjectReason.NOT_WAITING,
-            "The metadata is damaged: the object's bytes are a landing copy, but it is not listed among what waits to"
-            " be packed.",
-            "No producer will publish it. It can be read.",
+            "The metadata is damaged: the object's bytes are a landing copy, but it is not listed among the objects"
+            " that wait to be packed.",
+            "No producer will publish it. It can still be read.",
             "Read the object with `nos-ec get` and store it again with `nos-ec put`; then look for the cause"
             " (docs/OPERATIONS.md, Damaged metadata).",
         )
@@ -145,14 +131,14 @@ def _unpackable(e: ObjectEvidence, way: Publishing) -> Verdict | None:
         return Verdict(
             ObjectReason.COPY_UNREADABLE,
             f"Its landing copy cannot be read now: {copy.problem}.",
-            "A consumer that meets it sets it aside, and tries again after 5 s, later after up to 10 minutes.",
-            "Bring the store back that does not answer (docs/OPERATIONS.md, While a part is away).",
+            "A consumer that receives its event parks it and retries after 5 s, later after up to 10 minutes.",
+            "Repair the store that does not answer (docs/OPERATIONS.md, While a part is away).",
         )
     return None
 
 
-def _to_publish(e: ObjectEvidence, way: Publishing) -> Verdict:
-    """An object without an event in the message log."""
+def _to_publish(e: ObjectEvidence, way: Publishing) -> Verdict[ObjectReason]:
+    """Return the verdict on an object without an event in the message log."""
     assert way.due_ms is not None
     is_held = way.slot_held_until_ms is not None
     start = None if is_held else f"No producer holds slot {way.slot} now: start `nos-ec producer`."
@@ -161,18 +147,18 @@ def _to_publish(e: ObjectEvidence, way: Publishing) -> Verdict:
         return Verdict(
             ObjectReason.REFUSED,
             "Its event is not in the message log: the log refused it, or its partition did not answer.",
-            f"The producer that holds slot {way.slot} tries again {due}."
+            f"The producer that holds slot {way.slot} retries {due}."
             if way.due_ms > e.now_ms
-            else f"It is due to be tried again since {due}.",
+            else f"The next attempt was due {due}.",
             start or "The producer's log has the reason; see also nos_ec_producer_refused_events_total.",
             way.due_ms,
         )
     if way.due_ms > e.now_ms:
         return Verdict(
             ObjectReason.TOO_YOUNG,
-            f"It waits for its age (put.min_age_ms): it was stored {when(e.row.created_ms, e.now_ms)}, and is not due"
-            " to be published yet.",
-            f"It comes due {due}. Then the producer that holds slot {way.slot} publishes it, and a consumer packs it.",
+            f"It is too young to be packed (put.min_age_ms): it was stored {when(e.row.created_ms, e.now_ms)}, and is"
+            " not due to be published yet.",
+            f"It is due {due}. Then the producer that holds slot {way.slot} publishes it, and a consumer packs it.",
             start,
             way.due_ms,
         )
@@ -181,34 +167,35 @@ def _to_publish(e: ObjectEvidence, way: Publishing) -> Verdict:
     if not is_held:
         return Verdict(
             ObjectReason.NO_PRODUCER,
-            f"It has been due to be published for {span(overdue_ms)}, but no producer holds slot {way.slot}, in which"
-            f" its bucket is.{again}",
-            "A producer that runs takes the slot within a third of producer.lease_ttl_ms. Without one nothing happens.",
+            f"It has been due to be published for {span(overdue_ms)}, but no producer holds slot {way.slot}, which"
+            f" contains its bucket.{again}",
+            "A running producer takes the slot within a third of producer.lease_ttl_ms. Without a producer, the object"
+            " keeps waiting.",
             "Start `nos-ec producer`." if not way.producers else "Producers run; if it stays so, read their logs.",
             way.due_ms,
         )
     return Verdict(
         ObjectReason.DUE,
         f"It has been due to be published for {span(overdue_ms)}.{again}",
-        f"The producer that holds slot {way.slot} publishes it in one of its next turns, the longest due first.",
+        f"The producer that holds slot {way.slot} publishes it in one of its next turns, the longest overdue first.",
         "That is late: read the producer's log, and nos_ec_producer_failures_total." if overdue_ms > LATE_MS else None,
         way.due_ms,
     )
 
 
 def _landed_again(e: ObjectEvidence, due_ms: int) -> str:
-    """What to say of an object that came due long after its PUT."""
+    """Return a sentence about an object that came due long after its PUT; otherwise an empty string."""
     if due_ms <= e.row.created_ms + e.options.min_age_ms + LATE_MS:
         return ""
     return (
-        f" It came due {span(due_ms - e.row.created_ms)} after its PUT: the reaper has gone back to its landing copy,"
-        " because its packed bytes were lost or damaged (the log of a consumer or GC run says so), or put.min_age_ms"
-        " was changed."
+        f" It came due {span(due_ms - e.row.created_ms)} after its PUT: either the reaper has set it back to its"
+        " landing copy, because its packed bytes were lost or damaged (see the log of consumers and GC runs), or"
+        " put.min_age_ms was changed."
     )
 
 
-def _published(e: ObjectEvidence, way: Publishing) -> Verdict:
-    """An object whose event is in the message log, or was."""
+def _published(e: ObjectEvidence, way: Publishing) -> Verdict[ObjectReason]:
+    """Return the verdict on an object whose event is, or was, in the message log."""
     assert way.published_ms is not None
     published = f"Its event was published {when(min(way.published_ms, e.now_ms), e.now_ms)}"
     again = "" if way.due_ms is None else when(way.due_ms, e.now_ms)
@@ -217,8 +204,8 @@ def _published(e: ObjectEvidence, way: Publishing) -> Verdict:
             ObjectReason.EVENT_PASSED,
             f"{published}, and the consumer group has passed it without packing the object: its landing copy could not"
             " be read for minutes, or the consumer group was reset.",
-            f"A producer publishes it again when it comes due, {again}.",
-            'A consumer that has parked it says why in its log; see nos_ec_parked_items{what="object"}.',
+            f"A producer publishes it again when it is due, {again}.",
+            'A consumer that has parked it logs the reason; see nos_ec_parked_items{what="object"}.',
             way.due_ms,
         )
     if e.no_space is not None:
@@ -235,28 +222,28 @@ def _published(e: ObjectEvidence, way: Publishing) -> Verdict:
         return Verdict(
             ObjectReason.NO_CONSUMER,
             f"{published}, and waits in {where}, which no consumer holds.",
-            "Nothing happens until a consumer runs.",
+            "It waits until a consumer runs.",
             "Start `nos-ec consumer`. One that has just started takes its partitions within seconds.",
         )
     if way.passed_ms is None:
         return Verdict(
             ObjectReason.PROGRESS_UNKNOWN,
-            f"{published}. The message log does not tell now how far the consumers are.",
-            f"If they are well, a consumer packs it. If its event is lost, it is published again {again}, or later.",
+            f"{published}. The message log does not report now how far the consumers are.",
+            f"If consumers run, one of them packs it. If its event is lost, it is published again {again}, or later.",
             "Check the message log with `nos-ec config check --connect`.",
             way.due_ms,
         )
-    holders = "consumers that are not known" if not members else ", ".join(members)
+    holders = "unknown consumers" if not members else ", ".join(members)
     latest_ms = way.published_ms + max(e.options.linger_ms, e.options.linger_ms_max)
     late = e.now_ms > latest_ms + LATE_MS
     return Verdict(
         ObjectReason.EVENT_WAITS,
-        f"{published}, to {where}, held by {holders}. It is not done yet: a consumer has not read it, or holds it on"
-        " its merge list until other objects fill its stripe.",
+        f"{published}, to {where}, held by {holders}. It is not packed yet: a consumer has not read the event, or keeps"
+        " the object on its merge list until other objects fill its stripe.",
         f"It is packed by {moment(latest_ms)} at the latest if consumers keep up: an object waits for others for"
         f" {span(e.options.linger_ms)} (consumer.linger_ms), or {span(e.options.linger_ms_max)} (linger_max_ms) while"
         " too few wait.",
-        "That is over: the consumer lags or is paused, or has parked the object. Read its log and"
+        "That time has passed: the consumer lags or is paused, or has parked the object. Read its log and"
         ' nos_ec_parked_items{what="object"}, and see docs/RUNBOOKS.md, Lag grows.'
         if late
         else None,
@@ -265,7 +252,7 @@ def _published(e: ObjectEvidence, way: Publishing) -> Verdict:
 
 
 # --- packed objects -------------------------------------------------------------------------------
-def _packed(e: ObjectEvidence) -> Verdict:
+def _packed(e: ObjectEvidence) -> Verdict[ObjectReason]:
     assert e.row.extent is not None
     packed = f"It is packed, in block {e.row.extent.block_id.hex()}"
     copy = e.copy
@@ -273,15 +260,15 @@ def _packed(e: ObjectEvidence) -> Verdict:
         return Verdict(
             ObjectReason.PACKED,
             f"{packed}. No landing copy of it is queued for deletion any more.",
-            "It stays there until it is deleted or overwritten, or GC moves it to another block.",
+            "It stays there until it is deleted or overwritten, or until GC moves it to another block.",
         )
     what, goes = _what_goes(copy)
     if copy.doomed and copy.segment_state is SegmentState.OPEN:
         return Verdict(
             ObjectReason.COPY_HELD,
-            f"{packed}, and the packed bytes were verified. Its {what} is kept only because that landing segment is"
+            f"{packed}, and the packed bytes were verified. Its {what} is kept only because the landing segment is"
             " still open.",
-            "Its entry is forgotten once the process that PUTs into the segment has sealed it: when it is full,"
+            "Its entry is removed once the process that writes the segment has sealed it: when it is full,"
             " landing.segment_age_ms after its first PUT, or when the process ends.",
         )
     if copy.doomed:
@@ -296,8 +283,8 @@ def _packed(e: ObjectEvidence) -> Verdict:
     if copy.delete_after_ms > e.now_ms:
         return Verdict(
             ObjectReason.COPY_IN_GRACE,
-            f"{packed}. Its {what} is kept for reaper.landing_grace_ms, or until it is tried again after a failure.",
-            f"{_capital(when(copy.delete_after_ms, e.now_ms))}, a consumer or GC run reads the packed bytes back and"
+            f"{packed}. Its {what} is kept for reaper.landing_grace_ms, or until the next attempt after a failure.",
+            f"{capitalised(when(copy.delete_after_ms, e.now_ms))}, a consumer or GC run reads the packed bytes back and"
             f" checks their CRC; then it {goes}.",
             None,
             copy.delete_after_ms,
@@ -305,9 +292,9 @@ def _packed(e: ObjectEvidence) -> Verdict:
     overdue_ms = e.now_ms - copy.delete_after_ms
     return Verdict(
         ObjectReason.COPY_TO_VERIFY,
-        f"{packed}. Its {what} has been due to go for {span(overdue_ms)}.",
+        f"{packed}. Its {what} has been due for deletion for {span(overdue_ms)}.",
         f"The next round of a consumer or GC run reads the packed bytes back and checks their CRC; then it {goes}.",
-        "That is late: see whether `nos-ec consumer` runs, nos_ec_store_overdue_deletion_seconds, and"
+        "That is late: check that `nos-ec consumer` runs, and see nos_ec_store_overdue_deletion_seconds, and"
         ' nos_ec_parked_items{what="landing copy"} for copies that cannot be verified.'
         if overdue_ms > LATE_MS
         else None,
@@ -320,9 +307,9 @@ def _of_split(e: ObjectEvidence) -> str:
         return ""
     split = f" It is split: it lies in {e.chunks} chunks where {e.chunks_min} could hold it"
     if e.shard_reads != e.chunks:
-        return f"{split}. This costs no shard read, because a read of it asks all shards of data in any case."
+        return f"{split}. This costs no extra shard read, because a read of it needs all data shards in any case."
     return (
-        f"{split}, so a read of it takes one more shard read. Else its writer would have left more space empty than"
+        f"{split}, so a GET of it takes one more shard read. Otherwise its writer would have left more space empty than"
         " that read is worth (consumer.split_bytes, docs/PACKING.md)."
     )
 
@@ -332,9 +319,5 @@ def _what_goes(copy: Copy) -> tuple[str, str]:
         return "landing copy", "deletes the copy"
     return (
         f"record in landing segment {copy.segment}",
-        "forgets the record, and gives the segment back once nothing in it is needed",
+        "removes the record's entry, and gives the segment back once no record in it is needed",
     )
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

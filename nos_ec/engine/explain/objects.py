@@ -1,8 +1,8 @@
-"""Why an object is where it is: what rows, leases, the message log and its landing copy say.
+"""Explains why an object is where it is, from rows, leases, the message log and its landing copy.
 
-Only reads. A question that has no answer now, such as one to a message log that is away, is named in `unknown`, and the
-other facts are given all the same. The number of statements and requests is fixed, but for the parts of a composed
-object, which take one for each PAGE_PARTS.
+Makes only reads. A question without an answer, for example because the message log is unavailable, is named in
+`unknown`, and the other facts are still returned. The number of statements and requests is fixed, except for the parts
+of a composed object: one statement for each PAGE_PARTS of them.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from nos_ec.ports.message_log import GroupProgress
 from nos_ec.ports.metadata import BlockRow, Metadata, ObjectRow, QueueEntry
 
 PLACES_MAX = 1000
-"""Most places of a large object that are listed."""
+"""At most this many places of a large object are listed."""
 PAGE_PARTS = 1000
 _LOOKS_MAX = 3
-"""How often an object is looked at that moves while it is looked at."""
+"""How often to look at an object that moves meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectExplanation:
-    """All that is known of an object, and what it means. Sizes in bytes, times in Unix milliseconds, ids in hex.
+    """All facts about an object, and the verdict. Sizes in bytes, times in Unix milliseconds, ids in hex.
 
-    why, next, advice: sentences. advice: what to do if it is stuck; None when there is nothing to do. next_ms: when the
-    next thing happens, if a time decides that. unknown: questions without an answer, with the reason.
+    reason, why, next, advice, next_ms: see Verdict. unknown: questions without an answer, each with the cause.
 
-    half_life_days: after how many days half of the objects of this bucket and age are expected to be dead; very high
-    while little is known. stream: the one that the object belongs to now, before streams are folded. Both are None of
-    objects that share no blocks, and with a single stream.
+    half_life_days: the number of days after which half of the objects of this bucket and age are expected to be dead;
+    very high while little is known. stream: the stream that the object belongs to now, before streams are folded. Both
+    are None for objects that share no blocks, and with a single stream.
 
-    chunks: of a packed object, those that it lies in. chunks_min: the fewest that an object of its size can lie in; if
-    it is less, the object is split. shard_reads: those that a GET of it takes, one of each shard that holds its chunks.
+    chunks: the number of chunks that hold a packed object. chunks_min: the fewest chunks that an object of its size can
+    take; if `chunks` is greater, the object is split. shard_reads: how many shard reads a GET of it makes, one for each
+    shard that holds its chunks.
 
-    its_parts: of an object that is composed of parts. All else is about its own bytes then, which are the list of them.
+    its_parts: the parts of a composed object. The other fields then describe its own bytes, the list of the parts.
     """
 
     bucket: str
@@ -87,7 +87,7 @@ class ObjectExplanation:
 
 @dataclass(slots=True)
 class _Asked:
-    """What was asked besides the rows."""
+    """Answers from other sources than the rows."""
 
     unknown: list[str] = field(default_factory=list)
     members_known: bool = False
@@ -95,7 +95,8 @@ class _Asked:
 
 
 class ObjectExplainer:
-    """Safe to call from several threads. new_progress: opens a client of the message log, which is closed after use."""
+    """Explains objects. Safe to call from several threads. `new_progress` opens a client of the message log, which is
+    closed after use."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class ObjectExplainer:
         self._rule = Republishing(options.republish_ms)
 
     def explain(self, key: ObjectKey) -> ObjectExplanation:
-        """Explain the current version. Raises NotFound when there is none, Transient when the metadata is away."""
+        """Explain the current version. Raises NotFound if there is none, Transient if the metadata is unavailable."""
         for _ in range(_LOOKS_MAX):
             row, block = self._look(key)
             copy = self._landed_copy(row) if row.state.in_landing else self._queued_copy(row)
@@ -173,7 +174,7 @@ class ObjectExplainer:
         )
 
     def _chunks(self, row: ObjectRow) -> tuple[int | None, int | None, int | None]:
-        """Return its chunks, the fewest possible, and the shard reads of a GET; None of what is not packed."""
+        """Return its chunks, the fewest possible, and the shard reads of a GET; all are None if it is not packed."""
         extent, geometry = row.extent, self._blocks.geometry
         if row.state is not ObjectState.PACKED or extent is None:
             return None, None, None
@@ -216,20 +217,20 @@ class ObjectExplainer:
             facts = self._metadata.object_facts(key)
         except NotFound as error:
             raise NotFound(
-                f"object {key} does not exist: it was never stored, or it was deleted. The metadata keeps nothing of a"
-                " deleted object, unless it is in the trash (`nos-ec trash list`)",
+                f"object {key} does not exist: it was never stored, or it was deleted. The metadata keeps no record of"
+                " a deleted object, unless it is in the trash (`nos-ec trash list`)",
                 key=key,
             ) from error
         return facts.row, facts.block
 
     def _is_still(self, row: ObjectRow) -> bool:
-        """Whether the object is still where it was. Raises NotFound, Transient."""
+        """Return whether the object is still where it was. Raises NotFound, Transient."""
         now, _ = self._look(row.key)
         return (now.version, now.landing_id, now.extent) == (row.version, row.landing_id, row.extent)
 
     # --- the landing copy -------------------------------------------------------------------------
     def _landed_copy(self, row: ObjectRow) -> Copy:
-        """The only copy of an object that waits. It is read, because a copy that cannot be read cannot be packed."""
+        """Return the only copy of a waiting object. It is read, because a copy that cannot be read cannot be packed."""
         assert row.landing_id is not None
         try:
             log = in_log(row.landing_id)
@@ -242,7 +243,7 @@ class ObjectExplainer:
         return self._copy(row.landing_id, None, readable=True)
 
     def _queued_copy(self, row: ObjectRow) -> Copy | None:
-        """The copy that a packed object still has."""
+        """Return the landing copy that a packed object still has; None if there is none."""
         if row.state is not ObjectState.PACKED:
             return None
         for first, last in copy_ranges(row, self._options.put_ms_max):
@@ -319,7 +320,8 @@ class ObjectExplainer:
         )
 
     def _ask_log(self, asked: _Asked) -> tuple[Mapping[int, int], Mapping[int, str]]:
-        """Until when the group has passed each partition, and who owns it; empty when the log does not say."""
+        """Return the time up to which the group has passed each partition, and the owner of each partition; empty if
+        the message log does not answer."""
         passed: Mapping[int, int] = {}
         members: Mapping[int, str] = {}
         try:
@@ -345,7 +347,7 @@ class ObjectExplainer:
         except NoSpace as error:
             asked.no_space = str(error)
         except Transient as error:
-            asked.unknown.append(f"whether there is room to pack: {error}")
+            asked.unknown.append(f"whether there is space to pack: {error}")
 
 
 def _its_block(row: BlockRow) -> ItsBlock:

@@ -1,4 +1,4 @@
-"""Times as people say them, with the moment in ISO 8601."""
+"""Formats times for people, with the moment in ISO 8601."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UNITS = (("day", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
 
 
 def span(ms: int) -> str:
-    """A length of time in its two largest units: '3 min 20 s', '2 days 4 h', '700 ms', '0 s'."""
+    """Return a duration in its two largest units: '3 min 20 s', '2 days 4 h', '700 ms', '0 s'."""
     if 0 < ms < 1000:
         return f"{ms} ms"
     rest = max(0, ms)
@@ -23,10 +23,10 @@ def span(ms: int) -> str:
 
 
 def moment(ms: int) -> str:
-    """ISO 8601 in UTC, to the second."""
+    """Return a moment (Unix milliseconds) in ISO 8601, UTC, to the second."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")
 
 
 def when(ms: int, now_ms: int) -> str:
-    """'in 3 min 20 s (2026-01-31T12:00:00+00:00)', or '3 min 20 s ago (...)'."""
+    """Return 'in 3 min 20 s (2026-01-31T12:00:00+00:00)', or '3 min 20 s ago (...)'."""
     return f"in {span(ms - now_ms)} ({moment(ms)})" if ms > now_ms else f"{span(now_ms - ms)} ago ({moment(ms)})"

@@ -370,7 +370,7 @@ def test_the_record_of_a_packed_object(bench: Bench, system: System, mode: str) 
         found = explained(patient, key)
         assert (found.reason, found.state) == (Why.COPY_IN_GRACE, ObjectState.PACKED)
         assert "reaper.landing_grace_ms" in found.why
-        assert "forgets the record" in found.next
+        assert "removes the record's entry" in found.next
         assert found.landing_copy is not None
         assert (found.landing_copy.landing, found.landing_copy.medium, found.landing_copy.queued) == (
             copy.hex(),
@@ -430,7 +430,7 @@ def test_an_object_that_went_back_to_its_landing_copy(bench: Bench, system: Syst
     assert system.metadata.revert_to_landing(deletion, clock.now_ms())
     found = explained(system, key)
     assert (found.reason, found.state) == (Why.NO_PRODUCER, ObjectState.LANDED)
-    assert "It came due 1 h after its PUT: the reaper has gone back to its landing copy" in found.why
+    assert "It came due 1 h after its PUT: either the reaper has set it back to its landing copy" in found.why
 
 
 # --- other objects --------------------------------------------------------------------------------

@@ -203,7 +203,7 @@ def test_explain_of_a_block_whose_headers_cannot_be_read(wide: Bench) -> None:
         faults.before["read_many"] = [Transient("the store is away")]
         found = explainer.explain(row.block_id)
         assert found.layout is None
-        assert found.unknown == ["what its stripes leave empty: the store is away"]
+        assert found.unknown == ["how much of its stripes is empty: the store is away"]
         assert found.live_objects == 30, "what the rows say is there all the same"
         layout = explainer.explain(row.block_id).layout
         assert layout is not None
