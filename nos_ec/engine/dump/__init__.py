@@ -1,1 +1,1 @@
-"""Dumps of the rows of a store, and rebuilding them from a dump and from what blocks and the landing log tell."""
+"""Dumps the rows of a store, and rebuilds them from a dump and from the contents of blocks and the landing log."""

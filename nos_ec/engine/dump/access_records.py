@@ -3,13 +3,12 @@
 A dump is hours old when the database is lost. Without the changes since, a rebuild would re-enable an access key that
 was disabled, restore a grant that was revoked, and leave a new bucket without an owner. So each change of an access
 key, or of a bucket's row, documents or grants, is followed by a PUT of a record: a small object of a hidden bucket,
-with the state after the change in the format of a page of a dump. Records land, are packed and are found again like all
-objects. A change is acknowledged when its record is durable.
+with the state after the change in the format of a page of a dump. Records are landed, packed and recovered like all
+other objects. A change is acknowledged when its record is durable.
 
-The record is read before the state that it is to contain, and replaced only if it has not changed since. So a record
-that a later change has written is never replaced with an older state, and the last record has the last state. Each
-record ends with random bytes, and each change writes one. So a record does not look the same after a change and its
-reversal.
+The old record is read before the state that the new one will contain, and replaced only if it has not changed since. So
+an older state never replaces a record that a later change has written, and the last record has the last state. Each
+change writes a record, and each record ends with random bytes. So records differ even after a change and its reversal.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import AccessKeys, AccessOf, Buckets, ObjectRow, Objects
 
 TRIES = 20
-"""Each retry means that the same bucket or access key was changed meanwhile."""
+"""Each retry means that another change of the same bucket or access key was recorded meanwhile."""
 PAGE_RECORDS = 1000
 _REMOVED = encode_attributes({"nos_ec:removed": "1"})
 """The attributes of the record of a bucket or access key that was removed."""
@@ -42,28 +41,28 @@ _BACK_OFF = BackOff(first_ms=10, max_ms=500)
 
 
 class RecordedMetadata(Objects, Buckets, AccessKeys, Protocol):
-    """The parts of the metadata that are recorded, and those that find records."""
+    """The parts of the metadata that are recorded, and the part that finds records."""
 
 
 class AccessRecords:
     """Writes records. Safe to call from several threads and processes."""
 
     def __init__(self, store: Store, metadata: RecordedMetadata, clock: Clock, random: Callable[[int], bytes]) -> None:
-        """random: returns as many random bytes."""
+        """Take the stores, and a function that returns a number of random bytes."""
         self._store = store
         self._metadata = metadata
         self._clock = clock
         self._random = random
 
     def record(self, of: AccessOf, name: str) -> None:
-        """Write the record of a bucket or access key that was changed or removed, durably. Raises NoSpace, Transient:
-        the change was made, and has to be made again so that it is recorded."""
+        """Write durably the record of a bucket or access key that was changed or removed. Raises NoSpace, Transient:
+        the change was made, and must be repeated to be recorded."""
         kill_point("access.changed")
         key = record_key(of, name)
         for tries in range(TRIES):
             if tries:
                 self._clock.wait(Event(), _BACK_OFF.wait_ms(tries))
-            before = self._find(key)
+            before = self._find_record(key)
             page = page_of(of, name, self._metadata)
             data, attributes = encode_page(page) + self._random(_NONCE_BYTES), b"" if page.rows else _REMOVED
             condition = ABSENT if before is None else Condition(before.md5)
@@ -71,12 +70,12 @@ class AccessRecords:
                 self._store.put_step(key, BytesIO(data), attributes, condition, None)
                 kill_point("access.recorded")
                 return
-        raise Transient(f"{of} {name}: changed again and again while it was recorded; change it again")
+        raise Transient(f"{of} {name}: kept changing while it was recorded; repeat the change")
 
     def forget_removed_buckets(self, before_ms: int) -> int:
-        """Delete the records of buckets that were removed before this time, in Unix milliseconds. Without such a
-        record, a rebuild from an older dump brings an empty bucket back. Records of access keys are kept for ever.
-        Returns how many were deleted. Raises Transient."""
+        """Delete the records of buckets that were removed before this time (Unix milliseconds). Without such a record,
+        a rebuild from an older dump restores an empty bucket. Records of access keys are kept forever. Returns how many
+        were deleted. Raises Transient."""
         gone, after, prefix = 0, "", f"{AccessOf.BUCKET}/"
         while page := self._metadata.list_objects(ACCESS_BUCKET, prefix, after, PAGE_RECORDS):
             after = page[-1].key.name
@@ -86,7 +85,7 @@ class AccessRecords:
                 kill_point("access.forgotten")
         return gone
 
-    def _find(self, key: ObjectKey) -> ObjectRow | None:
+    def _find_record(self, key: ObjectKey) -> ObjectRow | None:
         try:
             return self._metadata.get(key)
         except NotFound:

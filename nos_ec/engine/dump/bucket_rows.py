@@ -1,4 +1,4 @@
-"""Buckets and access keys as pages of a dump and as records, and back. Secrets stay encrypted."""
+"""Converts buckets and access keys to pages of a dump and to records, and back. Secrets stay encrypted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PAGE_ROWS = 500
 
 
 def bucket_pages(metadata: Buckets) -> Iterator[DumpPage]:
-    """All buckets that have a row. Raises Transient."""
+    """Yield all buckets that have a row. Raises Transient."""
     after = ""
     while page := metadata.bucket_records(after, PAGE_ROWS):
         yield _buckets_page(page)
@@ -59,7 +59,7 @@ def _buckets_page(records: Sequence[BucketRecord]) -> DumpPage:
 
 
 def buckets_of(page: DumpPage) -> Iterator[BucketRecord]:
-    """The buckets of such a page. Raises Corrupt."""
+    """Yield the buckets of such a page. Raises Corrupt."""
     columns = page.tuples(bucket=..., owner=..., created_ms=..., acl=..., grants=None, documents=None)
     for name, owner, created_ms, acl, grants, documents in columns:
         yield BucketRecord(
@@ -70,7 +70,7 @@ def buckets_of(page: DumpPage) -> Iterator[BucketRecord]:
 
 
 def access_key_pages(metadata: AccessKeys) -> Iterator[DumpPage]:
-    """All access keys. Raises Transient."""
+    """Yield all access keys. Raises Transient."""
     after = ""
     while page := metadata.access_keys(after, PAGE_ROWS):
         yield _access_keys_page(page)
@@ -92,15 +92,15 @@ def _access_keys_page(keys: Sequence[AccessKey]) -> DumpPage:
 
 
 def access_keys_of(page: DumpPage) -> Iterator[AccessKey]:
-    """The keys of such a page. Raises Corrupt."""
+    """Yield the access keys of such a page. Raises Corrupt."""
     columns = page.tuples(access_key=..., account=..., secret=..., state=..., created_ms=..., note="")
     for access_key, account, secret, state, created_ms, note in columns:
         yield AccessKey(access_key, account, secret, word(KeyState, state), created_ms, note)
 
 
 def load_page(page: DumpPage, metadata: Metadata) -> None:
-    """Write what a page of buckets or access keys says; nothing of any other page. Running it again changes nothing.
-    Raises Corrupt, Transient."""
+    """Load a page of buckets or access keys; ignore any other page. Running it again changes nothing. Raises Corrupt,
+    Transient."""
     if page.table == BUCKETS:
         metadata.restore_buckets(list(buckets_of(page)))
     elif page.table == ACCESS_KEYS:
@@ -115,8 +115,8 @@ class AccessMetadata(Buckets, AccessKeys, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AccessRecord:
-    """The record of a bucket or access key (nos_ec.engine.dump.access_records). page: its state; without rows if it was
-    removed; None if the record cannot be read."""
+    """The record of a bucket or access key (nos_ec.engine.dump.access_records). `page` has its state, and no row if it
+    was removed; None if the record cannot be read."""
 
     of: AccessOf
     name: str
@@ -127,7 +127,8 @@ class AccessRecord:
 
 
 def page_of(of: AccessOf, name: str, metadata: AccessMetadata) -> DumpPage:
-    """A page with this bucket or access key as it is now; without rows if there is none. Raises Transient."""
+    """Return a page with the current state of this bucket or access key; without rows if it does not exist. Raises
+    Transient."""
     if of is AccessOf.KEY:
         key = metadata.access_key(name)
         return _access_keys_page([] if key is None else [key])
@@ -139,11 +140,11 @@ def page_of(of: AccessOf, name: str, metadata: AccessMetadata) -> DumpPage:
     )
 
 
-def records_since(lost: RebuildInput, source: DumpSource | None) -> Iterator[AccessRecord]:
-    """The records of changes that the dump may not have, once all objects are known. Raises Transient.
+def records_since(stores: RebuildInput, source: DumpSource | None) -> Iterator[AccessRecord]:
+    """Yield the records of changes that the dump may lack. Call this when all objects are known. Raises Transient.
 
-    It has those whose records it has in objects before its buckets and access keys. Earlier dumps have these first, so
-    all records are loaded again, which does no harm."""
+    The dump has a change if the record is among the objects that come before its buckets and access keys. In older
+    dumps these come first, so all records are loaded again, which does no harm."""
     dumped: dict[str, int] = {}
     read: dict[str, int] = {}
     for of_dump in () if source is None else source.pages():
@@ -154,7 +155,7 @@ def records_since(lost: RebuildInput, source: DumpSource | None) -> Iterator[Acc
             dumped = read
             break
     after = ""
-    while rows := lost.metadata.list_objects(ACCESS_BUCKET, "", after, PAGE_ROWS):
+    while rows := stores.metadata.list_objects(ACCESS_BUCKET, "", after, PAGE_ROWS):
         after = rows[-1].key.name
         for row in rows:
             of, _, name = row.key.name.partition("/")
@@ -162,19 +163,19 @@ def records_since(lost: RebuildInput, source: DumpSource | None) -> Iterator[Acc
                 continue
             page: DumpPage | None = None
             with suppress(Corrupt, NotFound):
-                told = decode_page(lost.bytes_of(row))
-                list(access_keys_of(told) if of == AccessOf.KEY else buckets_of(told))  # raises Corrupt
-                page = told
+                decoded = decode_page(stores.bytes_of(row))
+                list(access_keys_of(decoded) if of == AccessOf.KEY else buckets_of(decoded))  # raises Corrupt
+                page = decoded
             yield AccessRecord(AccessOf(of), name, page)
 
 
-def load_records(lost: RebuildInput, source: DumpSource | None, now_ms: int) -> int:
-    """Apply the records that may be newer than the dump to buckets and access keys. A bucket that was removed stays if
-    it contains objects again. Returns how many were loaded. Running it again changes nothing. Raises Transient."""
+def load_records(stores: RebuildInput, source: DumpSource | None, now_ms: int) -> int:
+    """Apply to buckets and access keys the records that may be newer than the dump. A removed bucket stays if it
+    contains objects again. Returns how many records were loaded. Running it again changes nothing. Raises Transient."""
     loaded = 0
-    for record in records_since(lost, source):
+    for record in records_since(stores, source):
         if record.page is not None:
-            _load(record, record.page, lost.metadata, now_ms)
+            _load(record, record.page, stores.metadata, now_ms)
             loaded += 1
     return loaded
 

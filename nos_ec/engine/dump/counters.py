@@ -1,6 +1,6 @@
-"""The last part of a rebuild: the counters of blocks are counted from the rows that lie in them.
+"""Counts the counters of blocks from the rows of the objects in them: the last step of a rebuild.
 
-6  live, dead and overhead bytes of a block are the size of its stripes
+6  live, dead and overhead bytes of a block add up to the size of its stripes
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nos_ec.engine.dump.rebuild_input import PAGE_ROWS
 from nos_ec.ports.metadata import BlockRow, Metadata, Placed
 
 UNREAD_MS = 30 * 86_400_000
-"""How long a block is in quarantine of which not everything can be read."""
+"""How long a block that cannot be read completely stays in quarantine, in milliseconds."""
 
 _CONDEMNED = advance_block(BlockState.SEALED, BlockEvent.CONDEMN)
 
@@ -23,8 +23,8 @@ _CONDEMNED = advance_block(BlockState.SEALED, BlockEvent.CONDEMN)
 def count_blocks(
     metadata: Metadata, unread: Collection[BlockId], stripe_size: int, now_ms: int, tick: Callable[[int], None]
 ) -> None:
-    """Count what lies in each SEALED block. unread: blocks of which not everything can be read. tick: takes how many
-    blocks are done. Raises Transient."""
+    """Set the counters of each SEALED block. `unread` has the blocks that cannot be read completely. `tick` takes how
+    many blocks are done. Raises Transient."""
     keep = frozenset(unread)
     after: BlockId | None = None
     done = 0
@@ -49,8 +49,9 @@ def _count_block(metadata: Metadata, row: BlockRow) -> None:
 
 
 def _keep_unread(metadata: Metadata, row: BlockRow, stripe_size: int, until_ms: int) -> None:
-    """What could not be read is not dead. A block with nothing else goes into quarantine. Another one counts as a block
-    of a large object, which GC does not write anew: it stays until the last object in it is deleted."""
+    """Keep a block that cannot be read completely: its unread objects do not count as dead. If no row lies in it, it
+    goes into quarantine. Otherwise it counts as a block of a large object, which GC does not rewrite, so that it stays
+    until the last object in it is deleted."""
     placed = metadata.placed_in(row.block_id)
     if not placed:
         metadata.enter_blocks([replace(row, state=_CONDEMNED, delete_after_ms=until_ms)])
@@ -71,6 +72,6 @@ def _keep_unread(metadata: Metadata, row: BlockRow, stripe_size: int, until_ms: 
 
 
 def _live_and_dead(row: BlockRow, placed: Sequence[Placed]) -> tuple[int, int]:
-    """Bytes of the objects that lie there, and of those that were written there and do not."""
+    """Return the bytes of the objects in the block, and the other object bytes that were written to it."""
     live = sum(one.extent.length for one in placed)
     return live, max(0, row.live_bytes + row.dead_bytes - live)

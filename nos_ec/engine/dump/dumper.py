@@ -1,19 +1,19 @@
-"""Reads all rows, page by page, while the store works.
+"""Reads all rows, in pages, while the store works.
 
-Each page is consistent in itself; what changes between two pages, a rebuild sorts out (docs/adr/0024). It relies on the
-order of the tables:
+Each page is consistent; a rebuild resolves changes between two pages (docs/adr/0024). It relies on the order of the
+tables:
 
-  - Blocks come before objects. What was committed to a block by the time its row was read (all of a SEALED block, the
-    first stripes of an open one) is therefore known to the rows of objects that are read later: they have it, or it was
-    dead by then.
-  - Landing segments come before objects as well, for the same reason: nothing is recorded in a SEALED one.
-  - Buckets and access keys come after objects: a change whose record was read as an object is in them.
-  - Delete markers come after objects: a version that was read as noncurrent, and has no newer one, has its marker then,
-    unless it became current meanwhile. Floors of version numbers come after both: the number of anything that was
-    removed before it could be read is covered by its floor.
-  - The deletion queue comes after objects. An entry of an OPEN landing segment is never forgotten, so a record of such
-    a segment that is neither an object's nor queued was recorded after the dump had begun. A segment may be sealed, and
-    its entries forgotten, before the dump gets there. So the queue comes at the beginning as well.
+  - Blocks come before objects. So the rows of objects, which are read later, know everything that was committed to a
+    block by the time its row was read (all of a SEALED block, the first stripes of an open one): an object in it has a
+    row, or was dead by then.
+  - Landing segments come before objects as well, for the same reason: no record is added to a SEALED segment.
+  - Buckets and access keys come after objects: they contain each change whose record was read as an object.
+  - Delete markers come after objects: a version that was read as noncurrent, and has no newer version, has its marker
+    by then, unless it became current meanwhile. Floors of version numbers come after both: the floor covers the number
+    of each version or marker that was removed before it could be read.
+  - The deletion queue comes after objects. The entry of a record in an OPEN landing segment is never removed. So a
+    record in such a segment that neither belongs to an object nor is queued was written after the dump began. A segment
+    may be sealed, and its entries removed, before the dump reads them. So the queue is read at the beginning as well.
 
 9  one page of rows is in memory
 """
@@ -31,18 +31,18 @@ from nos_ec.ports.metadata import Metadata, ObjectRow, QueueEntry, Rebuilt, Segm
 
 PAGE_ROWS = 2000
 PAGE_PARTS = 100_000
-"""Segments of large objects in a page: about 5 MB."""
+"""The most segments of large objects in a page: about 5 MB."""
 READ_TRIES = 10
-"""Looks at a large object until its row and its segments are of the same version."""
+"""How often a large object is read until its row and its segments are of the same version."""
 
 Tick = Callable[[int], None]
 """Takes the number of objects read so far."""
 
 
 def dump_pages(metadata: Metadata, tick: Tick = lambda _: None) -> Iterator[DumpPage]:
-    """All rows that a rebuild needs. Leases, totals and what waits are made anew. Raises Transient."""
+    """Yield all rows that a rebuild needs. It creates leases, totals and waiting entries anew. Raises Transient."""
     for queued in _queued_pages(metadata):
-        # Reservations and copies in quarantine may be claimed or released before the dump ends.
+        # Left out: reservations and copies in quarantine, which may be claimed or released before the dump ends.
         yield rows.deletions_page([entry for entry in queued if entry.object_id is not None])
     yield from upload_rows.upload_pages(metadata)
     for segments in segment_pages(metadata):
@@ -53,7 +53,7 @@ def dump_pages(metadata: Metadata, tick: Tick = lambda _: None) -> Iterator[Dump
         after_block = blocks[-1].block_id
     after = done = 0
     while page := metadata.objects_after(after, PAGE_ROWS):
-        for some in _cut(_with_parts(metadata, page)):
+        for some in _split_page(_with_parts(metadata, page)):
             yield rows.objects_page(some)
         after = page[-1].object_id
         done += len(page)
@@ -73,8 +73,8 @@ def _queued_pages(metadata: Metadata) -> Iterator[list[QueueEntry]]:
         after = queued[-1].landing_id
 
 
-def _cut(page: Sequence[Rebuilt]) -> Iterator[list[Rebuilt]]:
-    """The rows in pages of PAGE_PARTS segments at most, or of one object."""
+def _split_page(page: Sequence[Rebuilt]) -> Iterator[list[Rebuilt]]:
+    """Yield the rows in pages of at most PAGE_PARTS segments, or of one object."""
     some: list[Rebuilt] = []
     parts = 0
     for one in page:
@@ -88,7 +88,7 @@ def _cut(page: Sequence[Rebuilt]) -> Iterator[list[Rebuilt]]:
 
 
 def _with_parts(metadata: Metadata, page: Sequence[ObjectRow]) -> list[Rebuilt]:
-    """The rows with their segments. A large object that is overwritten or deleted meanwhile is read again."""
+    """Return the rows with their segments. A large object that is overwritten or deleted meanwhile is read again."""
     found = [Rebuilt(row) for row in page if row.state is not ObjectState.LARGE]
     large = [row for row in page if row.state is ObjectState.LARGE]
     for _ in range(READ_TRIES):

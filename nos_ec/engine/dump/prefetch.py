@@ -1,4 +1,4 @@
-"""Looks at many blocks, several at a time."""
+"""Reads from many blocks, several at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _T = TypeVar("_T")
 
 
 def prefetched(look: Callable[[BlockId], _T], block_ids: Iterable[BlockId]) -> Iterator[tuple[BlockId, _T]]:
-    """Each block with what `look` returns, in order. Calls it in READS_AT_A_TIME threads. Raises what it raises."""
+    """Yield each block with the result of `look`, in order. Calls `look` in READS_AT_A_TIME threads, and raises what it
+    raises."""
     waiting = deque[tuple[BlockId, Future[_T]]]()
     with ThreadPoolExecutor(READS_AT_A_TIME) as pool:
         for block_id in block_ids:

@@ -1,4 +1,4 @@
-"""What a rebuild is given: the store whose metadata was lost, and a dump."""
+"""The input of a rebuild: the stores whose metadata was lost, and a dump."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ PAGE_ROWS = 1000
 """Rows that a rebuild has in memory at once."""
 
 PUT_MS_MAX = 60_000
-"""Between the id of a landing copy and the version of its object, at most. A slower PUT leaves a copy to be looked
-at."""
+"""The longest time, in milliseconds, between the id of a landing copy and the version of its object. The copy of a
+slower PUT is reported as uncertain."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class DumpSource:
-    """A dump that is whole. name: for people. head: its first frame. open: reads it from its beginning."""
+    """A complete dump. name: a name for people. head: its first frame. rows: how many rows of each table it has. open:
+    opens it for reading from its beginning."""
 
     name: str
     head: DumpHead
@@ -39,7 +40,7 @@ class DumpSource:
     open: Callable[[], AbstractContextManager[Read]]
 
     def pages(self) -> Iterator[DumpPage]:
-        """Its pages, in order. Raises Corrupt."""
+        """Yield its pages, in order. Raises Corrupt."""
         with self.open() as read:
             for found in read_dump(read):
                 if isinstance(found, DumpPage):
@@ -48,7 +49,7 @@ class DumpSource:
 
 @dataclass(frozen=True, slots=True)
 class RebuildInput:
-    """The store whose metadata was lost. metadata: the new, empty one."""
+    """The stores whose metadata was lost, and `metadata`, the new database, which is empty at first."""
 
     metadata: Metadata
     blocks: BlockStore
@@ -57,19 +58,19 @@ class RebuildInput:
     clock: Clock
 
     def all_objects(self) -> Iterator[Sequence[ObjectRow]]:
-        """The rows that there are, in pages. Raises Transient."""
+        """Yield the existing rows of objects, in pages. Raises Transient."""
         after = 0
         while page := self.metadata.objects_after(after, PAGE_ROWS):
             after = page[-1].object_id
             yield page
 
     def read_copy(self, copy: LandingId) -> bytes:
-        """A landing copy, of landing store or landing log. Raises NotFound, also when its landing segment can only lie
-        in a slot that names none; Corrupt, Transient."""
+        """Read a landing copy from the landing store or the landing log. Raises NotFound, also if its landing segment
+        can lie only in a slot that names no segment; Corrupt, Transient."""
         if not in_log(copy):
             return self.landing.read(copy)
         if self.medium is None:
-            raise NotFound(f"landing copy {copy.hex()} is in the landing log, and there is none")
+            raise NotFound(f"landing copy {copy.hex()} is in the landing log, but the store has no landing log")
         try:
             return LogReader(self.medium).read(copy)
         except Transient:
@@ -88,7 +89,7 @@ class RebuildInput:
         return crc_checked(data, row.size, row.crc32c, row.key, f"{row.key} v{row.version}")
 
     def is_intact(self, copy: LandingId, row: ObjectRow) -> bool:
-        """Whether a landing copy has the bytes of this row. Raises Transient."""
+        """Return whether a landing copy has the bytes of this row. Raises Transient."""
         try:
             crc_checked(self.read_copy(copy), row.size, row.crc32c, row.key, f"landing copy of {row.key}")
         except (Corrupt, NotFound):
@@ -97,7 +98,7 @@ class RebuildInput:
 
 
 def batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
-    """The items in lists of at most `size`."""
+    """Yield the items in lists of at most `size`."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch

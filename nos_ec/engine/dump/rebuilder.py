@@ -1,13 +1,15 @@
-"""Rebuilds the rows of a store whose metadata was lost: from a dump, and from what was written since (docs/adr/0024).
+"""Rebuilds the rows of a store whose metadata was lost, from a dump and from the data that was written since it
+(docs/adr/0024).
 
-A run that was killed is run again: pages of the dump are loaded once, all else is done anew and ends the same. The
-store cannot be opened before the end, so nobody works on it meanwhile. Blocks and landing segments that a process may
-still have open are sealed before they are read.
+If a run was killed, run it again: pages of the dump are loaded once; everything else is repeated with the same result.
+The store cannot be opened before the end, so no other process works on it. Blocks and landing segments that a process
+may still have open are sealed before they are read.
 
-1  an object whose bytes are there, and that is not known to have been deleted, is read back afterwards
-3  a row gets an extent whose header names this version; what was put since the dump is read, and its CRC compared
+1  an object whose bytes exist, and that is not known to have been deleted, can be read afterwards
+3  a row gets an extent whose header names its version; objects that were put since the dump are read, and their CRCs
+   compared
 6  counters are counted from rows and headers at the end
-8  epochs begin behind all those that were ever seen
+8  epochs begin after all epochs that were ever seen
 9  in memory: the rows of blocks and landing segments, a page of objects, the segments of large objects that were
    written since the dump, and IDS_MAX ids of landing copies, or COPIES_AT_A_TIME with their MD5s, or replaced parts
 """
@@ -58,37 +60,41 @@ from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow, QueueEntry, R
 from nos_ec.ports.metadata.rebuilding import UNSETTLED_MS
 
 IDS_MAX = 250_000
-"""Ids of landing copies to hold at a time, about."""
+"""About how many ids of landing copies are in memory at a time."""
 RECORDS_AT_A_TIME = 500
 LABELS_AT_A_TIME = 500
 COPIES_READ_AT_A_TIME = 8
-"""Copies of the landing store in memory, each as large as an object that is not packed by itself."""
+"""Copies of the landing store in memory, each at most as large as the largest small object."""
 COPIES_AT_A_TIME = 100_000
-"""Landing copies whose rows are looked for at a time: each time, all rows are read."""
+"""Landing copies whose rows are searched at a time. All rows are read for each batch of copies."""
 NEW_IDS = 1 << 32
-"""Ids of objects that were put since the dump begin at a multiple of this, behind all that may be in use in events."""
+"""Ids of objects that were put since the dump begin at a multiple of this, above all ids that events may contain."""
 EPOCHS_LEFT_OUT = 1 << 20
-"""Leases that may have been handed out since the dump without leaving a trace."""
+"""How many leases may have been handed out since the dump without leaving a trace."""
 
 TRASHED_MS_MIN = 7 * 86_400_000
-"""What a rebuild puts back into the trash stays there at least so long: it may have been undeleted since the dump."""
+"""Versions that a rebuild puts back into the trash stay there at least this many milliseconds, because they may have
+been undeleted since the dump."""
 
 _SEALED = advance_block(BlockState.FENCED, BlockEvent.SEAL)
 _CONDEMNED = advance_block(_SEALED, BlockEvent.CONDEMN)
 _LANDED = advance_object(ObjectState.PACKED, ObjectEvent.REVERT)
 _SEGMENT_SEALED = advance_segment(SegmentState.OPEN, SegmentEvent.SEAL)
 Tick = Callable[[str, int, int | None], None]
-"""Takes (part, done, in all if that is known)."""
+"""Takes (part of the rebuild, how much of it is done, total if known)."""
 
 
 @dataclass(slots=True)
 class RebuildFigures:
-    """What a rebuild has read and written. loaded: objects of the dump. blocks: that are there; blocks_read: of which
-    headers were read; unread_blocks: of which not everything can be read; unfinished_blocks: that end with an
-    unfinished group. nameless: entries of headers whose names cannot be read. partial: large objects that were put
-    since and are not whole. copies_read: landing copies that nothing refers to. returned: objects that have landing
-    copies again, as their blocks are nowhere. gone: rows of the dump removed. access_records: buckets and access keys
-    that were changed since the dump. placed: see RowFigures."""
+    """Counts what a rebuild has read and written.
+
+    loaded: objects of the dump. blocks: existing blocks; blocks_read: blocks whose headers were read; unread_blocks:
+    blocks that cannot be read completely; unfinished_blocks: blocks that end with an unfinished group. nameless:
+    entries of headers whose names cannot be read. partial: incomplete large objects that were put since the dump.
+    copies_read: landing copies that nothing refers to. returned: objects that were set back to their landing copies,
+    because their blocks do not exist. gone: removed rows of the dump. access_records: buckets and access keys that were
+    changed since the dump. placed: see RowFigures.
+    """
 
     loaded: int = 0
     blocks: int = 0
@@ -107,9 +113,9 @@ class RebuildFigures:
 
 
 class _State(msgspec.Struct):
-    """What a rebuild has written down. dump: which it loads. pages: how many are loaded. new_ids: the first id for an
-    object that the dump does not have. placed: all that blocks and landing segments tell has its rows. Older versions
-    of objects that are removed after that must not take their places."""
+    """The saved state of a rebuild. dump: the dump that it loads. pages: how many pages are loaded. new_ids: the first
+    id for an object that the dump lacks. placed: whether everything recovered from blocks and landing segments has its
+    rows. Rows that are removed after that must not be replaced with older versions of their objects."""
 
     dump: str
     pages: int = 0
@@ -118,45 +124,45 @@ class _State(msgspec.Struct):
 
 
 class Rebuilder:
-    """One run of a rebuild. `figures` count what this run did: a resumed one loads fewer pages."""
+    """One run of a rebuild. `figures` count the work of this run: a resumed run loads fewer pages."""
 
-    def __init__(self, lost: RebuildInput, source: DumpSource | None, tick: Tick) -> None:
-        self._lost = lost
-        self._metadata = lost.metadata
-        self._blocks = lost.blocks
+    def __init__(self, stores: RebuildInput, source: DumpSource | None, tick: Tick) -> None:
+        self._stores = stores
+        self._metadata = stores.metadata
+        self._blocks = stores.blocks
         self._source = source
         self._tick = tick
-        self._now_ms = lost.clock.now_ms()
+        self._now_ms = stores.clock.now_ms()
         self._dumped: dict[BlockId, BlockRow] = {}
         self._segments: dict[SegmentId, SegmentRow] = {}
         self._there: set[BlockId] = set()
-        """Blocks that are there as a whole."""
+        """Blocks that exist and are not half deleted."""
         self._ends: dict[SegmentId, int] = {}
         self._is_log_whole = True
-        """Whether all of the landing log could be looked at: what is not listed is gone only then."""
+        """Whether the whole landing log could be listed. Only then is a segment gone if it is not listed."""
         self._parts: dict[tuple[ObjectKey, int, int | None], list[RecoveredEntry]] = {}
         """Segments of large objects by key, version, and epoch of their writer: two processes may take one version."""
         self._epoch = 0
         self._unread_segments = 0
         self._unread: list[BlockId] = []
-        """Blocks of which not everything can be read."""
+        """Blocks that cannot be read completely."""
         self._unfinished: list[BlockId] = []
         """Blocks that end with an unfinished group."""
         self._read: dict[BlockId, BlockRow] = {}
-        """Blocks that are there, with their rows."""
+        """Blocks that exist and are not half deleted, with their rows."""
         self.figures = RebuildFigures()
         self.unreadable: Sequence[str] = ()
 
     def run(self) -> None:
-        """Write all rows. Raises Conflict (the database is not empty, or another dump is being loaded), Transient: run
-        it again."""
+        """Write all rows. Raises Conflict (the database is not empty, or another dump is being loaded), and Transient,
+        after which it can be called again."""
         state = self._begin()
         self._load(state)
         if any(row.state is not SegmentState.DOOMED for row in self._segments.values()):
             self._require_log()
         kill_point("rebuild.loaded")
-        keep = self._source is not None  # without a dump, all that was ever overwritten would be kept
-        row_rebuilder = RowRebuilder(self._lost, self._now_ms, state.new_ids, keep_replaced=keep)
+        keep = self._source is not None  # without a dump, every version that was ever overwritten would be kept
+        row_rebuilder = RowRebuilder(self._stores, self._now_ms, state.new_ids, keep_replaced=keep)
         self.figures.placed = row_rebuilder.figures
         self.unreadable = row_rebuilder.unreadable
         self._read_blocks(None if state.placed else row_rebuilder)
@@ -165,7 +171,7 @@ class Rebuilder:
         if not state.placed:
             self._adopt_copies(row_rebuilder, state)
             self._place_large(row_rebuilder, tails=True)
-            self._set_aside_unread(maybe_committed(self._lost, self._unfinished))
+            self._set_aside_unread(maybe_committed(self._stores, self._unfinished))
         state.placed = True
         self._metadata.load((), (), _encoded(state))
         kill_point("rebuild.segments_read")
@@ -179,7 +185,7 @@ class Rebuilder:
         kill_point("rebuild.copies_set_aside")
         self._settle_tails()
         kill_point("rebuild.tails_settled")
-        upload_rows.choose_parts(self._lost, row_rebuilder.exchange)
+        upload_rows.choose_parts(self._stores, row_rebuilder.exchange)
         kill_point("rebuild.parts_chosen")
         self._settle_trash()
         kill_point("rebuild.trash_settled")
@@ -187,7 +193,7 @@ class Rebuilder:
         kill_point("rebuild.versions_ordered")
         self._settle_uploads(row_rebuilder)
         kill_point("rebuild.uploads_settled")
-        self.figures.access_records = bucket_rows.load_records(self._lost, self._source, self._now_ms)
+        self.figures.access_records = bucket_rows.load_records(self._stores, self._source, self._now_ms)
         kill_point("rebuild.access_loaded")
         stripe_size, blocks = self._blocks.geometry.stripe_size, self.figures.blocks
         count_blocks(
@@ -196,7 +202,7 @@ class Rebuilder:
         kill_point("rebuild.counted")
 
     def finish(self) -> None:
-        """The end: the store can be opened again."""
+        """End the rebuild: the store can be opened again."""
         self._metadata.finish_rebuild(self._blocks.geometry, self._epoch + EPOCHS_LEFT_OUT)
         kill_point("rebuild.finished")
 
@@ -211,7 +217,7 @@ class Rebuilder:
         state = msgspec.json.decode(found, type=_State)
         if state.dump != name:
             raise Conflict(
-                "a rebuild from another dump has begun in this database: name that dump with --from, or begin again in"
+                "a rebuild from another dump has begun in this database: name that dump with --from, or start over in"
                 " an empty database"
             )
         return state
@@ -225,7 +231,7 @@ class Rebuilder:
         until_ms: int | None = None
         for number, page in enumerate(self._source.pages(), 1):
             if page.table != rows.DELETIONS:
-                until_ms = kept_ms  # what follows of the deletion queue is its second reading
+                until_ms = kept_ms  # later pages of the deletion queue are from its second reading
             if page.table == rows.OBJECTS:
                 done += page.rows
             if page.table == rows.BLOCKS:
@@ -239,11 +245,14 @@ class Rebuilder:
         self._epoch = max(epochs, default=0)
 
     def _load_page(self, page: DumpPage, number: int, state: _State, kept_ms: int | None) -> None:
-        """Reservations are left out, unless they are doomed: a PUT may have claimed the copy since. What is in
-        quarantine has version 0. It may have been released since, so it begins anew.
+        """Load a page of objects or of the deletion queue, and save the state with it.
 
-        kept_ms: entries of copies that are due later are left out. Those of empty objects are: the first reading had
-        them, or their objects were put after it. The dump may lack the rows of the latter, and their labels count."""
+        Reservations in the queue are left out unless they are doomed: a PUT may have claimed the copy since. Copies in
+        quarantine have version 0. They may have been released since, so their quarantine begins anew.
+
+        kept_ms: entries of copies that are due later are left out, such as the copies of empty objects. The first
+        reading of the queue had them, or their objects were put after it. The dump may lack the rows of the latter
+        objects, so they are recovered from the labels of the copies."""
         objects = list(rows.objects_of(page)) if page.table == rows.OBJECTS else []
         queued = list(rows.deletions_of(page)) if page.table == rows.DELETIONS else []
         state.pages = number
@@ -270,15 +279,15 @@ class Rebuilder:
         self.figures.blocks = len(listed)
         entered: list[BlockRow] = []
         unread = self._unread_before()
-        for done, (block_id, told) in enumerate(prefetched(self._told, listed), 1):
-            entered.append(self._row_of(block_id, told))
-            if told is not None:
+        for done, (block_id, recovered) in enumerate(prefetched(self._recover_block, listed), 1):
+            entered.append(self._row_of(block_id, recovered))
+            if recovered is not None:
                 self._there.add(block_id)
                 self._read[block_id] = entered[-1]
-                if not told.is_read:
+                if not recovered.is_read:
                     unread.add(block_id)
                 if row_rebuilder is not None:
-                    self._place(told, row_rebuilder)
+                    self._place(recovered, row_rebuilder)
             if len(entered) >= PAGE_ROWS:
                 self._metadata.enter_blocks(entered)
                 entered = []
@@ -289,7 +298,7 @@ class Rebuilder:
             self._place_large(row_rebuilder, tails=False)
 
     def _place_large(self, row_rebuilder: RowRebuilder, *, tails: bool) -> None:
-        """tails: those large objects that have tails, once the landing copies are known; otherwise the others."""
+        """Place the large objects without tails, or, once the landing copies are known, those with tails."""
         partial: set[BlockId] = set()
         for (key, version, _), parts in self._parts.items():
             if tail_rows.has_tail(parts) is not tails:
@@ -298,12 +307,12 @@ class Rebuilder:
                 self.figures.partial += 1
                 partial |= {part.extent.block_id for part in parts}
         unread = row_rebuilder.unread.union(self._unread)
-        if unread or self._unread_segments:  # what a large object lacks may lie in them
+        if unread or self._unread_segments:  # they may hold the missing segments of a large object
             unread |= partial
         self._set_aside_unread(unread)
 
     def _set_aside_unread(self, unread: set[BlockId]) -> None:
-        """Put all of them into quarantine that are not there yet."""
+        """Put these blocks into quarantine, except those that already are."""
         added = sorted(unread.difference(self._unread).intersection(self._read))
         self._unread += added
         self.figures.unread_blocks = len(self._unread)
@@ -311,7 +320,7 @@ class Rebuilder:
             self._metadata.enter_blocks([replace(self._read[block_id], writer=QUARANTINE) for block_id in some])
 
     def _unread_before(self) -> set[BlockId]:
-        """The blocks that an earlier run could not read as a whole."""
+        """Return the blocks that an earlier run could not read completely."""
         found: set[BlockId] = set()
         after: BlockId | None = None
         while page := self._metadata.list_blocks(after, PAGE_ROWS):
@@ -319,16 +328,16 @@ class Rebuilder:
             found |= {row.block_id for row in page if row.writer == QUARANTINE}
         return {one for one in found if one not in self._dumped or self._dumped[one].writer != QUARANTINE}
 
-    def _place(self, told: RecoveredBlock, row_rebuilder: RowRebuilder) -> None:
-        for some in batches((entry for entry in told.entries if entry.part is None), PAGE_ROWS):
-            row_rebuilder.place_small(some, told.last_at)
-        for entry in told.entries:
+    def _place(self, recovered: RecoveredBlock, row_rebuilder: RowRebuilder) -> None:
+        for some in batches((entry for entry in recovered.entries if entry.part is None), PAGE_ROWS):
+            row_rebuilder.place_small(some, recovered.last_at)
+        for entry in recovered.entries:
             if entry.part is not None:
-                self._parts.setdefault((entry.key, entry.version, told.epoch), []).append(entry)
+                self._parts.setdefault((entry.key, entry.version, recovered.epoch), []).append(entry)
 
-    def _told(self, block_id: BlockId) -> RecoveredBlock | None:
-        """What a block tells, without what was in it when the dump was made; None if it is half deleted. What is
-        SEALED in the dump is not read: it cannot have changed. Runs in several threads."""
+    def _recover_block(self, block_id: BlockId) -> RecoveredBlock | None:
+        """Recover the contents of a block, except the stripes that the dump knows; None if it is half deleted. A block
+        that is SEALED in the dump is not read, because it cannot have changed. Runs in several threads."""
         row = self._dumped.get(block_id)
         stripes, data_bytes = (0, 0) if row is None else (row.stripes, row.live_bytes + row.dead_bytes)
         try:
@@ -338,50 +347,51 @@ class Rebuilder:
                 with suppress(Corrupt):
                     self._blocks.stripes(block_id)
                 return RecoveredBlock(block_id, stripes, data_bytes, 0, (), 0, None, None)
-            # Acknowledged stripes that the store lost still count, as in recovery: rows of the dump may point there.
+            # Acknowledged stripes that the block store has lost still count, as in recovery: rows of the dump may point
+            # there.
             return recover_block(self._blocks, block_id, max(self._blocks.seal(block_id), stripes), stripes)
         except NotFound:
             return None
         except Corrupt:
             return RecoveredBlock(block_id, stripes, data_bytes, 0, (), 0, None, None, is_read=False)
 
-    def _row_of(self, block_id: BlockId, told: RecoveredBlock | None) -> BlockRow:
-        """The row of a block as if nothing in it were live: `count_blocks` mends that."""
+    def _row_of(self, block_id: BlockId, recovered: RecoveredBlock | None) -> BlockRow:
+        """Return the row of a block as if nothing in it were live; `count_blocks` corrects the counters later."""
         dumped = self._dumped.get(block_id)
-        if told is None:
-            # A deletion that was begun is completed by GC.
+        if recovered is None:
+            # GC completes a deletion that was begun.
             delete_ms = self._now_ms if dumped is None or dumped.delete_after_ms is None else dumped.delete_after_ms
             if dumped is not None and dumped.writer == QUARANTINE:
                 delete_ms = self._now_ms + QUARANTINE_MS  # it may have been released since
             kind = BlockKind.FRESH if dumped is None else dumped.kind
             return rows.rebuilt_block(block_id, kind, _CONDEMNED, dumped, delete_after_ms=delete_ms)
-        self._epoch = max(self._epoch, told.epoch or 0)
+        self._epoch = max(self._epoch, recovered.epoch or 0)
         if dumped is None or dumped.state is not BlockState.SEALED:
             self.figures.blocks_read += 1
-            self.figures.header_bytes += told.header_bytes
-            self.figures.nameless += told.nameless
-            if told.unfinished:
+            self.figures.header_bytes += recovered.header_bytes
+            self.figures.nameless += recovered.nameless
+            if recovered.unfinished:
                 self._unfinished.append(block_id)
                 self.figures.unfinished_blocks += 1
         kind = BlockKind.FRESH if dumped is None else dumped.kind
-        if any(entry.part is not None for entry in told.entries):
+        if any(entry.part is not None for entry in recovered.entries):
             kind = BlockKind.LARGE
         row = rows.rebuilt_block(block_id, kind, _SEALED, dumped)
         return replace(
             row,
-            epoch=row.epoch or told.epoch or 0,
-            created_ms=row.created_ms or told.written_ms or self._now_ms,
-            stripes=told.stripes,
-            dead_bytes=told.data_bytes,
-            overhead_bytes=told.stripes * self._blocks.geometry.stripe_size - told.data_bytes,
+            epoch=row.epoch or recovered.epoch or 0,
+            created_ms=row.created_ms or recovered.written_ms or self._now_ms,
+            stripes=recovered.stripes,
+            dead_bytes=recovered.data_bytes,
+            overhead_bytes=recovered.stripes * self._blocks.geometry.stripe_size - recovered.data_bytes,
         )
 
     # --- landing segments -----------------------------------------------------------------------------
     def _read_segments(self, row_rebuilder: RowRebuilder | None, state: _State) -> None:
-        """Landing segments that were SEALED in the dump are not read: what was recorded in them is in the dump. All are
-        sealed before the first is read: only then is it known which are there. placer: None if an earlier run has
-        placed what they tell. Those that it could not read have no rows."""
-        medium = self._lost.medium
+        """Read the landing segments, except those that are SEALED in the dump, which has all their records. All
+        segments are sealed before the first is read, because only then is it known which exist. `row_rebuilder` is None
+        if an earlier run has placed their records; the segments that it could not read have no rows."""
+        medium = self._stores.medium
         if medium is None:
             return
         unread = set[SegmentId]()
@@ -414,9 +424,9 @@ class Rebuilder:
                     unread.add(segment)
             if segment in unread:
                 self._unread_segments += 1
-                continue  # without a row it is not given back, and `check` names it
+                continue  # a segment without a row is never given back, and `check` reports it
             epoch = 0 if dumped is None else dumped.epoch
-            # A dump may say of one that is SEALED that records in it are still to be made void.
+            # A row that is SEALED in the dump may still have records to make void, so its sealed_ms is kept.
             sealed_ms = self._now_ms if dumped is None or dumped.state is SegmentState.OPEN else dumped.sealed_ms
             row = SegmentRow(segment, _SEGMENT_SEALED, epoch, time_of(segment), sealed_ms, end, records)
             self._metadata.enter_segments([row])
@@ -432,26 +442,27 @@ class Rebuilder:
         return row is not None and row.state is not SegmentState.OPEN
 
     def _require_log(self) -> None:
-        """Without the landing log, all that lies in it would seem to be gone. Raises ConfigError."""
-        if self._lost.medium is None:
+        """Raise ConfigError if the store has no landing log: the objects in it would seem to be gone."""
+        if self._stores.medium is None:
             raise ConfigError(
-                "objects of the dump are in the landing log, and there is none: connect its devices, and set"
-                " landing.mode and landing.devices as they were; then run the rebuild again",
+                "objects of the dump are in the landing log, which is missing: connect its devices, and set"
+                " landing.mode and landing.devices as before; then run the rebuild again",
                 settings=("landing.mode", "landing.devices"),
             )
 
     # --- the landing store ----------------------------------------------------------------------------
     def _adopt_copies(self, row_rebuilder: RowRebuilder, state: _State) -> None:
-        """Copies whose labels are newer than the rows of their objects."""
+        """Write rows for the copies whose labels are newer than the rows of their objects."""
         for copies in batches(self._unclaimed(), LABELS_AT_A_TIME):
-            for batch in batches(recover_copies(self._lost.landing, copies), COPIES_READ_AT_A_TIME):
+            for batch in batches(recover_copies(self._stores.landing, copies), COPIES_READ_AT_A_TIME):
                 if queued := row_rebuilder.place_landed(batch, self._ends):
                     self._metadata.load((), queued, _encoded(state))
 
     def _set_aside_copies(self) -> None:
-        """Put into quarantine what later versions have replaced: a label says so, but what is packed was not read."""
+        """Put into quarantine the copies that later versions have replaced. Only their labels show this, because packed
+        objects were not read."""
         for copies in batches(self._unclaimed(), LABELS_AT_A_TIME):
-            labels = labels_of(self._lost.landing, copies)
+            labels = labels_of(self._stores.landing, copies)
             keys: dict[LandingId, ObjectKey] = {}
             for copy, label in labels.items():
                 with suppress(InvalidInput):
@@ -462,8 +473,8 @@ class Rebuilder:
                     self._metadata.quarantine_copy(copy, self._now_ms + QUARANTINE_MS)
 
     def _return_to_copies(self) -> None:
-        """Let objects whose blocks are nowhere have the landing copies that are queued for deletion: the reaper may
-        have set them back to these copies since the dump."""
+        """Set objects whose blocks do not exist back to their landing copies in the deletion queue: the reaper may have
+        done the same since the dump."""
         after: LandingId | None = None
         while page := self._metadata.deletions_after(after, PAGE_ROWS):
             after = page[-1].landing_id
@@ -475,7 +486,7 @@ class Rebuilder:
                 if row is None or row.version != entry.version or object_id in returned:
                     continue
                 is_gone = row.extent is not None and row.extent.block_id not in self._there
-                if is_gone and self._lost.is_intact(entry.landing_id, row):
+                if is_gone and self._stores.is_intact(entry.landing_id, row):
                     landed = replace(row, state=_LANDED, landing_id=entry.landing_id, extent=None)
                     returned[object_id] = Rebuilt(landed, instead_of=row)
             self._metadata.place(list(returned.values()), self._now_ms)
@@ -483,7 +494,8 @@ class Rebuilder:
 
     # --- what is gone ---------------------------------------------------------------------------------
     def _remove_gone(self) -> None:
-        """Rows of the dump whose bytes are nowhere: the objects were deleted or overwritten since, or are lost."""
+        """Remove the rows of the dump whose bytes do not exist: the objects were deleted or overwritten since, or are
+        lost."""
         after = 0
         landed = 0
         while page := self._metadata.objects_after(after, PAGE_ROWS):
@@ -496,7 +508,7 @@ class Rebuilder:
             self._remove_landed(part, parts)
 
     def _remove_landed(self, part: int, parts: int) -> None:
-        present = {copy for copy in self._lost.landing.list_ids() if copy[-1] % parts == part}
+        present = {copy for copy in self._stores.landing.list_ids() if copy[-1] % parts == part}
         after: LandingId | None = None
         while page := self._metadata.waiting_after(after, PAGE_ROWS):
             after = page[-1].landing_id
@@ -518,15 +530,15 @@ class Rebuilder:
 
     # --- copies of packed objects ---------------------------------------------------------------------
     def _claim_copies(self, state: _State) -> None:
-        """Queue for deletion the copies in the landing store of what was put and packed since the dump: the reaper
-        deletes one once it has read back what is packed. A copy belongs to a row with the same bytes whose version is
-        of the time of the copy."""
+        """Queue for deletion the landing copies of objects that were put and packed since the dump. The reaper deletes
+        a copy once it has read back the packed bytes. A copy belongs to a row with the same bytes whose version is from
+        the time of the copy."""
         for copies in batches(self._unclaimed(), COPIES_AT_A_TIME):
             by_bytes: dict[tuple[int, int, bytes], list[LandingId]] = {}
             for copy in copies:
                 self._tick("landing copies", self.figures.copies_read, None)
                 try:
-                    data = self._lost.landing.read(copy)
+                    data = self._stores.landing.read(copy)
                 except NotFound:
                     continue
                 self.figures.copies_read += 1
@@ -540,7 +552,7 @@ class Rebuilder:
                     self._metadata.load((), claimed, _encoded(state))
 
     def _unclaimed(self) -> Iterator[LandingId]:
-        for copies in batches(self._lost.landing.list_ids(), PAGE_ROWS):
+        for copies in batches(self._stores.landing.list_ids(), PAGE_ROWS):
             own = [copy for copy in copies if not in_log(copy)]
             known = self._metadata.landing_known(own)
             yield from (copy for copy in own if copy not in known)
@@ -555,8 +567,9 @@ class Rebuilder:
 
     # --- the trash ------------------------------------------------------------------------------------
     def _settle_trash(self) -> None:
-        """Give what is in the trash its times, once nothing is looked for there any more: first what was in it when the
-        dump was made, then what later versions have replaced. Versions that stay become noncurrent."""
+        """Set the times of rows in the trash, after the last search for versions there: first of rows that were in the
+        trash when the dump was made, then of versions that later ones have replaced. Versions that must stay become
+        noncurrent."""
         until_ms = self._now_ms + TRASHED_MS_MIN
         for page in () if self._source is None else self._source.pages():
             if page.table == rows.OBJECTS:
@@ -570,31 +583,33 @@ class Rebuilder:
 
     # --- tails ----------------------------------------------------------------------------------------
     def _settle_tails(self) -> None:
-        """Remove the tails whose block is not there: the large object was deleted, and collected. Remove large objects
-        whose tail is nowhere, unless not everything could be read: then it may lie there, and `check` names them."""
-        for page in self._lost.all_objects():
+        """Remove the tails whose block does not exist: the large object was deleted and collected. Remove large objects
+        whose tail does not exist, unless some data could not be read: it may hold the tail, and `check` reports these
+        objects."""
+        for page in self._stores.all_objects():
             self._metadata.remove(tail_rows.stray_tails(page, self._there), self._now_ms)
             if not self._is_any_unread():
                 self._remove(tail_rows.without_tail(page, self._metadata))
 
     # --- uploads --------------------------------------------------------------------------------------
     def _settle_uploads(self, row_rebuilder: RowRebuilder) -> None:
-        """When all objects are known: first those that are composed, then the parts to which none of them refers. If
-        not everything could be read, there may be others that refer to them, so they stay, and `check` names them."""
-        for page in self._lost.all_objects():
-            upload_rows.complete_those_of(page, self._metadata, self._now_ms)
-            row_rebuilder.place_empty(upload_rows.lost_empty_parts(page, self._metadata, self._lost.bytes_of))
+        """Restore the states of uploads, when all objects are known: first of uploads with a composed object, then of
+        uploads and parts without one. If some data could not be read, it may hold their composed objects, so they
+        stay, and `check` reports them."""
+        for page in self._stores.all_objects():
+            upload_rows.complete_uploads_of(page, self._metadata, self._now_ms)
+            row_rebuilder.place_empty(upload_rows.missing_empty_parts(page, self._metadata, self._stores.bytes_of))
         if self._is_any_unread():
             return
-        upload_rows.doom_those_without_object(self._metadata, self._now_ms)
-        for page in self._lost.all_objects():
+        upload_rows.doom_uploads_without_object(self._metadata, self._now_ms)
+        for page in self._stores.all_objects():
             upload_rows.doom_parts_without_upload(page, self._metadata, self._now_ms)
 
     def _is_any_unread(self) -> bool:
         return bool(self.figures.unread_blocks or self.figures.nameless or self._unread_segments)
 
     def _unsettled(self) -> list[ObjectRow]:
-        """Some rows without times, if there are any left: they come first in the trash."""
+        """Return some rows of the trash without times; empty if none are left. They come first in the trash."""
         page = self._metadata.trash_page(None, PAGE_ROWS)
         return [row for row in page.rows if row.trash_until_ms == UNSETTLED_MS]
 

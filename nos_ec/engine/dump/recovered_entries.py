@@ -1,6 +1,6 @@
-"""What blocks and landing segments tell about the objects in them, without any row.
+"""Recovers objects from blocks, landing segments and landing copies alone, without any row.
 
-Whatever a later version of the formats tells beside keys, versions, places and checksums comes in here.
+If a later format version records more than keys, versions, places and checksums, it is read here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from nos_ec.ports.segment_medium import SegmentMedium
 
 @dataclass(frozen=True, slots=True)
 class RecoveredEntry:
-    """An object in a block. part: for a segment of a large one, (its offset in the object, size of the object), as in
-    `NameRecord`; its last segment has the attributes."""
+    """An object in a block, or a segment of a large object. `part` is, for a segment, (its offset in the object, size
+    of the object), as in `NameRecord`; the last segment has the attributes."""
 
     key: ObjectKey
     version: int
@@ -38,12 +38,15 @@ class RecoveredEntry:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredBlock:
-    """A block. data_bytes: of all that was written to it, with all of the stripes that have no readable header or are
-    part of an unfinished group. entries: of the groups that were asked for; an unfinished group has none, because
-    some of them were never written, and no row ever referred to the others. nameless: how many more are in groups whose
-    names cannot be read. epoch: the greatest of its writers; written_ms: of the first group (Unix milliseconds); both
-    None without a readable header. is_read: everything was read that was asked for. unfinished: it ends with an
-    unfinished group. last_at: where the last other group begins, in bytes."""
+    """The contents of a block.
+
+    data_bytes: the bytes of all objects written to it; stripes without a readable header, and stripes of an unfinished
+    group, count in full. entries: the objects of the requested groups. An unfinished group has no entries: some of its
+    objects were never written, and no row ever referred to the others. nameless: how many more objects are in groups
+    whose names cannot be read. epoch: the greatest epoch of its writers; written_ms: when the first group was written
+    (Unix milliseconds); both are None without a readable header. is_read: whether everything requested was read.
+    unfinished: whether it ends with an unfinished group. last_at: where the last other group begins, in bytes.
+    """
 
     block_id: BlockId
     stripes: int
@@ -60,7 +63,7 @@ class RecoveredBlock:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRecord:
-    """A landing copy, with its data. put_ms: when its PUT was, Unix milliseconds."""
+    """A landing copy with its data. put_ms: the time of its PUT (Unix milliseconds)."""
 
     key: ObjectKey
     landing_id: LandingId
@@ -71,7 +74,7 @@ class RecoveredRecord:
 
 
 def recover_block(blocks: BlockStore, block_id: BlockId, stripes: int, first_stripe: int) -> RecoveredBlock:
-    """What the headers of a block of `stripes` stripes tell, and the names of its groups from `first_stripe` on. Raises
+    """Read the headers of a block of `stripes` stripes, and the names of its groups from `first_stripe` on. Raises
     NotFound, Transient."""
     geometry = blocks.geometry
     scan = scan_headers(blocks, block_id, stripes)
@@ -99,8 +102,8 @@ def recover_block(blocks: BlockStore, block_id: BlockId, stripes: int, first_str
 
 
 def recover_unfinished(blocks: BlockStore, block_id: BlockId) -> list[RecoveredEntry] | None:
-    """Return the objects, of the unfinished group that a sealed block ends with, that lie in it as a whole. None if
-    names of it cannot be read. Raises NotFound, Transient."""
+    """Return the complete objects in the unfinished group at the end of a sealed block; None if some names of the group
+    cannot be read. Raises NotFound, Transient."""
     stripes = blocks.stripes(block_id)
     header = scan_headers(blocks, block_id, stripes).unfinished
     if header is None:
@@ -115,9 +118,9 @@ def recover_unfinished(blocks: BlockStore, block_id: BlockId) -> list[RecoveredE
 def recover_segment(
     medium: SegmentMedium, segment: SegmentId, end: int, damaged: set[LandingId]
 ) -> Iterator[RecoveredRecord]:
-    """The PUTs in a sealed landing segment, in order, each once, from whichever of its copies has it intact. `damaged`
-    receives, at the end, the PUTs that are intact in no copy, as far as their names or the footer of the segment show
-    them. Raises NotFound, Transient."""
+    """Yield the PUTs in a sealed landing segment, in order, each once, from any copy of the segment that has it intact.
+    At the end, `damaged` receives the PUTs that are not intact in any copy, if a record header or the footer of the
+    segment lists them. Raises NotFound, Transient."""
     seen = set[LandingId]()
     broken = _in_footer(medium, segment, end)
     for found in puts_in_segment(medium, segment, end):
@@ -135,8 +138,8 @@ def recover_segment(
 
 
 def recover_copies(landing: LandingStore, copies: Sequence[LandingId]) -> Iterator[RecoveredRecord]:
-    """What copies of the landing store tell, in order. Those without a label, or with other bytes than it says, tell
-    nothing. Raises Transient."""
+    """Yield the PUTs of copies in the landing store, in order. Copies without a label, or whose bytes do not match it,
+    are skipped. Raises Transient."""
     for copy, label in labels_of(landing, copies).items():
         try:
             key = ObjectKey(label.bucket, label.name)
@@ -147,8 +150,8 @@ def recover_copies(landing: LandingStore, copies: Sequence[LandingId]) -> Iterat
 
 
 def whole_parts(parts: Sequence[RecoveredEntry]) -> list[RecoveredEntry] | None:
-    """The segments of a large object in order, one for each place; None if some are missing. They sum to less than the
-    size that the last one tells if a tail follows (core.tails)."""
+    """Return the segments of a large object in order, one for each offset; None if some are missing. If a tail follows,
+    their sum is less than the object size that the last segment records (core.tails)."""
     by_offset: dict[int, RecoveredEntry] = {}
     end = 0
     for part in parts:
@@ -168,19 +171,19 @@ def whole_parts(parts: Sequence[RecoveredEntry]) -> list[RecoveredEntry] | None:
 
 
 def recovered_size(whole: Sequence[RecoveredEntry]) -> int:
-    """Bytes of a large object, tail included, as its last segment tells."""
+    """Return the size of a large object in bytes, including its tail, as its last segment records it."""
     last = whole[-1].part
     assert last is not None
     return last[1]
 
 
 def recovered_tail(whole: Sequence[RecoveredEntry]) -> tuple[ObjectKey, int] | None:
-    """The key and the bytes of the tail of a large object with these segments, in order; None without one."""
+    """Return the key and the size of the tail of a large object with these segments, in order; None without a tail."""
     return tail_place(recovered_size(whole), [(part.extent.block_id, part.extent.length) for part in whole])
 
 
 def _entries(blocks: BlockStore, header: GroupHeader) -> list[RecoveredEntry]:
-    """Return what a header tells, as far as its names can be read."""
+    """Return the objects of a header whose names can be read."""
     entries: list[RecoveredEntry] = []
     for entry, name in zip(header.entries, _names(blocks, header) or (), strict=False):
         key = _key(name.bucket, name.name, entry.key_md5)
@@ -201,8 +204,8 @@ def _names(blocks: BlockStore, header: GroupHeader) -> list[NameRecord] | None:
 
 
 def _in_footer(medium: SegmentMedium, segment: SegmentId, end: int) -> set[LandingId]:
-    """The records that the footer of a segment lists; none without an intact footer. Only the writer of the segment
-    writes one."""
+    """Return the records that the footer of a segment lists; none without an intact footer. Only the writer of a
+    segment writes a footer."""
     for copy in range(medium.limits.copies):
         (data,) = medium.read(segment, [(end, medium.limits.segment_bytes - end)], copy)
         with suppress(Corrupt):
@@ -224,7 +227,7 @@ def _record(found: FoundRecord) -> RecoveredRecord | None:
 
 
 def _key(bucket: str, name: str, key_md5: bytes) -> ObjectKey | None:
-    """None unless it is a key of today's rules, and that of the entry."""
+    """Return the key; None if it is not valid by today's rules, or does not match the MD5 of the entry."""
     try:
         key = ObjectKey(bucket, name)
     except InvalidInput:

@@ -1,8 +1,7 @@
-"""Decides, for what blocks and landing segments tell, whether it is the newest version of its object, and writes its
-row.
+"""Decides which recovered entries and records are the newest versions of their objects, and writes their rows.
 
-What was put since the dump is read, because a row needs the MD5 of the bytes, and no header has it. So is the last
-group of each block: the power may have been cut while it was written.
+The bytes of objects that were put since the dump are read, because a row needs their MD5, which no header has. The last
+group of each block is read as well, because the power may have failed while it was written.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.metadata import ObjectRow, QueueEntry, Rebuilt, Segment
 
 UNREADABLE_NAMED_MAX = 1000
-"""Objects that cannot be read and are named; all are counted."""
+"""At most this many unreadable objects are named; all of them are counted."""
 READ_BYTES_MAX = 4 << 20
-"""Bytes of small objects that are read at a time."""
+"""Bytes of small objects to read at a time."""
 
 _LANDED, _LARGE, _EMPTY = (
     advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.STORE, ObjectEvent.KEEP)
@@ -44,9 +43,9 @@ _PACKED = advance_object(ObjectState.LANDED, ObjectEvent.PACK)
 
 @dataclass(slots=True)
 class RowFigures:
-    """moved: objects of the dump that lie elsewhere now. adopted: versions that are newer than the dump, from blocks;
-    landed: the same, from landing copies. data_bytes: read for them. unreadable: versions that headers tell of and
-    whose bytes cannot be read."""
+    """Counts rows and reads. moved: objects of the dump that are in another place now. adopted: versions from blocks
+    that are newer than the dump; landed: the same from landing copies. data_bytes: bytes read for these. unreadable:
+    versions in headers whose bytes cannot be read."""
 
     moved: int = 0
     adopted: int = 0
@@ -56,75 +55,82 @@ class RowFigures:
 
 
 class RowRebuilder:
-    """Used by one thread. new_ids: the first object id to be given to a version without a row.
+    """Writes the rows of recovered objects. Used by one thread. new_ids: the first object id for a version without a
+    row.
 
-    Nothing tells the order of two versions of a key but their numbers, which clocks have made, and an older version may
-    have been undeleted. So the greater one becomes current. keep_replaced: the others go into the trash, as far as they
-    can be read; otherwise they are dead. Versions that have ids always stay, and so does what they have replaced, and
-    what parts of uploads have replaced, until it is known which ones the composed objects have. So does a version if
-    the PUT of the current one may have been refused for it.
+    Only the version numbers, which come from clocks, show the order of two versions of a key, and an older version may
+    have been undeleted. So the version with the greatest number becomes current. With `keep_replaced`, the others go
+    into the trash if they can be read; without it, they are dead. Some versions always stay: versions with ids and the
+    versions that these have replaced; replaced parts of uploads, until the parts of the composed objects are known; and
+    a version because of which the PUT of the current one may have been refused.
     """
 
-    def __init__(self, lost: RebuildInput, now_ms: int, new_ids: int, *, keep_replaced: bool) -> None:
-        self._lost = lost
-        self._metadata = metadata = lost.metadata
-        self._blocks = lost.blocks
+    def __init__(self, stores: RebuildInput, now_ms: int, new_ids: int, *, keep_replaced: bool) -> None:
+        self._stores = stores
+        self._metadata = metadata = stores.metadata
+        self._blocks = stores.blocks
         self._now_ms = now_ms
         self._keep_replaced = keep_replaced
         self._next_id = max(new_ids, metadata.last_object_id() + 1)
         self.figures = RowFigures()
         self.unreadable: list[str] = []
         self.unread: set[BlockId] = set()
-        """Blocks with versions that cannot be read."""
+        """Blocks that hold versions which cannot be read."""
 
     # --- blocks ---------------------------------------------------------------------------------------
     def place_small(self, entries: Iterable[RecoveredEntry], last_at: int) -> None:
-        """Whole objects, all of one block. last_at: where its last group begins, in bytes. Raises Transient."""
+        """Place the small objects of one block. last_at: where its last group begins, in bytes. Raises Transient."""
+        # 1. Find the entries that are rows in the trash; sort the others by key and version.
         versions: dict[ObjectKey, dict[int, RecoveredEntry]] = {}
-        all_told = list(entries)
-        trashed = self._metadata.trash_of({(entry.key, entry.version) for entry in all_told})
+        recovered = list(entries)
+        trashed = self._metadata.trash_of({(entry.key, entry.version) for entry in recovered})
         trash_to_move: dict[int, tuple[ObjectRow, RecoveredEntry]] = {}
-        for entry in all_told:
+        for entry in recovered:
             row = trashed.get((entry.key, entry.version))
             if row is not None and _is_same(row, entry):
                 if row.extent != entry.extent:
                     trash_to_move[row.object_id] = row, entry
                 continue
             versions.setdefault(entry.key, {})[entry.version] = entry
+        # 2. Decide for each key: the entry of its row may have moved, a newer entry becomes current, and the others are
+        #    replaced versions.
         found = self._metadata.rows_of(versions.keys())
         to_move = list(trash_to_move.values())
         current: list[RecoveredEntry] = []
         replaced: list[RecoveredEntry] = []
-        for key, told in versions.items():
+        for key, by_version in versions.items():
             row = found.get(key)
-            own = None if row is None else told.pop(row.version, None)
+            own = None if row is None else by_version.pop(row.version, None)
             if row is not None and own is not None and _is_same(row, own) and row.extent != own.extent:
                 to_move.append((row, own))
-            others = sorted(told.values(), key=lambda entry: entry.version)
+            others = sorted(by_version.values(), key=lambda entry: entry.version)
             newest = b"" if row is None else row.attributes
             if others and (row is None or row.version < others[-1].version):
                 current.append(others.pop())
                 newest = current[-1].attributes
-            # What has the version of a row in the trash, but other bytes, has no place there.
+            # An entry with the version of a row in the trash, but other bytes, cannot go there as well.
             kept = (one for one in others if self._keeps(key, one.attributes, newest))
             replaced += [one for one in kept if (one.key, one.version) not in trashed]
+        # 3. Move rows to their new places. This comes first, because this block may also hold a version that replaces a
+        #    moved one.
         moved = self._moved(to_move, last_at)
         self.figures.moved += len(moved)
-        self._metadata.place(moved, self._now_ms)  # first: what is moved may be replaced in the same block
+        self._metadata.place(moved, self._now_ms)
         found |= {one.row.key: one.row for one in moved if one.row.trash_until_ms is None}
+        # 4. Write rows for the new current versions, and for replaced versions, which go into the trash.
         adopted: list[Rebuilt] = []
-        for entry, data in self._read(current):
+        for entry, data in self._read_entries(current):
             adopted += self._in_place_of(found.get(entry.key), self._packed(entry, data))
             self.figures.adopted += 1
-        for entry, data in self._read(replaced, name=False):
+        for entry, data in self._read_entries(replaced, name=False):
             adopted.append(Rebuilt(_trashed(self._packed(entry, data))))
         self._metadata.place(adopted, self._now_ms)
 
     def _moved(self, to_move: Sequence[tuple[ObjectRow, RecoveredEntry]], last_at: int) -> list[Rebuilt]:
-        """Return these rows in their new places. What is in the last group, and cannot be read there, stays in its old
-        place if it can be read in that one: the group was never committed."""
+        """Return these rows in their new places. If an object cannot be read in the last group of the block, but can be
+        read in its old place, it stays there: the group was never committed."""
         last = [entry for _, entry in to_move if entry.extent.offset >= last_at]
-        intact = {entry.extent for entry, _ in self._read(last, name=False)}
+        intact = {entry.extent for entry, _ in self._read_entries(last, name=False)}
         return [
             _moved(row, entry)
             for row, entry in to_move
@@ -133,24 +139,27 @@ class RowRebuilder:
 
     def _is_readable(self, row: ObjectRow) -> bool:
         try:
-            self._bytes_of(row)
+            self._bytes_of_row(row)
         except (Corrupt, NotFound):
             return False
         return True
 
     def place_large(self, key: ObjectKey, version: int, parts: Sequence[RecoveredEntry], known: set[BlockId]) -> bool:
-        """A large object, from its segments, and from the row of its tail. known: the blocks that are there. Returns
-        False when segments or the tail are missing: the PUT did not end, or the object is half deleted. Raises
-        Transient."""
+        """Place a large object, given its segments and the blocks that exist; its tail must have a row. Returns False
+        if segments or the tail are missing: the PUT did not finish, or the object is half deleted. Raises Transient."""
+        # 1. Decide whether this version is needed: it has a row, or another version has replaced it and it is not kept.
         found = self._metadata.rows_of([key]).get(key)
         is_replaced = found is not None and found.version > version
         if (found is not None and found.version == version) or self._metadata.trash_of({(key, version)}):
             return True
         whole = whole_parts(parts)
-        told = b"" if whole is None else whole[-1].attributes
-        is_kept = found is None or self._keeps(key, told, found.attributes) or _at_the_same_time(version // 1000, found)
+        attributes = b"" if whole is None else whole[-1].attributes
+        is_kept = (
+            found is None or self._keeps(key, attributes, found.attributes) or _at_the_same_time(version // 1000, found)
+        )
         if is_replaced and not is_kept:
             return True
+        # 2. Check that all segments and the tail exist. A replaced version that is incomplete does not matter.
         if whole is None:
             return is_replaced
         tail = None
@@ -160,20 +169,22 @@ class RowRebuilder:
                 return is_replaced
         if any(part.extent.block_id not in known for part in whole):
             return is_replaced
+        # 3. Read everything, for the MD5 and the CRC.
         md5 = hashlib.md5(usedforsecurity=False)
         crc32c = 0
         try:
             for part in whole:
-                md5.update(self._checked(part))
+                md5.update(self._bytes_of_entry(part))
                 crc32c = _CRC32C.combine(crc32c, part.crc32c, part.extent.length)
             if tail is not None:
-                md5.update(self._bytes_of(tail))
+                md5.update(self._bytes_of_row(tail))
                 crc32c = _CRC32C.combine(crc32c, tail.crc32c, tail.size)
         except (Corrupt, NotFound) as error:
             if not is_replaced:
                 self._cannot_read(whole[0], error)
                 self.unread |= {part.extent.block_id for part in whole}
             return True
+        # 4. Write the row.
         row = ObjectRow(
             object_id=self._new_id(),
             key=key,
@@ -196,8 +207,8 @@ class RowRebuilder:
         return True
 
     def _choose_tail(self, whole: list[RecoveredEntry], parts: Sequence[RecoveredEntry]) -> ObjectRow | None:
-        """The row of the tail; None without one. The last segment may have been written to several blocks, of which
-        only one has the tail: that becomes the last one of `whole`."""
+        """Return the row of the tail; None without one. The last segment may have been written to several blocks, and
+        the tail belongs to only one of them: the segment in that block becomes the last one of `whole`."""
         for last in (
             one for one in parts if one.part == whole[-1].part and one.extent.length == whole[-1].extent.length
         ):
@@ -208,22 +219,22 @@ class RowRebuilder:
                 return tail
         return None
 
-    def _bytes_of(self, row: ObjectRow) -> bytes:
-        data = self._lost.bytes_of(row)
+    def _bytes_of_row(self, row: ObjectRow) -> bytes:
+        data = self._stores.bytes_of(row)
         self.figures.data_bytes += len(data)
         return data
 
     def _in_place_of(
         self, found: ObjectRow | None, row: ObjectRow, segments: Sequence[Segment] = ()
     ) -> Sequence[Rebuilt]:
-        """The row, which makes the one that was found there the current version no more."""
+        """Return the changes that make `row` the current version in place of `found`."""
         if found is None:
             return [Rebuilt(row, segments)]
         if not (self._keeps(row.key, found.attributes, row.attributes) or is_in_doubt(found, row)):
             return [Rebuilt(replace(row, object_id=found.object_id), segments, found)]
         trashed = _trashed(found)
         if found.state.in_landing or found.state is _EMPTY:
-            # A key that was deleted and stored again within a millisecond has the number in the trash, too.
+            # If a key was deleted and stored again within a millisecond, the trash has a version with this number too.
             (trashed,) = self._numbered([trashed], {(row.key, row.version)})
         return [Rebuilt(trashed, self._segments_of(found), found), Rebuilt(row, segments)]
 
@@ -232,7 +243,7 @@ class RowRebuilder:
         return [segment for version, segment in parts if version == row.version]
 
     def _keeps(self, key: ObjectKey, older: bytes, newer: bytes) -> bool:
-        """Whether a version with the attributes `older` is kept that one with `newer` has replaced."""
+        """Return whether a version with the attributes `older` is kept after a version with `newer` has replaced it."""
         return self._keep_replaced or _is_part(key) or is_of_versions(older) or is_of_versions(newer)
 
     def _packed(self, entry: RecoveredEntry, data: bytes) -> ObjectRow:
@@ -250,8 +261,11 @@ class RowRebuilder:
             attributes=entry.attributes,
         )
 
-    def _read(self, entries: Sequence[RecoveredEntry], *, name: bool = True) -> Iterable[tuple[RecoveredEntry, bytes]]:
-        """The bytes of each entry that can be read, in runs. name: those that cannot are counted and named."""
+    def _read_entries(
+        self, entries: Sequence[RecoveredEntry], *, name: bool = True
+    ) -> Iterable[tuple[RecoveredEntry, bytes]]:
+        """Yield each entry that can be read, with its bytes, reading in runs. With `name`, the entries that cannot be
+        read are counted and named."""
         run: list[RecoveredEntry] = []
         size = 0
         for entry in entries:
@@ -272,12 +286,12 @@ class RowRebuilder:
             pieces = None
         for at, entry in enumerate(run):
             try:
-                yield entry, self._checked(entry, None if pieces is None else pieces[at])
+                yield entry, self._bytes_of_entry(entry, None if pieces is None else pieces[at])
             except Corrupt as error:
                 if name:
                     self._cannot_read(entry, error)
 
-    def _checked(self, entry: RecoveredEntry, data: bytes | None = None) -> bytes:
+    def _bytes_of_entry(self, entry: RecoveredEntry, data: bytes | None = None) -> bytes:
         extent = entry.extent
         if data is None:
             data = self._blocks.read(extent.block_id, extent.offset, extent.length)
@@ -291,7 +305,7 @@ class RowRebuilder:
             self.unreadable.append(f"{entry.key} v{entry.version}: {error}")
 
     def place_empty(self, parts: Mapping[ObjectKey, ObjectRow]) -> None:
-        """Parts without bytes, by key, each with the composed object whose manifest lists it. Raises Transient."""
+        """Write rows for empty parts, each given with the composed object whose manifest lists it. Raises Transient."""
         rows = [
             ObjectRow(
                 object_id=self._new_id(),
@@ -310,8 +324,8 @@ class RowRebuilder:
         self._metadata.place([Rebuilt(row) for row in rows], self._now_ms)
 
     def exchange(self, current: ObjectRow | None, chosen: ObjectRow) -> ObjectRow | None:
-        """Make a version in the trash the current one of its key, in place of the one that is. Returns the row that
-        this one has in the trash. Raises Transient."""
+        """Make a version in the trash the current version of its key, in place of `current`. Returns the row that the
+        latter gets in the trash. Raises Transient."""
         back = replace(chosen, trash_until_ms=None, trashed_ms=None)
         exchanged = [Rebuilt(back, self._segments_of(chosen), chosen)]
         trashed = None
@@ -323,13 +337,15 @@ class RowRebuilder:
 
     # --- landing copies -------------------------------------------------------------------------------
     def place_landed(self, records: Sequence[RecoveredRecord], segments: Container[SegmentId]) -> list[QueueEntry]:
-        """Records of one landing segment, in order, or copies of the landing store. None tells the version of its
-        object, only when its PUT was. segments: that are there. Returns the copies to be queued for deletion: second
-        copies of what is packed, which the reaper reads back first, and, after EMPTY_COPY_MS, those of empty objects.
-        Raises Transient.
+        """Place records of one landing segment, in order, or copies of the landing store. A record has the time of its
+        PUT, but not the version of its object. `segments` has the landing segments that exist. Returns the copies to
+        queue for deletion: second copies of packed objects, which the reaper reads back first, and copies of empty
+        objects, which are due after EMPTY_COPY_MS. Raises Transient.
 
         A copy of the landing store that another version has replaced is left to the caller, unless it is a part, or in
         doubt."""
+        # 1. Skip the records that the metadata knows, and find the newest record of each key, and those of versions in
+        #    the trash.
         known = self._metadata.landing_known([record.landing_id for record in records])
         unknown = [record for record in records if record.landing_id not in known]
         trashed = self._metadata.trash_of([one for record in unknown for one in _own_numbers(record)])
@@ -347,11 +363,14 @@ class RowRebuilder:
                 newest[record.key] = record
             if before is not None and not _is_same_put(before, record):
                 others.append(record if newest[record.key] is before else before)
+        # 2. Move rows whose records were copied forward. This comes first, because another record may replace a moved
+        #    version.
         found = self._metadata.rows_of(newest.keys())
         moved = self._copied_forward(unknown, found, segments)
-        self._metadata.place(moved, self._now_ms)  # first: what is moved may be replaced by another record
+        self._metadata.place(moved, self._now_ms)
         found |= {one.row.key: one.row for one in moved}
         self.figures.moved += len(moved)
+        # 3. Make rows for records that are newer than the row of their key, and for replaced records that are kept.
         second: list[QueueEntry] = []
         made: dict[ObjectKey, ObjectRow] = {}
         for key, record in newest.items():
@@ -367,8 +386,8 @@ class RowRebuilder:
                 of_rows.append((record, row))
             elif self._stays(record, made.get(record.key, row), newest[record.key]):
                 kept.append(_trashed(self._landed(record, None)))
-        # Two PUTs of one millisecond have the same number so far, and no two versions of a key may have the same. The
-        # new ones are numbered last, because they are newer than all others.
+        # 4. Number the versions. Two PUTs of one millisecond have the same number so far, but versions of a key must
+        #    differ. The new current versions are numbered last, because they are newer than all others.
         taken = {(row.key, row.version) for row in found.values()}
         kept = self._numbered(kept, taken)
         for row in kept:
@@ -381,6 +400,7 @@ class RowRebuilder:
             if new.state is _EMPTY:
                 until_ms = self._now_ms + EMPTY_COPY_MS
                 second.append(QueueEntry(newest[new.key].landing_id, new.object_id, new.version, until_ms, False))
+        # 5. A record of an existing version is a second copy if the version is packed, or replaces a trimmed record.
         moved = []
         for record, row in of_rows:
             if in_log(record.landing_id):
@@ -395,7 +415,7 @@ class RowRebuilder:
     def _copied_forward(
         self, records: Sequence[RecoveredRecord], current: Mapping[ObjectKey, ObjectRow], segments: Container[SegmentId]
     ) -> list[Rebuilt]:
-        """The current versions whose own copies are trimmed, each with the place of its record."""
+        """Return the current versions whose own records were trimmed, each with its copied record instead."""
         moved: dict[ObjectKey, Rebuilt] = {}
         for record in records:
             row = current.get(record.key)
@@ -406,18 +426,18 @@ class RowRebuilder:
         return list(moved.values())
 
     def _stays(self, record: RecoveredRecord, row: ObjectRow | None, newest: RecoveredRecord) -> bool:
-        """Return whether the version of a record is kept although another one has replaced it: a row, or the newest
-        record of its key."""
-        told = (record.attributes, newest.attributes, b"" if row is None else row.attributes)
-        if _is_part(record.key) or any(map(is_of_versions, told)):
+        """Return whether the version of a record is kept although a row, or the newest record of its key, has replaced
+        it."""
+        attributes = (record.attributes, newest.attributes, b"" if row is None else row.attributes)
+        if _is_part(record.key) or any(map(is_of_versions, attributes)):
             return True
         if row is not None and _at_the_same_time(record.put_ms, row) and not _is_copy(record, row):  # `is_in_doubt`
             return True
         return self._keep_replaced and in_log(record.landing_id)
 
     def _numbered(self, rows: Iterable[ObjectRow], taken: set[tuple[ObjectKey, int]]) -> list[ObjectRow]:
-        """Return these rows, which are in no block, with numbers that no other version of their key has in the trash or
-        in `taken`, to which they are added."""
+        """Return these rows, which are not in blocks, with version numbers that no other version of their key has in
+        the trash or in `taken`. Adds the numbers to `taken`."""
         listed = list(rows)
         in_trash = set(self._metadata.trash_of([(row.key, row.version) for row in listed]))
         numbered: list[ObjectRow] = []
@@ -451,9 +471,9 @@ class RowRebuilder:
 
 
 def is_in_doubt(older: ObjectRow, current: ObjectRow) -> bool:
-    """Return whether the PUT of the current version may have been refused for that of an older one: both were under way
-    at about the same time, and the current one is not packed, so it may never have been recorded. A copy of the older
-    one, which was sent again or copied forward, is as good."""
+    """Return whether the PUT of the current version may have been refused because of an older version: both PUTs ran at
+    about the same time, and the current version is not packed, so it may never have been recorded. If it is a copy of
+    the older one, which was sent again or copied forward, there is no doubt."""
     is_copy = (older.size, older.crc32c, older.md5, older.attributes) == (
         current.size,
         current.crc32c,
@@ -468,12 +488,12 @@ def _at_the_same_time(older_ms: int, current: ObjectRow) -> bool:
 
 
 def _is_part(key: ObjectKey) -> bool:
-    """Return whether only a manifest says which version is the right one (`upload_rows.choose_parts`)."""
+    """Return whether only a manifest decides which version is right (`upload_rows.choose_parts`)."""
     return upload_of_part(key) is not None
 
 
 def _trashed(row: ObjectRow) -> ObjectRow:
-    """The row in the trash. Its times come at the end (`Rebuilding.settle_trash`)."""
+    """Return the row in the trash. Its times are set at the end (`Rebuilding.settle_trash`)."""
     return replace(row, trash_until_ms=0)
 
 
@@ -486,8 +506,8 @@ def _is_same(row: ObjectRow, entry: RecoveredEntry) -> bool:
 
 
 def _is_of(record: RecoveredRecord, row: ObjectRow) -> bool:
-    """Whether the record is a copy of the row's version: its own, or one that was copied forward, with the time of the
-    version (`put_ms_of`). It may tell other attributes, if those of the version were changed."""
+    """Return whether the record is a copy of the row's version: its own, or one that was copied forward, with the time
+    of the version (`put_ms_of`). Its attributes may differ if those of the version were changed."""
     return record.put_ms == row.version // 1000 and _has_bytes_of(record, row)
 
 
@@ -502,8 +522,8 @@ def _has_bytes_of(record: RecoveredRecord, row: ObjectRow) -> bool:
 
 
 def _own_numbers(record: RecoveredRecord) -> list[tuple[ObjectKey, int]]:
-    """The versions that a PUT at the time of the record gets, without and with a condition, if the key had none that
-    was as new."""
+    """Return the versions that a PUT at the time of the record gets, without and with a condition, if the key had no
+    version that was as new."""
     return [(record.key, numbered(record.put_ms * 1000, conditional=conditional)) for conditional in (False, True)]
 
 
@@ -512,13 +532,13 @@ def _is_trimmed(copy: LandingId | None, segments: Container[SegmentId]) -> bool:
 
 
 def _is_same_put(one: RecoveredRecord, other: RecoveredRecord) -> bool:
-    """Whether both are copies of one version: it was copied forward, maybe after its attributes were changed."""
+    """Return whether both are copies of one version: it was copied forward, maybe after a change of its attributes."""
     return (one.put_ms, one.crc32c, len(one.data)) == (other.put_ms, other.crc32c, len(other.data))
 
 
 def _is_newer(record: RecoveredRecord, row: ObjectRow) -> bool:
-    """Whether the record is from a PUT after that of the row. The version of a PUT is at least the time of its record.
-    Records of one millisecond are in the order of their landing segment."""
+    """Return whether the record is from a later PUT than the row. The version of a PUT is at least the time of its
+    record. Records of one millisecond are in the order of their landing segment."""
     if record.put_ms * 1000 > row.version:
         return True
     if row.landing_id is None or row.version // 1000 != record.put_ms:

@@ -1,6 +1,6 @@
-"""Rows of the metadata as pages of a dump, and back.
+"""Converts rows of the metadata to pages of a dump, and back.
 
-Every column has its name in the page. A column that older dumps lack gets a default in `tuples`.
+A page names all its columns. For a column that older dumps lack, `tuples` gets a default.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _W = TypeVar("_W", bound=StrEnum)
 _LANDED = advance_object(None, ObjectEvent.LAND)
 
 
-def word(words: type[_W], said: str) -> _W:
-    """The word that a dump has said. Raises Corrupt."""
+def word(words: type[_W], value: str) -> _W:
+    """Return the member of an enumeration that a dump has as text. Raises Corrupt."""
     try:
-        return words(said)
+        return words(value)
     except ValueError:
-        raise Corrupt(f"dump: {said!r} is no {words.__name__}; was it made by a newer version?") from None
+        raise Corrupt(f"dump: {value!r} is not a valid {words.__name__}; was it made by a newer version?") from None
 
 
 def landing_segments_page(rows: Sequence[SegmentRow]) -> DumpPage:
-    """A page of landing segments."""
+    """Return a page of landing segments."""
     return DumpPage(
         LANDING_SEGMENTS,
         {
@@ -50,7 +50,7 @@ def landing_segments_page(rows: Sequence[SegmentRow]) -> DumpPage:
 
 
 def landing_segments_of(page: DumpPage) -> Iterator[SegmentRow]:
-    """The rows of such a page. Raises Corrupt."""
+    """Yield the rows of such a page. Raises Corrupt."""
     columns = page.tuples(
         segment_id=..., state=..., epoch=..., opened_ms=..., sealed_ms=..., end_bytes=..., records=...
     )
@@ -59,7 +59,7 @@ def landing_segments_of(page: DumpPage) -> Iterator[SegmentRow]:
 
 
 def blocks_page(rows: Sequence[BlockRow]) -> DumpPage:
-    """A page of blocks."""
+    """Return a page of blocks."""
     return DumpPage(
         BLOCKS,
         {
@@ -81,7 +81,7 @@ def blocks_page(rows: Sequence[BlockRow]) -> DumpPage:
 
 
 def blocks_of(page: DumpPage) -> Iterator[BlockRow]:
-    """The rows of such a page. Raises Corrupt."""
+    """Yield the rows of such a page. Raises Corrupt."""
     columns = page.tuples(
         block_id=...,
         kind=...,
@@ -102,7 +102,7 @@ def blocks_of(page: DumpPage) -> Iterator[BlockRow]:
 
 
 def objects_page(rows: Sequence[Rebuilt]) -> DumpPage:
-    """A page of objects. The segments of a large one are in its row: block, offset, length and CRC32C of each."""
+    """Return a page of objects. The row of a large object has block, offset, length and CRC32C of its segments."""
     objects = [one.row for one in rows]
     return DumpPage(
         OBJECTS,
@@ -132,8 +132,8 @@ def objects_page(rows: Sequence[Rebuilt]) -> DumpPage:
 
 
 def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
-    """The rows of such a page. Noncurrent versions are as rows in the trash without times. An object that was queued is
-    LANDED again, since its event may be lost. Raises Corrupt."""
+    """Yield the rows of such a page. Noncurrent versions are returned like rows in the trash without times. A QUEUED
+    object is returned as LANDED, since its event may be lost. Raises Corrupt."""
     columns = page.tuples(
         object_id=...,
         bucket=...,
@@ -153,9 +153,9 @@ def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
         trashed_ms=None,
         is_noncurrent=0,
     )
-    for object_id, bucket, name, version, size, crc32c, md5, said, landing_id, block_id, offset, made, *more in columns:
+    for object_id, bucket, name, version, size, crc32c, md5, text, landing_id, block_id, offset, made, *more in columns:
         attributes, parts, trash_until_ms, trashed_ms, is_noncurrent = more
-        state = word(ObjectState, said)
+        state = word(ObjectState, text)
         try:
             key = ObjectKey(bucket, name)
         except InvalidInput as error:
@@ -180,19 +180,20 @@ def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
 
 
 def trashed_of(page: DumpPage, least_ms: int) -> Iterator[ObjectRow]:
-    """The rows of a page that are in the trash; none for less long than until `least_ms`. Raises Corrupt."""
+    """Yield the rows of a page that are in the trash, each kept there at least until `least_ms` (Unix milliseconds).
+    Raises Corrupt."""
     for one in objects_of(page):
         if one.row.trash_until_ms is not None and not one.row.is_noncurrent:
             yield replace(one.row, trash_until_ms=max(one.row.trash_until_ms, least_ms))
 
 
 def noncurrent_of(page: DumpPage) -> Iterator[ObjectRow]:
-    """The noncurrent versions of a page. Raises Corrupt."""
+    """Yield the noncurrent versions of a page. Raises Corrupt."""
     return (one.row for one in objects_of(page) if one.row.is_noncurrent)
 
 
 def deletions_page(rows: Sequence[QueueEntry]) -> DumpPage:
-    """A page of the deletion queue."""
+    """Return a page of the deletion queue."""
     return DumpPage(
         DELETIONS,
         {
@@ -206,7 +207,7 @@ def deletions_page(rows: Sequence[QueueEntry]) -> DumpPage:
 
 
 def deletions_of(page: DumpPage) -> Iterator[QueueEntry]:
-    """The rows of such a page. Raises Corrupt."""
+    """Yield the rows of such a page. Raises Corrupt."""
     columns = page.tuples(landing_id=..., object_id=..., version=..., not_before_ms=..., doomed=...)
     for landing_id, *rest in columns:
         yield QueueEntry(LandingId(landing_id), *rest)
@@ -215,7 +216,7 @@ def deletions_of(page: DumpPage) -> Iterator[QueueEntry]:
 def rebuilt_block(
     block_id: BlockId, kind: BlockKind, state: BlockState, dumped: BlockRow | None, delete_after_ms: int | None = None
 ) -> BlockRow:
-    """The row of a block as if nothing had been written to it. dumped: its row in the dump."""
+    """Return the row of a block as if nothing had been written to it. `dumped` is its row in the dump, if any."""
     return BlockRow(
         block_id=block_id,
         kind=kind,

@@ -1,10 +1,10 @@
-"""Dumps in the store itself: large objects of a reserved bucket, each named by the time at which it began.
+"""Keeps dumps in the store itself, as large objects of a reserved bucket, each named by the time at which it began.
 
-A large object lies in blocks of its own, and each of these says in its header what it is (docs/adr/0012). So a dump is
-found without any row, and is whole when its last segment is there, which has its size, and its own end.
+A large object lies in blocks of its own, and the header of each block describes its content (docs/adr/0012). So a dump
+is found without any row. It is complete if its last segment exists, which records its size, and if its last frame does.
 
-A dump from the future was made while a clock was ahead. It counts as older than all others: what was made since is
-newer, and knows of more deletions.
+A dump from the future was made while a clock was ahead. It counts as older than all others: dumps that were made since
+are newer, and contain more deletions.
 
 9  one block of a dump is in memory
 """
@@ -38,14 +38,14 @@ _log = structlog.get_logger(__name__)
 PREFIX = "metadata-dump-"
 PAGE_OBJECTS = 1000
 AHEAD_MS_MAX = 3_600_000
-"""Clocks may differ by so much."""
+"""Clocks may differ by up to this many milliseconds."""
 _FRONT = 2 * PAGE
-"""Bytes of a block of a large object that have its header and its name."""
+"""The first bytes of a block of a large object, which contain its header and its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDump:
-    """A dump by its row. begun_ms: Unix milliseconds. size in bytes."""
+    """A dump as its row describes it: when it began (Unix milliseconds), and its size in bytes."""
 
     key: ObjectKey
     begun_ms: int
@@ -53,15 +53,15 @@ class StoredDump:
 
 
 class StoredDumps:
-    """Writes, lists and removes dumps of a store that is open."""
+    """Writes, lists and removes the dumps of an open store."""
 
     def __init__(self, store: Store, large: LargeObjects) -> None:
         self._store = store
         self._large = large
 
     def write(self, head: DumpHead, pages: Iterable[DumpPage]) -> tuple[StoredDump, dict[str, int]]:
-        """Store a dump, and read it back. Returns it, and how many rows of each table it has. Raises NoSpace, Corrupt,
-        Transient."""
+        """Store a dump and read it back. Returns the dump, and how many rows of each table it has. Raises NoSpace,
+        Corrupt, Transient."""
         key = ObjectKey(RESERVED_BUCKET, f"{PREFIX}{head.begun_ms:015}")
         row = self._large.put(key, b"", _Frames(dump_frames(head, pages)))
         kill_point("dump.stored")
@@ -70,7 +70,7 @@ class StoredDumps:
         return StoredDump(key, head.begun_ms, row.size), dict(rows)
 
     def all(self, now_ms: int) -> list[StoredDump]:
-        """All dumps, oldest first; but those from the future come before them. Raises Transient."""
+        """Return all dumps, oldest first, except that dumps from the future precede the others. Raises Transient."""
         found: list[StoredDump] = []
         after = ""
         while page := self._store.list_objects(RESERVED_BUCKET, PREFIX, after, PAGE_OBJECTS):
@@ -82,25 +82,25 @@ class StoredDumps:
         return sorted(found, key=lambda one: (not is_ahead(one.begun_ms, now_ms), one.begun_ms))
 
     def keep(self, newest: int, now_ms: int) -> int:
-        """Delete all but the `newest` dumps. GC frees their blocks. Returns how many were deleted."""
+        """Delete all dumps except the `newest` ones. GC frees their blocks. Returns how many were deleted."""
         surplus = self.all(now_ms)[:-newest]
         for dump in surplus:
             try:
                 self._store.delete(dump.key, permanently=True)
             except NotFound:
-                continue  # another process was faster
+                continue  # another process has deleted it
             kill_point("dump.deleted")
         return len(surplus)
 
 
 def is_ahead(begun_ms: int, now_ms: int) -> bool:
-    """Whether a dump is from the future."""
+    """Return whether a dump is from the future."""
     return begun_ms > now_ms + AHEAD_MS_MAX
 
 
 def newest_dump_ms(metadata: Metadata, now_ms: int) -> int | None:
-    """When the newest dump in the store began, in Unix milliseconds; None without one that is not from the future.
-    Raises Transient."""
+    """Return when the newest dump in the store began (Unix milliseconds), ignoring dumps from the future; None if there
+    is none. Raises Transient."""
     newest, after = None, ""
     while page := metadata.list_names(RESERVED_BUCKET, PREFIX, after, PAGE_OBJECTS):
         after = page[-1]
@@ -110,17 +110,17 @@ def newest_dump_ms(metadata: Metadata, now_ms: int) -> int | None:
 
 
 def _begun_ms(name: str) -> int | None:
-    """The time in the name of a dump; None for another name."""
+    """Return the time in the name of a dump; None for another name."""
     begun = name.removeprefix(PREFIX)
     return int(begun) if begun.isdecimal() else None
 
 
 # --- without any row ----------------------------------------------------------------------------------
 def newest_dump(blocks: BlockStore, now_ms: int, tick: Callable[[str, int, int | None], None]) -> DumpSource | None:
-    """The newest dump in the block store that is whole; None if there is none. Raises Transient.
+    """Find the newest complete dump in the block store. Returns None if there is none. Raises Transient.
 
-    Ids of blocks begin with the time, so it reads the fronts of the blocks that were begun since the dump, and few
-    others. Dumps that are damaged are logged and passed over. One from the future is taken if there is no other.
+    Block ids begin with the time, so this reads only the fronts of the blocks that were begun since the dump, and of
+    few others. Damaged dumps are logged and skipped. A dump from the future is used if there is no other.
     """
     parts: dict[ObjectKey, list[RecoveredEntry]] = {}
     from_future: DumpSource | None = None
@@ -131,7 +131,7 @@ def newest_dump(blocks: BlockStore, now_ms: int, tick: Callable[[str, int, int |
             continue
         found = parts.setdefault(entry.key, [])
         if any(known.part == entry.part for known in found):
-            continue  # an earlier try of this segment, which failed
+            continue  # an earlier attempt to write this segment, which failed
         found.append(entry)
         whole = whole_parts(found)
         if whole is not None:
@@ -139,13 +139,13 @@ def newest_dump(blocks: BlockStore, now_ms: int, tick: Callable[[str, int, int |
             if source is not None and not is_ahead(source.head.begun_ms, now_ms):
                 return source
             if source is not None:
-                _log.warning("dump in the store is from the future; looking for another one", dump=source.name)
+                _log.warning("dump is from the future; looking for another one", dump=source.name)
                 from_future = from_future or source
     return from_future
 
 
 def _front(blocks: BlockStore, block_id: BlockId) -> RecoveredEntry | None:
-    """The segment of a large object that the block holds; None if it holds something else, or cannot be read."""
+    """Return the segment of a large object in the block; None if it holds something else, or cannot be read."""
     try:
         front = blocks.read(block_id, 0, _FRONT)
         header = decode_header(front, block_id, 0)
@@ -157,7 +157,7 @@ def _front(blocks: BlockStore, block_id: BlockId) -> RecoveredEntry | None:
     except NotFound:
         return None
     except Corrupt as error:
-        _log.error("a block cannot be read; a newer dump may be in it", block=block_id.hex(), error=str(error))
+        _log.error("cannot read block; it may hold a newer dump", block=block_id.hex(), error=str(error))
         return None
     if name.segment is None:
         return None
@@ -175,7 +175,7 @@ def _source(blocks: BlockStore, key: ObjectKey, parts: Sequence[RecoveredEntry])
         with reading() as read:
             head, rows = verify_dump(read)
     except (Corrupt, NotFound) as error:
-        _log.warning("dump in the store cannot be used; looking for an older one", dump=str(key), error=str(error))
+        _log.warning("cannot use dump; looking for an older one", dump=str(key), error=str(error))
         return None
     return DumpSource(str(key), head, dict(rows), reading)
 
@@ -194,7 +194,7 @@ class _Frames:
 
 
 def _reader(pieces: Iterable[bytes]) -> Read:
-    """Reads from pieces, one after the other."""
+    """Return a function that reads from pieces in order."""
     iterator = iter(pieces)
     rest = b""
 

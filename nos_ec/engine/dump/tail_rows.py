@@ -1,4 +1,4 @@
-"""What a rebuild makes of large objects and their tails (nos_ec.core.tails), when all objects are known."""
+"""Finds incomplete large objects and stray tails (nos_ec.core.tails) for a rebuild, when all objects are known."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from nos_ec.ports.metadata import Metadata, ObjectRow
 
 
 def has_tail(parts: Sequence[RecoveredEntry]) -> bool:
-    """Whether these segments of a large object are whole, but for a tail."""
+    """Return whether these segments of a large object are complete except for a tail."""
     whole = whole_parts(parts)
     return whole is not None and recovered_tail(whole) is not None
 
 
 def stray_tails(page: Sequence[ObjectRow], there: Container[BlockId | None]) -> list[ObjectRow]:
-    """The tails among these whose block is not there: their objects were deleted, and collected."""
+    """Return the tails among these whose block does not exist: their objects were deleted and collected."""
     return [row for row in page if is_tail(row.key) and block_of_tail(row.key) not in there]
 
 
 def without_parts(page: Sequence[ObjectRow], metadata: Metadata, there: Container[BlockId]) -> list[ObjectRow]:
-    """Return the large objects among these with a segment whose block is not there. Raises Transient."""
+    """Return the large objects among these with a segment whose block does not exist. Raises Transient."""
     large = [row for row in page if row.state is ObjectState.LARGE]
     found = metadata.segments_of([row.object_id for row in large])
     return [
@@ -32,7 +32,7 @@ def without_parts(page: Sequence[ObjectRow], metadata: Metadata, there: Containe
 
 
 def without_tail(page: Sequence[ObjectRow], metadata: Metadata) -> list[ObjectRow]:
-    """The large objects among these whose tail has no row. Raises Transient."""
+    """Return the large objects among these whose tail has no row. Raises Transient."""
     large = [row for row in page if row.state is ObjectState.LARGE]
     found = metadata.segments_of([row.object_id for row in large])
     places: dict[int, tuple[ObjectKey, int]] = {}

@@ -1,6 +1,6 @@
-"""What a rebuild cannot know, for an operator to look at.
+"""Lists what a rebuild cannot know, so that an operator can look at it.
 
-9  a page of objects is in memory, and the names of all buckets
+9  in memory: a page of objects, and the names of all buckets
 """
 
 from __future__ import annotations
@@ -26,17 +26,21 @@ KINDS = ("gone", "since", "replaced", "doubt", "trash", "copy", "held", "block",
 
 @dataclass(frozen=True, slots=True)
 class Uncertain:
-    """Something that an operator should look at. what: `gone`, an object of the dump whose bytes are nowhere;
-    `since`, one that was put or overwritten since the dump, and may have been deleted after that; `replaced`, a version
-    in the trash of which only its number says that another one came after it; `doubt`, an object that replaces such a
-    version, and whose PUT may have been refused for the PUT of that one; `trash`, one that was
-    in the trash when the dump was made, and may have been undeleted or removed since; `copy`, a landing copy that does
-    not tell what it is, so that it is kept and used by nothing; `held`, one in quarantine, which a later version has
-    replaced; `block`, a block of which not everything can be read, or that ends with an unfinished group
-    whose objects lie nowhere else, or one in quarantine; `segment`, a landing segment
-    of which not everything can be read, or a slot of the landing log whose owner is not known; `access`, a bucket or an
-    access key, if it is not known who may use it. about: the object's key, the id, the place of the slot, or what is
-    not known about the bucket or access key."""
+    """Something that an operator should look at. `about` is the key of the object, the id, the place of the slot, or
+    what is unknown about the bucket or access key. `what` is one of:
+
+    - `gone`: an object of the dump whose bytes do not exist.
+    - `since`: an object that was put or overwritten since the dump, and may have been deleted after that.
+    - `replaced`: a version in the trash. Only its version number shows that another version came later.
+    - `doubt`: an object that replaces such a version, and whose PUT may have been refused because of that version.
+    - `trash`: an object that was in the trash when the dump was made, and may have been undeleted or removed since.
+    - `copy`: a landing copy that does not show which object it belongs to. It is kept and not used.
+    - `held`: a landing copy in quarantine, which a later version has replaced.
+    - `block`: a block that cannot be read completely, or ends with an unfinished group whose objects exist nowhere
+      else, or is in quarantine.
+    - `segment`: a landing segment that cannot be read completely, or a slot of the landing log whose owner is unknown.
+    - `access`: a bucket or an access key, if it is unknown who may use it.
+    """
 
     what: str
     about: str
@@ -44,18 +48,19 @@ class Uncertain:
     size: int | None = None
 
 
-def uncertain(lost: RebuildInput, source: DumpSource | None) -> Iterator[Uncertain]:
-    """All that a finished run leaves to be looked at, whichever runs it took; not the dumps in the store. Raises
-    Transient."""
-    metadata, now_ms = lost.metadata, lost.clock.now_ms()
+def uncertain(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncertain]:
+    """Yield everything uncertain after a finished rebuild, whether it took one run or more; not the dumps in the store.
+    Raises Transient."""
+    metadata, now_ms = stores.metadata, stores.clock.now_ms()
+    # 1. Compare the objects of the dump with the rows: those that were in the trash first, then the others.
     after = 0
     for page_of_dump in _objects(source):
         dumped = [one for one in page_of_dump if one.row.trash_until_ms is None]
         kept = [one.row for one in page_of_dump if (one.row.trash_until_ms or 0) > now_ms]
         there = metadata.objects_with([row.object_id for row in kept])
-        for lost_row in kept:
-            what = "trash" if lost_row.object_id in there else "gone"
-            yield Uncertain(what, str(lost_row.key), lost_row.version, lost_row.size)
+        for dumped_row in kept:
+            what = "trash" if dumped_row.object_id in there else "gone"
+            yield Uncertain(what, str(dumped_row.key), dumped_row.version, dumped_row.size)
         found = metadata.rows_of([one.row.key for one in dumped])
         now = metadata.objects_with([one.row.object_id for one in dumped])
         yield from _in_doubt(now.values(), metadata)
@@ -67,12 +72,13 @@ def uncertain(lost: RebuildInput, source: DumpSource | None) -> Iterator[Uncerta
             if own is not None and own.trash_until_ms is not None and own.key.bucket != RESERVED_BUCKET:
                 yield Uncertain("replaced", str(own.key), own.version, own.size)
             if one.row.key.bucket == RESERVED_BUCKET or (row is not None and row.object_id != one.row.object_id):
-                continue  # deleted and stored again while the dump was made: it has the key twice
+                continue  # deleted and stored again while the dump was made, so the dump has the key twice
             if row is None:
                 yield Uncertain("gone", str(one.row.key), one.row.version, one.row.size)
             elif row.version != one.row.version:
                 yield Uncertain("since", str(row.key), row.version, row.size)
         after = max(one.row.object_id for one in page_of_dump) // NEW_IDS * NEW_IDS + NEW_IDS - 1
+    # 2. All rows with greater ids are newer than the dump (`rebuilder.NEW_IDS`).
     while page := metadata.objects_after(after, PAGE_ROWS):
         yield from _in_doubt(page, metadata)
         for row in page:
@@ -80,19 +86,20 @@ def uncertain(lost: RebuildInput, source: DumpSource | None) -> Iterator[Uncerta
                 what = "since" if row.trash_until_ms is None else "replaced"
                 yield Uncertain(what, str(row.key), row.version, row.size)
         after = page[-1].object_id
-    for copies in batches(lost.landing.list_ids(), PAGE_ROWS):
+    # 3. Landing copies without a row, blocks and copies in quarantine, landing segments, access.
+    for copies in batches(stores.landing.list_ids(), PAGE_ROWS):
         known = metadata.landing_known([copy for copy in copies if not in_log(copy)])
         for copy in copies:
             if not in_log(copy) and copy not in known:
                 yield Uncertain("copy", copy.hex())
-    yield from _held(lost.metadata)
-    yield from _segments_without_rows(lost)
-    yield from _access(lost, source)
+    yield from _held(stores.metadata)
+    yield from _segments_without_rows(stores)
+    yield from _access(stores, source)
 
 
 def _in_doubt(page: Iterable[ObjectRow], metadata: Metadata) -> Iterator[Uncertain]:
-    """Yield the objects of which these versions were replaced, if the PUT of the current version may have been refused
-    for one of these. Manifests say which parts are right."""
+    """Yield the objects of these replaced versions, if the PUT of the current version may have been refused because of
+    one of them. Parts are left out, because manifests decide which versions of them are right."""
     replaced = [row for row in page if row.is_noncurrent or row.trash_until_ms is not None]
     keys = {row.key for row in replaced if _is_of_users(row.key) and upload_of_part(row.key) is None}
     found = metadata.rows_of(keys)
@@ -112,24 +119,24 @@ def _objects(source: DumpSource | None) -> Iterator[list[Rebuilt]]:
                 yield list(rows.objects_of(page))
 
 
-def _access(lost: RebuildInput, source: DumpSource | None) -> Iterator[Uncertain]:
+def _access(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncertain]:
     """Yield records that cannot be read or applied, and buckets whose owner is not known."""
-    for record in records_since(lost, source):
+    for record in records_since(stores, source):
         if record.page is None:
             yield Uncertain("access", f"{record}: it was changed since the dump, and its record cannot be read")
-        elif record.of is AccessOf.BUCKET and not record.page.rows and lost.metadata.bucket(record.name) is not None:
+        elif record.of is AccessOf.BUCKET and not record.page.rows and stores.metadata.bucket(record.name) is not None:
             yield Uncertain("access", f"{record}: it was deleted since the dump, and holds objects again")
     known = {one.row.key.bucket for page in _objects(source) for one in page} | {RESERVED_BUCKET}
     after = ""
-    while records := lost.metadata.bucket_records(after, PAGE_ROWS):
+    while records := stores.metadata.bucket_records(after, PAGE_ROWS):
         after = records[-1].row.name
         known |= {record.row.name for record in records}
     after = ""
-    while names := lost.metadata.list_buckets(after, PAGE_ROWS):
+    while names := stores.metadata.list_buckets(after, PAGE_ROWS):
         after = names[-1]
         for name in names:
             if name not in known:
-                yield Uncertain("access", f"bucket {name}: nothing tells whose it is, so it belongs to {ROOT_ACCOUNT}")
+                yield Uncertain("access", f"bucket {name}: its owner is unknown, so it belongs to {ROOT_ACCOUNT}")
 
 
 def _held(metadata: Metadata) -> Iterator[Uncertain]:
@@ -144,12 +151,12 @@ def _held(metadata: Metadata) -> Iterator[Uncertain]:
             yield Uncertain("held", one.id.hex())
 
 
-def _segments_without_rows(lost: RebuildInput) -> Iterator[Uncertain]:
-    if lost.medium is not None:
-        known = {row.segment for page in segment_pages(lost.metadata) for row in page}
-        for segment in lost.medium.segments(known_only=True):
+def _segments_without_rows(stores: RebuildInput) -> Iterator[Uncertain]:
+    if stores.medium is not None:
+        known = {row.segment for page in segment_pages(stores.metadata) for row in page}
+        for segment in stores.medium.segments(known_only=True):
             if segment not in known:
                 yield Uncertain("segment", segment.hex())
-        for slot in unreadable_slots(lost.medium):
+        for slot in unreadable_slots(stores.medium):
             if slot.segment is None:
                 yield Uncertain("segment", str(slot))

@@ -1,7 +1,7 @@
-"""Uploads as pages of a dump, and back; and what a rebuild makes of them.
+"""Converts uploads to pages of a dump and back, and restores their states in a rebuild.
 
-The dump may be older than what the store holds. So which uploads are COMPLETED is told by the objects that are composed
-of them, and parts without an upload are kept for a week.
+The dump may be older than the contents of the store. So an upload is COMPLETED if an object is composed of it, and
+parts without an upload are kept for a week.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from nos_ec.ports.metadata import Metadata, ObjectRow, UploadRow, Uploads, Uploa
 UPLOADS = "uploads"
 PAGE_ROWS = 500
 REPLACED_AT_A_TIME = 100_000
-"""Replaced parts in memory. Each time, all rows are read."""
+"""Replaced parts in memory at a time. All rows are read for each batch of them."""
 KEPT_MS = 7 * 86_400_000
-"""How long parts are kept to which nothing refers after a rebuild."""
+"""How long parts to which nothing refers are kept after a rebuild, in milliseconds."""
 
 
 def upload_pages(metadata: Uploads) -> Iterator[DumpPage]:
-    """All uploads. Raises Transient."""
+    """Yield all uploads. Raises Transient."""
     after: UploadId | None = None
     while page := metadata.uploads_after(after, PAGE_ROWS):
         yield DumpPage(
@@ -58,7 +58,7 @@ def upload_pages(metadata: Uploads) -> Iterator[DumpPage]:
 
 
 def uploads_of(page: DumpPage) -> Iterator[UploadRow]:
-    """The uploads of such a page. Raises Corrupt."""
+    """Yield the uploads of such a page. Raises Corrupt."""
     columns = page.tuples(
         upload_id=..., bucket=..., name=..., state=..., since_ms=..., revision=0, owner="", attributes=b""
     )
@@ -68,14 +68,13 @@ def uploads_of(page: DumpPage) -> Iterator[UploadRow]:
 
 
 def load_page(page: DumpPage, metadata: Uploads) -> None:
-    """Write what a page of uploads says; nothing of any other page. Running it again changes nothing. Raises Corrupt,
-    Transient."""
+    """Load a page of uploads; ignore any other page. Running it again changes nothing. Raises Corrupt, Transient."""
     if page.table == UPLOADS:
         metadata.restore_uploads(list(uploads_of(page)))
 
 
-def complete_those_of(page: Sequence[ObjectRow], metadata: Metadata, now_ms: int) -> None:
-    """Make the uploads of the composed objects among these COMPLETED, at `now_ms`. Raises Transient."""
+def complete_uploads_of(page: Sequence[ObjectRow], metadata: Metadata, now_ms: int) -> None:
+    """Make the uploads of the composed objects among these COMPLETED since `now_ms`. Raises Transient."""
     found: dict[UploadId, ObjectRow] = {}
     for row in page:
         try:
@@ -89,16 +88,17 @@ def complete_those_of(page: Sequence[ObjectRow], metadata: Metadata, now_ms: int
     )
 
 
-def choose_parts(lost: RebuildInput, exchange: Callable[[ObjectRow | None, ObjectRow], ObjectRow | None]) -> None:
-    """Let each composed object have the parts that its manifest lists: exchange a current version that has another size
-    or CRC32C for one in the trash, if there is one that fits. The greater number says nothing of a part, as it may be
-    of a PUT that came too late, or of one whose clock was ahead. The times of the trash are not settled yet.
+def choose_parts(stores: RebuildInput, exchange: Callable[[ObjectRow | None, ObjectRow], ObjectRow | None]) -> None:
+    """Give each composed object the parts that its manifest lists: if the current version of a part has another size or
+    CRC32C, exchange it for a version in the trash that fits, if there is one. The greater version number does not
+    decide for a part: it may belong to a PUT that came too late, or to one whose clock was ahead. The trash times are
+    not settled yet.
 
-    Manifests in the trash are asked first, so that the object that is there has the last word.
+    Manifests in the trash are followed first, so that the manifest of the current object decides in the end.
 
-    exchange: takes the current version of a part and the one that is to take its place, and returns the row that the
-    former has in the trash. Raises Transient."""
-    rows = chain.from_iterable(lost.all_objects())
+    `exchange` takes the current version of a part and the version to replace it with, and returns the row that the
+    former gets in the trash. Raises Transient."""
+    rows = chain.from_iterable(stores.all_objects())
     replaced = (row for row in rows if row.trash_until_ms is not None and upload_of_part(row.key) is not None)
     for some in batches(replaced, REPLACED_AT_A_TIME):
         others: dict[ObjectKey, list[ObjectRow]] = {}
@@ -106,14 +106,14 @@ def choose_parts(lost: RebuildInput, exchange: Callable[[ObjectRow | None, Objec
             others.setdefault(row.key, []).append(row)
         uploads = {upload_of_part(key) for key in others}
         for in_trash in (True, False):
-            for row in chain.from_iterable(lost.all_objects()):
+            for row in chain.from_iterable(stores.all_objects()):
                 if (row.trash_until_ms is not None) is not in_trash:
                     continue
                 with suppress(Corrupt, NotFound):
                     composition = row.composition
                     if composition is not None and composition.upload_id in uploads:
-                        manifest = manifest_in(lost.bytes_of(row), row, composition)
-                        _choose_of(row.key.bucket, manifest, others, lost.metadata, exchange)
+                        manifest = manifest_in(stores.bytes_of(row), row, composition)
+                        _choose_of(row.key.bucket, manifest, others, stores.metadata, exchange)
 
 
 def _choose_of(
@@ -123,11 +123,11 @@ def _choose_of(
     metadata: Metadata,
     exchange: Callable[[ObjectRow | None, ObjectRow], ObjectRow | None],
 ) -> None:
-    told = {part_key(bucket, manifest.upload_id, part.number): part for part in manifest.parts}
-    keys = told.keys() & others.keys()
+    listed = {part_key(bucket, manifest.upload_id, part.number): part for part in manifest.parts}
+    keys = listed.keys() & others.keys()
     current = metadata.rows_of(keys)
     for key in keys:
-        wanted, row = (told[key].size, told[key].crc32c), current.get(key)
+        wanted, row = (listed[key].size, listed[key].crc32c), current.get(key)
         chosen = next((one for one in (row, *others[key]) if one and (one.size, one.crc32c) == wanted), None)
         if chosen is not None and chosen is not row:
             trashed = exchange(row, chosen)
@@ -135,13 +135,13 @@ def _choose_of(
             others[key] += [] if trashed is None else [trashed]
 
 
-def lost_empty_parts(
+def missing_empty_parts(
     page: Sequence[ObjectRow], metadata: Metadata, read: Callable[[ObjectRow], bytes]
 ) -> dict[ObjectKey, ObjectRow]:
-    """Return the keys of parts without bytes that have no row, each with the composed object among these whose manifest
-    lists it. Such a part is found nowhere else. read: returns the bytes of an object. A manifest that cannot be read
-    lists none. Raises Transient."""
-    lost: dict[ObjectKey, ObjectRow] = {}
+    """Return the keys of empty parts that have no row, each with the composed object among these whose manifest lists
+    it. Only the manifest records such a part. `read` returns the bytes of an object. Manifests that cannot be read are
+    skipped. Raises Transient."""
+    missing: dict[ObjectKey, ObjectRow] = {}
     for row in page:
         with suppress(Corrupt, NotFound):
             composition = row.composition
@@ -150,8 +150,8 @@ def lost_empty_parts(
             empty = [part for part in manifest_in(read(row), row, composition).parts if not part.size]
             keys = [part_key(row.key.bucket, composition.upload_id, part.number) for part in empty]
             there = metadata.rows_of(keys)
-            lost |= {key: row for key in keys if key not in there}
-    return lost
+            missing |= {key: row for key in keys if key not in there}
+    return missing
 
 
 def _has_all_parts(bucket: str, composition: Composition, metadata: Metadata) -> bool:
@@ -160,8 +160,8 @@ def _has_all_parts(bucket: str, composition: Composition, metadata: Metadata) ->
     return len(names) >= composition.parts
 
 
-def doom_those_without_object(metadata: Metadata, now_ms: int) -> None:
-    """Doom the uploads that are COMPLETED, but not at `now_ms`: no object is composed of them. Raises Transient."""
+def doom_uploads_without_object(metadata: Metadata, now_ms: int) -> None:
+    """Doom the uploads that are COMPLETED, but not since `now_ms`: no object is composed of them. Raises Transient."""
     after: UploadId | None = None
     while page := metadata.uploads_after(after, PAGE_ROWS):
         after = page[-1].upload_id
@@ -170,7 +170,7 @@ def doom_those_without_object(metadata: Metadata, now_ms: int) -> None:
 
 
 def doom_parts_without_upload(page: Sequence[ObjectRow], metadata: Metadata, now_ms: int) -> None:
-    """Give the parts among these whose upload has no row one that is DOOMED. Raises Transient."""
+    """Write a DOOMED upload for each part among these whose upload has no row. Raises Transient."""
     found: dict[UploadId, str] = {}
     for row in page:
         upload_id = upload_of_part(row.key)

@@ -1,8 +1,8 @@
-"""Delete markers and floors of version numbers as pages of a dump, and back; and how a rebuild orders noncurrent
-versions.
+"""Converts delete markers and floors of version numbers to pages of a dump and back, and orders noncurrent versions in
+a rebuild.
 
-Until all objects are known, noncurrent versions are kept as rows in the trash whose times are not known. Then each
-becomes noncurrent again, and each key gets the current version that its order asks for.
+Until all objects are known, noncurrent versions are kept as rows in the trash without times. Then each becomes
+noncurrent again, and the newest version of each key becomes current.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAGE_ROWS = 1000
 
 
 def marker_pages(metadata: Versions) -> Iterator[DumpPage]:
-    """All delete markers. Raises Transient."""
+    """Yield all delete markers. Raises Transient."""
     after: tuple[ObjectKey, int] | None = None
     while page := metadata.markers_after(after, PAGE_ROWS):
         yield DumpPage(
@@ -39,7 +39,7 @@ def marker_pages(metadata: Versions) -> Iterator[DumpPage]:
 
 
 def markers_of(page: DumpPage) -> Iterator[MarkerRow]:
-    """The markers of such a page. Raises Corrupt."""
+    """Yield the markers of such a page. Raises Corrupt."""
     for bucket, name, version, created_ms, is_null in page.tuples(
         bucket=..., name=..., version=..., created_ms=..., is_null=...
     ):
@@ -47,7 +47,7 @@ def markers_of(page: DumpPage) -> Iterator[MarkerRow]:
 
 
 def floor_pages(metadata: Versions) -> Iterator[DumpPage]:
-    """Yield the numbers that must not be assigned again. Raises Transient."""
+    """Yield the version numbers that must not be assigned again. Raises Transient."""
     after: ObjectKey | None = None
     while page := metadata.floors_after(after, PAGE_ROWS):
         yield DumpPage(
@@ -77,9 +77,9 @@ def load_page(page: DumpPage, metadata: Versions) -> None:
 
 
 def without_noncurrent(rows: Sequence[ObjectRow], metadata: Metadata, now_ms: int) -> list[ObjectRow]:
-    """Make those of these replaced versions noncurrent that stay: what has an id, and what one that has an id has
-    replaced. Returns the others. A version that was told twice, by its block and by its landing copy, stays once.
-    Raises Transient."""
+    """Make the replaced versions among these noncurrent that must stay: versions with an id, and versions that a
+    version with an id has replaced. Returns the others. A version that was recovered twice, from its block and from its
+    landing copy, is kept once. Raises Transient."""
     found = metadata.rows_of({row.key for row in rows})
     doubles = _doubles(rows, found, metadata)
     metadata.remove(doubles, now_ms)
@@ -97,8 +97,8 @@ def without_noncurrent(rows: Sequence[ObjectRow], metadata: Metadata, now_ms: in
 
 
 def _doubles(rows: Sequence[ObjectRow], current: Mapping[ObjectKey, ObjectRow], metadata: Metadata) -> list[ObjectRow]:
-    """Those of these rows, which landing copies have told, that are versions which blocks have told. A copy tells when
-    its PUT was, and a version is numbered up to PUT_MS_MAX later, so their numbers are not the same."""
+    """Return the rows among these that were recovered from landing copies although blocks have the same versions. Their
+    numbers differ: a row from a copy has the time of the PUT, and a version gets its number up to PUT_MS_MAX later."""
     landed = [row for row in rows if row.state is ObjectState.LANDED]
     others: dict[ObjectKey, list[ObjectRow]] = {row.key: [] for row in landed}
     for key, found in others.items():
@@ -106,18 +106,18 @@ def _doubles(rows: Sequence[ObjectRow], current: Mapping[ObjectKey, ObjectRow], 
         found += [current[key]] if key in current else []
         for page in noncurrent_of(key, metadata):
             found += page
-    return [row for row in landed if any(_is_told_by(row, one) for one in others[row.key])]
+    return [row for row in landed if any(_is_copy_of(row, one) for one in others[row.key])]
 
 
-def _is_told_by(copy: ObjectRow, version: ObjectRow) -> bool:
+def _is_copy_of(copy: ObjectRow, version: ObjectRow) -> bool:
     if (copy.size, copy.crc32c, copy.md5) != (version.size, version.crc32c, version.md5):
         return False
     return version.state is ObjectState.PACKED and 0 <= version.version // 1000 - copy.created_ms <= PUT_MS_MAX
 
 
 def order_all(metadata: Metadata, now_ms: int, until_ms: int) -> None:
-    """Make the newest version of each key that has noncurrent versions, or markers, current, and leave it one null
-    version. The others, which that one has replaced, go into the trash until `until_ms`. Raises Transient."""
+    """Make the newest version current, and keep only one null version, for each key that has noncurrent versions or
+    markers. The null versions that it has replaced go into the trash until `until_ms`. Raises Transient."""
     after: tuple[ObjectKey, int] | None = None
     while page := metadata.noncurrent_after(after, PAGE_ROWS):
         after = page[-1][0], page[-1][1]

@@ -504,7 +504,7 @@ def test_changes_of_access_since_the_dump_come_back(bench: Bench, cli: Cli, pack
     lose_database(bench)
     said, to_look_at = rebuild(bench, cli, *([] if dumped else ["--without-dump"]))
     assert said["access_records"] == 8
-    assert to_look_at["access"] == {f"bucket b: nothing tells whose it is, so it belongs to {ROOT_ACCOUNT}"}
+    assert to_look_at["access"] == {f"bucket b: its owner is unknown, so it belongs to {ROOT_ACCOUNT}"}
     with bench.open() as system:
         assert (system.metadata.bucket_records("", 9), system.metadata.access_keys("", 9)) == (buckets, keys)
         assert check(system, read_share=1.0) == []

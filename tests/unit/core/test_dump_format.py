@@ -143,5 +143,5 @@ def test_pages_are_cut_by_the_segments_of_large_objects(monkeypatch: pytest.Monk
         row = ObjectRow(number, key, 1, parts, 0, bytes(16), ObjectState.LARGE, None, None, 0)
         return Rebuilt(row, [Segment(extent, 0)] * parts)
 
-    pages = list(dumper._cut([large(n, parts) for n, parts in enumerate([2, 3, 1, 9, 0, 5])]))
+    pages = list(dumper._split_page([large(n, parts) for n, parts in enumerate([2, 3, 1, 9, 0, 5])]))
     assert [[one.row.object_id for one in page] for page in pages] == [[0, 1], [2], [3], [4, 5]]
