@@ -1,4 +1,4 @@
-"""The audit trail that the settings describe."""
+"""Opens the audit trail that the settings describe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORD = re.compile(r"[a-z]+(-[a-z]+)*")
 
 
 def open_trail(settings: Settings, clock: Clock, run: str) -> AuditTrail:
-    """The trail that this process records in. run: names the process."""
+    """Return the audit trail that this process writes to. `run` is the name of the process."""
     audit, store = settings.audit, settings.store
     folder = audit.folder_in(store.root, store.backend)
     if folder is None:
@@ -26,7 +26,7 @@ def open_trail(settings: Settings, clock: Clock, run: str) -> AuditTrail:
 
 
 def trail_reader(settings: Settings) -> TrailReader:
-    """A reader of the trail. Raises InvalidInput when the settings keep none."""
+    """Return a reader of the audit trail. Raises InvalidInput if the settings configure none."""
     folder = settings.audit.folder_in(settings.store.root, settings.store.backend)
     if folder is None:
         raise InvalidInput(
@@ -37,6 +37,6 @@ def trail_reader(settings: Settings) -> TrailReader:
 
 
 def command_of(arguments: Sequence[str]) -> str:
-    """The program and the command of a process, without its options and what they name."""
+    """Return the program and the command of a process, without options and their values."""
     words = [word for word in arguments[1:] if _WORD.fullmatch(word)]
     return " ".join([PurePath(arguments[0]).name if arguments else "", *words[:_WORDS_MAX]])

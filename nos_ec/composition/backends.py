@@ -1,4 +1,4 @@
-"""Creates and opens the adapters that the settings name. Knows no use cases; `wiring` combines the two.
+"""Creates and opens the adapters that the settings name. It knows no use cases; `wiring` combines adapters and engine.
 
 The adapters for Ceph and Kafka are imported only when they are needed: their client libraries may be missing on a
 machine that runs the embedded store.
@@ -45,8 +45,8 @@ OF_LOG = ("kafka.servers", "kafka.topic", "log.partitions", "kafka.options")
 
 @contextmanager
 def settings_named(*names: str) -> Iterator[None]:
-    """Append the settings to check to errors raised here: adapters know what is wrong, but not which setting. What else
-    the error concerns, and settings that it names itself, are kept."""
+    """Add the names of the settings to check to errors raised in the block, because adapters do not know the settings.
+    The other attributes of the error, and settings that it already names, are kept."""
     try:
         yield
     except (ConfigError, Transient) as error:
@@ -61,8 +61,8 @@ def settings_named(*names: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """An open message log: factories for its two sides. consumer: takes the member's name and its static instance ("":
-    none), and returns a member of the configured group. progress: takes a name for operators, and returns the
+    """An open message log: factories for its clients. `consumer` takes the name of the member and its static instance
+    ("" for none), and returns a member of the configured group. `progress` takes a name for operators, and returns the
     GroupProgress of that group."""
 
     publisher: Callable[[], MessagePublisher]
@@ -72,8 +72,8 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """The open stores of blocks and of landing copies, the medium of the landing log if there is one, the placement of
-    blocks, and the placement groups of all. shards: for rebuilding them; None if the store does that itself."""
+    """The open block store and landing store, the medium of the landing log (None without one), the placement of
+    blocks, and all placement groups. `shards` rebuilds shards; None if the store does that itself (Ceph)."""
 
     blocks: BlockStore
     shards: ShardStore | None
@@ -91,14 +91,14 @@ def make_root(settings: Settings) -> None:
     try:
         make_folder(store.root)
     except OSError as error:
-        said = f"store.root {store.root} cannot be created: {error.strerror}"
-        raise ConfigError(said, settings=("store.root",)) from error
+        message = f"store.root {store.root} cannot be created: {error.strerror}"
+        raise ConfigError(message, settings=("store.root",)) from error
 
 
 # --- blocks and landing copies --------------------------------------------------------------------
 def initialise_objects(settings: Settings, new_shards: Collection[int] = ()) -> None:
-    """Create block store and landing store, or check the existing ones. new_shards: shards of the embedded block store
-    that are lost for good and are to be recreated. Raises ConfigError, NoSpace, Transient."""
+    """Create the block store and the landing store, or check the existing ones. new_shards: shards of the embedded
+    block store that are lost for good and must be created again. Raises ConfigError, NoSpace, Transient."""
     geometry = settings.geometry.value()
     if settings.store.backend == "local":
         root = settings.store.root
@@ -135,8 +135,8 @@ def mark_objects(settings: Settings, store_id: str) -> None:
 
 
 def require_marks(settings: Settings, store_id: str) -> None:
-    """Raises ConfigError unless the block store and the landing store exist and belong to the metadata with this id.
-    Raises Transient. With the metadata of another store, all data would look lost and be treated as lost."""
+    """Raise ConfigError unless the block store and the landing store exist and belong to the metadata with this id.
+    With the metadata of another store, all data would look lost and be treated as lost. Raises Transient."""
     if settings.store.backend == "local":
         require_root_of(settings.store.root, store_id)
         return
@@ -149,7 +149,8 @@ def require_marks(settings: Settings, store_id: str) -> None:
 
 
 def find_mark(settings: Settings) -> str:
-    """The id of the metadata that block store and landing store belong to. Raises ConfigError, Transient."""
+    """Return the id of the metadata that the block store and the landing store belong to. Raises ConfigError,
+    Transient."""
     if settings.store.backend == "local":
         found = find_owner(settings.store.root)
         if found is None:
@@ -176,7 +177,8 @@ def _require_owner(settings: Settings, cluster: RadosCluster, store_id: str) -> 
 
 
 def for_each_pool(settings: Settings, cluster: RadosCluster, act: Callable[[Pool], None]) -> None:
-    """Open the pool of blocks, then that of landing copies, and do this with each. Errors name its setting."""
+    """Open the pool of blocks, then the pool of landing copies, and call `act` with each. Errors name the setting of
+    the pool."""
     ceph = settings.ceph
     for setting, pool_name in (("ceph.blocks_pool", ceph.blocks_pool), ("ceph.landing_pool", ceph.landing_pool)):
         with settings_named(setting, *OF_METADATA), cluster.open_pool(pool_name, ceph.namespace) as pool:
@@ -186,8 +188,8 @@ def for_each_pool(settings: Settings, cluster: RadosCluster, act: Callable[[Pool
 def open_objects(
     settings: Settings, stack: ExitStack, new_block_id: Callable[[], BlockId], store_id: str | None
 ) -> Objects:
-    """Open block store and landing store; `stack` closes them. new_block_id: draws an id. store_id: id of the metadata
-    that they must belong to; None for any. Raises ConfigError, Transient."""
+    """Open the block store and the landing store; `stack` closes them. `new_block_id` returns a random id. `store_id`
+    is the id of the metadata that they must belong to; None for any. Raises ConfigError, Transient."""
     geometry = settings.geometry.value()
     if settings.store.backend == "local":
         root = settings.store.root
@@ -229,7 +231,7 @@ def open_objects(
 
 
 def remove_objects(settings: Settings) -> None:
-    """Remove a scratch store's namespace, with everything in it, from both pools. Raises ConfigError, Transient."""
+    """Remove the namespace of a scratch store, with all its objects, from both pools. Raises ConfigError, Transient."""
     from nos_ec.adapters.rados.client.cluster import RadosCluster
     from nos_ec.adapters.rados.client.removal import remove_namespace
 
@@ -240,7 +242,7 @@ def remove_objects(settings: Settings) -> None:
 
 
 def admin_cluster(settings: Settings) -> RadosCluster:
-    """A connection to a development cluster as client.admin. Raises ConfigError, Transient."""
+    """Connect to a development cluster as client.admin. Raises ConfigError, Transient."""
     from nos_ec.adapters.rados.client.cluster import RadosCluster
 
     keyring_file = settings.ceph.admin_keyring_file
@@ -248,7 +250,7 @@ def admin_cluster(settings: Settings) -> RadosCluster:
 
 
 def rados_options(settings: Settings) -> RadosOptions:
-    """How to reach the Ceph cluster. Raises ConfigError."""
+    """Return how to reach the Ceph cluster. Raises ConfigError."""
     from nos_ec.adapters.rados.client.cluster import RadosOptions
 
     ceph = settings.ceph
@@ -259,7 +261,7 @@ def rados_options(settings: Settings) -> RadosOptions:
 
 # --- the message log ------------------------------------------------------------------------------
 def initialise_log(settings: Settings) -> None:
-    """Create the log, or check the existing one. Raises ConfigError, Transient."""
+    """Create the message log, or check the existing one. Raises ConfigError, Transient."""
     if settings.log.backend == "local":
         LocalMessageLog.initialise(settings.store.root / "log.db", settings.log.partitions)
         return
@@ -276,10 +278,8 @@ def initialise_log(settings: Settings) -> None:
 
 
 def open_log(settings: Settings, clock: Clock) -> Log:
-    """Open the log. A local log that was lost is recreated, because it holds only hints.
-
-    Raises ConfigError, Transient.
-    """
+    """Open the message log. A lost local log is created again, because it holds only hints. Raises ConfigError,
+    Transient."""
     group, session_ms = settings.consumer.group, settings.log.session_ms
     if settings.log.backend == "local":
         local = LocalMessageLog.initialise(settings.store.root / "log.db", settings.log.partitions)
@@ -307,8 +307,8 @@ def open_log(settings: Settings, clock: Clock) -> Log:
 
 
 def read_dead_letters(settings: Settings, count_max: int) -> list[DeadLetter]:
-    """The newest messages that no consumer could process, in order of arrival. Changes nothing. Raises ConfigError,
-    Corrupt, Transient."""
+    """Return the newest messages that consumers could not process, in order of arrival. Changes nothing. Raises
+    ConfigError, Corrupt, Transient."""
     if settings.log.backend == "local":
         with settings_named("store.root"):
             return LocalMessageLog(settings.store.root / "log.db").dead_letters(count_max)
@@ -319,14 +319,14 @@ def read_dead_letters(settings: Settings, count_max: int) -> list[DeadLetter]:
 
 
 def remove_log(settings: Settings) -> None:
-    """Remove a scratch store's topics. Raises ConfigError, Transient."""
+    """Remove the topics of a scratch store. Raises ConfigError, Transient."""
     from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 
     KafkaMessageLog.remove(kafka_topic(settings))
 
 
 def kafka_topic(settings: Settings) -> KafkaTopic:
-    """The topic, and how to reach its cluster. Raises ConfigError."""
+    """Return the topic, and how to reach its cluster. Raises ConfigError."""
     from nos_ec.adapters.kafka.cluster import KafkaTopic
 
     kafka = settings.kafka

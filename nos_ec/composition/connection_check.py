@@ -1,4 +1,4 @@
-"""Tries one thing after another, each within its own time limit, and goes on when one fails."""
+"""Runs checks one after another, each within its own time limit, and continues when one fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Result(StrEnum):
-    """How a check ended."""
+    """The result of a check."""
 
     OK = "ok"
     FAILED = "failed"
@@ -25,13 +25,13 @@ class Result(StrEnum):
 
 
 class NotTried(Exception):
-    """Raised by a check that cannot be tried now; its text says why."""
+    """Raised by a check that cannot run now. Its text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing to try. run: returns what it found, in words; raises NosError, or NotTried. limit_ms: how long it may
-    take. needs: the names of checks that must have ended well, or it is not tried."""
+    """A check to run. run: returns a sentence about what it found; raises NosError, or NotTried. limit_ms: how long it
+    may take, in milliseconds. needs: the names of checks that must have succeeded; otherwise it is not tried."""
 
     name: str
     limit_ms: int
@@ -41,7 +41,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a check. error: of a failed one; None for a bug."""
+    """The outcome of a check. error: the error of a failed check; None for a bug."""
 
     name: str
     result: Result
@@ -49,18 +49,18 @@ class Outcome:
     took_ms: int
     error: NosError | None = None
     left_behind: bool = False
-    """It still runs, on its thread."""
+    """Whether it is still running on its thread."""
 
 
 def try_all(checks: Iterable[Check]) -> Iterator[Outcome]:
-    """Try all of them, one after another, and yield each outcome as it is known. A check that takes too long is left
-    behind on a daemon thread."""
-    well: set[str] = set()
+    """Run the checks one after another, and yield each outcome as soon as it is known. A check that exceeds its limit
+    keeps running on a daemon thread."""
+    succeeded: set[str] = set()
     for check in checks:
-        missing = [name for name in check.needs if name not in well]
-        outcome = _tried(check) if not missing else _not_tried(check, f"needs: {', '.join(missing)}")
+        missing = [name for name in check.needs if name not in succeeded]
+        outcome = _run(check) if not missing else _not_tried(check, f"needs: {', '.join(missing)}")
         if outcome.result is Result.OK:
-            well.add(check.name)
+            succeeded.add(check.name)
         yield outcome
 
 
@@ -68,7 +68,7 @@ def _not_tried(check: Check, why: str) -> Outcome:
     return Outcome(check.name, Result.NOT_TRIED, why, 0)
 
 
-def _tried(check: Check) -> Outcome:
+def _run(check: Check) -> Outcome:
     ended: list[str | BaseException] = []
 
     def run() -> None:
@@ -88,7 +88,7 @@ def _tried(check: Check) -> Outcome:
     if isinstance(found, NotTried):
         return Outcome(check.name, Result.NOT_TRIED, str(found), took_ms)
     if isinstance(found, OSError):
-        found = _of_the_system(found)
+        found = _file_error(found)
     if isinstance(found, NosError):
         return Outcome(check.name, Result.FAILED, str(found), took_ms, found, left_behind=not ended)
     _log.error("check failed because of a bug", check=check.name, exc_info=found)
@@ -97,25 +97,25 @@ def _tried(check: Check) -> Outcome:
 
 def _too_late(check: Check) -> Transient:
     return Transient(
-        f"no answer within {check.limit_ms / 1000:g} s; check that the server runs (one that is stopped or hangs still"
-        " accepts connections), and the network to it"
+        f"no answer within {check.limit_ms / 1000:g} s; check that the server runs (a server that is stopped or hangs"
+        " still accepts connections), and the network to it"
     )
 
 
-def _of_the_system(error: OSError) -> NosError:
-    """The error for a file or folder that cannot be looked at."""
+def _file_error(error: OSError) -> NosError:
+    """Return the error for a file or folder that cannot be accessed."""
     where = f"{error.filename}: {error.strerror}"
     if isinstance(error, PermissionError):
-        return ConfigError(f"{where}; let the user with the id {os.getuid()} use it, or run as its owner")
-    return Transient(f"{where}; check that its disk is there")
+        return ConfigError(f"{where}; give the user with the id {os.getuid()} access to it, or run as its owner")
+    return Transient(f"{where}; check that its disk is mounted")
 
 
 _WORST_FIRST = (Corrupt, ConfigError, Blocklisted, NoSpace, Transient)
-"""What needs a person first. A bug is worse than all of them."""
+"""The errors in the order in which an operator should solve them. A bug is worse than all of them."""
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome | None:
-    """The failure that counts most; None if nothing failed. Of equal ones the first, which may explain the others."""
+    """Return the worst failure; None without one. Of equal failures it is the first, which may explain the others."""
     failed = [outcome for outcome in outcomes if outcome.result is Result.FAILED]
     return min(failed, key=_rank, default=None)
 

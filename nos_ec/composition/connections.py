@@ -1,7 +1,7 @@
-"""What `config check --connect` tries: every server and folder that the settings name, without changing anything.
+"""The checks of `config check --connect`: they try every server and folder that the settings name, and change nothing.
 
-The checks are those that opening the store and /readyz make, one by one, so that all problems are found at once and
-each has a name. They also work before `nos-ec init`. Then those of an initialised store are not tried.
+Opening the store and /readyz make the same checks. Here they run one by one, so that all problems are found at once and
+each has a name. They also work before `nos-ec init`; then the checks of an initialised store are not tried.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 DATABASE_LIMIT_MS = 15_000
 FOLDER_LIMIT_MS = 15_000
 MARGIN_MS = 5_000
-"""What a check may take beyond the time limits of its requests."""
+"""The time that a check may take in addition to the time limits of its requests, in milliseconds."""
 _PROBE_BYTES = 4096
 NOT_INITIALISED = "the store is not initialised; run `nos-ec init`"
 
 
 class Connections:
-    """The checks of one configuration, and what they have open. A context manager, which closes it."""
+    """The checks of one configuration. A context manager, which closes the connections that they opened."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
@@ -55,7 +55,7 @@ class Connections:
         self._stack = ExitStack()
         self._store_id: str | None = None
         self.initialised: bool | None = None
-        """Whether the metadata is that of an initialised store; None while that is not known."""
+        """Whether the metadata belongs to an initialised store; None while that is not known."""
 
     def __enter__(self) -> Self:
         return self
@@ -69,11 +69,11 @@ class Connections:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close nothing, because a check that was left behind still uses something. It ends with the process."""
+        """Close nothing, because a check that is still running may use it. The connections end with the process."""
         self._stack.pop_all()
 
     def checks(self) -> Iterator[Check]:
-        """All checks, in the order in which to try them."""
+        """Yield all checks, in the order in which to try them."""
         yield from self._database()
         yield from self._local() if self._settings.store.backend == "local" else self._ceph()
         yield from self._local_log() if self._settings.log.backend == "local" else self._kafka()
@@ -100,11 +100,11 @@ class Connections:
                 if is_missing(parsed):
                     self.initialised = False
                     raise NotTried(f"{parsed.database} does not exist: {NOT_INITIALISED}")
-                trial = DatabaseCheck(store.url(), replica=store.metadata_replica)
-                said = trial.connect()
-            self._stack.callback(trial.close)
-            opened.append(trial)
-            return said
+                check = DatabaseCheck(store.url(), replica=store.metadata_replica)
+                found = check.connect()
+            self._stack.callback(check.close)
+            opened.append(check)
+            return found
 
         def schema() -> str:
             with settings_named("store.metadata_url"):
@@ -132,7 +132,7 @@ class Connections:
         yield Check("database store", limit_ms, identity, ("database schema",))
 
     def _compare_owner(self, where: str, owner: str | None) -> str:
-        """Whether data and metadata belong together."""
+        """Check that data and metadata belong to the same store."""
         if self.initialised is None:
             raise NotTried("needs: database store")
         if not self.initialised and owner is None:
@@ -170,7 +170,7 @@ class Connections:
                 closing(LocalBlockStore(root / "blocks", geometry)) as store,
                 closing(LocalLandingStore(root / "landing")) as copies,
             ):
-                return self._room(store.free_bytes(), copies.free_bytes())
+                return self._free_space(store.free_bytes(), copies.free_bytes())
 
         yield Check("folder", FOLDER_LIMIT_MS, folder)
         yield Check("block store", FOLDER_LIMIT_MS, blocks, ("folder",))
@@ -183,7 +183,7 @@ class Connections:
         )
 
     def _devices(self) -> str:
-        """Open the devices of the landing log as a process does, and write a page that serves for nothing else."""
+        """Open the devices of the landing log as a process does, and write a page that has no other use."""
         settings = self._settings
         if self._store_id is None:
             raise NotTried(NOT_INITIALISED)
@@ -200,7 +200,7 @@ class Connections:
         if not self.initialised and not folder.exists():
             raise NotTried(NOT_INITIALISED)
 
-    def _room(self, blocks_bytes: int, landing_bytes: int) -> str:
+    def _free_space(self, blocks_bytes: int, landing_bytes: int) -> str:
         reserve_bytes = self._settings.gc.reserve_bytes
         free = f"{blocks_bytes} bytes free in the block store, {landing_bytes} in the landing store"
         if min(blocks_bytes, landing_bytes) < PUT_RESERVES * reserve_bytes:
@@ -219,7 +219,7 @@ class Connections:
                     try_folder(path.parent)
                 found = look_at_log(path, self._settings.log.partitions)
             if found is None and self.initialised:
-                return f"{path} does not exist; it is created when it is needed, and what waits is published again"
+                return f"{path} does not exist; it is created when needed, and waiting objects are published again"
             if found is None:
                 raise NotTried(NOT_INITIALISED)
             return found
@@ -276,22 +276,22 @@ class Connections:
 
             free = [max(0, pool_room(opened[0], name).size_bytes) for name in (ceph.blocks_pool, ceph.landing_pool)]
             with settings_named("ceph.blocks_pool", "ceph.landing_pool"):
-                return self._room(*free)
+                return self._free_space(*free)
 
         def clocks() -> str:
             from nos_ec.adapters.rados.connection_check import monitors_apart_s
 
-            return f"monitors at most {monitors_apart_s(opened[0]):.3f} s apart; they do not tell the time itself"
+            return f"monitors at most {monitors_apart_s(opened[0]):.3f} s apart; they do not report the time itself"
 
         def identity() -> str:
             from nos_ec.adapters.rados.store_mark import find_owner
 
-            said = ""
+            result = ""
             for name, pool in pools.items():
                 where = f"pool {pool.name}" + (f", namespace {ceph.namespace}," if ceph.namespace else "")
                 with settings_named(f"ceph.{name}_pool"):
-                    said = self._compare_owner(where, find_owner(pool))
-            return said
+                    result = self._compare_owner(where, find_owner(pool))
+            return result
 
         command_ms = ceph.connect_timeout_ms + MARGIN_MS
         object_ms = 3 * ceph.op_timeout_ms + MARGIN_MS

@@ -1,4 +1,4 @@
-"""What explains objects and blocks, with the rules that the settings give producers, consumers and GC."""
+"""Makes the explainers of objects and blocks, with the same settings as producers, consumers and GC."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nos_ec.engine.space_reserve import PACKING_RESERVES
 
 
 def object_explainer(system: System) -> ObjectExplainer:
-    """Explains objects of an open store."""
+    """Return an explainer of the objects of an open store."""
     settings = system.settings
     options = ObjectOptions(
         min_age_ms=settings.put.min_age_ms,
@@ -35,6 +35,6 @@ def object_explainer(system: System) -> ObjectExplainer:
 
 
 def block_explainer(system: System) -> BlockExplainer:
-    """Explains blocks of an open store."""
+    """Return an explainer of the blocks of an open store."""
     options = collector_options(system.settings)
     return BlockExplainer(system.metadata, system.blocks, system.clock, options, system.settings.gc.wait_ms)

@@ -1,4 +1,4 @@
-"""How PUTs land and where landed bytes are: the landing store, the landing log, or one after the other."""
+"""Assembles the landing of PUTs and the reading of landed bytes: from the landing store, the landing log, or both."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ from nos_ec.settings import Settings
 from nos_ec.settings.landing import LandingSettings
 
 APPENDS = 2
-"""Appends under way at a time, unless `landing.lanes` is set: one is written while the next one is prepared. With more
-of them, batches are smaller, and fewer PUTs share an append."""
+"""How many appends run at a time, unless landing.lanes is set: one is written while the next one is prepared. With more
+appends, batches are smaller, and fewer PUTs share an append."""
 BATCH_WAIT_MS = 30_000
-"""How long a batch waits for an open segment of the log: the default time limit of Ceph's operations."""
+"""How long a batch waits for an open segment of the log, in milliseconds: the default time limit of Ceph operations."""
 
 
 def bypass_bytes(landing: LandingSettings, limits: MediumLimits) -> int:
-    """From which size on an object bypasses the log: as configured, unless few such objects would fit a segment."""
+    """Return the size from which on an object bypasses the log: as configured, but at most a quarter of a segment."""
     return min(landing.bypass_bytes, limits.segment_bytes // 4)
 
 
 def log_folder(settings: Settings) -> Path:
-    """Where processes of an embedded store share what they know about the devices of the landing log."""
+    """Return the folder in which the processes of an embedded store share the state of the landing log's devices."""
     return settings.store.root / "landing_log"
 
 
 def check_devices(settings: Settings, store_id: str | None) -> None:
-    """Check the devices of an embedded store that are there, and change nothing. store_id: None for new metadata, to
+    """Check the existing devices of an embedded store, and change nothing. `store_id` is None for new metadata, to
     which no device can belong. Raises ConfigError for devices of other stores and for other data, Transient.
 
-    In the folder of an existing store, a log that is switched off may have left its device. `initialise_devices` checks
-    it if the log still has segments: an older schema cannot say so."""
+    A landing log that was switched off may have left its device in the folder of an existing store. It is not checked
+    here, because the metadata may have an older schema, which does not show whether the log still has segments;
+    `initialise_devices` checks it in that case."""
     landing = settings.landing
     if settings.store.backend == "local" and (store_id is None or is_configured(landing)):
         paths = landing.paths(settings.store.root)
@@ -54,17 +55,18 @@ def check_devices(settings: Settings, store_id: str | None) -> None:
 
 
 def is_configured(landing: LandingSettings) -> bool:
-    """Return whether the settings ask for a landing log. If they do not, one that was switched off may be left."""
+    """Return whether the settings ask for a landing log. If not, a log that was switched off may still exist."""
     return landing.mode == "log" or bool(landing.devices)
 
 
 def initialise_devices(
     settings: Settings, metadata: Metadata, store_id: str, new_devices: Collection[int] = ()
 ) -> None:
-    """Create the landing log of an embedded store, or check the existing one, if there is to be one. Idempotent.
+    """Create the landing log of an embedded store, or check the existing one, if the settings ask for a log or the
+    metadata has landing segments. Idempotent.
 
-    new_devices: numbers of devices that are lost for good and are to be replaced by blank ones. Raises ConfigError,
-    also when the metadata knows landing segments and no device is there; NoSpace, Transient.
+    new_devices: numbers of devices that are lost for good and must be replaced by blank ones. Raises ConfigError, also
+    when the metadata has landing segments and no device exists; NoSpace, Transient.
     """
     landing = settings.landing
     if settings.store.backend != "local":
@@ -88,14 +90,14 @@ def initialise_devices(
         )
     except NoSpace as error:
         raise NoSpace(
-            f"no room for the landing log ({landing.device_bytes >> 20} MiB for each of its files): add space, or set a"
-            ' smaller landing.device_bytes, or landing.mode to "store"'
+            f"no space for the landing log ({landing.device_bytes >> 20} MiB for each of its files): add space, or set"
+            ' a smaller landing.device_bytes, or landing.mode to "store"'
         ) from error
 
 
 def open_devices(settings: Settings, stack: ExitStack, store_id: str) -> SegmentMedium | None:
-    """Open the landing log of an embedded store; `stack` closes it. None when the store has none. Raises ConfigError,
-    Transient."""
+    """Open the landing log of an embedded store; `stack` closes it. Returns None if the store has no landing log.
+    Raises ConfigError, Transient."""
     landing = settings.landing
     paths = landing.paths(settings.store.root)
     if not is_configured(landing) and not paths[0].exists():
@@ -111,27 +113,28 @@ def open_devices(settings: Settings, stack: ExitStack, store_id: str) -> Segment
 
 
 def open_segments_of(settings: Settings, medium: SegmentMedium) -> int:
-    """Return how many segments a log for PUTs keeps open: as set, or enough for APPENDS appends at a time."""
+    """Return how many open segments a log for PUTs has: as configured, or as many as are needed for APPENDS appends at
+    a time."""
     return settings.landing.lanes or max(1, APPENDS // medium.limits.writes_max)
 
 
 def layered(settings: Settings, store: LandingStore, medium: SegmentMedium | None, metadata: Metadata) -> LandingStore:
-    """The landing store, in front of it the log if there is one. Raises ConfigError when the metadata knows segments of
-    a log that is not there: their objects would look lost."""
+    """Return the landing store, together with the landing log if there is one. Raises ConfigError if the metadata has
+    segments of a log that does not exist, because their objects would look lost."""
     if medium is not None:
         return LayeredLanding(medium, store, one_pool=settings.store.backend == "ceph")
     segments = sum(count for count, _ in metadata.segment_totals().values())
     if segments:
         raise ConfigError(
-            f"the metadata knows {segments} segments of the landing log, but the log is not there: set landing.devices"
-            " as it was, or connect its devices",
+            f"the metadata has {segments} segments of the landing log, but the log is missing: set landing.devices as"
+            " before, or connect its devices",
             settings=("landing.devices",),
         )
     return store
 
 
 class Landers:
-    """Makes the landers of one process. randomness: returns that many random bytes. stack: closes the landers."""
+    """Makes the landers of one process. `randomness` returns a number of random bytes; `stack` closes the landers."""
 
     def __init__(
         self,
@@ -156,7 +159,7 @@ class Landers:
         self._trail = trail
 
     def for_puts(self, store: LandingStore, medium: SegmentMedium | None) -> Lander:
-        """What PUTs of this process land by."""
+        """Return the lander for PUTs of this process."""
         landing = self._settings.landing
         copies = self.copies(store)
         if medium is None or landing.mode != "log":
@@ -168,7 +171,7 @@ class Landers:
         return bypass
 
     def copies(self, store: LandingStore) -> CopyLander:
-        """Lands each object as a copy of its own in the landing store."""
+        """Return a lander that writes each object as a separate copy to the landing store."""
         return CopyLander(
             self._metadata,
             store,
@@ -180,7 +183,7 @@ class Landers:
         )
 
     def log(self, medium: SegmentMedium, open_segments: int) -> LandingLog:
-        """A log of this process, with its keeper. It takes its lease with the first batch."""
+        """Return a landing log of this process, with its keeper. It takes its lease with the first batch."""
         landing, put = self._settings.landing, self._settings.put
         shares_pool = self._settings.store.backend == "ceph"
         options = LogOptions(

@@ -1,4 +1,4 @@
-"""What applies the lifecycle rules of buckets."""
+"""Makes the walk that applies the lifecycle rules of buckets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from nos_ec.engine.expiry.lifecycle_walk import LifecycleWalk
 
 
 def lifecycle_walk_of(system: System) -> LifecycleWalk:
-    """That of an open store: what expires goes into the trash, if there is one."""
+    """Return the lifecycle walk of an open store. Expired objects go into the trash if the store has one."""
     settings = system.settings
     return LifecycleWalk(system.metadata, system.clock, settings.s3.lifecycle_day_ms, settings.trash.keep_ms)

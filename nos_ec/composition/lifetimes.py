@@ -1,4 +1,4 @@
-"""What learns how long objects live, unless the settings ask for a single stream, for which that does not matter."""
+"""Learns how long objects live, if the settings ask for more than one stream; a single stream does not need that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nos_ec.settings import Settings
 
 
 def watch_deaths(settings: Settings, metadata: Survival, clock: Clock, stack: ExitStack) -> None:
-    """Count the deaths that this process makes, until the stack is closed."""
+    """Count the objects that this process deletes or overwrites, until `stack` is closed."""
     if settings.gc.streams > 1:
         deaths = Deaths(metadata, clock)
         metadata.watch_deaths(deaths.died)
@@ -20,5 +20,5 @@ def watch_deaths(settings: Settings, metadata: Survival, clock: Clock, stack: Ex
 
 
 def new_survey(settings: Settings, metadata: Survival, clock: Clock, rng: random.Random) -> Survey | None:
-    """The survey that housekeeping makes."""
+    """Return the survey of lifetimes that housekeeping makes; None with a single stream."""
     return Survey(metadata, clock, rng) if settings.gc.streams > 1 else None

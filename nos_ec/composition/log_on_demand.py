@@ -1,4 +1,4 @@
-"""The message log of an open store, opened when it is first needed."""
+"""Opens the message log of a store when it is first needed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ _LAG_WAIT_S_MAX = 1.0
 
 
 class LogOnDemand:
-    """The message log, opened and checked when it is first needed: PUT and GET work without it.
-
-    Safe to call from several threads.
-    """
+    """The message log, which is opened and checked when it is first needed: PUT and GET work without it. Safe to call
+    from several threads."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
@@ -27,7 +25,7 @@ class LogOnDemand:
         self._messages: Log | None = None
 
     def get(self) -> Log:
-        """The open log. Raises ConfigError, Corrupt, Transient; the next call then tries again."""
+        """Return the open log. Raises ConfigError, Corrupt, Transient; the next call then tries again."""
         with self._lock:
             if self._messages is None:
                 self._messages = open_log(self._settings, self._clock)
@@ -44,7 +42,7 @@ class LagProbe:
         self._closed = False
 
     def value(self) -> int:
-        """Messages that the group has not committed yet. Raises Transient."""
+        """Return the number of messages that the group has not committed yet. Raises Transient."""
         with self._lock:
             if self._closed:
                 raise Transient("message log: the process is ending")
@@ -53,10 +51,8 @@ class LagProbe:
             return self._consumer.lag()
 
     def close(self) -> None:
-        """Release all open resources. Idempotent.
-
-        Does not wait for a look-up in progress if brokers do not answer. That look-up ends with the process.
-        """
+        """Release all open resources. Idempotent. Does not wait for a look-up in progress if brokers do not answer; the
+        look-up then ends with the process."""
         self._closed = True
         if not self._lock.acquire(timeout=_LAG_WAIT_S_MAX):
             return

@@ -21,12 +21,13 @@ NEW_METADATA = (
     " rebuild` (docs/RUNBOOKS.md), or set the right store.metadata_url; to start from scratch, set another store.root"
     " (with Ceph: another ceph.namespace) or remove the old data"
 )
-"""Says what to do when data exists, but not its metadata."""
+"""Advice for the case that data exists, but its metadata does not."""
 
 
 def refuse_other_stores(settings: Settings) -> None:
-    """Raise ConfigError unless metadata, data and devices of the landing log are of one store, or there are none yet.
-    Changes nothing: marks and schema that were changed for metadata of another store would shut out the right one."""
+    """Raise ConfigError unless metadata, data and devices of the landing log belong to one store, or do not exist yet.
+    Changes nothing: if marks and schema were changed for the metadata of another store, the right metadata would be
+    refused from then on."""
     known: tuple[str | None, bool] | None = None
     while True:
         with settings_named(settings.store.url_setting):
@@ -50,7 +51,7 @@ def _compare(settings: Settings, store_id: str | None, exists: bool) -> None:
 
 
 def _check_owners(settings: Settings, store_id: str | None, *, is_new: bool) -> None:
-    """Compare the marks of block store and landing store, which may not exist yet, with the metadata. Raises
+    """Compare the marks of the block store and the landing store, which may not exist yet, with the metadata. Raises
     ConfigError as `compare_owner` does, Transient."""
     if settings.store.backend == "local":
         root = settings.store.root
@@ -70,21 +71,21 @@ def _check_owners(settings: Settings, store_id: str | None, *, is_new: bool) -> 
 
 
 def compare_owner(where: str, owner: str | None, store_id: str | None, *, is_new: bool) -> None:
-    """Raise ConfigError unless the data at `where`, which is marked as that of store `owner`, belongs to the metadata,
-    which is that of store `store_id`. Data without a mark belongs to new metadata, and to metadata without an id."""
+    """Raise ConfigError unless the data at `where`, marked with store `owner`, belongs to the metadata of store
+    `store_id`. Data without a mark belongs to new metadata, and to metadata without an id."""
     if owner == store_id or (owner is None and is_new):
         return
     if is_new:
         raise ConfigError(f"{where} holds the data of store {owner}, but {NEW_METADATA}")
     raise ConfigError(
-        f"{where} holds {f'another store ({owner})' if owner else 'no store'}, but the metadata is that of store"
+        f"{where} holds {f'another store ({owner})' if owner else 'no store'}, but the metadata belongs to store"
         f" {store_id or '(without an id)'}: correct the place or the metadata URL"
     )
 
 
 def refuse_data_without_metadata(settings: Settings, *, created: bool) -> None:
-    """Raise ConfigError if data exists. New metadata next to old data would hide it, and look like a healthy store.
-    created: whether block store and landing store were created; otherwise they may be missing."""
+    """Raise ConfigError if data exists: new metadata would hide old data, and look like a healthy store. `created` says
+    whether the block store and the landing store were created; otherwise they may be missing."""
     with ExitStack() as stack:
         try:
             objects = open_objects(settings, stack, lambda: BlockId(bytes(16)), None)

@@ -1,4 +1,4 @@
-"""The packer that the settings ask for, with its streams, and the rules of GC, which packs alike."""
+"""Makes the packer that the settings ask for, with its streams, and the options of GC, which packs in the same way."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from nos_ec.settings.gc import GcSettings
 from nos_ec.settings.sections import ConsumerSettings
 
 BACKLOG_WINDOWS = 4
-"""How many windows of objects a consumer holds before it polls no more. With this many, lanes never wait for a poll.
-Where more objects of one bucket wait, one consumer is not enough for it."""
+"""How many windows of objects a consumer holds before it stops polling. With this many, lanes never wait for a poll. If
+more objects of one bucket wait, one consumer is not enough for the bucket."""
 STREAMED_BACKLOG_WINDOWS = GATHERED_WINDOWS + BACKLOG_WINDOWS
-"""The same with streams, before which objects gather."""
+"""The same with streams, for which objects are gathered first."""
 GC_GATHERED_MAX = 32_768
-"""Survivors that are sorted together: some 30 MB."""
+"""How many survivors are sorted together: about 30 MB."""
 NO_DEADLINE_MS = 365 * 86_400_000
-"""Survivors wait for others without a deadline. At its end, a run writes those that are left."""
+"""Survivors wait for others without a deadline. At its end, a run writes the rest of them."""
 
 GROUP_COPIES = 6
-"""How often the bytes of a group that GC writes, or of a window of a longer one, are in memory at once, at most: as
-they were read, assembled, cut into shards with their coding chunks, and read back, with the object that goes on in the
+"""The most copies of the bytes of a group that GC writes, or of a window of a longer group, in memory at once: as they
+were read, assembled, cut into shards with their coding chunks, and read back, with the object that continues in the
 next window."""
 
 
 class PackingMetadata(Survival, Buckets, Protocol):
-    """The parts of the metadata that say how long objects live."""
+    """The parts of the metadata that show how long objects live."""
 
 
 def new_merge_list(
@@ -51,11 +51,11 @@ def new_merge_list(
     window: int | None = None,
     names: bool = True,
 ) -> MergeList[P]:
-    """Return an empty merge list as configured: the consumer, GC and simulations pack alike, and differ only in how
-    long an object waits.
+    """Return an empty merge list as configured. The consumer, GC and simulations pack in the same way, and differ only
+    in how long an object waits.
 
-    window: objects to choose from, if not consumer.window_objects. names: whether to reserve space for names. Raises
-    InvalidInput as `merge_list` does.
+    window: how many objects to choose from; by default consumer.window_objects. names: whether to reserve space for
+    names. Raises InvalidInput as `merge_list` does.
     """
     return merge_list(
         settings.policy,
@@ -71,8 +71,8 @@ def new_merge_list(
 class StreamedPacking:
     """Makes the merge lists of a consumer or of GC, with the streams that the settings ask for.
 
-    gathered_max: objects that are sorted together. period_ms: a stream that collects too little in such a period is
-    folded; None: in the life of a merge list. bytes_max: see StreamOptions.
+    gathered_max: how many objects are sorted together. period_ms: a stream that collects too little in a period of this
+    length is folded; None for the lifetime of a merge list. bytes_max: see StreamOptions.
     """
 
     def __init__(
@@ -95,16 +95,16 @@ class StreamedPacking:
         known = KnownExpiry(metadata, settings.s3.lifecycle_day_ms)
         self._sorting = StreamSorting(ExpectedLifetimes(metadata), cuts_days, known)
         self.newest: StreamedMergeList[Packable] | None = None
-        """The list that was made last; None with a single stream."""
+        """The newest merge list; None with a single stream."""
 
     @property
     def backlog_objects_max(self) -> int:
-        """Objects that a consumer holds before it polls no more."""
+        """How many objects a consumer holds before it stops polling."""
         windows = BACKLOG_WINDOWS if self._options.streams == 1 else STREAMED_BACKLOG_WINDOWS
         return windows * self._consumer.window_objects
 
     def new_list(self) -> MergeList[Packable]:
-        """An empty merge list."""
+        """Return an empty merge list."""
         window = self._consumer.window_objects
         if self._options.streams == 1:
             plain = self._plain(window)
@@ -120,7 +120,7 @@ class StreamedPacking:
 def consumer_packing(
     settings: Settings, geometry: Geometry, metadata: PackingMetadata, rng: random.Random
 ) -> StreamedPacking:
-    """How a consumer packs."""
+    """Return the packing of a consumer."""
     consumer = settings.consumer
     fill_bytes_min = int(consumer.linger_fill_min * geometry.stripe_size)
     linger = Linger(consumer.linger_ms, consumer.linger_max_ms, fill_bytes_min)
@@ -132,12 +132,12 @@ def consumer_packing(
 def gc_packing(
     settings: Settings, geometry: Geometry, metadata: PackingMetadata, rng: random.Random
 ) -> StreamedPacking:
-    """How GC packs survivors: with the same packer as the consumer, but without deadlines."""
+    """Return the packing of survivors by GC: the same packer as for the consumer, but without deadlines."""
     return StreamedPacking(settings, geometry, metadata, NO_DEADLINE_MS, GC_GATHERED_MAX, None, None, rng)
 
 
 def collector_options(settings: Settings) -> CollectorOptions:
-    """How GC chooses blocks."""
+    """Return the options by which GC chooses blocks."""
     gc, consumer, geometry = settings.gc, settings.consumer, settings.geometry.value()
     copy_bytes_max = gc.copy_bytes_max or inf
     return CollectorOptions(

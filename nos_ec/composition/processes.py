@@ -15,17 +15,17 @@ from nos_ec.ports.clock import Clock
 
 
 def process_name() -> str:
-    """This process, for operators."""
+    """Return a name of this process for operators."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def member_name(service: str, chance: bytes) -> str:
-    """A name for a process of a service, as unique as `chance`, and readable for operators."""
+    """Return a name for a process of a service, as unique as the random bytes `chance`, and readable for operators."""
     return f"{service}-{socket.gethostname()}-{os.getpid()}-{chance.hex()}"
 
 
 def run_name(clock: Clock) -> str:
-    """This process, its start and its command, for the audit trail."""
+    """Return a name for the audit trail: this process, when it started, and its command."""
     started = datetime.fromtimestamp(clock.now_ms() / 1000, UTC).isoformat(timespec="seconds")
     return f"{socket.gethostname()} {os.getpid()} {started} {command_of(sys.argv)}"
 

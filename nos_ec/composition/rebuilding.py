@@ -1,4 +1,4 @@
-"""A store whose metadata was lost, opened for a rebuild of its rows in an empty database."""
+"""Opens a store whose metadata was lost, to rebuild its rows in an empty database."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from nos_ec.settings import Settings
 
 @contextmanager
 def open_lost(settings: Settings) -> Iterator[tuple[RebuildInput, str]]:
-    """Open block store and landing store beside an empty database, in which tables are created. Yields them, and the id
-    of the store. Raises ConfigError when the database has the metadata of a store, Transient."""
+    """Open the block store and the landing store together with an empty database, and create its tables. Yields the
+    input of a rebuild and the id of the store. Raises ConfigError if the database has the metadata of a store,
+    Transient."""
     clock = SystemClock()
     with ExitStack() as stack:
         store_id = find_mark(settings)
@@ -28,12 +29,12 @@ def open_lost(settings: Settings) -> Iterator[tuple[RebuildInput, str]]:
             if exists:
                 raise ConfigError(
                     f"{settings.store.url_setting} names a database that has the metadata of a store: `nos-ec check`"
-                    " says whether it fits; a rebuild needs an empty database"
+                    " shows whether it fits; a rebuild needs an empty database"
                 )
             if known not in (None, store_id):
                 raise ConfigError(
-                    f"{settings.store.url_setting} names a database of store {known}, and the blocks belong to store"
-                    f" {store_id}: give an empty database"
+                    f"{settings.store.url_setting} names a database of store {known}, but the blocks belong to store"
+                    f" {store_id}: use an empty database"
                 )
             migrate(settings.store.url())
             metadata = stack.enter_context(closing(open_metadata(settings.store.url())))

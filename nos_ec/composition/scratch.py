@@ -1,4 +1,4 @@
-"""A temporary store next to the configured one, on the same servers. Used by demo and bench, and removed afterwards.
+"""Creates a temporary store next to the configured one, on the same servers. Demo and bench use and then remove it.
 
 the configured store has    the scratch store has
 local blocks, log, SQLite   a folder
@@ -25,10 +25,10 @@ from nos_ec.settings import Settings, require_root
 
 @contextmanager
 def scratch_store(settings: Settings, root: Path, purpose: str, *, keep: bool = False) -> Iterator[Settings]:
-    """Settings of a new, initialised and empty store like the one of `settings`. Unless `keep` is set, all of it except
-    the contents of `root` is removed at the end.
+    """Create a new, empty store like the store of `settings`, and yield its settings. At the end, remove all of it
+    except the contents of `root`, unless `keep` is set.
 
-    root: folder of the embedded parts. purpose: a word in the names of all other parts. Raises ConfigError (also when
+    root: the folder of the embedded parts. purpose: a word in the names of all other parts. Raises ConfigError (also if
     the users of Ceph, Kafka and MySQL are not allowed to create these parts), Transient.
     """
     require_root(root)

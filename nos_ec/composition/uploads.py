@@ -1,4 +1,4 @@
-"""Multipart uploads of an open store."""
+"""Makes the multipart uploads of an open store."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from nos_ec.engine.objects.uploads import MultipartUploads
 
 
 def multipart_uploads(system: System, store: Store | None = None) -> MultipartUploads:
-    """Uploads in parts, which `store`, or one of the system's, stores."""
+    """Return the multipart uploads of an open store. Their parts are stored by `store`, by default a new Store."""
     return MultipartUploads(store or system.store(), system.metadata, system.clock, system.new_landing_id)

@@ -1,4 +1,4 @@
-"""An open store: the adapters that the settings name, and the engine on top of them."""
+"""Creates and opens a store: the adapters that the settings name, and the engine on top of them."""
 
 from __future__ import annotations
 
@@ -105,11 +105,10 @@ _log = structlog.get_logger(__name__)
 def initialise(settings: Settings, new_shards: Collection[int] = (), new_devices: Collection[int] = ()) -> None:
     """Create (or complete) the store that the settings describe: schema, folders or pools, message log. Idempotent.
 
-    new_shards: shards of the embedded block store that are lost for good and are to be recreated empty. new_devices:
-    devices of its landing log that are lost for good and are to be replaced by blank ones.
-    Raises ConfigError when there already is a store of another geometry, partition count or schema, data without its
-    metadata, or the data of one store next to the metadata of another. Raises Transient when one of its servers cannot
-    be reached.
+    new_shards: shards of the embedded block store that are lost for good and must be created again, empty. new_devices:
+    devices of its landing log that are lost for good and must be replaced by blank ones.
+    Raises ConfigError if a store with another geometry, partition count or schema exists, data without its metadata, or
+    the data of one store next to the metadata of another. Raises Transient if one of its servers cannot be reached.
     """
     geometry = settings.geometry.value()
     refuse_other_stores(settings)
@@ -130,15 +129,15 @@ def initialise(settings: Settings, new_shards: Collection[int] = (), new_devices
 
 
 def _initialise_new(settings: Settings, metadata: Metadata, new_shards: Collection[int]) -> None:
-    """The caller binds the geometry last, so that the metadata counts as new until then. A repeated call after a crash
-    is safe."""
+    """Create the parts of a new store. The caller binds the geometry last, so that the metadata counts as new until
+    then. So this can be repeated after a crash."""
     initialise_objects(settings, new_shards)
     refuse_data_without_metadata(settings, created=True)
     mark_objects(settings, metadata.claim_store_id(os.urandom(16).hex()))
 
 
 def _complete(settings: Settings, metadata: Metadata, new_shards: Collection[int]) -> None:
-    """Complete an existing store. Never creates an empty place for objects that the metadata knows to be elsewhere."""
+    """Complete an existing store. Never creates an empty place for objects that are elsewhere by the metadata."""
     metadata.bind_geometry(settings.geometry.value())
     initialise_objects(settings, new_shards)
     if metadata.find_store_id() is None:
@@ -167,11 +166,11 @@ class System:
     _stack: ExitStack
     _held: HeldLeases = field(default_factory=HeldLeases)
     _puts: tuple[tuple[object, ...], PutQueue] = field(init=False)
-    """The queue, behind the parts that it works with."""
+    """The parts that the queue works with, and the queue."""
     _leased: tuple[tuple[object, ...], LargeLease] | None = None
-    """The same of the lease of large PUTs."""
+    """The parts that the lease of large PUTs works with, and the lease."""
     counts: StoredCounts = field(init=False)
-    """The counts of GC, scrubs and rebuilds of shards in the store."""
+    """The counts of GC, scrubs and shard rebuilds, which are kept in the store."""
 
     def __post_init__(self) -> None:
         self.counts = StoredCounts(self.metadata, nothing_counted())
@@ -187,13 +186,13 @@ class System:
 
     @property
     def geometry(self) -> Geometry:
-        """Geometry of the store."""
+        """The geometry of the store."""
         return self.blocks.geometry
 
     def check_for_daemon(self, *, writes: bool, publishes: bool = True) -> None:
-        """A daemon calls this once before its loop, so that a wrong configuration ends it instead of being retried
-        forever. Checks that the message log exists, unless it publishes nothing, and, if the daemon writes blocks, that
-        its user is allowed to. Warns of a missing audit trail.
+        """Check the configuration. A daemon calls this once before its loop, so that a wrong configuration ends it
+        instead of being retried forever. Checks that the message log exists, if the daemon publishes or consumes, and
+        that its user may write blocks, if it does. Warns of a missing audit trail.
 
         Permissions are tested by deleting ids that do not exist. A time-out says nothing about permissions, so it is
         ignored. Free space is queried so that a figure is known before a Ceph monitor may hang.
@@ -204,7 +203,7 @@ class System:
         if not writes:
             return
         if self.settings.audit.is_missing(self.settings.store.backend):
-            _log.warning("no audit trail is kept of what this process deletes; set audit.folder")
+            _log.warning("deletions are not recorded in an audit trail; set audit.folder")
         with settings_named("ceph.user", "ceph.keyring_file"), suppress(Transient):
             self.blocks.delete(self.new_block_id())
             self.landing.delete(self.new_landing_id())
@@ -213,7 +212,7 @@ class System:
 
     # --- the object store -------------------------------------------------------------------------
     def store(self) -> Store:
-        """PUT, GET, DELETE, LIST."""
+        """Return the object store: PUT, GET, DELETE, LIST."""
         put = self.settings.put
         keep_ms = self.settings.trash.keep_ms
         options = PutOptions(put.min_age_ms, put.reservation_ms, size_max(self.geometry), keep_ms)
@@ -225,11 +224,11 @@ class System:
         return AccessRecords(self.store(), self.metadata, self.clock, os.urandom)
 
     def trash(self) -> TrashCan:
-        """What was deleted and can be brought back."""
+        """Return the trash, from which deleted objects can be restored."""
         return TrashCan(self.metadata, self.clock)
 
     def dumps(self) -> StoredDumps:
-        """The dumps of the metadata in the store itself."""
+        """Return the dumps of the metadata in the store itself."""
         return StoredDumps(self.store(), self._large())
 
     def _large(self) -> LargeObjects:
@@ -245,7 +244,8 @@ class System:
 
     @property
     def large_lease(self) -> LargeLease:
-        """The lease of the PUTs of large objects in this process, from all its stores. (As with `puts`.)"""
+        """The lease that all stores in this process share for PUTs of large objects. (A test that has exchanged a part
+        of the system gets another lease.)"""
         parts = self.metadata, self.clock
         if self._leased is None or any(part is not now for part, now in zip(self._leased[0], parts, strict=True)):
             if self._leased is not None:
@@ -258,7 +258,7 @@ class System:
 
     @property
     def puts(self) -> PutQueue:
-        """The PUTs under way in this process, from all its stores. (A test that has exchanged a part of the system gets
+        """The queue of PUTs that all stores in this process share. (A test that has exchanged a part of the system gets
         another queue.)"""
         if any(part is not now for part, now in zip(self._puts[0], self._put_parts(), strict=True)):
             self._puts = self._put_parts(), self._put_queue()
@@ -290,21 +290,22 @@ class System:
         return PUT_RESERVES * self.settings.gc.reserve_bytes
 
     def require_put_space(self) -> None:
-        """Raises NoSpace while PUTs are refused for lack of space, Transient if the free space is unknown."""
+        """Raise NoSpace while PUTs are refused for lack of space, Transient if the free space is unknown."""
         require_put_space(self.blocks, self.landing, self._put_reserve)
 
     # --- writers ----------------------------------------------------------------------------------
     def lease(self, name: str, ttl_ms: int) -> HeldLease:
-        """A lease to hold in a `with` statement."""
+        """Return a lease to hold in a `with` statement."""
         return HeldLease(self.metadata, self.clock, name, ttl_ms, among=self._held)
 
     def contended_lease(self, name: str, ttl_ms: int) -> HeldLease:
-        """A lease that several processes may want at once. The losers are told which process holds it."""
+        """Return a lease that several processes may want at once. The error of the losers names the process that holds
+        it."""
         return HeldLease(self.metadata, self.clock, name, ttl_ms, process_name(), self._held)
 
     def writer(self, lease: Lease, kind: BlockKind) -> StripeWriter:
-        """A writer for one lane. Only writers of fresh objects must leave GC's reserve alone; only GC moves last
-        copies."""
+        """Return a writer for one lane. Writers of fresh objects leave GC's reserve free. Writers of GC read back what
+        they write, because they move the only copies of objects."""
         fresh = kind is BlockKind.FRESH
         options = WriterOptions(
             kind=kind,
@@ -324,12 +325,13 @@ class System:
         )
 
     def source_reader(self) -> SourceReader:
-        """A reader of the objects to pack."""
+        """Return a reader of the objects to pack."""
         records = self.landing.records if isinstance(self.landing, LayeredLanding) else None
         return SourceReader(self.landing, self.blocks, self.read_threads, records)
 
     def housekeeping(self) -> Housekeeping:
-        """Recovery and the reaper. What the reaper still has to log, it logs when the store is closed."""
+        """Return the housekeeping: recovery, the reaper, the trimmer and surveys. When the store is closed, the reaper
+        logs what it has not logged yet."""
         threads = self._stack.enter_context(closing(ReadThreads(READS_MAX, perf_counter, CALM_S, WARY_S)))
         batch_objects = self.settings.reaper.batch_objects
         reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, batch_objects, threads, self.trail)
@@ -341,7 +343,7 @@ class System:
         if self.medium is None:
             recovery = Recovery(self.metadata, self.blocks, self.clock, self._held, trail=self.trail)
             return Housekeeping(recovery, reaper, self.clock, wait_ms, survey=survey, headers=headers)
-        # On Ceph, listing the pool would cost more than one batch that is seldom left behind.
+        # On Ceph, listing the pool would cost more than the batch that is rarely left over.
         on_devices = self.settings.store.backend == "local"
         unknown = UnknownSegments(self.metadata, self.medium, self.clock, self.trail) if on_devices else None
         logs = LogRecovery(self.metadata, self.medium, self.clock, unknown, self.trail)
@@ -351,7 +353,7 @@ class System:
         return Housekeeping(recovery, reaper, self.clock, wait_ms, trimmer, forward, survey, headers)
 
     def _copy_forward(self, medium: SegmentMedium) -> CopyForward:
-        """Writes stragglers again, into a log of their own with one open segment."""
+        """Return the copy-forward, which writes old records again, into a separate log with one open segment."""
         landing = self.settings.landing
         open_segments = open_segments_of(self.settings, medium) + 1
         options = ForwardOptions(landing.segment_age_ms, open_segments * medium.limits.segment_bytes)
@@ -360,28 +362,27 @@ class System:
 
     # --- the message log --------------------------------------------------------------------------
     def publisher(self) -> MessagePublisher:
-        """The producing side of the message log."""
+        """Return a publisher to the message log."""
         return self._messages.get().publisher()
 
     def log_consumer(self, member: str) -> MessageConsumer:
-        """A member of the configured group."""
+        """Return a member of the configured consumer group."""
         return self._messages.get().consumer(member, self.settings.kafka.instance or "")
 
     def group_progress(self, name: str) -> GroupProgress:
-        """Reports how far the configured group has progressed. `name` is for operators."""
+        """Return a reader of the progress of the configured group. `name` is for operators."""
         return self._messages.get().progress(f"{name}-progress")
 
     def lag(self) -> int:
-        """Messages that the configured group has not committed yet, seen from outside the group. Raises Transient."""
+        """Return how many messages the configured group has not committed yet, without joining it. Raises Transient."""
         return self._lag.value()
 
     # --- monitoring -------------------------------------------------------------------------------
     def monitor(self, service: str, *, writes: bool, publishes: bool = True) -> Monitor:
-        """A monitor of this process, with its own registry.
+        """Return a monitor of this process, with its own registry.
 
-        The process is ready while metadata and message log answer; the log counts for nothing to a process that neither
-        publishes nor consumes. A process that writes also needs the block store and the landing store to do a small
-        piece of work.
+        The process is ready while the metadata and, if it publishes or consumes, the message log answer. For a process
+        that writes, the block store and the landing store must also answer a probe that does a small piece of work.
         """
         settings = self.settings.monitoring
         monitor = Monitor(service, self.store_id, CollectorRegistry(), self.clock, settings.stall_ms_max)
@@ -412,11 +413,11 @@ class System:
         monitor.metrics.add("passes", lambda: pass_samples(self.metadata, self.settings.s3.lifecycle_day_ms))
 
     def store_totals(self) -> StoreTotals:
-        """Reads the sums over the whole store, and keeps the stored ones up to date."""
+        """Return the reader of the sums over the whole store, which also keeps the stored sums up to date."""
         return StoreTotals(self.metadata, self.clock, self.settings.monitoring.figures_ms)
 
     def figures(self) -> StoreFigures:
-        """Figures of the whole store, whose sums may be older than the rest. Raises Transient."""
+        """Return figures of the whole store, whose sums may be older than the rest. Raises Transient."""
         free_bytes, landing_free_bytes = _unless_away(self.blocks.free_bytes), _unless_away(self.landing.free_bytes)
         lag = _unless_away(self.lag)
         dated = self.store_totals().read()
@@ -435,14 +436,14 @@ class System:
         )
 
     def log_figures(self) -> LogFigures | None:
-        """Figures of the landing log; None for a store without one. Raises Transient."""
+        """Return figures of the landing log; None for a store without one. Raises Transient."""
         if self.medium is None:
             return None
         return log_figures(self.metadata, self.medium, in_use=self.settings.landing.mode == "log")
 
     def shard_rebuild(self, bytes_per_s: int | None = None) -> ShardRebuild | None:
-        """Rebuilds shards, at the configured rate or at another one; 0 for no limit. None for a store that does that
-        itself."""
+        """Return a rebuild of shards at the configured rate or at `bytes_per_s`, where 0 means no limit; None if the
+        store rebuilds its shards itself (Ceph)."""
         if self.shards is None:
             return None
         rate = self.settings.shards.rebuild_bytes_per_s if bytes_per_s is None else bytes_per_s
@@ -451,7 +452,7 @@ class System:
         return rebuild
 
     def scrubber(self, bytes_per_s: int | None = None, *, repair: bool | None = None) -> Scrubber:
-        """Reads everything that is packed, at the configured rate or another one, with or without repair."""
+        """Return a scrubber, with the configured rate and repair or with other values."""
         settings = self.settings.scrub
         options = ScrubOptions(
             settings.bytes_per_s if bytes_per_s is None else bytes_per_s,
@@ -466,19 +467,19 @@ class System:
         return scrubber
 
     def planned_mending(self) -> PlannedMending:
-        """Mends what a scrub has planned."""
+        """Return the mender that makes the repairs which a check or scrub has planned."""
         return PlannedMending(self.checked(), self.shards, self.settings.put.reservation_ms, self.trail)
 
     def checked(self) -> Checked:
-        """What a check or a scrub looks at."""
+        """Return the parts of the store that a check or a scrub examines."""
         checked = Checked(self.metadata, self.blocks, self.landing, self.medium, self.clock)
         if self.settings.store.backend == "local":
             return replace(checked, misfits=partial(misfits, self.settings.store.root))
         return checked
 
     def shut_out(self) -> Blocklisted | None:
-        """The error if the storage cluster refuses this process, else None. Asks the cluster, within the time limit of
-        a read. Ignores failures of any other kind."""
+        """Return the error if the storage cluster refuses this process; otherwise None. Sends a request to the cluster,
+        with the time limit of a read. Ignores all other failures."""
         for probe in (self.blocks.probe, self.landing.probe):
             try:
                 probe()
@@ -490,20 +491,20 @@ class System:
 
     # --- ids --------------------------------------------------------------------------------------
     def new_block_id(self) -> BlockId:
-        """A new block id, wherever it would lie."""
+        """Return a new block id, without regard to placement."""
         return new_block_id(self.clock)
 
     def new_landing_id(self) -> LandingId:
-        """A new landing id."""
+        """Return a new landing id."""
         return LandingId(_new_id(self.clock))
 
     def member_name(self, service: str) -> str:
-        """A name for a process of a service, unique forever and readable for operators."""
+        """Return a name for a process of a service, unique forever and readable for operators."""
         return member_name(service, os.urandom(4))
 
 
 def _unless_away(figure: Callable[[], int]) -> int | None:
-    """The figure, or None when it cannot be read now, so that the other figures are still shown."""
+    """Return the figure, or None if it cannot be read now, so that the other figures are still shown."""
     try:
         return figure()
     except Transient:
@@ -515,13 +516,13 @@ def _new_id(clock: Clock) -> bytes:
 
 
 def new_block_id(clock: Clock) -> BlockId:
-    """A new block id, wherever it would lie."""
+    """Return a new block id, without regard to placement."""
     return BlockId(_new_id(clock))
 
 
 def open_system(settings: Settings) -> System:
-    """Open an initialised store. Raises ConfigError when it is missing or does not match, Transient when one of its
-    servers cannot be reached."""
+    """Open an initialised store. Raises ConfigError if it is missing or does not match, Transient if one of its servers
+    cannot be reached."""
     clock = SystemClock()
     with ExitStack() as stack:
         with settings_named(settings.store.url_setting):
