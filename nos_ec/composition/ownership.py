@@ -1,4 +1,4 @@
-"""Checks whether metadata, data and devices of the landing log belong to the same store. Changes nothing."""
+"""Checks that metadata, data and devices of the landing log belong to the same store. Changes nothing."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class ReadShare:
     share: float = 0.0
     salt: bytes = b""
 
-    def takes(self, name: bytes) -> bool:
+    def selects(self, name: bytes) -> bool:
         """Return whether the data of this block or copy is read."""
         return crc32(name + self.salt) < self.share * 2**32
 
@@ -125,11 +125,11 @@ class BlockCheck:
             found.add(FindingKind.BLOCK_COUNTERS, row=counters_in_row(row), counted=counters_counted(account))
         for one in unconfirmed:
             if one not in headless:
-                found.of_object(FindingKind.EXTENT_UNCONFIRMED, one)
-        if self._read.takes(row.block_id):
+                found.add_object(FindingKind.EXTENT_UNCONFIRMED, one)
+        if self._read.selects(row.block_id):
             misplaced = set(unconfirmed) - headless
             for one, error in self._data.damaged_objects([one for one in placed if one not in misplaced]):
-                found.of_object(FindingKind.DATA_DAMAGED, one, error=str(error))
+                found.add_object(FindingKind.DATA_DAMAGED, one, error=str(error))
             self.figures.data_bytes = self._data.bytes
 
     def _unconfirmed(self, account: BlockAccount, placed: Sequence[Placed]) -> list[Placed]:
@@ -154,9 +154,9 @@ class BlockFindings:
 
     def add(self, kind: FindingKind, **evidence: object) -> None:
         """Add a finding about the block itself."""
-        self.of_part(kind, block_name(self._row.block_id), **evidence)
+        self.add_part(kind, block_name(self._row.block_id), **evidence)
 
-    def of_part(self, kind: FindingKind, what: str, **evidence: object) -> None:
+    def add_part(self, kind: FindingKind, what: str, **evidence: object) -> None:
         """Add a finding about a part of the block."""
         row = self._row
         state = {
@@ -168,7 +168,7 @@ class BlockFindings:
         }
         self.all.append(Finding(kind, what, state | evidence))
 
-    def of_object(self, kind: FindingKind, placed: Placed, **evidence: object) -> None:
+    def add_object(self, kind: FindingKind, placed: Placed, **evidence: object) -> None:
         """Add a finding about an object, or about a segment of a large object, in the block."""
         extent = placed.extent
         where = {

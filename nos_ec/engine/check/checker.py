@@ -99,13 +99,13 @@ class Checker:
     def findings(self) -> Iterator[Finding]:
         """Yield everything that is wrong, as it is found. Afterwards, `unfinished` has parts that cannot be checked."""
         parts: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
-            ("block store", self._of_stored),
-            ("blocks", self._of_blocks),
-            ("objects", self._of_objects),
-            ("landing copies", self._of_copies),
-            ("landing log", self._of_log),
-            ("leases", self._of_leases),
-            ("files", self._of_files),
+            ("block store", self._check_stored_blocks),
+            ("blocks", self._check_blocks),
+            ("objects", self._check_objects),
+            ("landing copies", self._check_copies),
+            ("landing log", self._check_log),
+            ("leases", self._check_leases),
+            ("files", self._check_files),
         )
         for part, look in parts:
             try:
@@ -114,7 +114,7 @@ class Checker:
                 self.unfinished.append(Unfinished(part, str(error)))
 
     # --- blocks ---------------------------------------------------------------------------------------
-    def _of_stored(self) -> Iterator[Finding]:
+    def _check_stored_blocks(self) -> Iterator[Finding]:
         """Yield the blocks of the block store that have no row. A row is written before its block and removed after
         it."""
         self._checked.blocks.free_bytes()  # raises while a shard is away; a listing does not
@@ -150,11 +150,11 @@ class Checker:
             named: dict[str, object] = {"objects": len(names), "named": names[:NAMED_MAX]}
             yield Finding(FindingKind.BLOCK_WITHOUT_ROW, block_name(block_id), seen | named)
 
-    def _of_blocks(self) -> Iterator[Finding]:
+    def _check_blocks(self) -> Iterator[Finding]:
         short, busy, unanswered = ShortBlocks(), list[BlockRow](), 0
         for row in self._rows():
             try:
-                found = self._of_block(row, short)
+                found = self._check_block(row, short)
             except (Transient, Corrupt) as error:
                 unanswered += 1
                 if unanswered > UNANSWERED_MAX:
@@ -178,8 +178,8 @@ class Checker:
         self.figures.data_bytes += self._blocks.figures.data_bytes
         yield from short.findings()
 
-    def _of_block(self, row: BlockRow, short: ShortBlocks) -> Sequence[Finding] | None:
-        self._count(row)
+    def _check_block(self, row: BlockRow, short: ShortBlocks) -> Sequence[Finding] | None:
+        self._count_block(row)
         found = self._blocks.findings(row)
         if row.state is BlockState.SEALED and row.stripes and not found:  # a block without stripes lacks no shard
             missing = self._checked.blocks.missing_shards(row.block_id)
@@ -193,7 +193,7 @@ class Checker:
             yield from page
             after = page[-1].block_id
 
-    def _count(self, row: BlockRow) -> None:
+    def _count_block(self, row: BlockRow) -> None:
         figures = self.figures
         figures.blocks += 1
         figures.blocks_fenced += row.state is BlockState.FENCED
@@ -212,14 +212,14 @@ class Checker:
             yield Finding(FindingKind.BLOCK_WITHOUT_WRITER, block_name(block_id), seen)
 
     # --- the rest -------------------------------------------------------------------------------------
-    def _of_objects(self) -> Iterator[Finding]:
+    def _check_objects(self) -> Iterator[Finding]:
         checked = self._checked
         read = partial(manifest_of, blocks=checked.blocks, landing=checked.landing)
         check = ObjectCheck(checked.metadata, self._second, self._doubt_row, read)
         yield from check.findings()
         self.figures.objects = check.objects
 
-    def _of_copies(self) -> Iterator[Finding]:
+    def _check_copies(self) -> Iterator[Finding]:
         checked, figures = self._checked, self.figures
         now_ms = checked.clock.now_ms()
         check = CopyCheck(checked.metadata, checked.landing, checked.medium, self._second, self._read, now_ms)
@@ -228,14 +228,14 @@ class Checker:
         figures.queue_entries, figures.deletions_due = check.queued, check.due
         figures.data_bytes += check.data_bytes
 
-    def _of_log(self) -> Iterator[Finding]:
+    def _check_log(self) -> Iterator[Finding]:
         if self._checked.medium is not None:
             now_ms = self._checked.clock.now_ms()
             check = LogCheck(self._checked.metadata, self._checked.medium, self._second, now_ms)
             yield from check.findings()
             self.figures.landing_segments = check.segments
 
-    def _of_files(self) -> Iterator[Finding]:
+    def _check_files(self) -> Iterator[Finding]:
         count, named = 0, list[str]()
         for path in self._checked.misfits():
             count += 1
@@ -244,7 +244,7 @@ class Checker:
         if count:
             yield Finding(FindingKind.FILES_UNUSABLE, "files of the store", {"files": count, "named": named})
 
-    def _of_leases(self) -> Iterator[Finding]:
+    def _check_leases(self) -> Iterator[Finding]:
         """Count expired leases. They are not a problem: a consumer or GC run fences them."""
         self.figures.leases_expired = len(self._checked.metadata.expired_leases(self._checked.clock.now_ms()))
         yield from ()

@@ -54,20 +54,20 @@ class CopyCheck:
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong. Raises Transient."""
-        yield from self._of_queue()
+        yield from self._check_queue()
         totals = self._metadata.totals()
         parts = 1 + (totals.landed_objects + totals.queued_objects) // self._ids_max
         for part in range(parts):
             present = set[LandingId]()
             for page in _pages(self._landing.list_ids()):
                 if part == 0:
-                    yield from self._owners(page)
+                    yield from self._check_owners(page)
                 present.update(copy for copy in page if copy[-1] % parts == part)
-            yield from self._of_waiting(part, parts, present)
+            yield from self._check_waiting(part, parts, present)
         yield from self._second.settle()
 
     # --- copies ---------------------------------------------------------------------------------------
-    def _owners(self, page: Sequence[LandingId]) -> Iterator[Finding]:
+    def _check_owners(self, page: Sequence[LandingId]) -> Iterator[Finding]:
         self.copies += len(page)
         known = self._metadata.landing_known(page)
         for copy in page:
@@ -91,7 +91,7 @@ class CopyCheck:
         yield Finding(FindingKind.COPY_WITHOUT_OWNER, f"landing copy {copy.hex()}", seen)
 
     # --- waiting objects ------------------------------------------------------------------------------
-    def _of_waiting(self, part: int, parts: int, present: set[LandingId]) -> Iterator[Finding]:
+    def _check_waiting(self, part: int, parts: int, present: set[LandingId]) -> Iterator[Finding]:
         segments = self._segments()
         after: LandingId | None = None
         while page := self._metadata.waiting_after(after, PAGE_ROWS):
@@ -102,7 +102,7 @@ class CopyCheck:
             for one in own:
                 copy, row = one.landing_id, rows.get(one.object_id)
                 there = _in_segment(copy, segments) if in_log(copy) else copy in present
-                if row is None or not _fits(one, row) or not there or self._read.takes(copy):
+                if row is None or not _fits(one, row) or not there or self._read.selects(copy):
                     yield from self._second.doubt(partial(self._again, copy))
 
     def _segments(self) -> Mapping[SegmentId, SegmentRow]:
@@ -118,7 +118,7 @@ class CopyCheck:
         for _ in range(TRIES):
             if before is None:
                 return []
-            found = list(self._look(before))
+            found = list(self._compare(before))
             after = self._entry(copy)
             if after == before:
                 return found
@@ -128,7 +128,7 @@ class CopyCheck:
     def _entry(self, copy: LandingId) -> WaitingRow | None:
         return self._metadata.waiting_with([copy]).get(copy)
 
-    def _look(self, one: WaitingRow) -> Iterable[Finding]:
+    def _compare(self, one: WaitingRow) -> Iterable[Finding]:
         copy = one.landing_id
         row = self._metadata.objects_with([one.object_id]).get(one.object_id)
         seen: dict[str, object] = {
@@ -151,7 +151,7 @@ class CopyCheck:
             yield Finding(FindingKind.COPY_DAMAGED, f"object {row.key}", seen | _seen(row) | {"error": str(error)})
 
     # --- the deletion queue ---------------------------------------------------------------------------
-    def _of_queue(self) -> Iterator[Finding]:
+    def _check_queue(self) -> Iterator[Finding]:
         """Yield the copies that are queued for deletion although an object waits with them. Entries whose copy is gone
         are normal: the copy was deleted."""
         after: LandingId | None = None
@@ -160,9 +160,9 @@ class CopyCheck:
             self.queued += len(page)
             self.due += sum(entry.not_before_ms <= self._now_ms for entry in page)
             for copy in sorted(self._metadata.waiting_with([entry.landing_id for entry in page])):
-                yield from self._second.doubt(partial(self._queued, copy))
+                yield from self._second.doubt(partial(self._check_queued, copy))
 
-    def _queued(self, copy: LandingId) -> Iterable[Finding]:
+    def _check_queued(self, copy: LandingId) -> Iterable[Finding]:
         before = self._entry(copy)
         entry = self._queue_entry(copy)
         if before is not None and entry is not None and self._entry(copy) == before:

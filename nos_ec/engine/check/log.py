@@ -35,15 +35,15 @@ class LogCheck:
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong. Raises Transient."""
-        yield from self._second.doubt(self._of_slots)
+        yield from self._second.doubt(self._slot_findings)
         yield from self._second.settle()  # must come first: a slot without records can make the listing below fail
-        yield from self._second.doubt(self._look)
+        yield from self._second.doubt(self._compare)
         yield from self._second.settle()
 
-    def _of_slots(self) -> list[Finding]:
-        return [self._of_slot(slot) for slot in unreadable_slots(self._medium)]
+    def _slot_findings(self) -> list[Finding]:
+        return [self._slot_finding(slot) for slot in unreadable_slots(self._medium)]
 
-    def _of_slot(self, slot: UnreadableSlot) -> Finding:
+    def _slot_finding(self, slot: UnreadableSlot) -> Finding:
         row = row_of(self._metadata, slot)
         seen: dict[str, object] = {"device": slot.device, "slot": slot.slot, "segment": None, "state": None}
         if slot.segment is not None:
@@ -58,7 +58,7 @@ class LogCheck:
             seen["is_unused"] = may_be_freed(self._metadata, self._medium, slot, self._now_ms)
         return Finding(FindingKind.LANDING_SLOT_UNREADABLE, str(slot), seen)
 
-    def _look(self) -> list[Finding]:
+    def _compare(self) -> list[Finding]:
         """Compare the landing log with its rows, each read before and after. A row is written before its landing
         segment and removed after it, and is OPEN only while the lease of its log is held."""
         stored_before, rows_before = set(self._medium.segments()), self._rows()
@@ -70,7 +70,7 @@ class LogCheck:
         found = [one for segment in without_row for one in self._without_row(segment)]
         for row in rows.values():
             if rows_before.get(row.segment) == row:
-                found += self._of_row(row, stored, held)
+                found += self._check_row(row, stored, held)
         return found
 
     def _without_row(self, segment: SegmentId) -> Iterator[Finding]:
@@ -86,7 +86,7 @@ class LogCheck:
     def _rows(self) -> dict[SegmentId, SegmentRow]:
         return {row.segment: row for page in segment_pages(self._metadata) for row in page}
 
-    def _of_row(self, row: SegmentRow, stored: set[SegmentId], held: set[tuple[str, int]]) -> Iterator[Finding]:
+    def _check_row(self, row: SegmentRow, stored: set[SegmentId], held: set[tuple[str, int]]) -> Iterator[Finding]:
         lease = f"{log_lease.LEASE_PREFIX}{log_of(row.segment)}"
         if row.state is SegmentState.OPEN:
             if (lease, row.epoch) not in held:
@@ -99,9 +99,9 @@ class LogCheck:
         elif row.end and row.segment not in stored:
             yield _finding(FindingKind.LANDING_SEGMENT_MISSING, row.segment, bytes=row.end)
         else:
-            yield from self._of_end(row)
+            yield from self._check_end(row)
 
-    def _of_end(self, row: SegmentRow) -> Iterator[Finding]:
+    def _check_end(self, row: SegmentRow) -> Iterator[Finding]:
         beyond = 0
         named: list[str] = []
         after = None

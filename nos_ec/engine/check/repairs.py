@@ -164,17 +164,17 @@ class Repairer:
     def _do(self, step: Step) -> bool:
         match step.action:
             case Action.RECOUNT_BLOCK:
-                return self._recount(BlockId(bytes.fromhex(step.target["block"])), step.holds)
+                return self._recount_block(BlockId(bytes.fromhex(step.target["block"])), step.holds)
             case Action.QUARANTINE_BLOCK:
                 return self._quarantine_block(BlockId(bytes.fromhex(step.target["block"])), step.holds)
             case Action.QUARANTINE_COPY:
                 return self._quarantine_copy(LandingId(bytes.fromhex(step.target["landing"])), step.holds)
             case Action.UNQUEUE_COPY:
-                return self._unqueue(LandingId(bytes.fromhex(step.target["landing"])), step.holds)
+                return self._unqueue_copy(LandingId(bytes.fromhex(step.target["landing"])), step.holds)
             case Action.WAIT:
-                return self._wait(step)
+                return self._enter_waiting(step)
             case Action.STOP_WAITING:
-                return self._stop(LandingId(bytes.fromhex(step.target["landing"])), step.holds)
+                return self._stop_waiting(LandingId(bytes.fromhex(step.target["landing"])), step.holds)
             case Action.RESTORE_SLOT | Action.FREE_SLOT:
                 return self._settle_slot(step)
             case Action.MEND:
@@ -194,7 +194,7 @@ class Repairer:
         now_ms = self._clock.now_ms()
         return may_be_freed(self._metadata, self._medium, slot, now_ms) and self._medium.settle_slot(slot, None)
 
-    def _recount(self, block_id: BlockId, holds: dict[str, Any]) -> bool:
+    def _recount_block(self, block_id: BlockId, holds: dict[str, Any]) -> bool:
         row = self._blocks.row(block_id)
         if row is None or counters_in_row(row) != holds["row"]:
             return False
@@ -244,11 +244,11 @@ class Repairer:
             self._looked_ms = self._clock.now_ms()
         return copy in self._in_trash
 
-    def _unqueue(self, copy: LandingId, holds: dict[str, Any]) -> bool:
+    def _unqueue_copy(self, copy: LandingId, holds: dict[str, Any]) -> bool:
         one = self._metadata.waiting_with([copy]).get(copy)
         return one is not None and one.object_id == holds["object_id"] and self._metadata.unqueue_copy(copy)
 
-    def _wait(self, step: Step) -> bool:
+    def _enter_waiting(self, step: Step) -> bool:
         object_id = int(step.target["object_id"])
         row = self._metadata.objects_with([object_id]).get(object_id)
         if row is None or row.landing_id is None or row.landing_id.hex() != step.target["landing"]:
@@ -257,7 +257,7 @@ class Repairer:
             return False
         return self._metadata.wait_again(row, self._clock.now_ms())
 
-    def _stop(self, copy: LandingId, holds: dict[str, Any]) -> bool:
+    def _stop_waiting(self, copy: LandingId, holds: dict[str, Any]) -> bool:
         one = self._metadata.waiting_with([copy]).get(copy)
         wanted = (holds["object_id"], holds["state"], holds["size"])
         if one is None or (one.object_id, one.state.value, one.size) != wanted:

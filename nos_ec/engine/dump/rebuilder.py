@@ -157,7 +157,7 @@ class Rebuilder:
         """Write all rows. Raises Conflict (the database is not empty, or another dump is being loaded), and Transient,
         after which it can be called again."""
         state = self._begin()
-        self._load(state)
+        self._load_dump(state)
         if any(row.state is not SegmentState.DOOMED for row in self._segments.values()):
             self._require_log()
         kill_point("rebuild.loaded")
@@ -222,7 +222,7 @@ class Rebuilder:
             )
         return state
 
-    def _load(self, state: _State) -> None:
+    def _load_dump(self, state: _State) -> None:
         if self._source is None:
             return
         in_all = self._source.rows.get(rows.OBJECTS, 0)
@@ -287,7 +287,7 @@ class Rebuilder:
                 if not recovered.is_read:
                     unread.add(block_id)
                 if row_rebuilder is not None:
-                    self._place(recovered, row_rebuilder)
+                    self._place_block(recovered, row_rebuilder)
             if len(entered) >= PAGE_ROWS:
                 self._metadata.enter_blocks(entered)
                 entered = []
@@ -328,7 +328,7 @@ class Rebuilder:
             found |= {row.block_id for row in page if row.writer == QUARANTINE}
         return {one for one in found if one not in self._dumped or self._dumped[one].writer != QUARANTINE}
 
-    def _place(self, recovered: RecoveredBlock, row_rebuilder: RowRebuilder) -> None:
+    def _place_block(self, recovered: RecoveredBlock, row_rebuilder: RowRebuilder) -> None:
         for some in batches((entry for entry in recovered.entries if entry.part is None), PAGE_ROWS):
             row_rebuilder.place_small(some, recovered.last_at)
         for entry in recovered.entries:
@@ -515,10 +515,10 @@ class Rebuilder:
             if any(in_log(one.landing_id) for one in page):
                 self._require_log()
             mine = (one for one in page if one.landing_id[-1] % parts == part)
-            gone = [one.object_id for one in mine if not self._is_there(one.landing_id, present)]
+            gone = [one.object_id for one in mine if not self._copy_exists(one.landing_id, present)]
             self._remove(list(self._metadata.objects_with(gone).values()))
 
-    def _is_there(self, copy: LandingId, present: set[LandingId]) -> bool:
+    def _copy_exists(self, copy: LandingId, present: set[LandingId]) -> bool:
         if in_log(copy):
             end = self._ends.get(segment_of(copy))
             return not self._is_log_whole if end is None else record_offset(copy) < end
@@ -575,7 +575,7 @@ class Rebuilder:
             if page.table == rows.OBJECTS:
                 self._metadata.settle_trash(list(rows.trashed_of(page, until_ms)))
                 self._metadata.settle_versions(list(rows.noncurrent_of(page)))
-        while replaced := self._unsettled():
+        while replaced := self._rows_without_times():
             rest = version_rows.without_noncurrent(replaced, self._metadata, self._now_ms)
             self._metadata.settle_trash(
                 [replace(row, trash_until_ms=until_ms, trashed_ms=self._now_ms) for row in rest]
@@ -608,7 +608,7 @@ class Rebuilder:
     def _is_any_unread(self) -> bool:
         return bool(self.figures.unread_blocks or self.figures.nameless or self._unread_segments)
 
-    def _unsettled(self) -> list[ObjectRow]:
+    def _rows_without_times(self) -> list[ObjectRow]:
         """Return some rows of the trash without times; empty if none are left. They come first in the trash."""
         page = self._metadata.trash_page(None, PAGE_ROWS)
         return [row for row in page.rows if row.trash_until_ms == UNSETTLED_MS]

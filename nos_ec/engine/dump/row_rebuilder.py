@@ -132,7 +132,7 @@ class RowRebuilder:
         last = [entry for _, entry in to_move if entry.extent.offset >= last_at]
         intact = {entry.extent for entry, _ in self._read_entries(last, name=False)}
         return [
-            _moved(row, entry)
+            _rebuilt_at(row, entry)
             for row, entry in to_move
             if entry.extent.offset < last_at or entry.extent in intact or not self._is_readable(row)
         ]
@@ -497,7 +497,7 @@ def _trashed(row: ObjectRow) -> ObjectRow:
     return replace(row, trash_until_ms=0)
 
 
-def _moved(row: ObjectRow, entry: RecoveredEntry) -> Rebuilt:
+def _rebuilt_at(row: ObjectRow, entry: RecoveredEntry) -> Rebuilt:
     return Rebuilt(replace(row, state=_PACKED, landing_id=None, extent=entry.extent), instead_of=row)
 
 

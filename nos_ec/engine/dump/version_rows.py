@@ -68,8 +68,8 @@ def floors_of(page: DumpPage) -> Iterator[tuple[ObjectKey, int]]:
 
 
 def load_page(page: DumpPage, metadata: Versions) -> None:
-    """Load a page of markers or floors; ignore any other page. Running it again changes nothing. Raises
-    Corrupt, Transient."""
+    """Load a page of markers or floors; ignore any other page. Running it again changes nothing. Raises Corrupt,
+    Transient."""
     if page.table == MARKERS:
         metadata.restore_markers(list(markers_of(page)))
     elif page.table == FLOORS:

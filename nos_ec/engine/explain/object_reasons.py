@@ -86,18 +86,18 @@ def judge_object(e: ObjectEvidence) -> Verdict[ObjectReason]:
         return Verdict(
             ObjectReason.LARGE,
             f"It is too big to share a stripe group, so its PUT wrote it straight to {blocks}. It never had a landing"
-            f" copy.{_of_tail(e.tail)}",
+            f" copy.{_about_tail(e.tail)}",
             "It stays there until it is deleted or overwritten. GC never moves a large object.",
         )
     if e.publishing is None:
         packed = _packed(e)
-        return replace(packed, why=packed.why + _of_split(e))
+        return replace(packed, why=packed.why + _about_split(e))
     return _unpackable(e, e.publishing) or (
         _to_publish(e, e.publishing) if e.publishing.published_ms is None else _published(e, e.publishing)
     )
 
 
-def _of_tail(tail: ObjectRow | None) -> str:
+def _about_tail(tail: ObjectRow | None) -> str:
     if tail is None:
         return ""
     where = "packed" if tail.extent is not None else tail.state.value
@@ -302,7 +302,7 @@ def _packed(e: ObjectEvidence) -> Verdict[ObjectReason]:
     )
 
 
-def _of_split(e: ObjectEvidence) -> str:
+def _about_split(e: ObjectEvidence) -> str:
     if e.chunks is None or e.chunks_min is None or e.chunks <= e.chunks_min:
         return ""
     split = f" It is split: it lies in {e.chunks} chunks where {e.chunks_min} could hold it"

@@ -103,7 +103,7 @@ class BlockScrub:
         shards, torn = ScrubbedBlock(), tuple[int, ...]()
         placed = self._metadata.placed_in(row.block_id)
         if row.state is BlockState.SEALED and self._shards is not None:
-            shards, torn = self._of_shards(row, self._shards, placed, found)
+            shards, torn = self._scrub_shards(row, self._shards, placed, found)
         structure = self._check.findings(row)
         if structure is None:
             return None
@@ -112,17 +112,17 @@ class BlockScrub:
         lost: list[tuple[Finding, Placed]] = []
         data = DataCheck(self._blocks, self._rate_limit)
         if not {one.kind for one in structure} & {FindingKind.BLOCK_MISSING, FindingKind.BLOCK_LENGTH}:
-            self._of_names(row, placed, found)
+            self._check_names(row, placed, found)
             misplaced = {one.what for one in structure if one.kind is FindingKind.EXTENT_UNCONFIRMED}
             here = [one for one in placed if f"object {one.key}" not in misplaced]
             for one, error in data.damaged_objects(here):
-                found.of_object(FindingKind.DATA_DAMAGED, one, error=str(error))
+                found.add_object(FindingKind.DATA_DAMAGED, one, error=str(error))
                 lost.append((found.all[-1], one))
         read_bytes = shards.read_bytes + data.bytes
         return Look((*structure, *found.all), shards, tuple(lost), torn, len(placed), read_bytes)
 
     # --- shards ---------------------------------------------------------------------------------------
-    def _of_shards(
+    def _scrub_shards(
         self, row: BlockRow, store: ShardStore, placed: Sequence[Placed], found: BlockFindings
     ) -> tuple[ScrubbedBlock, tuple[int, ...]]:
         """Scrub the shards. Data that a killed writer left after the last object does not count as damaged: it was
@@ -144,7 +144,7 @@ class BlockScrub:
                 "shards": geometry.k + geometry.m,
                 "shard_bytes": row.stripes * geometry.chunk_size,
             }
-            found.of_part(FindingKind.SHARD_DAMAGED, shard_name(row, one.shard), **evidence)
+            found.add_part(FindingKind.SHARD_DAMAGED, shard_name(row, one.shard), **evidence)
         if seen.contradictions:
             stripes_seen = [one.stripe for one in seen.contradictions]
             suspects = sorted({one.suspect for one in seen.contradictions if one.suspect is not None})
@@ -153,7 +153,7 @@ class BlockScrub:
         return ScrubbedBlock(seen.missing, seen.unreachable, damaged, seen.contradictions, seen.read_bytes), torn
 
     # --- names ----------------------------------------------------------------------------------------
-    def _of_names(self, row: BlockRow, placed: Sequence[Placed], found: BlockFindings) -> None:
+    def _check_names(self, row: BlockRow, placed: Sequence[Placed], found: BlockFindings) -> None:
         """Read the names of the groups that hold objects. A group whose append was cut short holds none."""
         scan = scan_headers(self._blocks, row.block_id, row.stripes)
         damaged = [

@@ -58,9 +58,9 @@ class ScrubOptions:
 
 @dataclass(frozen=True, slots=True)
 class ScrubResult:
-    """The result of one run. `of_pass` counts the whole pass that the run belongs to, and `whole` says whether that
-    pass has ended. torn: shards that lacked data which a killed writer never finished. unfinished: blocks that could
-    not be read."""
+    """The result of one run. of_pass: the figures of the pass that the run belongs to, from its beginning. whole:
+    whether that pass has ended. torn: shards that lacked data which a killed writer never finished. unfinished: blocks
+    that could not be read."""
 
     of_pass: ScrubPass
     whole: bool = False
@@ -207,7 +207,7 @@ class Scrubber:
         return not waits(state.last.began_ms + pass_ms, self._clock.now_ms(), pass_ms)
 
     def _free_lease(self) -> None:
-        """Fence the lease of a scrub that was killed. The lease protects nothing except that one process scrubs."""
+        """Fence the lease of a scrub that was killed. The lease only ensures that one process scrubs at a time."""
         now_ms = self._clock.now_ms()
         for lease in self._metadata.expired_leases(now_ms):
             if lease.name == LEASE_NAME:
