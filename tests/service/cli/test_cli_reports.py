@@ -411,7 +411,7 @@ def test_a_spoilt_store_is_told(
 def test_a_lost_log_is_no_failure(cli: Cli, bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     for path in (bench.folder / "store").glob("log.db*"):
         path.unlink()
-    assert "is created when it is needed" in tried(bench, capfd, 0)[1]["message log"]
+    assert "is created when needed" in tried(bench, capfd, 0)[1]["message log"]
     assert not (bench.folder / "store/log.db").exists()
 
 

@@ -61,7 +61,7 @@ def test_a_check_that_hangs_is_left_behind() -> None:
         (
             PermissionError(13, "Permission denied", "/srv/nos"),
             ConfigError,
-            "/srv/nos: Permission denied; let the user",
+            "/srv/nos: Permission denied; give the user",
         ),
         (OSError(5, "Input/output error", "/srv/nos"), Transient, "/srv/nos: Input/output error; check that its disk"),
     ],
