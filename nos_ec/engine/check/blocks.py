@@ -12,12 +12,11 @@ from nos_ec.core.gc.reclaim import BlockAccount, account_block
 from nos_ec.core.ids import BlockId
 from nos_ec.core.states import BlockState
 from nos_ec.engine.check.data import DataCheck
+from nos_ec.engine.check.second_look import compare_steadily
 from nos_ec.engine.header_scan import HeaderScan, live_entries, scan_headers
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockRow, Metadata, Placed
 
-TRIES = 10
-"""How often a thing is compared until its row is the same before and after. One comparison takes milliseconds."""
 NAMED_MAX = 5
 """The evidence of a finding about many objects or blocks names at most this many of them."""
 
@@ -55,16 +54,7 @@ class BlockCheck:
     def findings(self, row: BlockRow) -> list[Finding] | None:
         """Return what is wrong with a block; None if it keeps changing, so that it cannot be checked. Every change to
         the contents of a block also changes its row. Raises Transient."""
-        before: BlockRow | None = row
-        for _ in range(TRIES):
-            if before is None:
-                return []  # collected meanwhile
-            found = self._look(before)
-            after = self.row(before.block_id)
-            if after == before:
-                return found
-            before = after
-        return None
+        return compare_steadily(row, lambda: self.row(row.block_id), self._look)
 
     def account(self, row: BlockRow) -> BlockAccount | None:
         """Return the correct counters of a block; None unless its counters are the only thing wrong with it. The caller

@@ -15,8 +15,8 @@ from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.formats.copy_label import CopyLabel
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
 from nos_ec.core.states import SegmentState
-from nos_ec.engine.check.blocks import TRIES, ReadShare
-from nos_ec.engine.check.second_look import SecondLook
+from nos_ec.engine.check.blocks import ReadShare
+from nos_ec.engine.check.second_look import SecondLook, compare_steadily
 from nos_ec.engine.landing.landing_labels import labels_of
 from nos_ec.engine.landing.segment_pages import segment_pages
 from nos_ec.engine.packable import crc_checked
@@ -112,18 +112,8 @@ class CopyCheck:
         return {segment: row for segment, row in rows.items() if segment in stored}
 
     def _again(self, copy: LandingId) -> list[Finding]:
-        """Compare a waiting object until its row is the same before and after. The row changes whenever the object
-        does."""
-        before = self._entry(copy)
-        for _ in range(TRIES):
-            if before is None:
-                return []
-            found = list(self._compare(before))
-            after = self._entry(copy)
-            if after == before:
-                return found
-            before = after
-        return []  # it keeps changing, so it is in use
+        """Compare a waiting object again. Its row changes with the object. If it keeps changing, it is in use."""
+        return compare_steadily(self._entry(copy), lambda: self._entry(copy), self._compare) or []
 
     def _entry(self, copy: LandingId) -> WaitingRow | None:
         return self._metadata.waiting_with([copy]).get(copy)

@@ -13,8 +13,7 @@ from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.states import ObjectState
 from nos_ec.core.tails import block_of_tail, is_tail, tail_place
 from nos_ec.engine.check import uploads, versions
-from nos_ec.engine.check.blocks import TRIES
-from nos_ec.engine.check.second_look import SecondLook
+from nos_ec.engine.check.second_look import SecondLook, compare_steadily
 from nos_ec.ports.metadata import Metadata, ObjectRow, Segment
 
 _CRC32C = Model("CRC32C")
@@ -66,17 +65,13 @@ class ObjectCheck:
 
     # --- rows -----------------------------------------------------------------------------------------
     def _again(self, object_id: int) -> list[Finding]:
-        """Compare one object until its row is the same before and after."""
-        before = self._row(object_id)
-        for _ in range(TRIES):
-            if before is None:
-                return []
-            found = [one for _, of_row in self._look([before], self._parts([before])) for one in of_row]
-            after = self._row(object_id)
-            if after == before:
-                return found
-            before = after
-        return []  # it keeps changing, so it is in use
+        """Compare one object again. An object that keeps changing is in use."""
+
+        def compare(row: ObjectRow) -> Iterator[Finding]:
+            for _, found in self._look([row], self._parts([row])):
+                yield from found
+
+        return compare_steadily(self._row(object_id), lambda: self._row(object_id), compare) or []
 
     def _row(self, object_id: int) -> ObjectRow | None:
         return self._metadata.objects_with([object_id]).get(object_id)

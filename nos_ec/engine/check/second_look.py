@@ -1,4 +1,5 @@
-"""Checks a second time, a little later, what seems wrong: an operation may have been under way.
+"""Compares things that change meanwhile, and checks a second time, a little later, what seems wrong: an operation may
+have been under way.
 
 9  at most DOUBTS_MAX things wait for their second look
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from threading import Event
+from typing import TypeVar
 
 from nos_ec.core.findings import Finding
 from nos_ec.ports.clock import Clock
@@ -15,7 +17,27 @@ DOUBTS_MAX = 1000
 WAIT_MS = 2000
 """A PUT, a commit or a deletion that was under way has ended by then, or has reached another step."""
 
+TRIES = 10
+"""How often a thing is compared until its row is the same before and after. One comparison takes milliseconds."""
+
 Look = Callable[[], Iterable[Finding]]
+_Row = TypeVar("_Row")
+
+
+def compare_steadily(
+    before: _Row | None, read: Callable[[], _Row | None], compare: Callable[[_Row], Iterable[Finding]]
+) -> list[Finding] | None:
+    """Compare a thing with its row until `read` returns the same row after the comparison as before it. Returns the
+    findings, none if the row is gone; None if the row keeps changing."""
+    for _ in range(TRIES):
+        if before is None:
+            return []
+        found = list(compare(before))
+        after = read()
+        if after == before:
+            return found
+        before = after
+    return None
 
 
 class SecondLook:
