@@ -24,7 +24,7 @@ class Token:
     """A secret that can be compared but not shown."""
 
     def __init__(self, text: str) -> None:
-        """Raises ConfigError for a text that is too short, or that an HTTP header cannot carry."""
+        """Raise ConfigError if the text is too short, or cannot be sent in an HTTP header."""
         if len(text) < TOKEN_CHARS_MIN:
             raise ConfigError(
                 f"api: the token has {len(text)} characters, at least {TOKEN_CHARS_MIN} are needed; {_MAKE_ONE}",
@@ -35,7 +35,7 @@ class Token:
         self._digest = _digest(text)
 
     def matches(self, given: str) -> bool:
-        """Whether the token is right. Takes the same time however much of a wrong token is right."""
+        """Return whether the token is right, in a time that does not depend on how much of it is right."""
         return hmac.compare_digest(_digest(given), self._digest)
 
 

@@ -1,4 +1,4 @@
-"""What all answers of the API are made of."""
+"""Types and base class shared by all answers of the API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLE_BLOCK_ID = "019a2f3c5d7e8f90a1b2c3d4e5f60718"
 
 
 def example(**values: Any) -> ConfigDict:
-    """The configuration of an answer with this example."""
+    """Return the configuration of an answer model that has this example."""
     return ConfigDict(frozen=True, json_schema_extra={"examples": [values]})
 
 

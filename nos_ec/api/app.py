@@ -1,4 +1,4 @@
-"""The routes. All of them are GET and only read: this API cannot change anything."""
+"""The routes. All of them are GET requests that only read: this API cannot change anything."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _only_known_parameters(request: Request) -> None:
 
 
 def _guard(token: Token | None) -> list[Any]:
-    """The dependencies of routes that require the token."""
+    """Return the dependencies of routes that require the token."""
     if token is None:
         return []
 
@@ -93,13 +93,13 @@ def _add_health(app: FastAPI, monitor: Monitor) -> None:
 
     @app.get("/livez", tags=["health"], responses=unwell)
     async def livez(response: Response) -> models.HealthModel:
-        """Are the loops of the process still running? Needs no token."""
+        """Return whether the loops of the process are still running. Needs no token."""
         # async, so that it needs no thread of the pool: slow queries may occupy all of them.
         return answer(monitor.health.alive(), response)
 
     @app.get("/readyz", tags=["health"], responses=unwell)
     def readyz(response: Response) -> models.HealthModel:
-        """Does the store answer? Needs no token."""
+        """Return whether the store can serve requests. Needs no token."""
         return answer(monitor.health.ready(), response)
 
 
@@ -116,7 +116,7 @@ def _add_metrics(app: FastAPI, monitor: Monitor, token: Token | None) -> None:
         responses={**text, **_responses(token)},
     )
     def metrics() -> Response:
-        """All metrics, for Prometheus."""
+        """Return all metrics in the text format of Prometheus."""
         return Response(monitor.metrics.text(), media_type=CONTENT_TYPE)
 
 
@@ -125,34 +125,35 @@ def _add_store(app: FastAPI, readings: Readings, token: Token | None) -> None:
 
     @app.get("/v1/status", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
     def status() -> models.Status:
-        """Utilisation and its parts, blocks by state."""
+        """Return utilisation and its parts, and the number of blocks in each state."""
         return readings.status()
 
     @app.get("/v1/backlog", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
     def backlog() -> models.Backlog:
-        """What waits to be packed, and the consumer group's lag."""
+        """Return the objects and bytes that wait to be packed, and the consumer group's lag."""
         return readings.backlog()
 
     @app.get("/v1/histograms", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
     def histograms() -> models.Histograms:
-        """How full the blocks are, and how many holes they have."""
+        """Return histograms of how full the blocks are and how many holes they have."""
         return readings.histograms()
 
     @app.get("/v1/gc/plan", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
     def gc_plan(limit: Limit = 100) -> models.GcPlan:
-        """What a GC run would do now, decided from rows and headers."""
+        """Return what a GC run would do now, as decided from rows and headers."""
         return readings.gc_plan(limit)
 
     @app.get("/v1/object", tags=["store"], dependencies=guard, responses=_responses(token, 400, 404, 422, 503))
     def find_object(bucket: BucketName, name: ObjectName) -> models.ObjectDetail:
-        """Where an object's bytes are. The limits of bucket and name are in bytes of UTF-8."""
+        """Return where an object's bytes are. The limits of bucket and name are in bytes of UTF-8."""
         return readings.object(ObjectKey(bucket, name))
 
     @app.get(
         "/v1/object/explanation", tags=["store"], dependencies=guard, responses=_responses(token, 400, 404, 422, 503)
     )
     def explain_object(bucket: BucketName, name: ObjectName) -> ObjectExplanationModel:
-        """Why an object is where it is, and what happens next. Reads the landing copy of an object that waits."""
+        """Return why an object is where it is, and what happens to it next. Reads the landing copy of an object that
+        waits to be packed."""
         return readings.explain_object(ObjectKey(bucket, name))
 
 
@@ -169,12 +170,12 @@ def _add_blocks(app: FastAPI, readings: Readings, token: Token | None) -> None:
         state: BlockState | None = None,
         hole_ratio_min: Annotated[float, Query(ge=0, le=1)] = 0,
     ) -> models.BlockPage:
-        """Blocks in order of id, one page at a time."""
+        """Return one page of blocks in order of id."""
         return readings.blocks(_block_id(after) if after else None, limit, kind, state, hole_ratio_min)
 
     @app.get("/v1/blocks/{block}", tags=["blocks"], dependencies=guard, responses=_responses(token, 404, 422, 503))
     def block(block: BlockName) -> models.BlockDetail:
-        """One block, decoded from its headers."""
+        """Return one block, decoded from its headers."""
         return readings.block(_block_id(block))
 
     @app.get(
@@ -184,7 +185,7 @@ def _add_blocks(app: FastAPI, readings: Readings, token: Token | None) -> None:
         responses=_responses(token, 404, 422, 503),
     )
     def explain_block(block: BlockName) -> BlockExplanationModel:
-        """Why a block is not collected, and what GC would do with it."""
+        """Return why a block is not collected, and what GC would do with it."""
         return readings.explain_block(_block_id(block))
 
     @app.get(
@@ -197,7 +198,7 @@ def _add_blocks(app: FastAPI, readings: Readings, token: Token | None) -> None:
         ] = -1,
         limit: Limit = 100,
     ) -> models.EntryPage:
-        """The objects in a block in order of offset, one page at a time."""
+        """Return one page of the objects in a block, in order of offset."""
         return readings.entries(_block_id(block), after, limit)
 
 

@@ -1,4 +1,4 @@
-"""The answers of the API about what space costs."""
+"""Answer models: the cost of stored bytes."""
 
 from __future__ import annotations
 
@@ -8,50 +8,58 @@ from nos_ec.api.answer import Answer, Bytes, Count
 
 
 class CostParts(Answer):
-    """Raw bytes per live byte in blocks, by what they hold. All parts but live count their coding chunks."""
+    """Raw bytes in blocks per live byte, divided by content. All parts except `live` include their coding chunks."""
 
     live: float
     coding: float = Field(ge=0, description="Coding chunks of live bytes.")
     headers: float = Field(ge=0, description="Headers and names.")
-    padding: float = Field(ge=0, description="Bytes of stripes that belong to nothing.")
-    undivided: float = Field(ge=0, description="Headers and padding, before the first survey of headers; 0 after it.")
+    padding: float = Field(ge=0, description="Bytes of stripes that no object, header or name uses.")
+    undivided: float = Field(
+        ge=0, description="Headers and padding together until headers are first surveyed; 0 afterwards."
+    )
     dead_sealed: float = Field(ge=0)
-    dead_open: float = Field(ge=0, description="In blocks that are not sealed yet, so that GC cannot collect them.")
-    dead_condemned: float = Field(ge=0, description="In blocks that are deleted after their grace period.")
+    dead_open: float = Field(
+        ge=0, description="Dead bytes in blocks that are not sealed yet, so GC cannot collect them."
+    )
+    dead_condemned: float = Field(
+        ge=0, description="Dead bytes in blocks that will be deleted after their grace period."
+    )
 
 
 class UsageModel(Answer):
-    """What was written to blocks in a span of time, shorter than asked for where nothing older is known."""
+    """Bytes written to blocks in a span of time. The span is shorter than requested if no older data is known."""
 
     span_ms: Count
     user_bytes: Bytes
-    copied_bytes: Bytes = Field(description="What GC copied.")
+    copied_bytes: Bytes = Field(description="Bytes that GC copied.")
     write_amplification: float | None = Field(ge=0, description="(user + copied) / user; null without user bytes.")
-    space_amplification: float | None = Field(ge=0, description="Stored / live bytes, the mean of the span.")
+    space_amplification: float | None = Field(ge=0, description="Stored / live bytes, averaged over the span.")
 
 
 class UsageSpans(Answer):
-    """The last day and week. Null while nothing earlier is known."""
+    """Usage in the last day and week. Null while no older data is known."""
 
     day: UsageModel | None
     week: UsageModel | None
 
 
 class Cost(Answer):
-    """What a live byte costs."""
+    """The cost of a live byte."""
 
-    raw_bytes_per_live_byte: float | None = Field(ge=0, description="In blocks; null without live bytes.")
+    raw_bytes_per_live_byte: float | None = Field(
+        ge=0, description="Raw bytes in blocks only; null without live bytes."
+    )
     parts: CostParts | None
     headers_surveyed_ms: Count | None = Field(
-        description="When headers were surveyed last, from which headers and padding are told apart; null before."
+        description="Time of the last survey of headers, which separates headers from padding; null before the first."
     )
     padding_bytes: Bytes | None = Field(
-        description="Of overhead_bytes, what belongs to nothing; an estimate by that survey, null before."
+        description="The padding in overhead_bytes, as estimated by that survey; null before the first."
     )
     landing_bytes_per_live_byte: float | None = Field(
-        ge=0, description="Bytes that wait to be packed, one landing copy of each; null without live bytes."
+        ge=0, description="Bytes that wait to be packed, counting one landing copy of each; null without live bytes."
     )
     break_even_space_amplification: float | None = Field(
-        description="The space amplification at which three replicas would take as much."
+        description="The space amplification at which three replicas would take the same space."
     )
     usage: UsageSpans

@@ -1,4 +1,4 @@
-"""The answers of the API about why an object or a block is where it is."""
+"""Answer models: why an object or a block is where it is."""
 
 from __future__ import annotations
 
@@ -13,42 +13,49 @@ from nos_ec.engine.explain.object_reasons import ObjectReason
 
 
 class LandingCopy(Answer):
-    """A landing copy. `medium`: in the landing store, or in the landing log, whose segment it lies in. `queued`: it is
-    in the deletion queue, from which it may be taken at `delete_after_ms`. `doomed`: its packed bytes are verified."""
+    """A landing copy. `medium` is the landing store or the landing log; the segment fields describe its segment of the
+    log. If `queued`, the copy is in the deletion queue and may be deleted from `delete_after_ms` on. If `doomed`, the
+    packed bytes of the object are verified."""
 
     landing: HexId
     medium: Literal["store", "log"]
     segment: str | None = Field(pattern="^[0-9a-f]{16}$")
-    segment_state: SegmentState | None = Field(description="null: the segment was given back.")
+    segment_state: SegmentState | None = Field(description="null: the segment was freed.")
     segment_opened_ms: UnixMs | None
     segment_sealed_ms: UnixMs | None
     segment_bytes: Bytes | None
     queued: bool
     delete_after_ms: UnixMs | None
     doomed: bool
-    readable: bool | None = Field(description="Whether its bytes are good; null: not tried, or no answer.")
-    problem: str | None = Field(description="What reading it failed with.")
+    readable: bool | None = Field(description="Whether its bytes are intact; null: not read, or no answer.")
+    problem: str | None = Field(description="The error with which reading it failed.")
 
 
 class PartitionHolder(Answer):
-    """A partition of the message log, and the consumer that owns it; null: nobody does, or it is not known."""
+    """A partition of the message log, and the consumer that owns it; null if no consumer does or it is unknown."""
 
     partition: Count
     member: str | None
 
 
 class PublishingModel(Answer):
-    """How an object that waits gets to the consumers."""
+    """How the event of a waiting object reaches the consumers."""
 
     slot: Count
-    slot_held_until_ms: UnixMs | None = Field(description="End of a producer's lease on the slot; null: nobody has it.")
+    slot_held_until_ms: UnixMs | None = Field(
+        description="End of a producer's lease on the slot; null: no producer holds it."
+    )
     producers: list[str] = Field(description="Producer daemons that are alive.")
-    due_ms: UnixMs | None = Field(description="When the producer looks at it next; null: damaged metadata.")
-    published_ms: UnixMs | None = Field(description="Latest time of its event; null: it has none in the message log.")
+    due_ms: UnixMs | None = Field(description="When the producer next examines it; null: damaged metadata.")
+    published_ms: UnixMs | None = Field(
+        description="Time of its latest event; null: the message log has no event of it."
+    )
     spread: bool = Field(description="Whether its event can be in any partition.")
     holders: list[PartitionHolder] = Field(description="The partitions in which its event can be.")
-    members_known: bool = Field(description="Whether the message log was asked for the members, and answered.")
-    passed_ms: UnixMs | None = Field(description="No event from before that time waits there.")
+    members_known: bool = Field(
+        description="Whether the members of the consumer group could be read from the message log."
+    )
+    passed_ms: UnixMs | None = Field(description="No event older than this time waits in those partitions.")
 
 
 class PlaceInBlock(Answer):
@@ -70,7 +77,7 @@ class BlockOfObject(Answer):
 
 
 class PartsOfObject(Answer):
-    """The parts of a composed object: how many it has, how many of its upload are there, and in which states."""
+    """The parts of a composed object: their number, how many of them exist, and how many are in each state."""
 
     parts: Count
     there: Count
@@ -78,7 +85,7 @@ class PartsOfObject(Answer):
     queued: Count
     packed: Count
     large: Count
-    waiting: str | None = Field(description="The first that is not packed, as BUCKET/NAME.")
+    waiting: str | None = Field(description="The first part that is not packed, as BUCKET/NAME.")
 
 
 class ObjectExplanationModel(Answer):
@@ -115,41 +122,43 @@ class ObjectExplanationModel(Answer):
     why: str
     next: str
     advice: str | None = Field(description="What to do if it is stuck; null: nothing.")
-    next_ms: UnixMs | None = Field(description="When the next thing happens, if a time decides that.")
-    publishing: PublishingModel | None = Field(description="Of an object that waits to be packed.")
+    next_ms: UnixMs | None = Field(description="When the next step happens, if a time decides that.")
+    publishing: PublishingModel | None = Field(description="Set for an object that waits to be packed.")
     landing_copy: LandingCopy | None
     places: list[PlaceInBlock] = Field(max_length=1000)
     places_left_out: Count
-    block: BlockOfObject | None = Field(description="Of a packed object.")
-    chunks: Count | None = Field(description="Of a packed object, the chunks that it lies in.")
+    block: BlockOfObject | None = Field(description="Set for a packed object.")
+    chunks: Count | None = Field(description="For a packed object, the number of chunks that hold its bytes.")
     chunks_min: Count | None = Field(
-        description="The fewest that an object of its size can lie in; if it is less, the object is split."
+        description="The fewest chunks that can hold an object of its size; if less than `chunks`, the object is split."
     )
-    shard_reads: Count | None = Field(description="Those that a GET of it takes: one of each shard with its chunks.")
+    shard_reads: Count | None = Field(
+        description="Number of shard reads for a GET of it: one for each shard with its chunks."
+    )
     half_life_days: float | None = Field(
-        description="Days until half of the objects of this bucket and age are expected to be dead; very many while"
-        " little is known. Null for large and empty objects, and with gc.streams = 1."
+        description="Days until half of the objects of this bucket and age are expected to be dead; a very large number"
+        " while few deletions were observed. Null for large and empty objects, and with gc.streams = 1."
     )
-    stream: int | None = Field(description="The stream that it belongs to; 0 is the shortest-lived.")
+    stream: int | None = Field(description="The stream that it belongs to; stream 0 has the shortest-lived objects.")
     its_parts: PartsOfObject | None = Field(
-        description="Of an object that an S3 client stored in parts; all else is about the list of them."
+        description="Set for an object that was uploaded in parts; all other fields describe its list of parts."
     )
-    unknown: list[str] = Field(description="Questions that nobody answered, with the reason.")
+    unknown: list[str] = Field(description="Questions that could not be answered, with the reason.")
     explained_ms: UnixMs
 
 
 class BlockLayoutModel(Answer):
-    """What the headers of a block say about its stripes. The empty bytes hold no object: before the first object of a
-    group (header and names), between objects, and in chunks after the last one."""
+    """The layout of a block's stripes according to its headers. Empty bytes hold no object: they lie before the first
+    object of a group (header and names), between objects, and in the chunks after the last object."""
 
     groups: Count
-    objects: Count = Field(description="That were written, dead ones included.")
-    split_objects: Count = Field(description="Those in one chunk more than the fewest possible.")
+    objects: Count = Field(description="Objects that were written, including dead ones.")
+    split_objects: Count = Field(description="Objects that occupy one chunk more than the fewest possible.")
     front_bytes: Bytes
     gap_bytes: Bytes
     end_bytes: Bytes
     unread_stripes: Count = Field(
-        description="Without a readable header, or of a group that was not ended, and so not counted."
+        description="Stripes without a readable header, or of an unfinished group; they are not counted above."
     )
 
 
@@ -176,7 +185,7 @@ class BlockExplanationModel(Answer):
     state: BlockState
     writer: str
     epoch: int
-    writer_until_ms: UnixMs | None = Field(description="End of its writer's lease; null: it is over.")
+    writer_until_ms: UnixMs | None = Field(description="End of its writer's lease; null: the lease has ended.")
     stripes: Count
     size_bytes: Bytes
     live_bytes: Bytes
@@ -189,19 +198,21 @@ class BlockExplanationModel(Answer):
     created_ms: UnixMs
     sealed_ms: UnixMs | None
     delete_after_ms: UnixMs | None
-    grace_ms: Count | None = Field(description="What is left of its grace period, if it is condemned.")
-    gc_not_before_ms: UnixMs | None = Field(description="GC leaves it alone until then.")
+    grace_ms: Count | None = Field(description="Time left of its grace period, if it is condemned.")
+    gc_not_before_ms: UnixMs | None = Field(description="GC does not collect it before this time.")
     gc_failures: Count
-    gc_runs: bool = Field(description="Whether a GC run is at work.")
+    gc_runs: bool = Field(description="Whether a GC run is in progress.")
     layout: BlockLayoutModel | None = Field(
-        description="Null for a block of a large object, and when its headers cannot be read."
+        description="Null for a block of a large object, and if the headers cannot be read."
     )
-    stripes_needed: float | None = Field(ge=0, description="What the objects of a candidate need at least.")
-    would_collect: bool | None = Field(description="Whether a run now would collect it; null: not known.")
+    stripes_needed: float | None = Field(
+        ge=0, description="Minimum number of stripes that the live objects of a candidate need."
+    )
+    would_collect: bool | None = Field(description="Whether a run now would collect it; null: unknown.")
     reason: BlockReason
     why: str
     next: str
     advice: str | None = Field(description="What to do if it is stuck; null: nothing.")
-    next_ms: UnixMs | None = Field(description="When the next thing happens, if a time decides that.")
-    unknown: list[str] = Field(description="Questions that nobody answered, with the reason.")
+    next_ms: UnixMs | None = Field(description="When the next step happens, if a time decides that.")
+    unknown: list[str] = Field(description="Questions that could not be answered, with the reason.")
     explained_ms: UnixMs

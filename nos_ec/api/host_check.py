@@ -44,7 +44,7 @@ class LoopbackHosts:
 
 
 def host_name(host: str) -> str:
-    """The name or address in a Host header, without the port; "" if the header is invalid."""
+    """Return the name or address in a Host header, without the port; "" if the header is invalid."""
     try:
         parts = urlsplit(f"//{host}")
         return "" if parts.username is not None or parts.path or parts.query or parts.fragment else parts.hostname or ""
@@ -53,7 +53,7 @@ def host_name(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this is a loopback address, or `localhost` or a name below it."""
+    """Return whether this is a loopback address, `localhost`, or a subdomain of `localhost`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

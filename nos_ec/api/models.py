@@ -1,4 +1,4 @@
-"""The answers of the API. Sizes and offsets are in bytes, times in milliseconds since the Unix epoch.
+"""Answer models. Sizes and offsets are in bytes, times in milliseconds since the Unix epoch.
 
 Ids of blocks and landing copies are 32 hexadecimal digits. Ratios are from 0 to 1, or null while there is no data.
 """
@@ -20,9 +20,9 @@ from nos_ec.ports.metadata import WaitReason
 
 
 class Problem(_Answer):
-    """An error as RFC 9457 defines it. `type` identifies its class; `detail` says what happened and what to do.
+    """An error as RFC 9457 defines it. `type` identifies its class; `detail` explains what happened and what to do.
 
-    The other fields say what it concerns. A field is missing when that is not known.
+    The other fields identify the object, block, landing copy or settings concerned. Unknown fields are missing.
     """
 
     model_config = _example(
@@ -36,12 +36,12 @@ class Problem(_Answer):
     bucket: str | None = Field(None, description="Bucket of the object.")
     name: str | None = Field(None, description="Name of the object in its bucket.")
     block: HexId | None = None
-    landing: HexId | None = Field(None, description="The landing copy.")
+    landing: HexId | None = Field(None, description="Id of the landing copy.")
     settings: list[str] | None = Field(None, max_length=1000, description="Dotted names of the settings to look at.")
 
 
 class GeometryModel(_Answer):
-    """Shape of stripes and blocks."""
+    """The shape of stripes and blocks."""
 
     k: int
     m: int
@@ -70,35 +70,35 @@ class LandingDevices(_Answer):
     """The devices of the landing log."""
 
     working: Count
-    lost: list[str] = Field(max_length=64, description="For each that is lost, which it is and why.")
+    lost: list[str] = Field(max_length=64, description="For each lost device, its name and the reason.")
     unreadable_slots: Count = Field(description="Slots whose headers cannot be read; `nos-ec check` names them.")
 
 
 class LandingLogModel(_Answer):
-    """What the landing log holds."""
+    """The contents of the landing log."""
 
     segments: list[SegmentCount] = Field(max_length=16)
-    free_bytes: Bytes | None = Field(description="Bytes of further landing segments that fit; null while not known.")
+    free_bytes: Bytes | None = Field(description="Bytes of further landing segments that fit; null while unknown.")
     devices: LandingDevices | None = Field(description="Null on Ceph.")
 
 
 class ScrubPassModel(_Answer):
-    """One pass of a scrub over all blocks, or what has been done of it."""
+    """One pass of a scrub over all blocks; the figures of an unfinished pass cover the part done so far."""
 
     began_ms: UnixMs
-    ended_ms: UnixMs = Field(description="0 while it goes on.")
-    blocks: Count = Field(description="Blocks that it has looked at.")
-    read_bytes: Bytes = Field(description="Bytes of shards and objects.")
-    found: Count = Field(description="Damages.")
-    mended: Count = Field(description="Damages that were mended.")
-    unread: Count = Field(description="Blocks that could not be looked at.")
+    ended_ms: UnixMs = Field(description="0 while it continues.")
+    blocks: Count = Field(description="Blocks that it has examined.")
+    read_bytes: Bytes = Field(description="Bytes read from shards and objects.")
+    found: Count = Field(description="Number of damages found.")
+    mended: Count = Field(description="Number of damages repaired.")
+    unread: Count = Field(description="Blocks that could not be examined.")
 
 
 class ScrubModel(_Answer):
-    """How far scrubs are, in all processes."""
+    """The progress of scrubs over all processes."""
 
-    current: ScrubPassModel | None = Field(description="The pass that goes on; null between passes.")
-    last: ScrubPassModel | None = Field(description="The last whole pass; null before the first.")
+    current: ScrubPassModel | None = Field(description="The pass in progress; null between passes.")
+    last: ScrubPassModel | None = Field(description="The last finished pass; null before the first.")
 
 
 class Status(_Answer):
@@ -151,25 +151,27 @@ class Status(_Answer):
         ge=1, description="(live + dead) / live, without condemned blocks; null without live bytes."
     )
     target_space_amplification: float | None = Field(
-        gt=1, description="gc.space_amp by the configuration of the API; null unless gc.policy is space-target."
+        gt=1, description="gc.space_amp from the configuration of the API; null unless gc.policy is space-target."
     )
     gc_behind: Behind | None = Field(
-        description="Why the last GC run did not do all that its policy asks for; null if it did, or there was none."
+        description="Why the last GC run did not do all that its policy requires; null if it did or has not run yet."
     )
     cost: Cost
     packed_objects: Count = Field(description="Objects packed into stripes; excludes large objects.")
     large_objects: Count = Field(description="Large objects, each in its own blocks.")
     large_bytes: Bytes = Field(description="Bytes of the large objects; part of live_bytes.")
-    trash_objects: Count = Field(description="Deleted objects in the trash; they are among the other objects too.")
-    trash_bytes: Bytes = Field(description="Their bytes; part of the live bytes, or not packed yet.")
+    trash_objects: Count = Field(description="Deleted objects in the trash; the other counts include them.")
+    trash_bytes: Bytes = Field(
+        description="Bytes of the objects in the trash; part of the live bytes, or not packed yet."
+    )
     landing_deletions: Count = Field(description="Landing copies in the deletion queue.")
-    leases: Count = Field(description="Writers that are alive, or whose lease has not expired yet.")
+    leases: Count = Field(description="Writers with a lease that has not expired, whether or not they still run.")
     blocks: list[BlockCount] = Field(max_length=16)
     free_bytes: Bytes | None = Field(
         description="User bytes that still fit in the block store; null while a shard is missing."
     )
     landing_free_bytes: Bytes | None = Field(
-        description="User bytes that still fit in the landing store; null while not known."
+        description="User bytes that still fit in the landing store; null while unknown."
     )
     computed_at_ms: UnixMs
     landing_log: LandingLogModel | None = Field(description="Null for a store without a landing log.")
@@ -180,7 +182,7 @@ class Status(_Answer):
 
 
 class Backlog(_Answer):
-    """What waits to be packed."""
+    """Objects that wait to be packed."""
 
     model_config = _example(
         landed_objects=120, landed_bytes=3145728, queued_objects=880, queued_bytes=25165824, lag_messages=880,
@@ -264,9 +266,11 @@ class Group(_Answer):
     header_bytes: Bytes
     names_bytes: Bytes
     data_bytes: Bytes
-    front_bytes: Bytes = Field(description="Before the first object: header, names, and what is left there.")
-    gap_bytes: Bytes = Field(description="Between objects, and in the chunk that the last one ends in.")
-    end_bytes: Bytes = Field(description="Of the chunks after that one.")
+    front_bytes: Bytes = Field(
+        description="Empty bytes before the first object: header, names, and padding after them."
+    )
+    gap_bytes: Bytes = Field(description="Empty bytes between objects, and after the last object in its last chunk.")
+    end_bytes: Bytes = Field(description="Bytes of the chunks after that chunk.")
     entries: Count
     live_entries: Count
     writer_epoch: Count
@@ -290,7 +294,7 @@ class BlockDetail(_Answer):
     )
     unfinished_stripes: list[int] = Field(
         max_length=STRIPES_PER_BLOCK_MAX,
-        description="Stripes of a group that its writer did not end, so that no object lies in it.",
+        description="Stripes of a group that its writer did not finish, so it holds no object.",
     )
     unconfirmed_objects: Count = Field(description="Objects that rows place here, but no readable header confirms.")
     header_bytes_read: Bytes
@@ -350,9 +354,11 @@ class ObjectDetail(_Answer):
     md5: HexId
     state: ObjectState
     created_ms: UnixMs
-    attributes: dict[str, str] = Field(description="Those that its PUT gave it.")
+    attributes: dict[str, str] = Field(description="Attributes that its PUT set.")
     landing: HexId | None
-    places: list[Place] = Field(max_length=1000, description="In order; more than one for a large object.")
+    places: list[Place] = Field(
+        max_length=1000, description="Places in the order of the bytes; more than one for a large object."
+    )
     places_left_out: Count = Field(description="Number of further places of a very large object.")
 
 
@@ -372,9 +378,11 @@ class GcBlock(_Answer):
     price_days: float | None = Field(
         ge=0,
         description="Break-even price of its dead bytes, or, if a run now would repack it, of its padding (docs/GC.md);"
-        " null: nothing in it lives.",
+        " null: it has no live bytes.",
     )
-    bytes_to_write: Bytes | None = Field(description="What its live objects will take, if a run now would collect it.")
+    bytes_to_write: Bytes | None = Field(
+        description="Bytes that its live objects will take, if a run now would collect it."
+    )
     padding_bytes_to_free: Bytes = Field(
         description="Headers and padding that rewriting it frees, if a run now would repack it for them."
     )
@@ -382,12 +390,12 @@ class GcBlock(_Answer):
 
 
 class GcWaiting(_Answer):
-    """Blocks whose dead bytes a GC run cannot free now, for one reason."""
+    """Blocks whose dead bytes a GC run cannot free now, grouped by reason."""
 
     reason: WaitReason = Field(
-        description="open: not sealed yet; fenced: to be recovered first; set_aside: cooling down after a failure, or,"
-        " with the policy threshold, packed densely; too_full: wastes less than gc.hole_ratio_min; condemned: emptied,"
-        " and in its grace period."
+        description="open: not sealed yet; fenced: must be recovered first; set_aside: cooling down after a failure,"
+        " or, with the policy threshold, packed densely; too_full: wastes less than gc.hole_ratio_min; condemned:"
+        " emptied, and still in its grace period."
     )
     blocks: Count
     dead_bytes: Bytes = Field(description="For condemned blocks, their whole size.")
@@ -418,26 +426,26 @@ class GcPlan(_Answer):
         gt=1, description="gc.space_amp; null unless gc.policy is space-target."
     )
     behind: Behind | None = Field(
-        description="Why a run would not collect all that the policy asks for. budget: gc.copy_bytes_max; blocks:"
+        description="Why a run would not collect all that the policy requires. budget: gc.copy_bytes_max; blocks:"
         " gc.blocks_max_per_run; price: gc.price_days_min, or not sealed; set_aside: cooling down; gain: rewriting"
-        " frees nothing; null: it would. space, stopped: only of runs."
+        " frees nothing; null: it would. Only finished runs report space and stopped."
     )
-    bytes_to_rewrite: Bytes = Field(description="Live bytes of the victims: what a run reads.")
-    bytes_to_write: Bytes = Field(description="What they will take, with headers and padding; an estimate.")
-    padding_bytes_to_free: Bytes = Field(description="Headers and padding that repacking some of them frees.")
+    bytes_to_rewrite: Bytes = Field(description="Live bytes of the victims, which a run reads.")
+    bytes_to_write: Bytes = Field(description="Estimated bytes that they will take, with headers and padding.")
+    padding_bytes_to_free: Bytes = Field(description="Headers and padding that repacking some of the victims frees.")
     bytes_to_reclaim: Bytes
     header_bytes_read: Bytes
     block_bytes_examined: Bytes
     blocks: list[GcBlock] = Field(max_length=1000)
-    waiting: list[GcWaiting] = Field(max_length=5, description="What else is dead, but cannot be freed now.")
+    waiting: list[GcWaiting] = Field(max_length=5, description="Other dead bytes that cannot be freed now.")
     trash_objects: Count = Field(description="Deleted objects in the trash, which are live until they expire.")
     trash_bytes: Bytes
     computed_at_ms: UnixMs
 
 
 class HealthModel(_Answer):
-    """`problems` has an entry for each unhealthy part. Here its text only refers to the log, because this route needs
-    no token, and reasons may name servers. The endpoints of the daemons give the reason."""
+    """The health of the process. `problems` has an entry for each unhealthy part. Its text only refers to the log,
+    because this route needs no token and reasons may name servers; the endpoints of the daemons give the reason."""
 
     model_config = _example(ok=False, problems={"message log": HIDDEN})
     ok: bool

@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457): one format for all of them, whatever raised them."""
+"""Returns every error as `application/problem+json` (RFC 9457), whatever raised it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def register(app: FastAPI) -> None:
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The errors of a route, in the form that FastAPI expects."""
+    """Return the errors of a route in the form that FastAPI expects."""
     schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": {CONTENT_TYPE: schema}} for status in statuses
@@ -64,7 +64,7 @@ def _on_nos_error(_request: Request, error: Exception) -> Response:
 
 
 def answer(error: NosError) -> Response:
-    """The problem response for one of the product's errors."""
+    """Return the problem response for one of the product's errors."""
     status, title = next((status, title) for kind, status, title in _STATUSES if isinstance(error, kind))
     if status >= 500:
         _log.warning("request failed", error=str(error), **error.facts())
@@ -76,14 +76,14 @@ def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     why = {404: "no such route", 405: "this route answers only GET"}.get(error.status_code)
     if why is not None:
-        # Raised by the router, whose detail says nothing. What is missing in the store is a NosError.
+        # The router raised it with an empty detail. An object or block missing from the store raises a NosError.
         detail = f"{request.method} {request.scope['path'][:PATH_CHARS_MAX]!r}: {why}; {ROUTES}"
         error = HTTPException(error.status_code, detail, error.headers)
     return of_http(error)
 
 
 def of_http(error: HTTPException) -> Response:
-    """The problem response for an HTTP error."""
+    """Return the problem response for an HTTP error."""
     title = "Invalid parameters" if error.status_code == 422 else HTTPStatus(error.status_code).phrase
     return _problem(error.status_code, title.title(), title, str(error.detail), dict(error.headers or {}))
 

@@ -1,7 +1,7 @@
-"""The data behind the API's answers, as values of its models. Nothing here can change anything.
+"""Reads the store and returns the answers of the API as models. This module changes nothing.
 
 Every answer is bounded: lists are paged, a filtered page examines a bounded number of rows, and results that need a
-walk over all blocks are cached for some seconds (and for ten times as long as they took).
+walk over all blocks are cached for some seconds, or for ten times as long as they took if that is longer.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ _HOLE_BOUNDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 class Readings:
-    """Answers about one open store. Safe to call from several threads."""
+    """Answers questions about one open store. Safe to call from several threads."""
 
     def __init__(self, system: System, collector: Collector, age_ms_max: int) -> None:
-        """`age_ms_max`: maximum age of figures of the whole store."""
+        """`age_ms_max` is the maximum age of figures of the whole store."""
         self._system = system
         self._collector = collector
         self._figures = Cached(system.figures, system.clock, age_ms_max)
         self.histograms = Cached(self._count_blocks, system.clock, age_ms_max)
-        """How full the blocks are. Walks over all block rows. Raises Transient."""
+        """Returns how full the blocks are. Reads all block rows. Raises Transient."""
         self._plan = Cached(self._make_plan, system.clock, age_ms_max)
 
     # --- the whole store --------------------------------------------------------------------------
     def status(self) -> models.Status:
-        """Utilisation and its parts, blocks by state. Raises Transient."""
+        """Return utilisation and its parts, and the number of blocks in each state. Raises Transient."""
         figures = self._figures()
         totals, geometry = figures.totals, figures.geometry
         return models.Status(
@@ -90,7 +90,7 @@ class Readings:
         )
 
     def backlog(self) -> models.Backlog:
-        """What waits to be packed, and the consumer group's lag. Raises Transient."""
+        """Return the objects that wait to be packed, and the consumer group's lag. Raises Transient."""
         figures = self._figures()
         totals = figures.totals
         return models.Backlog(
@@ -133,7 +133,7 @@ class Readings:
         state: BlockState | None,
         hole_ratio_min: float,
     ) -> models.BlockPage:
-        """Blocks after an id that pass the filters. Examines at most PAGE_MAX rows. Raises Transient."""
+        """Return blocks after an id that pass the filters. Examines at most PAGE_MAX rows. Raises Transient."""
         found: list[models.Block] = []
         rows_max = limit if kind is None and state is None and hole_ratio_min == 0 else PAGE_MAX
         rows = self._system.metadata.list_blocks(after, rows_max)
@@ -148,7 +148,7 @@ class Readings:
         return models.BlockPage(blocks=found, next_after=None if whole or after is None else after.hex())
 
     def block(self, block_id: BlockId) -> models.BlockDetail:
-        """One block, decoded from its headers. Raises NotFound, Transient."""
+        """Return one block, decoded from its headers. Raises NotFound, Transient."""
         row = self._system.metadata.block(block_id)
         scan = scan_headers(self._system.blocks, block_id, row.stripes)
         live = {_identity(placed): placed for placed in self._system.metadata.placed_in(block_id)}
@@ -163,7 +163,7 @@ class Readings:
         )
 
     def entries(self, block_id: BlockId, after: int, limit: int) -> models.EntryPage:
-        """Objects in a block at offsets greater than `after`. Raises NotFound, Transient."""
+        """Return the objects in a block at offsets greater than `after`. Raises NotFound, Transient."""
         row = self._system.metadata.block(block_id)
         scan = scan_headers(self._system.blocks, block_id, row.stripes)
         live = {_identity(placed): placed for placed in self._system.metadata.placed_in(block_id)}
@@ -177,7 +177,7 @@ class Readings:
 
     # --- objects ----------------------------------------------------------------------------------
     def object(self, key: ObjectKey) -> models.ObjectDetail:
-        """An object and where its bytes are. Raises NotFound, Transient."""
+        """Return an object and where its bytes are. Raises NotFound, Transient."""
         row = self._system.metadata.get(key)
         own = own_extents(self._system.metadata, row)
         extents = with_tail(own, tail_of(self._system.metadata, row, own))
@@ -198,11 +198,11 @@ class Readings:
 
     # --- explanations -----------------------------------------------------------------------------
     def explain_object(self, key: ObjectKey) -> ObjectExplanationModel:
-        """Why an object is where it is. Raises NotFound, Transient."""
+        """Return why an object is where it is. Raises NotFound, Transient."""
         return ObjectExplanationModel(**asdict(object_explainer(self._system).explain(key)))
 
     def explain_block(self, block_id: BlockId) -> BlockExplanationModel:
-        """Why a block is not collected. Raises NotFound, Transient."""
+        """Return why a block is not collected. Raises NotFound, Transient."""
         return BlockExplanationModel(**asdict(block_explainer(self._system).explain(block_id)))
 
     def _place(self, extent: Extent) -> models.Place:
@@ -215,7 +215,7 @@ class Readings:
 
     # --- GC ---------------------------------------------------------------------------------------
     def gc_plan(self, limit: int) -> models.GcPlan:
-        """What a GC run would do now. Raises Transient."""
+        """Return what a GC run would do now. Raises Transient."""
         plan = self._plan()
         return plan.model_copy(update={"blocks": plan.blocks[:limit]})
 
@@ -274,11 +274,11 @@ class Readings:
 
 
 _Identity = tuple[bytes, int, int, int]
-"""(MD5 of the key, version, offset from the start of the block, length): values that header and row must share."""
+"""(MD5 of the key, version, offset from the start of the block, length). Header and row must agree on them."""
 
 
 class _Buckets:
-    """Counts blocks and their stripes by a ratio."""
+    """Histograms of blocks and of their stripes by a ratio."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._blocks = Histogram(bounds)

@@ -1,4 +1,4 @@
-"""Limits concurrent requests to as many as the process has memory and threads for."""
+"""Limits concurrent requests, because each one takes memory and a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serves the app until the process is asked to stop."""
+"""Serves the app until the process is stopped."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class Server(WebServer):
     """The server of the API."""
 
     def __init__(self, app: FastAPI, host: str, port: int) -> None:
-        """Raises ConfigError when the address cannot be used."""
+        """Raise ConfigError if the address cannot be used."""
         super().__init__(app, "api", listening("api", host, port), stop_wait_s=STOP_WAIT_S, idle_wait_s=IDLE_WAIT_S)
