@@ -1,4 +1,5 @@
-"""The operations of S3 on buckets, objects and multipart uploads, and the configurations of buckets.
+"""The operations of S3 on buckets, on documents of buckets, on objects, and on multipart uploads.
 
-May import `auth` and `message`, engine, ports, core and s3. Begin with object_operations.py.
+May import `auth` and `message`, engine, ports, core and s3. Begin with object_operations.py and
+bucket_documents.py.
 """

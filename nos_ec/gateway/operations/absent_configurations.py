@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.reply import Reply, empty, xml
-from nos_ec.gateway.operations.bucket_operations import document
+from nos_ec.gateway.operations.bucket_documents import read_document
 from nos_ec.ports.metadata import Rights
 from nos_ec.s3 import answers, documents
 from nos_ec.s3.errors import S3Error
@@ -71,8 +71,8 @@ def absent_configuration(call: Call) -> Reply:
 
 
 def _require_as_it_is(call: Call) -> None:
-    """That a document says what GET tells anyway. Raises NotImplemented, and S3Error as `document`."""
+    """That a document says what GET tells anyway. Raises NotImplemented, and S3Error as `read_document`."""
     root, fields = _EMPTY[call.operation.replace("Put", "Get", 1)]
-    said = documents.parse(document(call), root)
+    said = documents.parse(read_document(call), root)
     if tuple((child.name, child.text.strip()) for child in said.children) != fields:
         raise S3Error("NotImplemented", f"{call.operation} is supported only for a {root} that changes nothing.")

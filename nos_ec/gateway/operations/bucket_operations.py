@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from nos_ec.core.errors import Conflict
-from nos_ec.engine.objects.streams import read_up_to
 from nos_ec.engine.objects.uploads import MultipartUploads
 from nos_ec.gateway.auth import acls
 from nos_ec.gateway.auth.access import Access, no_bucket
 from nos_ec.gateway.auth.accounts import AccountsMetadata
-from nos_ec.gateway.message.body import CheckedBody
 from nos_ec.gateway.message.call import Call, owner_named
 from nos_ec.gateway.message.object_headers import refuse_unsupported
 from nos_ec.gateway.message.reply import Reply, empty, xml
+from nos_ec.gateway.operations.bucket_documents import DocumentType, read_document
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import BucketRow, CannedAcl, DocumentKind, Rights
 from nos_ec.s3 import answers, documents
-from nos_ec.s3.documents import DOCUMENT_SIZE_MAX
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.names import check_new_bucket
 from nos_ec.s3.public_access import Ownership
@@ -81,7 +79,7 @@ class BucketOperations:
         ownership = _ownership_of(call.request)
         if ownership is not None:
             require_closed(ownership, acl, account)
-        self._require_location(documents.create_bucket(document(call) if call.has_body else b""))
+        self._require_location(documents.create_bucket(read_document(call) if call.has_body else b""))
         if self._metadata.bucket(call.bucket) is None:
             self._uploads.abort_all(call.bucket)  # such as were begun, or left, when another bucket had this name
         first = CannedAcl.PRIVATE if kind is CannedAcl.GRANTS else kind
@@ -147,7 +145,7 @@ class BucketOperations:
     def put_versioning(self, call: Call) -> Reply:
         """Enabled or Suspended. A bucket that had versions once never goes back to none."""
         call.require(Rights.OWNER)
-        status = documents.versioning(document(call))
+        status = documents.versioning(read_document(call))
         self._access.set_document(call.bucket, DocumentKind.VERSIONING, status.encode(), self._clock.now_ms())
         return empty()
 
@@ -175,31 +173,18 @@ class BucketOperations:
         finally:
             self._access.forget_bucket(bucket)
 
-    def get_tagging(self, call: Call) -> Reply:
-        """As they were put."""
-        call.require(Rights.OWNER)
-        body = self._metadata.bucket_document(call.bucket, DocumentKind.TAGS)
-        if body is None:
-            raise S3Error("NoSuchTagSet", "The TagSet does not exist", BucketName=call.bucket)
-        return xml(answers.tagging(documents.tagging(body, BUCKET_TAGS_MAX)))
 
-    def put_tagging(self, call: Call) -> Reply:
-        """In place of all tags that it had."""
-        call.require(Rights.OWNER)
-        body = document(call)
-        tags = documents.tagging(body, BUCKET_TAGS_MAX)
-        self._set_tags(call, answers.tagging(tags))
-        return empty(status=204)
+def _parse_tags(call: Call, _: Access) -> bytes:
+    return answers.tagging(documents.tagging(read_document(call), BUCKET_TAGS_MAX))
 
-    def delete_tagging(self, call: Call) -> Reply:
-        """All tags."""
-        call.require(Rights.OWNER)
-        self._set_tags(call, None)
-        return empty(status=204)
 
-    def _set_tags(self, call: Call, body: bytes | None) -> None:
-        if not self._metadata.set_bucket_document(call.bucket, DocumentKind.TAGS, body, self._clock.now_ms()):
-            raise no_bucket(call.bucket)
+BUCKET_TAGS = DocumentType(
+    DocumentKind.TAGS,
+    _parse_tags,
+    ("NoSuchTagSet", "The TagSet does not exist"),
+    shown=lambda _, stored: xml(answers.tagging(documents.tagging(stored, BUCKET_TAGS_MAX))),
+    done=lambda _: empty(status=204),
+)
 
 
 def _ownership_of(request: Request) -> Ownership | None:
@@ -225,21 +210,12 @@ def require_closed(ownership: Ownership, acl: str, owner: str) -> None:
         )
 
 
-def document(call: Call, *, of_object: bool = False) -> bytes:
-    """The body, checked. of_object: as of `checksums.expected_of`. Raises S3Error."""
-    body = CheckedBody(call.request, call.signed, call.source, of_object=of_object)
-    found = read_up_to(body, DOCUMENT_SIZE_MAX + 1)
-    if len(found) > DOCUMENT_SIZE_MAX:
-        raise S3Error("MaxMessageLengthExceeded", f"The document has more than {DOCUMENT_SIZE_MAX} bytes.")
-    return found
-
-
 def acl_of(call: Call) -> str:
     """The ACL that a request sets, by its headers or its document, as gateway.acls stores it. Raises S3Error,
     also if the bucket allows no such ACL."""
     refuse_unsupported(call.request)
     assert call.access is not None
-    of_headers, body = acls.of_headers(call.request), document(call) if call.has_body else b""
+    of_headers, body = acls.of_headers(call.request), read_document(call) if call.has_body else b""
     if of_headers is not None:
         if body:
             raise S3Error("UnexpectedContent", "This request sets an ACL by headers, so it cannot have a body.")

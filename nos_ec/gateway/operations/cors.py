@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 from nos_ec.gateway.auth.access import Access
-from nos_ec.gateway.auth.accounts import AccountsMetadata
 from nos_ec.gateway.message.call import Call
-from nos_ec.gateway.message.reply import Reply, empty, xml
-from nos_ec.gateway.operations.bucket_operations import document
-from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import DocumentKind, Rights
+from nos_ec.gateway.message.reply import Reply, empty
+from nos_ec.gateway.operations.bucket_documents import DocumentType, read_document
+from nos_ec.ports.metadata import DocumentKind
 from nos_ec.s3.cors import METHODS, CorsRule, cors_rules
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request, is_header_name
 
 
+def _parse(call: Call, _: Access) -> bytes:
+    body = read_document(call)
+    cors_rules(body)
+    return body
+
+
+CORS = DocumentType(DocumentKind.CORS, _parse, ("NoSuchCORSConfiguration", "The CORS configuration does not exist"))
+
+
 class Cors:
-    """Safe to call from several threads."""
+    """Answers preflights, and adds the CORS headers to other answers. Safe to call from several threads."""
 
-    def __init__(self, metadata: AccountsMetadata, access: Access, clock: Clock) -> None:
-        self._metadata = metadata
+    def __init__(self, access: Access) -> None:
         self._access = access
-        self._clock = clock
-
-    def get_configuration(self, call: Call) -> Reply:
-        """As it was put."""
-        call.require(Rights.OWNER)
-        body = self._access.document(call.bucket, DocumentKind.CORS)
-        if body is None:
-            raise S3Error("NoSuchCORSConfiguration", "The CORS configuration does not exist", BucketName=call.bucket)
-        return xml(body)
-
-    def put_configuration(self, call: Call) -> Reply:
-        """In place of the one that it had."""
-        call.require(Rights.OWNER)
-        body = document(call)
-        cors_rules(body)
-        self._access.set_document(call.bucket, DocumentKind.CORS, body, self._clock.now_ms())
-        return empty()
-
-    def delete_configuration(self, call: Call) -> Reply:
-        """None is no error."""
-        call.require(Rights.OWNER)
-        self._access.set_document(call.bucket, DocumentKind.CORS, None, self._clock.now_ms())
-        return empty(status=204)
 
     def preflight(self, request: Request, bucket: str) -> Reply:
         """What a browser asks before it sends a request. It is never signed. Raises BadRequest, AccessForbidden,

@@ -8,14 +8,12 @@ from urllib.parse import quote
 
 from nos_ec.core.expiry import BucketRules, Expiry, decode_rules, encode_rules, transition_minimum_of
 from nos_ec.gateway.auth.access import Access
-from nos_ec.gateway.auth.accounts import AccountsMetadata
 from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.object_headers import http_date, tags_of
-from nos_ec.gateway.message.reply import Reply, empty, xml
-from nos_ec.gateway.operations.bucket_operations import document
+from nos_ec.gateway.message.reply import empty, xml
+from nos_ec.gateway.operations.bucket_documents import DocumentType, read_document
 from nos_ec.gateway.operations.lifecycle_xml import rules_of, xml_of
-from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import DocumentKind, ObjectRow, Rights, UploadRow
+from nos_ec.ports.metadata import DocumentKind, ObjectRow, UploadRow
 from nos_ec.ports.metadata.buckets import DOCUMENT_BYTES_MAX
 from nos_ec.s3.errors import S3Error
 
@@ -27,49 +25,36 @@ _TIME_MS_MAX = 253_402_214_400_000
 """The end of the year 9999, after which no header can say a date."""
 
 
-class LifecycleOperations:
-    """Safe to call from several threads."""
+def _parse(call: Call, _: Access) -> bytes:
+    minimum = call.request.header(_MINIMUM) or _MINIMA[0]
+    if minimum not in _MINIMA:
+        raise S3Error(
+            "InvalidArgument",
+            f"{_MINIMUM} must be one of {', '.join(_MINIMA)}.",
+            ArgumentName=_MINIMUM,
+            ArgumentValue=minimum,
+        )
+    stored = encode_rules(rules_of(read_document(call)), minimum)
+    if len(stored) > DOCUMENT_BYTES_MAX:
+        raise S3Error(
+            "InvalidRequest",
+            f"The rules have {len(stored)} bytes when compressed; at most {DOCUMENT_BYTES_MAX} are possible.",
+        )
+    return stored
 
-    def __init__(self, metadata: AccountsMetadata, access: Access, clock: Clock) -> None:
-        self._metadata = metadata
-        self._access = access
-        self._clock = clock
 
-    def get_configuration(self, call: Call) -> Reply:
-        """As it was put, with the ids that rules were given."""
-        call.require(Rights.OWNER)
-        body = self._metadata.bucket_document(call.bucket, DocumentKind.LIFECYCLE)
-        if body is None:
-            raise S3Error(
-                "NoSuchLifecycleConfiguration", "The lifecycle configuration does not exist", BucketName=call.bucket
-            )
-        return xml(xml_of(decode_rules(body)), {_MINIMUM: transition_minimum_of(body) or _MINIMA[0]})
+def _minimum_header(stored: bytes) -> dict[str, str]:
+    return {_MINIMUM: transition_minimum_of(stored) or _MINIMA[0]}
 
-    def put_configuration(self, call: Call) -> Reply:
-        """In place of the one that it had. Holds for all objects of the bucket, also for those that are there."""
-        call.require(Rights.OWNER)
-        minimum = call.request.header(_MINIMUM) or _MINIMA[0]
-        if minimum not in _MINIMA:
-            raise S3Error(
-                "InvalidArgument",
-                f"{_MINIMUM} must be one of {', '.join(_MINIMA)}.",
-                ArgumentName=_MINIMUM,
-                ArgumentValue=minimum,
-            )
-        body = encode_rules(rules_of(document(call)), minimum)
-        if len(body) > DOCUMENT_BYTES_MAX:
-            raise S3Error(
-                "InvalidRequest",
-                f"The rules have {len(body)} bytes when compressed; at most {DOCUMENT_BYTES_MAX} are possible.",
-            )
-        self._access.set_document(call.bucket, DocumentKind.LIFECYCLE, body, self._clock.now_ms())
-        return empty({_MINIMUM: minimum})
 
-    def delete_configuration(self, call: Call) -> Reply:
-        """None is no error."""
-        call.require(Rights.OWNER)
-        self._access.set_document(call.bucket, DocumentKind.LIFECYCLE, None, self._clock.now_ms())
-        return empty(status=204)
+LIFECYCLE = DocumentType(
+    DocumentKind.LIFECYCLE,
+    _parse,
+    ("NoSuchLifecycleConfiguration", "The lifecycle configuration does not exist"),
+    shown=lambda _, stored: xml(xml_of(decode_rules(stored)), _minimum_header(stored)),
+    done=lambda stored: empty(_minimum_header(stored)),
+)
+"""GET returns the rules with the ids that were generated for rules without one."""
 
 
 def expiry_headers(rules: BucketRules | None, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:

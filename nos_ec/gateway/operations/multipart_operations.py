@@ -34,7 +34,7 @@ from nos_ec.gateway.message.preconditions import write_condition
 from nos_ec.gateway.message.reply import Reply, empty, xml
 from nos_ec.gateway.message.stored_body import CopiedBody, store_body
 from nos_ec.gateway.message.versions import no_such_key, source_headers, stored_headers
-from nos_ec.gateway.operations.bucket_operations import document
+from nos_ec.gateway.operations.bucket_documents import read_document
 from nos_ec.gateway.operations.lifecycle import abort_headers
 from nos_ec.gateway.operations.object_operations import ObjectOperations, attributes_of_call
 from nos_ec.ports.metadata import ObjectRow, Rights, UploadRow, UploadState
@@ -156,7 +156,7 @@ class MultipartOperations:
         """Complete an upload. May be repeated with the same parts as long as the object exists."""
         call.require(Rights.WRITE)
         upload_id = _upload_id(call)
-        wanted = documents.complete_upload(document(call, of_object=True))
+        wanted = documents.complete_upload(read_document(call, of_object=True))
         upload = self._uploads.find(upload_id, call.object_key)
         is_done = upload.state is UploadState.COMPLETED
         choose = self._choice(call, upload, wanted)

@@ -55,7 +55,8 @@ from nos_ec.gateway.message.versions import (
     version_headers,
 )
 from nos_ec.gateway.operations.attribute_changes import AttributeChanges
-from nos_ec.gateway.operations.bucket_operations import acl_of, document
+from nos_ec.gateway.operations.bucket_documents import read_document
+from nos_ec.gateway.operations.bucket_operations import acl_of
 from nos_ec.gateway.operations.lifecycle import expiry_headers
 from nos_ec.gateway.operations.policies import rights_on
 from nos_ec.ports.metadata import AddMarker, DeleteVersion, ObjectRow, Rights
@@ -80,14 +81,55 @@ _OF_304 = ("etag", "last-modified", "cache-control", "expires", "x-amz-version-i
 """What an answer without a body says of an object that has not changed (RFC 9110, section 15.4.5)."""
 
 
+class _Target(NamedTuple):
+    """The version that a request names, None for the current one, and the rights of the sender in its bucket."""
+
+    access: BucketAccess
+    key: ObjectKey
+    version_id: str | None
+    rights: Rights
+
+
+class Version(NamedTuple):
+    """A version that the sender may access, and its attributes."""
+
+    row: ObjectRow
+    attributes: dict[str, str]
+
+
+class CopySource(NamedTuple):
+    """The version that a copy reads, its attributes, and the versioning of its bucket."""
+
+    row: ObjectRow
+    attributes: dict[str, str]
+    versioning: Versioning | None
+
+
 class _Part(NamedTuple):
-    """A part of an object: `length` bytes from `first`. upload_id: None for an object that is not composed, whose only
-    part is all of it."""
+    """A part of an object: `length` bytes from `first`. `upload_id` is None for an object that was not uploaded in
+    parts; it has one part, which is the whole object."""
 
     number: int
     first: int
     length: int
     upload_id: UploadId | None = None
+
+
+class _Extent(NamedTuple):
+    """The bytes of an object that a GET asks for: `length` bytes from `first`. `is_partial` selects status 206; `part`
+    is None unless the request names a part."""
+
+    first: int
+    length: int
+    is_partial: bool
+    part: _Part | None
+
+
+class _Head(NamedTuple):
+    """The answer to a GET without its bytes, and the offset in the object at which they start."""
+
+    reply: Reply
+    first: int = 0
 
 
 class ObjectOperations:
@@ -101,29 +143,50 @@ class ObjectOperations:
 
     # --- reading ----------------------------------------------------------------------------------
     def get_object(self, call: Call) -> Reply:
-        """The object or a range of it, exactly as of the version that the headers tell."""
+        """Return the object or a range of it. Headers and bytes are from the same version."""
         for _ in range(READ_TRIES):
-            row, attributes = self._readable(call, call.object_key)
-            reply, first = self._head(call, row, attributes)
-            if not reply.size:
-                return reply
+            version = self._readable(call)
+            head = self._head(call, version)
+            if not head.reply.size:
+                return head.reply
             try:
-                pieces = self._store.open_version(row, first, reply.size)
+                pieces = self._store.open_version(version.row, head.first, head.reply.size)
             except Conflict:
                 continue  # it was overwritten or deleted meanwhile
-            # The bytes of a small object are in memory already. Each piece of an iterator costs a turn of a thread.
-            reply.body = pieces if row.in_windows else b"".join(pieces)
-            return reply
+            # The bytes of a small object are in memory already, and each piece of an iterator costs a switch to a
+            # worker thread.
+            head.reply.body = pieces if version.row.in_windows else b"".join(pieces)
+            return head.reply
         raise Transient(f"{call.object_key} changed again and again while it was read; try again")
 
     def head_object(self, call: Call) -> Reply:
-        """The headers of a GET."""
-        row, attributes = self._readable(call, call.object_key)
-        return self._head(call, row, attributes)[0]
+        """Return the headers of a GET."""
+        return self._head(call, self._readable(call)).reply
 
-    def _head(self, call: Call, row: ObjectRow, attributes: dict[str, str]) -> tuple[Reply, int]:
-        """The answer without its bytes, and where these begin in the object."""
-        request = call.request
+    def _head(self, call: Call, version: Version) -> _Head:
+        """Return the answer to a GET, except for its bytes. Raises S3Error."""
+        row, headers = version.row, self._headers(call, version)
+        extent = self._extent(call, row)
+        if extent is None:
+            return _Head(Reply(304, {name: headers[name] for name in _OF_304 if name in headers}))
+        part = extent.part
+        if part is not None and row.composition is not None:
+            headers["x-amz-mp-parts-count"] = str(row.composition.parts)
+        if not extent.is_partial:
+            return _Head(Reply(200, headers, length=extent.length))
+        headers["content-range"] = f"bytes {extent.first}-{extent.first + extent.length - 1}/{row.users_size}"
+        if part is None or part.upload_id is not None:
+            kind = headers.get("x-amz-checksum-type")
+            # The checksums are of the whole object.
+            headers = {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")}
+            if part is not None and kind is not None:
+                headers |= self._checksum_of_part(row.key, part) | {"x-amz-checksum-type": kind}
+        return _Head(Reply(206, headers, length=extent.length), extent.first)
+
+    def _headers(self, call: Call, version: Version) -> dict[str, str]:
+        """Return the headers that describe the whole object. Raises InvalidRequest if an anonymous request overrides
+        one."""
+        request, (row, attributes) = call.request, version
         headers = headers_of(row, attributes, with_checksum=request.header("x-amz-checksum-mode") == "ENABLED")
         headers |= self.expiry_headers(row, attributes) | version_headers(call.versioning, row)
         for name in _OVERRIDABLE if request.query else ():
@@ -132,33 +195,27 @@ class ObjectOperations:
                 if call.account is None:
                     raise S3Error("InvalidRequest", "Request specific response headers need a signed request.")
                 headers[name] = value
-        size = row.users_size
+        return headers
+
+    def _extent(self, call: Call, row: ObjectRow) -> _Extent | None:
+        """Return the bytes that the request asks for; None if the client has them already (304). Raises
+        PreconditionFailed, InvalidRange, InvalidPart, InvalidRequest."""
         part = self._part(call, row)
         try:
-            check_read(request, row)
+            check_read(call.request, row)
         except S3Error as error:
             if error.status != 304:
                 raise
-            return Reply(304, {name: headers[name] for name in _OF_304 if name in headers}), 0
-        wanted = range_of(request, size)
+            return None
+        size = row.users_size
+        wanted = range_of(call.request, size)
         if part is not None:
             if wanted is not None:
                 raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
             wanted = part.first, part.length
-            if row.composition is not None:
-                headers["x-amz-mp-parts-count"] = str(row.composition.parts)
         if wanted is None or (not size and part is not None):
-            return Reply(200, headers, length=size), 0
-        first, length = wanted
-        headers["content-range"] = f"bytes {first}-{first + length - 1}/{size}"
-        if part is None or part.upload_id is not None:
-            told = [name for name in headers if name.startswith("x-amz-checksum-")]
-            kind = headers.get("x-amz-checksum-type")
-            for name in told:
-                del headers[name]  # they describe the whole object
-            if part is not None and kind is not None:
-                headers |= self._checksum_of_part(row.key, part) | {"x-amz-checksum-type": kind}
-        return Reply(206, headers, length=length), first
+            return _Extent(0, size, False, part)
+        return _Extent(*wanted, True, part)
 
     def _checksum_of_part(self, key: ObjectKey, part: _Part) -> dict[str, str]:
         """Return the headers with the checksum with which a part was stored; none without one."""
@@ -180,45 +237,39 @@ class ObjectOperations:
                 return _Part(number, manifest.starts[index], part.size, manifest.upload_id)
         raise S3Error("InvalidPart", "The requested partnumber is not satisfiable", PartNumber=str(number))
 
-    def _readable(self, call: Call, key: ObjectKey) -> tuple[ObjectRow, dict[str, str]]:
-        """The version that is asked for, or the current one. Who may not list the bucket does not learn whether there
-        is one."""
+    def _readable(self, call: Call) -> Version:
+        """Return the version that the request names, or the current one. Raises AccessDenied, also for a missing one
+        if the sender may not list the bucket, so that only senders who may list learn which keys exist."""
         if call.request.parameter("partNumber"):
             call.part_number()
-        return self._asked(call, Rights.READ, key)
+        return self._named(call, Rights.READ)
 
-    def _asked(self, call: Call, needs: Rights, key: ObjectKey | None = None) -> tuple[ObjectRow, dict[str, str]]:
+    def _named(self, call: Call, needs: Rights) -> Version:
         assert call.access is not None
-        return self.read_in(call, key or call.object_key, call.rights, needs, asked_version(call), call.access)
+        return self._resolve(call, _Target(call.access, call.object_key, asked_version(call), call.rights), needs)
 
-    def read_in(
-        self,
-        call: Call,
-        key: ObjectKey,
-        rights: Rights,
-        needs: Rights,
-        version: str | None,
-        access: BucketAccess,
-    ) -> tuple[ObjectRow, dict[str, str]]:
-        """The version of this id, or the current one. access: of the bucket that it is in. Raises AccessDenied unless
-        `rights` or the ACL of the object have what it needs."""
-        row = self._find(call, key, version, access.versioning)
+    def _resolve(self, call: Call, target: _Target, needs: Rights) -> Version:
+        """Find the version. Raises AccessDenied unless the sender has the rights it needs, in the bucket or by the ACL
+        of the object, and S3Error if the version does not exist."""
+        row = self._find_row(call, target)
         attributes = attributes_of(row)
-        if needs not in rights and needs not in access.object_rights(attributes.get(ACL, "private"), call.account):
+        by_acl = target.access.object_rights(attributes.get(ACL, "private"), call.account)
+        if needs not in target.rights and needs not in by_acl:
             raise denied()
-        return row, attributes
+        return Version(row, attributes)
 
-    def _find(self, call: Call, key: ObjectKey, version: str | None, versioning: Versioning | None) -> ObjectRow:
+    def _find_row(self, call: Call, target: _Target) -> ObjectRow:
+        key, version_id = target.key, target.version_id
         try:
-            if version is None:
+            if version_id is None:
                 return self._store.head(key)
-            entry = self._store.version(key, number_of(version))
+            entry = self._store.version(key, number_of(version_id))
         except NotFound:
             if not self._may_list(call, key):
                 raise denied() from None
-            if version is not None:
-                raise no_such_version(key.name, version) from None
-            marker = None if versioning is None else self._store.latest_marker(key)
+            if version_id is not None:
+                raise no_such_version(key.name, version_id) from None
+            marker = None if target.access.versioning is None else self._store.latest_marker(key)
             if marker is not None:
                 raise hidden_by(marker) from None
             raise not_there(key.name) from None
@@ -247,7 +298,7 @@ class ObjectOperations:
                 "InvalidArgument", "Invalid attribute name specified.", ArgumentName="x-amz-object-attributes"
             )
         call.require(Rights.READ)
-        row, attributes = self._readable(call, call.object_key)
+        row, attributes = self._readable(call)
         check_read(call.request, row)
         parts = self._parts(call, row, attributes) if "ObjectParts" in words else {}
         body = answers.object_attributes(
@@ -316,16 +367,16 @@ class ObjectOperations:
         """The header that says when the object expires, if a rule of its bucket says so."""
         return expiry_headers(self._access.rules(row.key.bucket), row, attributes)
 
-    def source_of_copy(self, call: Call) -> tuple[ObjectRow, dict[str, str], Versioning | None]:
-        """The version that `x-amz-copy-source` names, its attributes, and the versioning of its bucket. Raises S3Error,
-        also if it is not as the request says."""
+    def source_of_copy(self, call: Call) -> CopySource:
+        """Return the version that `x-amz-copy-source` names. Raises S3Error, also if the conditions of the request do
+        not hold for it."""
         bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
         access = self._access.bucket(bucket)
         access.require_owner(call.request.header("x-amz-source-expected-bucket-owner"))
         key = object_key(bucket, name)
         rights = rights_on(access, "GetObject", name, call.account, has_version=version is not None)
         try:
-            row, attributes = self.read_in(call, key, rights, Rights.READ, version, access)
+            row, attributes = self._resolve(call, _Target(access, key, version, rights), Rights.READ)
         except S3Error as error:
             if error.code == "MethodNotAllowed":
                 raise S3Error(
@@ -335,7 +386,7 @@ class ObjectOperations:
             error.headers.clear()  # they would be about the target
             raise
         check_read(call.request, row, "x-amz-copy-source-")
-        return row, attributes, access.versioning
+        return CopySource(row, attributes, access.versioning)
 
     def _require_tags_of_copy(self, call: Call) -> None:
         """That the account may read the tags of the source, which no ACL of an object says, and set those of the
@@ -434,7 +485,7 @@ class ObjectOperations:
         assert call.access is not None
         if call.access.policy is None:
             call.require(Rights.WRITE)
-        listed, quiet = documents.delete_objects(document(call))
+        listed, quiet = documents.delete_objects(read_document(call))
         errors: list[tuple[str, str | None, S3Error]] = []
         plain: list[ObjectKey] = []
         versions: dict[int, DeleteVersion | AddMarker] = {}
@@ -482,13 +533,13 @@ class ObjectOperations:
         """None is no error. They come in the order of their keys, as from radosgw; S3 names no order. An ACL that lets
         others read an object does not show its tags."""
         call.require(Rights.READ)
-        row, attributes = self._readable(call, call.object_key)
+        row, attributes = self._readable(call)
         return xml(answers.tagging(dict(sorted(tags_of(attributes).items()))), version_headers(call.versioning, row))
 
     def put_tagging(self, call: Call) -> Reply:
         """In place of all tags that it had."""
         call.require(Rights.WRITE)
-        tags = documents.tagging(document(call))
+        tags = documents.tagging(read_document(call))
         return empty(self._change(call, TAGS, tags_attribute(tags)))
 
     def delete_tagging(self, call: Call) -> Reply:
@@ -498,7 +549,7 @@ class ObjectOperations:
 
     def get_acl(self, call: Call) -> Reply:
         """As grants."""
-        row, attributes = self._asked(call, Rights.READ_ACL)
+        row, attributes = self._named(call, Rights.READ_ACL)
         assert call.access is not None
         acl = call.access.effective(attributes.get(ACL, "private"))
         body = answers.access_control(call.owner, grants_of(acl, call.owner))
@@ -506,12 +557,12 @@ class ObjectOperations:
 
     def put_acl(self, call: Call) -> Reply:
         """A canned one, or grants."""
-        self._asked(call, Rights.WRITE_ACL)
+        self._named(call, Rights.WRITE_ACL)
         return empty(self._change(call, ACL, acl_attribute(acl_of(call)), Rights.WRITE_ACL))
 
     def _change(self, call: Call, name: str, value: dict[str, str], needs: Rights = Rights.WRITE) -> dict[str, str]:
         """Returns the headers to answer with."""
-        row = self._changes.replace(lambda: self._asked(call, needs), (name,), value)
+        row = self._changes.replace(lambda: self._named(call, needs), (name,), value)
         return version_headers(call.versioning, row)
 
 

@@ -9,14 +9,12 @@ operation asks of its caller.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nos_ec.gateway.auth.access import Access, BucketAccess
-from nos_ec.gateway.auth.accounts import AccountsMetadata
 from nos_ec.gateway.message.call import Call, denied
 from nos_ec.gateway.message.reply import Reply, empty, xml
-from nos_ec.gateway.operations.bucket_operations import document
-from nos_ec.ports.clock import Clock
+from nos_ec.gateway.operations.bucket_documents import DocumentType, read_document
 from nos_ec.ports.metadata import ROOT_ACCOUNT, DocumentKind, Rights
 from nos_ec.s3 import answers
 from nos_ec.s3.actions import BUCKET_ACTIONS, BY_KEY, OBJECT_ACTIONS, OF_VERSION
@@ -110,48 +108,29 @@ def _of_headers(request: Request) -> list[str]:
     return [*found, *["s3:PutObjectAcl"] * sets_acl]
 
 
-class PolicyOperations:
-    """Safe to call from several threads."""
+def _parse(call: Call, access: Access) -> bytes:
+    body = read_document(call)
+    is_public = policy_of(body, call.bucket, is_new=True).is_public
+    access.forget_bucket(call.bucket)  # another gateway may just have blocked public policies
+    if is_public and access.bucket(call.bucket).public_access.block_policy:
+        raise S3Error("AccessDenied", "The public access block of the bucket allows no public policies.")
+    return body
 
-    def __init__(self, metadata: AccountsMetadata, access: Access, clock: Clock) -> None:
-        self._metadata = metadata
-        self._access = access
-        self._clock = clock
 
-    def get_policy(self, call: Call) -> Reply:
-        """As it was put."""
-        call.require(Rights.OWNER)
-        return Reply(200, {"content-type": "application/json"}, self._body(call))
+def _status(call: Call, stored: bytes) -> Reply:
+    is_public = policy_of(stored, call.bucket).is_public
+    return xml(answers.configuration("PolicyStatus", ("IsPublic", str(is_public).lower())))
 
-    def get_status(self, call: Call) -> Reply:
-        """Whether it allows anything to everybody."""
-        call.require(Rights.OWNER)
-        is_public = policy_of(self._body(call), call.bucket).is_public
-        return xml(answers.configuration("PolicyStatus", ("IsPublic", str(is_public).lower())))
 
-    def put_policy(self, call: Call) -> Reply:
-        """In place of the one that it had. Raises AccessDenied for a public one, if the bucket blocks these."""
-        call.require(Rights.OWNER)
-        body = document(call)
-        is_public = policy_of(body, call.bucket, is_new=True).is_public
-        self._access.forget_bucket(call.bucket)  # another gateway may just have blocked public policies
-        if is_public and self._access.bucket(call.bucket).public_access.block_policy:
-            raise S3Error("AccessDenied", "The public access block of the bucket allows no public policies.")
-        self._access.set_document(call.bucket, DocumentKind.POLICY, body, self._clock.now_ms())
-        return empty(status=204)
-
-    def delete_policy(self, call: Call) -> Reply:
-        """None is no error."""
-        call.require(Rights.OWNER)
-        self._access.set_document(call.bucket, DocumentKind.POLICY, None, self._clock.now_ms())
-        return empty(status=204)
-
-    def _body(self, call: Call) -> bytes:
-        body = self._metadata.bucket_document(call.bucket, DocumentKind.POLICY)
-        if body is None:
-            raise S3Error("NoSuchBucketPolicy", "The bucket policy does not exist", BucketName=call.bucket)
-        return body
-
+POLICY = DocumentType(
+    DocumentKind.POLICY,
+    _parse,
+    ("NoSuchBucketPolicy", "The bucket policy does not exist"),
+    shown=lambda _, stored: Reply(200, {"content-type": "application/json"}, stored),
+    done=lambda _: empty(status=204),
+)
+POLICY_STATUS = replace(POLICY, shown=_status)
+"""GetBucketPolicyStatus: whether the policy allows anything to everybody."""
 
 assert BY_KEY.keys().isdisjoint(REQUIRED)
 assert set(_RIGHTS) <= REQUIRED.keys()

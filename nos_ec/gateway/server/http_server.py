@@ -1,4 +1,4 @@
-"""Puts a gateway together, and serves until the process is asked to stop."""
+"""Assembles the parts of a gateway, and serves until the process is stopped."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from nos_ec.composition.wiring import System
 from nos_ec.gateway.auth.access import Access
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.gateway.operations.attribute_changes import AttributeChanges
+from nos_ec.gateway.operations.bucket_documents import BucketDocuments
 from nos_ec.gateway.operations.bucket_operations import BucketOperations
 from nos_ec.gateway.operations.cors import Cors
-from nos_ec.gateway.operations.lifecycle import LifecycleOperations
 from nos_ec.gateway.operations.listings import Listings
 from nos_ec.gateway.operations.multipart_operations import MultipartOperations
 from nos_ec.gateway.operations.object_operations import ObjectOperations
-from nos_ec.gateway.operations.policies import PolicyOperations
 from nos_ec.gateway.operations.post_forms import PostForms
-from nos_ec.gateway.operations.public_access import PublicAccessOperations
 from nos_ec.gateway.server.accepting import SharingServer
 from nos_ec.gateway.server.app import App, AppOptions
 from nos_ec.gateway.server.certificate import Certificate
@@ -40,11 +38,11 @@ from nos_ec.settings import S3Settings
 STOP_WAIT_S = 30
 BEAT_MS = 1000
 UNREAD_WAIT_MS = 60_000
-"""How long a client may read nothing of an answer. Connections that are accepted inherit it."""
+"""How long a client may receive nothing of an answer. Accepted connections inherit it from the listening socket."""
 
 
 def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> Service:
-    """The gateway of an open store, without its server."""
+    """Return the gateway of an open store, without its server."""
     store, metadata, clock = system.store(), system.metadata, system.clock
     uploads = multipart_uploads(system, store)
     access = Access(metadata, masters, clock, settings.access_cache_ms)
@@ -55,10 +53,8 @@ def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> S
         Listings(store),
         objects,
         MultipartOperations(store, uploads, objects, access),
-        Cors(metadata, access, clock),
-        LifecycleOperations(metadata, access, clock),
-        PolicyOperations(metadata, access, clock),
-        PublicAccessOperations(metadata, access, clock),
+        BucketDocuments(metadata, access, clock),
+        Cors(access),
         PostForms(access, objects, clock),
         clock,
         settings.domain_names,
@@ -67,14 +63,15 @@ def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> S
 
 
 def listening_for_gateways(settings: S3Settings) -> socket.socket:
-    """The socket of one gateway, or of several. Raises ConfigError when the address cannot be used."""
+    """Return the listening socket, which several processes may share. Raises ConfigError if the address cannot be
+    used."""
     listener = listening("s3", settings.host, settings.port)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_WAIT_MS)
     return listener
 
 
 class GatewayServer(WebServer):
-    """The server of a gateway, with the threads that serve its requests."""
+    """The server of a gateway process, with the threads that serve its requests."""
 
     def __init__(
         self,
@@ -86,9 +83,9 @@ class GatewayServer(WebServer):
         certificate: Certificate | None = None,
         share: tuple[ConnectionCounts, int] | None = None,
     ) -> None:
-        """listener: see `listening_for_gateways`. health: of the process; it gets a heart for the event loop.
-        certificate: None for plain HTTP. share: counts of the processes that share the listener, and the number of this
-        one; None if it is alone."""
+        """`listener` comes from `listening_for_gateways`. The event loop is added to `health` as a monitored loop.
+        `certificate` is None for plain HTTP. `share` is None for a single process, else the counts of the processes
+        that share the listener, and the number of this one."""
 
         beat = health.heart("serving")
 
@@ -121,7 +118,7 @@ class GatewayServer(WebServer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Also ends the threads."""
+        """Stop the server and its threads."""
         super().__exit__(kind, error, trace)
         for threads in (self._workers, self._uploads, self._probes):
             threads.close()

@@ -1,12 +1,13 @@
-"""Answers requests: who sends them, what they ask for, whether they may, and the operation.
+"""Serves requests: finds the operation, authenticates the sender, evaluates the bucket policy, runs the operation.
 
-Whatever fails is answered with the error codes of S3. What it was is logged, if it is not the client's fault.
+Every failure is answered with an error code of S3, and is logged unless the client caused it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from urllib.parse import unquote
 
 from nos_ec.core.errors import NosError
@@ -16,15 +17,16 @@ from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.failures import translated
 from nos_ec.gateway.message.reply import Reply
 from nos_ec.gateway.operations.absent_configurations import ABSENT_CONFIGURATIONS, absent_configuration
-from nos_ec.gateway.operations.bucket_operations import BucketOperations
-from nos_ec.gateway.operations.cors import Cors
-from nos_ec.gateway.operations.lifecycle import LifecycleOperations
+from nos_ec.gateway.operations.bucket_documents import BucketDocuments
+from nos_ec.gateway.operations.bucket_operations import BUCKET_TAGS, BucketOperations
+from nos_ec.gateway.operations.cors import CORS, Cors
+from nos_ec.gateway.operations.lifecycle import LIFECYCLE
 from nos_ec.gateway.operations.listings import Listings
 from nos_ec.gateway.operations.multipart_operations import MultipartOperations
 from nos_ec.gateway.operations.object_operations import ObjectOperations
-from nos_ec.gateway.operations.policies import PolicyOperations, allowed_rights
+from nos_ec.gateway.operations.policies import POLICY, POLICY_STATUS, allowed_rights
 from nos_ec.gateway.operations.post_forms import PostForms
-from nos_ec.gateway.operations.public_access import PublicAccessOperations
+from nos_ec.gateway.operations.public_access import OWNERSHIP, PUBLIC_ACCESS
 from nos_ec.gateway.server.record import Record
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Rights
@@ -38,7 +40,7 @@ from nos_ec.s3.signing import Signed, read_claim, unsigned, verify
 from nos_ec.s3.signing_v2 import read_claim_v2, verify_v2
 
 _WITHOUT_BUCKET = frozenset(["ListBuckets", "CreateBucket"])
-"""Operations that need no bucket to be there."""
+"""Operations that do not require a bucket to exist."""
 
 
 class Service:
@@ -51,10 +53,8 @@ class Service:
         listings: Listings,
         objects: ObjectOperations,
         multipart: MultipartOperations,
+        documents: BucketDocuments,
         cors: Cors,
-        lifecycle: LifecycleOperations,
-        policies: PolicyOperations,
-        public_access: PublicAccessOperations,
         forms: PostForms,
         clock: Clock,
         domains: Collection[str],
@@ -76,25 +76,25 @@ class Service:
             "PutBucketVersioning": buckets.put_versioning,
             "GetBucketAcl": buckets.get_acl,
             "PutBucketAcl": buckets.put_acl,
-            "GetBucketTagging": buckets.get_tagging,
-            "PutBucketTagging": buckets.put_tagging,
-            "DeleteBucketTagging": buckets.delete_tagging,
-            "GetBucketCors": cors.get_configuration,
-            "PutBucketCors": cors.put_configuration,
-            "DeleteBucketCors": cors.delete_configuration,
-            "GetBucketPolicy": policies.get_policy,
-            "GetBucketPolicyStatus": policies.get_status,
-            "PutBucketPolicy": policies.put_policy,
-            "DeleteBucketPolicy": policies.delete_policy,
-            "GetPublicAccessBlock": public_access.get_block,
-            "PutPublicAccessBlock": public_access.put_block,
-            "DeletePublicAccessBlock": public_access.delete_block,
-            "GetBucketOwnershipControls": public_access.get_ownership,
-            "PutBucketOwnershipControls": public_access.put_ownership,
-            "DeleteBucketOwnershipControls": public_access.delete_ownership,
-            "GetBucketLifecycleConfiguration": lifecycle.get_configuration,
-            "PutBucketLifecycleConfiguration": lifecycle.put_configuration,
-            "DeleteBucketLifecycle": lifecycle.delete_configuration,
+            "GetBucketTagging": partial(documents.get, BUCKET_TAGS),
+            "PutBucketTagging": partial(documents.put, BUCKET_TAGS),
+            "DeleteBucketTagging": partial(documents.delete, BUCKET_TAGS),
+            "GetBucketCors": partial(documents.get, CORS),
+            "PutBucketCors": partial(documents.put, CORS),
+            "DeleteBucketCors": partial(documents.delete, CORS),
+            "GetBucketPolicy": partial(documents.get, POLICY),
+            "GetBucketPolicyStatus": partial(documents.get, POLICY_STATUS),
+            "PutBucketPolicy": partial(documents.put, POLICY),
+            "DeleteBucketPolicy": partial(documents.delete, POLICY),
+            "GetPublicAccessBlock": partial(documents.get, PUBLIC_ACCESS),
+            "PutPublicAccessBlock": partial(documents.put, PUBLIC_ACCESS),
+            "DeletePublicAccessBlock": partial(documents.delete, PUBLIC_ACCESS),
+            "GetBucketOwnershipControls": partial(documents.get, OWNERSHIP),
+            "PutBucketOwnershipControls": partial(documents.put, OWNERSHIP),
+            "DeleteBucketOwnershipControls": partial(documents.delete, OWNERSHIP),
+            "GetBucketLifecycleConfiguration": partial(documents.get, LIFECYCLE),
+            "PutBucketLifecycleConfiguration": partial(documents.put, LIFECYCLE),
+            "DeleteBucketLifecycle": partial(documents.delete, LIFECYCLE),
             "ListObjects": listings.list_objects,
             "ListObjectsV2": listings.list_objects_v2,
             "ListObjectVersions": listings.list_object_versions,
@@ -121,7 +121,7 @@ class Service:
         }
 
     def answer(self, request: Request, source: Source, record: Record) -> Reply:
-        """Raises nothing but BodyWanted. Notes in the record what it finds out."""
+        """Return the answer to a request, and fill in its record. Raises only BodyWanted."""
         try:
             reply = self._answer(request, source, record)
         except BodyWanted:
@@ -135,21 +135,21 @@ class Service:
         return _finished(request, reply, record)
 
     def _name_region(self, reply: Reply, bucket: str) -> None:
-        """Add the region, even if the request is refused: clients look up the region of a bucket without an access
-        key."""
-        with suppress(S3Error, NosError):  # the answer stays as it is; there may be no such bucket
+        """Add the region even if the request is refused, because clients look up the region of a bucket without an
+        access key."""
+        with suppress(S3Error, NosError):  # leave the answer as it is; the bucket may not exist
             self._access.bucket(bucket)
             reply.headers["x-amz-bucket-region"] = self._region
 
     def _allow_origin(self, request: Request, reply: Reply) -> None:
-        """Also of a refusal, so that the page can read it."""
-        with suppress(S3Error, NosError):  # the answer stands, and a browser keeps it from the page
+        """Add the CORS headers, also to a refusal, so that the web page can read it."""
+        with suppress(S3Error, NosError):  # leave the answer as it is; a browser then hides it from the page
             bucket, _ = addressed(request.raw_path, request.header("host"), self._domains)
             if bucket is not None:
                 reply.headers.update(self._cors.headers(request, bucket))
 
     def refuse(self, request: Request, error: S3Error, record: Record) -> Reply:
-        """Answer a request that failed before it was looked at."""
+        """Return the answer to a request that failed before it was parsed."""
         return _finished(request, _refusal(request, error, record), record)
 
     def _answer(self, request: Request, source: Source, record: Record) -> Reply:
@@ -167,7 +167,7 @@ class Service:
         account, signed = self._sender(sent)
         record.account = account
         if operation == "HeadBucket":
-            # Another gateway may just have deleted it, and clients ask for that.
+            # Another gateway may just have deleted it, and clients use HeadBucket to check that.
             self._access.forget_bucket(bucket or "")
         access = None if operation in _WITHOUT_BUCKET else self._access.bucket(bucket or "")
         if access is not None:
@@ -176,7 +176,7 @@ class Service:
         return run(Call(request, operation, bucket or "", key or "", account, signed, source, access, allowed))
 
     def _sender(self, request: Request) -> tuple[str | None, Signed | None]:
-        """The account that has signed the request, and what it has signed; None for an anonymous one."""
+        """Return the account that signed the request, None for an anonymous one, and the verified signature."""
         old = read_claim_v2(request, self._clock.now_ms())
         if old is not None:
             account = self._access.account(old.access_key)

@@ -22,7 +22,7 @@ from nos_ec.gateway.message.body import CheckedBody, Source
 from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.form_body import FormBody
 from nos_ec.gateway.message.stored_body import Body, CopiedBody, store_body
-from nos_ec.gateway.operations.bucket_operations import document
+from nos_ec.gateway.operations.bucket_documents import read_document
 from nos_ec.library import tree
 from nos_ec.library.put_source import Pieces, PutSource
 from nos_ec.ports.metadata import ObjectRow
@@ -218,4 +218,4 @@ def test_documents_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CheckedBody, "read", lambda self, size: read(self, min(size, 1)))
     body = b"<Tagging></Tagging>"
     call = Call(put_request(len(body)), "PutObjectTagging", "b", "k", None, None, SlowClient(body), None)
-    assert document(call) == body
+    assert read_document(call) == body

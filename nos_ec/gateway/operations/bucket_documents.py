@@ -1,0 +1,78 @@
+"""Gets, puts and deletes the documents of buckets: CORS, lifecycle rules, policy, public access, ownership and tags.
+
+Each kind of document is one `DocumentType`, declared in the module that knows what the document means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nos_ec.engine.objects.streams import read_up_to
+from nos_ec.gateway.auth.access import Access
+from nos_ec.gateway.auth.accounts import AccountsMetadata
+from nos_ec.gateway.message.body import CheckedBody
+from nos_ec.gateway.message.call import Call
+from nos_ec.gateway.message.reply import Reply, empty, xml
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import DocumentKind, Rights
+from nos_ec.s3.documents import DOCUMENT_SIZE_MAX
+from nos_ec.s3.errors import S3Error
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentType:
+    """How S3 handles one kind of document. Only the owner of the bucket may get, put or delete it.
+
+    `parse` reads and checks the body of a PUT and returns the bytes to store; it raises S3Error. `missing` is the code
+    and the message of the error that answers a GET if the bucket has no such document. `shown` makes the reply to a GET
+    from the stored bytes, and `done` the reply to a PUT.
+    """
+
+    kind: DocumentKind
+    parse: Callable[[Call, Access], bytes]
+    missing: tuple[str, str]
+    shown: Callable[[Call, bytes], Reply] = lambda _, stored: xml(stored)
+    done: Callable[[bytes], Reply] = lambda _: empty()
+
+
+class BucketDocuments:
+    """Safe to call from several threads."""
+
+    def __init__(self, metadata: AccountsMetadata, access: Access, clock: Clock) -> None:
+        self._metadata = metadata
+        self._access = access
+        self._clock = clock
+
+    def get(self, of: DocumentType, call: Call) -> Reply:
+        """Return the stored document. Raises AccessDenied, and the error `of.missing` if there is none."""
+        call.require(Rights.OWNER)
+        stored = self._metadata.bucket_document(call.bucket, of.kind)
+        if stored is None:
+            code, message = of.missing
+            raise S3Error(code, message, BucketName=call.bucket)
+        return of.shown(call, stored)
+
+    def put(self, of: DocumentType, call: Call) -> Reply:
+        """Store the document in the request, replacing the old one. Raises AccessDenied, NoSuchBucket, and the errors
+        of `of.parse`."""
+        call.require(Rights.OWNER)
+        stored = of.parse(call, self._access)
+        self._access.set_document(call.bucket, of.kind, stored, self._clock.now_ms())
+        return of.done(stored)
+
+    def delete(self, of: DocumentType, call: Call) -> Reply:
+        """Delete the document; a bucket without one is not an error. Raises AccessDenied, NoSuchBucket."""
+        call.require(Rights.OWNER)
+        self._access.set_document(call.bucket, of.kind, None, self._clock.now_ms())
+        return empty(status=204)
+
+
+def read_document(call: Call, *, of_object: bool = False) -> bytes:
+    """Return the body of a request after checking its length, signature and checksums. `of_object` is passed to
+    `checksums.expected_of`. Raises S3Error."""
+    body = CheckedBody(call.request, call.signed, call.source, of_object=of_object)
+    found = read_up_to(body, DOCUMENT_SIZE_MAX + 1)
+    if len(found) > DOCUMENT_SIZE_MAX:
+        raise S3Error("MaxMessageLengthExceeded", f"The document has more than {DOCUMENT_SIZE_MAX} bytes.")
+    return found
