@@ -1,4 +1,4 @@
-"""Who has sent a request, and what they may do. Asks the metadata, and remembers the answers for a short time.
+"""Looks up who sent a request and what the sender may do. Answers from the metadata are cached for a short time.
 
 Owners, grants and ACLs: docs/S3.md. An object belongs to the owner of its bucket.
 """
@@ -32,9 +32,9 @@ from nos_ec.s3.public_access import (
 )
 
 REMEMBERED_MAX = 10_000
-"""Access keys, and buckets, that are remembered."""
+"""Maximum number of cached access keys, and of cached buckets."""
 DOCUMENTS_MAX = 500
-"""Documents that are remembered, each of at most 32 KiB."""
+"""Maximum number of cached documents, each of at most 32 KiB."""
 _T = TypeVar("_T")
 
 _log = structlog.get_logger(__name__)
@@ -46,14 +46,14 @@ _OF_ACCESS = (
     DocumentKind.PUBLIC_ACCESS,
     DocumentKind.OWNERSHIP,
 )
-"""The documents that BucketAccess is made of."""
+"""The documents from which a BucketAccess is made."""
 
 EVERYTHING = Rights.READ | Rights.WRITE | Rights.LIST | Rights.OWNER | Rights.READ_ACL | Rights.WRITE_ACL
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who has sent a signed request."""
+    """The sender of a signed request."""
 
     name: str
     secret: str = field(repr=False)
@@ -61,9 +61,9 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class BucketAccess:
-    """A bucket, and what accounts may do in it that do not own it. acl: as gateway.acls stores it. policy: None for
-    none; gateway.policies says what it does. versioning: None if it never had versions. public_access, ownership: the
-    public access block and the ownership controls; None for none."""
+    """A bucket and the rights of accounts in it. `acl` is in the stored form of auth/acls.py. operations/policies.py
+    evaluates `policy`. `versioning` is None if the bucket never had versions. `ownership` is None if the bucket has no
+    ownership controls."""
 
     row: BucketRow
     grants: Mapping[str, Rights]
@@ -75,19 +75,19 @@ class BucketAccess:
 
     @property
     def has_acls(self) -> bool:
-        """Whether ACLs count, and may be set."""
+        """Whether ACLs have an effect and may be set."""
         return self.ownership is not Ownership.ENFORCED
 
     def effective(self, acl: str) -> str:
-        """What counts of a stored ACL, of the bucket or of an object in it."""
+        """Return the part of a stored ACL that has an effect, for the ACL of the bucket or of an object in it."""
         if not self.has_acls:
             return "private"
         return without_groups(acl) if self.public_access.ignore_acls else acl
 
     def require_acl(self, acl: str, *, of_headers: bool) -> None:
-        """Whether an ACL may be set, of the bucket or of an object in it. of_headers: it was sent in headers, and not
-        as a document, of which that of a private bucket says that its owner has full control. Raises
-        AccessControlListNotSupported, AccessDenied."""
+        """Raise an error if this ACL may not be set on the bucket or on an object in it. `of_headers`: it was sent in
+        headers. A private ACL that was sent as a document is accepted even if ACLs are disabled, because it only grants
+        full control to the owner. Raises AccessControlListNotSupported, AccessDenied."""
         is_owners = is_full_control(acl, self.row.owner) or (acl == "private" and not of_headers)
         if not self.has_acls and not is_owners:
             raise S3Error("AccessControlListNotSupported", "The bucket does not allow ACLs")
@@ -95,16 +95,16 @@ class BucketAccess:
             raise S3Error("AccessDenied", "The public access block of the bucket allows no public ACLs.")
 
     def object_rights(self, acl: str, account: str | None) -> Rights:
-        """What the stored ACL of an object in the bucket allows to an account, or to anybody for None."""
+        """Return what the stored ACL of an object in the bucket allows to an account, or to anyone for None."""
         return object_rights(self.effective(acl), account)
 
     def require_owner(self, expected: str | None) -> None:
-        """Raises AccessDenied if a request expects another owner; None expects nothing."""
+        """Raise AccessDenied if the bucket has another owner than `expected`; None matches every owner."""
         if expected is not None and expected != self.row.owner:
             raise S3Error("AccessDenied", "The bucket has another owner than was expected.")
 
     def rights_of(self, account: str | None, *, with_acl: bool = True) -> Rights:
-        """What an account may do, or anybody for None. with_acl: also by the ACL of the bucket."""
+        """Return what an account may do, or anyone for None. `with_acl` includes what the ACL of the bucket allows."""
         if account is not None and account in (ROOT_ACCOUNT, self.row.owner):
             return EVERYTHING
         found = bucket_rights(self.effective(self.acl), account) if with_acl else Rights.NONE
@@ -115,43 +115,45 @@ class BucketAccess:
 
 
 def no_bucket(name: str) -> S3Error:
-    """A bucket that is not there."""
+    """Return the error for a bucket that does not exist."""
     return S3Error("NoSuchBucket", "The specified bucket does not exist.", BucketName=name)
 
 
 class Access:
-    """Looks up access keys and buckets. Safe to call from several threads."""
+    """Looks up and caches access keys and buckets. Safe to call from several threads."""
 
     def __init__(self, metadata: AccountsMetadata, masters: MasterKeys, clock: Clock, remember_ms: int) -> None:
         self._metadata = metadata
         self._masters = masters
-        self._accounts: _Remembered[Account | None] = _Remembered(clock, remember_ms)
-        self._buckets: _Remembered[BucketAccess] = _Remembered(clock, remember_ms)
-        self._documents: _Remembered[bytes | None] = _Remembered(clock, remember_ms, DOCUMENTS_MAX)
-        self._rules: _Remembered[BucketRules | None] = _Remembered(clock, remember_ms, DOCUMENTS_MAX)
+        self._accounts: _Cache[Account | None] = _Cache(clock, remember_ms)
+        self._buckets: _Cache[BucketAccess] = _Cache(clock, remember_ms)
+        self._documents: _Cache[bytes | None] = _Cache(clock, remember_ms, DOCUMENTS_MAX)
+        self._rules: _Cache[BucketRules | None] = _Cache(clock, remember_ms, DOCUMENTS_MAX)
 
     def account(self, access_key: str) -> Account | None:
-        """Whose key it is; None if there is no active key of this name. Raises Transient, ConfigError, Corrupt."""
+        """Return the account of an access key; None if no active key has this name. Raises Transient, ConfigError,
+        Corrupt."""
         return self._accounts.find(access_key, self._look_up_account)
 
     def bucket(self, name: str) -> BucketAccess:
-        """Raises S3Error (NoSuchBucket), Transient."""
+        """Return the bucket of this name. Raises S3Error (NoSuchBucket), Transient."""
         return self._buckets.find(name, self._look_up_bucket)
 
     def require_same(self, seen: BucketAccess) -> None:
-        """For when a body has come: a bucket that was deleted meanwhile must not come back with the object in it, nor
-        may the object get into the next one of that name. Raises S3Error (NoSuchBucket), Transient."""
+        """Raise NoSuchBucket if the bucket was deleted, or deleted and created again, since `seen` was looked up. Call
+        it when a body has arrived, so that its object is not stored in a deleted bucket or in a new one of the same
+        name. Raises S3Error (NoSuchBucket), Transient."""
         row = self.bucket(seen.row.name).row
         if (row.owner, row.created_ms) != (seen.row.owner, seen.row.created_ms):
             raise no_bucket(row.name)
 
     def document(self, name: str, kind: DocumentKind) -> bytes | None:
-        """A document of a bucket; None if it has none. Raises Transient."""
+        """Return a document of a bucket, which may be cached; None if the bucket has none. Raises Transient."""
         return self._documents.find(_key_of(name, kind), lambda _: self._metadata.bucket_document(name, kind))
 
     def set_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> None:
-        """Replace a document of a bucket, or remove it for None. This process knows it at once. Raises S3Error
-        (NoSuchBucket), Transient."""
+        """Replace a document of a bucket, or remove it for None. It is removed from this process's cache at once.
+        Raises S3Error (NoSuchBucket), Transient."""
         try:
             if not self._metadata.set_bucket_document(name, kind, body, now_ms):
                 raise no_bucket(name)
@@ -159,16 +161,16 @@ class Access:
             self.forget_bucket(name)
 
     def rules(self, name: str) -> BucketRules | None:
-        """The lifecycle rules of a bucket; None if it has none. Also if they cannot be read: only headers need them,
-        and what was stored must not be answered as a failure."""
+        """Return the lifecycle rules of a bucket; None if it has none. Also return None if they cannot be read: only
+        headers need them, and a request that stored an object must not fail because of them."""
         try:
             return self._rules.find(name, self._look_up_rules)
         except NosError as error:
-            _log.warning("lifecycle rules not read", bucket=name, error=str(error))
+            _log.warning("cannot read lifecycle rules; leaving out expiry headers", bucket=name, error=str(error))
             return None
 
     def forget_bucket(self, name: str) -> None:
-        """To be called when this process has changed it."""
+        """Remove a bucket from the cache. Call it when this process has changed the bucket."""
         self._buckets.forget(name)
         self._rules.forget(name)
         for kind in DocumentKind:
@@ -185,7 +187,7 @@ class Access:
         return None if body is None else BucketRules(decode_rules(body))
 
     def _look_up_bucket(self, name: str) -> BucketAccess:
-        row = None if name.startswith(".") else self._metadata.bucket(name)  # those are the store's own
+        row = None if name.startswith(".") else self._metadata.bucket(name)  # reserved for the store
         if row is None:
             raise no_bucket(name)
         found = self._metadata.bucket_documents(name, _OF_ACCESS)
@@ -208,29 +210,29 @@ def _acl_of(row: BucketRow, body: bytes | None) -> str:
 
 
 def _policy_of(name: str, body: bytes | None) -> Policy | None:
-    """A policy that cannot be read denies everything, until the owner replaces it."""
+    """Return the policy. One that cannot be parsed denies everything until the owner replaces it."""
     try:
         return None if body is None else policy_of(body, name)
     except S3Error as error:
-        _log.error("bucket policy not read; it denies everything", bucket=name, error=str(error))
+        _log.error("cannot parse bucket policy; denying everything", bucket=name, error=str(error))
         return deny_everything()
 
 
 def _public_access_of(name: str, body: bytes | None) -> PublicAccessBlock:
-    """One that cannot be read blocks everything, until the owner replaces it."""
+    """Return the public access block. One that cannot be parsed blocks everything until the owner replaces it."""
     try:
         return BLOCK_NOTHING if body is None else public_access_block(body)
     except S3Error as error:
-        _log.error("public access block not read; it blocks everything", bucket=name, error=str(error))
+        _log.error("cannot parse public access block; blocking everything", bucket=name, error=str(error))
         return BLOCK_EVERYTHING
 
 
 def _ownership_of(name: str, body: bytes | None) -> Ownership | None:
-    """One that cannot be read lets no ACL count."""
+    """Return the ownership controls. With controls that cannot be parsed, ACLs are ignored."""
     try:
         return None if body is None else Ownership(body.decode())
     except ValueError:
-        _log.error("ownership controls not read; no ACL counts", bucket=name)
+        _log.error("cannot parse ownership controls; ignoring ACLs", bucket=name)
         return Ownership.ENFORCED
 
 
@@ -238,13 +240,14 @@ def _key_of(name: str, kind: DocumentKind) -> str:
     return f"{kind.value}/{name}"
 
 
-class _Remembered(Generic[_T]):
-    """The last answers, at most `most`, each for `remember_ms`. A clock that is set back makes none older than that."""
+class _Cache(Generic[_T]):
+    """A cache of at most `size_max` answers, each for `remember_ms`. An entry from the future, after the clock was set
+    back, is not used."""
 
-    def __init__(self, clock: Clock, remember_ms: int, most: int = REMEMBERED_MAX) -> None:
+    def __init__(self, clock: Clock, remember_ms: int, size_max: int = REMEMBERED_MAX) -> None:
         self._clock = clock
         self._remember_ms = remember_ms
-        self._most = most
+        self._size_max = size_max
         self._lock = Lock()
         self._answers: OrderedDict[str, tuple[int, _T]] = OrderedDict()
 
@@ -258,7 +261,7 @@ class _Remembered(Generic[_T]):
         with self._lock:
             self._answers[name] = (now_ms, found)
             self._answers.move_to_end(name)
-            if len(self._answers) > self._most:
+            if len(self._answers) > self._size_max:
                 self._answers.popitem(last=False)
         return found
 

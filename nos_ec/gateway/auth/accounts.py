@@ -1,4 +1,4 @@
-"""Access keys and what accounts may do, as operators manage them (docs/S3.md)."""
+"""Lets operators manage access keys, buckets and the rights of accounts (docs/S3.md)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ SECRET_CHARS_MIN = 16
 SECRET_CHARS_MAX = 128
 PAGE_KEYS = 1000
 LOOK_KEYS = 10
-"""Page size of a search that usually ends with the first key."""
+"""Page size of a search that usually ends at the first key."""
 RIGHTS = {"read": Rights.READ, "write": Rights.WRITE, "list": Rights.LIST, "owner": Rights.OWNER}
 _ACCOUNT = re.compile(r"[A-Za-z0-9._@+-]{1,64}")
-_ACCESS_KEY = re.compile(r"[A-Za-z0-9._-]{3,128}")  # a slash would end it in a signature's scope
+_ACCESS_KEY = re.compile(r"[A-Za-z0-9._-]{3,128}")  # not a slash, which ends the key in a credential scope
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """An access key with its secret, which nobody can look up later."""
+    """An access key with its secret, which is shown only once."""
 
     key: AccessKey
     secret: str = field(repr=False)
@@ -49,7 +49,7 @@ class Accounts:
     """Manages access keys, buckets and grants."""
 
     def __init__(self, metadata: AccountsMetadata, clock: Clock, random: Callable[[int], bytes]) -> None:
-        """random: returns as many random bytes, fit for secrets."""
+        """`random` returns the given number of cryptographically secure random bytes."""
         self._metadata = metadata
         self._clock = clock
         self._random = random
@@ -62,30 +62,30 @@ class Accounts:
         access_key: str | None = None,
         secret: str | None = None,
     ) -> NewKey:
-        """Make an access key. access_key, secret: those of another store that clients are to go on with. Raises
-        InvalidInput, Conflict if there is one of that name, Transient."""
+        """Create an access key. `access_key` and `secret` import a key of another store, which clients continue to
+        use. Raises InvalidInput, Conflict if the name is taken, Transient."""
         require_account(account)
         if len(note.encode()) > NOTE_BYTES_MAX:
-            raise InvalidInput(f"a note of {len(note.encode())} bytes; {NOTE_BYTES_MAX} are possible at most")
+            raise InvalidInput(f"the note has {len(note.encode())} bytes; the maximum is {NOTE_BYTES_MAX}")
         name = access_key or base64.b32encode(self._random(ACCESS_KEY_CHARS))[:ACCESS_KEY_CHARS].decode()
         if not _ACCESS_KEY.fullmatch(name):
-            raise InvalidInput(f"{name!r} is no access key: use 3 to 128 letters, digits and any of . _ -")
+            raise InvalidInput(f"{name!r} is not a valid access key: use 3 to 128 letters, digits and any of . _ -")
         plain = self._new_secret() if secret is None else _checked(secret)
         key = AccessKey(name, account, self._sealed(masters, name, plain), KeyState.ACTIVE, self._clock.now_ms(), note)
         self._metadata.add_access_key(key)
         return NewKey(key, plain)
 
     def rotate_key(self, masters: MasterKeys, access_key: str) -> NewKey:
-        """Give an access key a new secret, and make it active. The old secret is refused as soon as the gateways have
-        looked again. Raises NotFound, Transient."""
+        """Give an access key a new secret, and make it active. Gateways accept the old secret until their cache
+        expires. Raises NotFound, Transient."""
         key, plain = self.key(access_key), self._new_secret()
         sealed = self._sealed(masters, access_key, plain)
         self._require_key(access_key, self._metadata.change_access_key(access_key, KeyState.ACTIVE, sealed))
         return NewKey(replace(key, secret=sealed, state=KeyState.ACTIVE), plain)
 
     def encrypt_again(self, masters: MasterKeys) -> int:
-        """Encrypt all secrets with the present master key, so that older ones can go. Returns how many were changed.
-        May be called again after any error. Raises ConfigError, Corrupt, Transient."""
+        """Encrypt all secrets with the current master key, so that older master keys can be removed. Returns how many
+        secrets were changed. May be repeated after any error. Raises ConfigError, Corrupt, Transient."""
         changed = 0
         for key in self.keys():
             if not masters.is_present(key.secret):
@@ -94,8 +94,8 @@ class Accounts:
         return changed
 
     def require_known_secrets(self, masters: MasterKeys) -> None:
-        """Raises ConfigError if there are access keys, but these master keys have encrypted the secret of none of them:
-        then no signed request can be answered. Raises Transient."""
+        """Raise ConfigError if access keys exist, but none of their secrets can be decrypted with these master keys:
+        then no signed request could be served. Raises Transient."""
         seen = False
         for key in self.keys(LOOK_KEYS):
             if masters.is_known(key.secret):
@@ -110,29 +110,29 @@ class Accounts:
         )
 
     def set_key_state(self, access_key: str, state: KeyState) -> None:
-        """Raises NotFound, Transient."""
+        """Change the state of an access key. Raises NotFound, Transient."""
         self._require_key(access_key, self._metadata.change_access_key(access_key, state))
 
     def remove_key(self, access_key: str) -> None:
-        """Raises NotFound, Transient."""
+        """Remove an access key. Raises NotFound, Transient."""
         self._require_key(access_key, self._metadata.remove_access_key(access_key))
 
     def key(self, access_key: str) -> AccessKey:
-        """Raises NotFound, Transient."""
+        """Return the access key of this name. Raises NotFound, Transient."""
         found = self._metadata.access_key(access_key)
         if found is None:
             raise _no_key(access_key)
         return found
 
     def keys(self, page_keys: int = PAGE_KEYS) -> Iterator[AccessKey]:
-        """Yield all access keys, by name, read in pages of this size. Raises Transient."""
+        """Yield all access keys in order of name, reading pages of this size. Raises Transient."""
         after = ""
         while page := self._metadata.access_keys(after, page_keys):
             yield from page
             after = page[-1].access_key
 
     def create_bucket(self, name: str, owner: str) -> BucketRow:
-        """Make a private bucket of this account. A bucket of this owner that exists is left as it is. Raises
+        """Create a private bucket of this account, or return the existing one unchanged if the account owns it. Raises
         InvalidInput, Transient."""
         require_account(owner)
         if not 1 <= len(name.encode()) <= BUCKET_BYTES_MAX or "/" in name or name == RESERVED_BUCKET:
@@ -153,14 +153,14 @@ class Accounts:
             raise _no_bucket(bucket)
 
     def grant(self, bucket: str, account: str, rights: Rights) -> None:
-        """Replace what an account may do in a bucket of another one. Raises InvalidInput, NotFound, Transient."""
+        """Replace the rights of an account in a bucket of another owner. Raises InvalidInput, NotFound, Transient."""
         require_account(account)
         if not self._metadata.grant(bucket, account, rights, self._clock.now_ms()):
             raise _no_bucket(bucket)
 
     def buckets(self, owner: str | None) -> Iterator[tuple[BucketRow, dict[str, Rights]]]:
-        """Yield the buckets of one account, or of all, each with what others may do in it. Raises InvalidInput,
-        Transient."""
+        """Yield the buckets of one account, or of all for None, each with the rights granted to other accounts. Raises
+        InvalidInput, Transient."""
         for row in self._all_buckets() if owner is None else self._buckets_of(owner):
             yield row, self._metadata.grants(row.name)
 
@@ -190,7 +190,7 @@ class Accounts:
             after = page[-1]
 
     def _new_secret(self) -> str:
-        """Without slash and plus, which some clients get wrong."""
+        """Return a secret without slash and plus, which some clients handle wrongly."""
         return base64.urlsafe_b64encode(self._random(SECRET_CHARS * 3 // 4)).decode()
 
     def _sealed(self, masters: MasterKeys, access_key: str, secret: str) -> bytes:
@@ -206,25 +206,25 @@ def _no_bucket(name: str) -> NotFound:
 
 
 def require_account(account: str) -> None:
-    """Raises InvalidInput for what is no name of an account."""
+    """Raise InvalidInput if this is not a valid name of an account."""
     if not _ACCOUNT.fullmatch(account):
-        raise InvalidInput(f"{account!r} is no account: use 1 to 64 letters, digits and any of . _ @ + -")
+        raise InvalidInput(f"{account!r} is not a valid account: use 1 to 64 letters, digits and any of . _ @ + -")
 
 
 def rights_of(text: str) -> Rights:
-    """Rights named as `read,write`; `none` for none. Raises InvalidInput."""
+    """Return the rights of a text such as `read,write` or `none`. Raises InvalidInput."""
     if text == "none":
         return Rights.NONE
     found = Rights.NONE
     for word in text.split(","):
         if word not in RIGHTS:
-            raise InvalidInput(f"{word!r} is no right; give some of {','.join(RIGHTS)}, or none")
+            raise InvalidInput(f"{word!r} is not a right; use some of {','.join(RIGHTS)}, or none")
         found |= RIGHTS[word]
     return found
 
 
 def words_of(rights: Rights) -> list[str]:
-    """The names of rights, as `rights_of` takes them."""
+    """Return the names of rights, as `rights_of` accepts them."""
     return [word for word, right in RIGHTS.items() if right in rights]
 
 
@@ -235,4 +235,4 @@ def _checked(secret: str) -> str:
 
 
 def _no_key(access_key: str) -> NotFound:
-    return NotFound(f"there is no access key {access_key}; see: nos-ec s3 key list")
+    return NotFound(f"access key {access_key} does not exist; see: nos-ec s3 key list")

@@ -1,11 +1,11 @@
-"""Access control lists: canned ones, and lists of grants; from requests, as they are stored, and what they allow.
+"""Access control lists (ACLs), canned or as lists of grants: reads them from requests, stores them, evaluates them.
 
-What is stored, of an object as an attribute and of a bucket as a document, is the name of a canned ACL or else its
-grants: `PERMISSION=GRANTEE`, separated by spaces. A grantee is an account, `~all` or `~authenticated`; no account has a
-name that begins with `~`.
+The stored form is the name of a canned ACL, or a list of grants `PERMISSION=GRANTEE` separated by spaces. An object has
+it as an attribute, a bucket as a document. A grantee is an account, `~all` or `~authenticated`; names of accounts
+cannot begin with `~`.
 
 Sources: "Access control list (ACL) overview" of the S3 user guide; PutBucketAcl and PutObjectAcl of the S3 API
-reference. Other than there, an owner needs no grant: an ACL without grants is that of a private bucket or object.
+reference. Unlike S3, an owner needs no grant: a bucket or object whose ACL has no grants is private.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GROUPS = {
     "authenticated-read": ((AUTHENTICATED_USERS, "READ"),),
 }
 _OWNERS = {"bucket-owner-read": "private", "bucket-owner-full-control": "private"}
-"""The owner of a bucket owns its objects, so these say nothing more."""
+"""The owner of a bucket owns its objects, so these mean the same as `private`."""
 _NAME_OF_GROUP = {ALL_USERS: "~all", AUTHENTICATED_USERS: "~authenticated"}
 _GROUP_OF_NAME = {name: uri for uri, name in _NAME_OF_GROUP.items()}
 _HEADERS = {
@@ -46,7 +46,7 @@ _ON_OBJECT = {"READ": Rights.READ, **_ACL_RIGHTS}
 
 
 def grants_of(acl: str, owner: Owner) -> list[Grant]:
-    """Return what a stored ACL grants, in the order given; for a canned ACL, the owner comes first."""
+    """Return the grants of a stored ACL in their order; for a canned ACL, the owner's grant comes first."""
     if "=" in acl:
         return [_grant(*entry.partition("=")[::2]) for entry in acl.split(" ")]
     groups = _GROUPS.get(_OWNERS.get(acl, acl), ())
@@ -55,20 +55,20 @@ def grants_of(acl: str, owner: Owner) -> list[Grant]:
 
 @lru_cache(maxsize=1024)
 def bucket_rights(acl: str, account: str | None) -> Rights:
-    """What a stored ACL of a bucket allows to an account, or to anybody for None. Whether objects may be read, their
-    own ACLs say."""
+    """Return what the stored ACL of a bucket allows to an account, or to anyone for None. It never allows reading
+    objects; their own ACLs do."""
     return _rights(acl, account, _ON_BUCKET)
 
 
 @lru_cache(maxsize=1024)
 def object_rights(acl: str, account: str | None) -> Rights:
-    """The same of an object."""
+    """Return what the stored ACL of an object allows to an account, or to anyone for None."""
     return _rights(acl, account, _ON_OBJECT)
 
 
 def _rights(acl: str, account: str | None, meaning: dict[str, Rights]) -> Rights:
     found = Rights.NONE
-    # The owner needs no grant, so whose the entry of a canned ACL is does not matter.
+    # The owner needs no grant, so the name in the owner's entry of a canned ACL does not matter.
     for grant in grants_of(acl, Owner("~owner")):
         is_theirs = grant.uri == ALL_USERS if account is None else grant.uri is not None or _id(grant) == account
         if is_theirs and grant.permission == "FULL_CONTROL":
@@ -90,8 +90,8 @@ def _grant(permission: str, grantee: str) -> Grant:
 
 
 def stored(grants: Sequence[Grant], owner: Owner) -> str:
-    """How to store these grants: as a canned ACL if one grants just this. Raises InvalidArgument for a grantee that
-    cannot be, MalformedACLError for too many."""
+    """Return the stored form of these grants, which is a canned ACL if one has the same grants. Raises InvalidArgument
+    for an invalid grantee, MalformedACLError for too many grants."""
     if len(grants) > GRANTS_MAX:
         raise S3Error("MalformedACLError", f"An ACL has at most {GRANTS_MAX} grants.")
     groups = {(grant.uri, grant.permission) for grant in grants if grant.uri is not None}
@@ -117,8 +117,9 @@ def _grantee(grant: Grant) -> str:
 
 
 def of_headers(request: Request) -> str | None:
-    """The ACL that the headers of a request set, as it is stored; None if they set none. Raises InvalidRequest for a
-    canned ACL and grants, InvalidArgument, and as `unknown_mail_address` for a grantee by mail address."""
+    """Return the ACL that the headers of a request set, in its stored form; None if they set none. Raises
+    InvalidRequest if they have both a canned ACL and grants, InvalidArgument, and the error of `unknown_mail_address`
+    for a grantee given by mail address."""
     acl = request.header("x-amz-acl")
     grants = []
     for name, permission in _HEADERS.items():
@@ -150,15 +151,15 @@ def _grantees(name: str, text: str) -> Iterable[tuple[Owner | None, str | None]]
 
 
 def canned(acl: str) -> str:
-    """The name of a canned ACL. Raises InvalidArgument for what is none."""
+    """Return this name of a canned ACL. Raises InvalidArgument if no canned ACL has this name."""
     if acl not in _GROUPS and acl not in _OWNERS:
-        raise S3Error("InvalidArgument", f"{acl!r} is no canned ACL.", ArgumentName="x-amz-acl", ArgumentValue=acl)
+        raise S3Error("InvalidArgument", f"{acl!r} is not a canned ACL.", ArgumentName="x-amz-acl", ArgumentValue=acl)
     return acl
 
 
 @lru_cache(maxsize=1024)
 def without_groups(acl: str) -> str:
-    """A stored ACL without what it grants to everybody, with an access key or without."""
+    """Return a stored ACL without its grants to groups: to everyone, or to everyone with an access key."""
     if "=" not in acl:
         return "private" if _GROUPS.get(acl) else acl
     kept = [entry for entry in acl.split(" ") if entry.partition("=")[2] not in _GROUP_OF_NAME]
@@ -166,28 +167,28 @@ def without_groups(acl: str) -> str:
 
 
 def is_public(acl: str) -> bool:
-    """Whether a stored ACL grants anything to everybody. Source: "The meaning of public" of the S3 user guide, which
-    counts those with an access key."""
+    """Return whether a stored ACL grants anything to everyone, or to everyone with an access key. Source: "The meaning
+    of public" of the S3 user guide."""
     return without_groups(acl) != acl
 
 
 def is_owners_alone(acl: str, owner: str) -> bool:
-    """Whether a stored ACL grants nothing to others than the owner."""
+    """Return whether a stored ACL grants nothing to anyone except the owner."""
     return all(_id(grant) == owner for grant in grants_of(acl, Owner(owner)))
 
 
 def is_full_control(acl: str, owner: str) -> bool:
-    """Whether a client has said that the owner has full control, and nobody anything else, with the canned ACL that
-    says so or with grants. Source: PutObject of the S3 API reference, about buckets whose owner is enforced."""
+    """Return whether a stored ACL grants full control to the owner and nothing to others, and was sent as such, by
+    grants or by the canned ACL. Source: PutObject of the S3 API reference, about buckets whose owner is enforced."""
     return acl in (f"FULL_CONTROL={owner}", "bucket-owner-full-control")
 
 
 def kind_of_bucket_acl(acl: str) -> CannedAcl:
-    """How the row of a bucket has its ACL. Raises InvalidArgument for a canned ACL of objects."""
+    """Return how the row of a bucket stores this ACL. Raises InvalidArgument for a canned ACL of objects."""
     if "=" in acl:
         return CannedAcl.GRANTS
     if acl not in _GROUPS:
         raise S3Error(
-            "InvalidArgument", f"{acl!r} is no canned ACL of a bucket.", ArgumentName="x-amz-acl", ArgumentValue=acl
+            "InvalidArgument", f"{acl!r} is not a canned ACL of a bucket.", ArgumentName="x-amz-acl", ArgumentValue=acl
         )
     return CannedAcl(acl)

@@ -1,4 +1,4 @@
-"""The master keys of the settings."""
+"""Finds the master keys in the settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BOTH = ("s3.master_key", _FILE)
 
 
 def find_master_keys(settings: S3Settings) -> MasterKeys:
-    """Raises ConfigError if there is none, or if it is no key."""
+    """Return the configured master keys. Raises ConfigError if none is set, or if one is invalid."""
     if settings.master_key is not None and settings.master_key_file is not None:
         raise ConfigError("s3.master_key and s3.master_key_file are both set; remove one of them", settings=_BOTH)
     if settings.master_key is not None:

@@ -1,13 +1,13 @@
-"""Secrets of access keys, encrypted under a master key.
+"""Encrypts the secrets of access keys with a master key.
 
-A server that verifies Signature Version 4 needs the secret itself, so a hash of it does not do. What is stored:
+A server that verifies Signature Version 4 needs the secret itself; a hash of it would not suffice. The stored form:
 
     offset  size
          0     1  format, 1
-         1     4  which master key: the first bytes of SHA-256 of "nos_ec master key" and the key
+         1     4  id of the master key: the first bytes of SHA-256 of "nos_ec master key" and the key
          5    12  nonce, random
-        17        the secret, with AES-256-GCM; the access key is the associated data, so that nobody can give one
-                  access key the secret of another
+        17        the secret, encrypted with AES-256-GCM; the access key is the associated data, so that the secret
+                  of one access key cannot be copied to another
 
 Source: NIST SP 800-38D. Random nonces of 96 bits allow 2^32 secrets under one master key (section 8.3).
 """
@@ -33,14 +33,14 @@ _HEX = re.compile(f"[0-9a-fA-F]{{{2 * MASTER_KEY_BYTES}}}")
 
 
 class MasterKeys:
-    """The master key that secrets are encrypted with, and older ones that decrypt what they have encrypted."""
+    """The current master key, which encrypts secrets, and older ones, which only decrypt."""
 
     def __init__(self, keys: Sequence[str], settings: tuple[str, ...] = ()) -> None:
-        """keys: the present one first, each 64 hexadecimal digits. settings: where they come from. Raises
-        ConfigError."""
+        """`keys` are 64 hexadecimal digits each, the current key first. `settings` names the settings that they come
+        from. Raises ConfigError."""
         if not keys or any(not _HEX.fullmatch(key) for key in keys):
             raise ConfigError(
-                f"s3: a master key must have {2 * MASTER_KEY_BYTES} hexadecimal digits, a line for each; {MAKE_ONE}",
+                f"s3: each line must be a master key of {2 * MASTER_KEY_BYTES} hexadecimal digits; {MAKE_ONE}",
                 settings=settings,
             )
         ciphers = [bytes.fromhex(key) for key in keys]
@@ -48,33 +48,33 @@ class MasterKeys:
         self._ciphers = {_id_of(key): AESGCM(key) for key in reversed(ciphers)}
 
     def seal(self, access_key: str, secret: str, nonce: bytes) -> bytes:
-        """What to store for a secret. nonce: NONCE_BYTES random bytes, never used before."""
+        """Return the stored form of a secret. `nonce` is NONCE_BYTES random bytes that were never used before."""
         sealed = self._ciphers[self._present].encrypt(nonce, secret.encode(), access_key.encode())
         return _FORMAT + self._present + nonce + sealed
 
     def open(self, access_key: str, sealed: bytes) -> str:
-        """The secret. Raises ConfigError if it was encrypted with a master key that is not there, Corrupt."""
+        """Return the secret. Raises ConfigError if it was encrypted with an unknown master key, Corrupt."""
         key_id, nonce = sealed[1 : 1 + _ID_BYTES], sealed[1 + _ID_BYTES : _FRONT]
         if sealed[:1] != _FORMAT or len(sealed) < _FRONT:
             raise Corrupt(f"access key {access_key}: its secret has an unknown format")
         cipher = self._ciphers.get(key_id)
         if cipher is None:
             raise ConfigError(
-                f"access key {access_key}: its secret was encrypted with another master key; add that one as a further"
+                f"access key {access_key}: its secret was encrypted with another master key; add that key as a further"
                 " line to the file of s3.master_key_file, or give the access key a new secret: nos-ec s3 key rotate",
                 settings=("s3.master_key", "s3.master_key_file"),
             )
         try:
             return cipher.decrypt(nonce, sealed[_FRONT:], access_key.encode()).decode()
         except (InvalidTag, UnicodeDecodeError):
-            raise Corrupt(f"access key {access_key}: its secret was changed, or is that of another key") from None
+            raise Corrupt(f"access key {access_key}: its secret was changed, or belongs to another key") from None
 
     def is_known(self, sealed: bytes) -> bool:
-        """Return whether one of the master keys has encrypted it."""
+        """Return whether one of the master keys encrypted this secret."""
         return sealed[:1] == _FORMAT and sealed[1 : 1 + _ID_BYTES] in self._ciphers
 
     def is_present(self, sealed: bytes) -> bool:
-        """Whether the present master key has encrypted it."""
+        """Return whether the current master key encrypted this secret."""
         return sealed[:1] == _FORMAT and sealed[1 : 1 + _ID_BYTES] == self._present
 
 

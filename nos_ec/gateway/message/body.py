@@ -1,4 +1,4 @@
-"""The body of a request, decoded and checked while the engine reads it."""
+"""Decodes and checks the body of a request while the engine reads it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ OBJECT_BYTES_MAX = 5 << 30
 
 
 class Source(Protocol):
-    """The bytes of a body as they arrive."""
+    """The bytes of a body as they arrive from the client."""
 
     def next_piece(self) -> bytes:
-        """The next bytes; none at the end. Raises S3Error if the client has gone, or is too slow."""
+        """Return the next bytes; none at the end. Raises S3Error if the client disconnects or is too slow."""
         ...
 
 
 class BodyWanted(Exception):
-    """An operation wants to have a body that nobody has asked the client for yet."""
+    """An operation reads a body that the client has not been asked to send (Expect: 100-continue)."""
 
 
 class Unasked(Source):
-    """Stands for such a body."""
+    """Stands for such a body until it is requested."""
 
     def next_piece(self) -> bytes:
-        """Raises BodyWanted."""
+        """Raise BodyWanted."""
         raise BodyWanted
 
 
 def length_of(request: Request, signed: Signed | None) -> int:
-    """Bytes of the body, decoded; OBJECT_BYTES_MAX if it is of unknown length. Raises MissingContentLength,
+    """Return the length of the decoded body in bytes; OBJECT_BYTES_MAX if it is unknown. Raises MissingContentLength,
     InvalidArgument, EntityTooLarge."""
     if signed is not None and signed.payload.is_chunked:
         length = decoded_length_of(request)
@@ -57,8 +57,8 @@ def length_of(request: Request, signed: Signed | None) -> int:
 
 
 def _is_of_unknown_length(request: Request, signed: Signed | None) -> bool:
-    """A body that HTTP sends in chunks needs no length if its SHA-256 is signed, which tells whether all has come. S3
-    wants a length, Ceph's RGW none."""
+    """Return whether the body has HTTP chunks and no length. That is accepted only if its SHA-256 is signed, which
+    detects a truncated body. S3 always requires a length; Ceph's RGW does not."""
     return (
         signed is not None
         and signed.payload is Payload.SHA256
@@ -68,8 +68,8 @@ def _is_of_unknown_length(request: Request, signed: Signed | None) -> bool:
 
 
 class CheckedBody:
-    """A binary stream. Its last bytes are given only once lengths, signatures and checksums of all of it are right, so
-    that no engine records a body that is not."""
+    """A binary stream of the decoded body. It returns the last bytes only after length, signatures and checksums of the
+    whole body were verified, so that the engine never commits a bad body."""
 
     def __init__(
         self,
@@ -81,15 +81,16 @@ class CheckedBody:
         computed: Algorithm | None = None,
         of_object: bool = False,
     ) -> None:
-        """at_end: called when the body has come and is right; what it raises keeps the last bytes back too. computed,
-        of_object: as of `checksums.expected_of`. Raises S3Error as that and `length_of`."""
+        """`at_end` is called once the body has arrived and is verified; if it raises an error, the last bytes are not
+        returned either. `computed` and `of_object` are passed to `checksums.expected_of`. Raises the S3Errors of that
+        and of `length_of`."""
         self.length = length_of(request, signed)
-        """At most so much, if it is of unknown length."""
+        """Length in bytes; the maximum if the length is unknown."""
         self._is_exact = not _is_of_unknown_length(request, signed)
         self.computed: Computed | None = None
         """Set at the end."""
         self.algorithm: Algorithm | None
-        """Of the checksum that is computed."""
+        """Algorithm of the checksum that is computed."""
         announced = frozenset[str]()
         self._chunked: ChunkedBody | None = None
         if signed is not None:

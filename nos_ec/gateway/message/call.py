@@ -1,4 +1,4 @@
-"""One request whose sender is known, and what it asks for."""
+"""A request whose sender and operation are known."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from nos_ec.s3.signing import Payload, Signed
 
 @dataclass(slots=True)
 class Call:
-    """operation: by the name of the S3 API reference. account: None for an anonymous request. bucket, key: empty if the
-    request names none. access: of the bucket, None for an operation on none, or on one that need not exist. allowed:
-    rights that the policy of the bucket adds for this operation."""
+    """A request with its operation, sender and bucket.
+
+    `operation` is its name in the S3 API reference. `account` is None for an anonymous request. `bucket` and `key` are
+    empty if the request names none. `access` describes the bucket; it is None for an operation without a bucket, or
+    whose bucket need not exist. `allowed` are the rights that the policy of the bucket adds for this operation.
+    """
 
     request: Request
     operation: str
@@ -35,55 +38,55 @@ class Call:
 
     @property
     def payload(self) -> Payload:
-        """How the body is sent."""
+        """How the body is encoded and signed."""
         return Payload.UNSIGNED if self.signed is None else self.signed.payload
 
     @property
     def rights(self) -> Rights:
-        """What the account may do in the bucket."""
+        """The rights of the account in the bucket."""
         return Rights.NONE if self.access is None else self.access.rights_of(self.account) | self.allowed
 
     @property
     def owner(self) -> Owner:
-        """Of the bucket, and so of its objects."""
+        """The owner of the bucket, who also owns its objects."""
         assert self.access is not None
         return owner_named(self.access.row.owner)
 
     @property
     def versioning(self) -> Versioning | None:
-        """That of the bucket."""
+        """The versioning of the bucket."""
         return None if self.access is None else self.access.versioning
 
     @property
     def object_key(self) -> ObjectKey:
-        """Raises S3Error for a key that the store cannot have."""
+        """The key of the object. Raises S3Error if the store cannot have such a key."""
         return object_key(self.bucket, self.key)
 
     @property
     def has_body(self) -> bool:
-        """Whether a body comes, which may still be an empty one."""
+        """Whether the request has a body. It may still be empty if it is sent in chunks."""
         return (
             self.request.header("content-length") not in (None, "0")
             or b"transfer-encoding" in self.request.header_values
         )
 
     def require(self, rights: Rights) -> None:
-        """Raises AccessDenied unless the account has all of them."""
+        """Raise AccessDenied unless the account has all of these rights."""
         if rights not in self.rights:
             raise denied()
 
     def require_account(self) -> str:
-        """Raises AccessDenied for an anonymous request."""
+        """Return the account. Raises AccessDenied for an anonymous request."""
         if self.account is None:
             raise denied()
         return self.account
 
     def number(self, parameter: str, default: int, most: int) -> int:
-        """A query parameter that is a number, cut off at `most`. Raises InvalidArgument."""
+        """Return a query parameter as a number, at most `most`. Raises InvalidArgument."""
         return self._number(parameter, self.request.parameter(parameter), default, most)
 
     def number_of_header(self, name: str, default: int, most: int) -> int:
-        """The same of a header."""
+        """Return a header as a number, at most `most`. Raises InvalidArgument."""
         return self._number(name, self.request.header(name), default, most)
 
     def _number(self, parameter: str, text: str | None, default: int, most: int) -> int:
@@ -99,7 +102,7 @@ class Call:
         return min(int(text), most)
 
     def part_number(self) -> int:
-        """The query parameter `partNumber`. Raises InvalidArgument."""
+        """Return the query parameter `partNumber`. Raises InvalidArgument."""
         number = self.number("partNumber", 0, PARTS_MAX + 1)
         if not 1 <= number <= PARTS_MAX:
             raise S3Error(
@@ -112,7 +115,7 @@ class Call:
 
 
 def object_key(bucket: str, key: str) -> ObjectKey:
-    """Raises InvalidArgument for a key that the store cannot have."""
+    """Return the key of an object. Raises InvalidArgument if the store cannot have such a key."""
     try:
         return ObjectKey(bucket, key)
     except InvalidInput as error:
@@ -120,10 +123,10 @@ def object_key(bucket: str, key: str) -> ObjectKey:
 
 
 def owner_named(account: str) -> Owner:
-    """The owner that answers name."""
+    """Return how answers name an account as an owner."""
     return Owner(account, account)
 
 
 def denied() -> S3Error:
-    """What a request is refused with whose sender may not do it."""
+    """Return the error for a request that its sender has no right to make."""
     return S3Error("AccessDenied", "Access Denied")

@@ -1,4 +1,4 @@
-"""Failures of the store, as S3 has them."""
+"""Translates errors of the store to errors of S3."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 
 def translated(error: Exception, **about: str) -> S3Error:
-    """What a failure of the store is answered with. Logs those that are not the client's fault, with `about`."""
+    """Return the error of S3 for an exception. Logs it with `about`, unless the client caused it."""
     if isinstance(error, S3Error):
         return error
     if isinstance(error, InvalidInput):
@@ -47,7 +47,7 @@ def translated(error: Exception, **about: str) -> S3Error:
 
 
 def no_such_upload() -> S3Error:
-    """An upload that is not there."""
+    """Return the error for an upload that does not exist."""
     return S3Error(
         "NoSuchUpload",
         "The specified upload does not exist. The upload ID may be invalid, or the upload may have been aborted or"

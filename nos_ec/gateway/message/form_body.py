@@ -1,6 +1,6 @@
-"""The body of a POST form: its fields, then the bytes of its file as the engine reads them.
+"""Parses the body of a POST form: first its fields, then its file while the engine reads it.
 
-Source: RFC 7578; "POST object" of the S3 API reference: fields behind the file are ignored.
+Source: RFC 7578; "POST object" of the S3 API reference: fields after the file are ignored.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from nos_ec.s3.post_policy import SizeRange
 from nos_ec.s3.request import Request
 
 FIELDS_SIZE_MAX = 20 << 10
-"""Bytes of all fields before the file, with their names."""
+"""Maximum bytes of all fields before the file, including their names."""
 FIELDS_MAX = 200
 BEFORE_SIZE_MAX = 512 << 10
-"""Bytes that may come before the file, whatever they are."""
+"""Maximum bytes of any kind before the file."""
 BOUNDARY_SIZE_MAX = 200
-BEHIND_SIZE_MAX = 64 << 10
-"""Bytes that may follow the file."""
+AFTER_SIZE_MAX = 64 << 10
+"""Maximum bytes after the file."""
 
 
 class FormBody:
-    """A binary stream of the file. Its last bytes are given only once all of it has come and is right."""
+    """A binary stream of the file. It returns the last bytes only after the whole form has arrived and was verified."""
 
     def __init__(self, request: Request, source: Source, at_end: Callable[[], None]) -> None:
-        """Reads up to the file. at_end: called once the file has come. Raises PreconditionFailed for another type of
-        body, MalformedPOSTRequest, MaxPostPreDataLengthExceededError, InvalidArgument without a file, and S3Error as
-        `length_of`."""
+        """Read the fields before the file. `at_end` is called once the form has arrived. Raises PreconditionFailed if
+        the body is not a form, MalformedPOSTRequest, MaxPostPreDataLengthExceededError, InvalidArgument without a file,
+        and the S3Errors of `length_of`."""
         self.length = length_of(request, None)
-        """Of the whole form, and so an upper bound of the file's."""
+        """Bytes of the whole form, an upper bound for the size of the file."""
         self.computed: Computed | None = None
         self.fields: dict[str, str] = {}
-        """Those before the file, by name in lower case."""
+        """The fields before the file, by name in lower case."""
         self.file_name = ""
         self._source = source
         self._at_end = at_end
@@ -46,11 +46,12 @@ class FormBody:
         self._buffer = bytearray()
         self._taken = 0
         self._size = 0
-        self._behind = 0
+        self._after_size = 0
         self._read_fields(_parser(request, self._callbacks()))
 
     def expect(self, expected: Expected, sizes: SizeRange | None) -> None:
-        """What the file must have. To be called before the first `read`. Raises EntityTooLarge."""
+        """Set the checksums and the sizes that the file must have. Call it before the first `read`. Raises
+        EntityTooLarge."""
         self._check, self._sizes = BodyCheck(expected), sizes
         self._check.update(bytes(self._buffer))
         self._require_size()
@@ -87,12 +88,12 @@ class FormBody:
         self._parser = parser
         while not self._in_file and not self._file_ended:
             if self._taken > BEFORE_SIZE_MAX:
-                raise _too_much()
+                raise _too_many_fields()
             if not self._feed():
                 raise S3Error("InvalidArgument", "POST requires exactly one file upload per request.")
 
     def _feed(self) -> bool:
-        """Returns False at the end of the body."""
+        """Parse the next bytes. Returns False at the end of the body."""
         piece = self._source.next_piece()
         self._taken += len(piece)
         if self._taken > self.length:
@@ -151,9 +152,9 @@ class FormBody:
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._file_ended:
-            self._behind += end - start
-            if self._behind > BEHIND_SIZE_MAX:
-                raise S3Error("MalformedPOSTRequest", "There is too much behind the file of the form.")
+            self._after_size += end - start
+            if self._after_size > AFTER_SIZE_MAX:
+                raise S3Error("MalformedPOSTRequest", "Too many bytes follow the file of the form.")
         elif self._in_file:
             piece = data[start:end]
             self._size += len(piece)
@@ -163,7 +164,7 @@ class FormBody:
         else:
             self._value += data[start:end]
             if self._known + len(self._name) + len(self._value) > FIELDS_SIZE_MAX:
-                raise _too_much()
+                raise _too_many_fields()
 
     def _on_part_end(self) -> None:
         if self._in_file:
@@ -172,7 +173,7 @@ class FormBody:
             if not self._name or self._name in self.fields:
                 raise S3Error("MalformedPOSTRequest", f"The field {self._name!r} is repeated, or has no name.")
             if len(self.fields) == FIELDS_MAX:
-                raise _too_much()
+                raise _too_many_fields()
             self._known += len(self._name) + len(self._value)
             try:
                 self.fields[self._name] = self._value.decode()
@@ -183,7 +184,7 @@ class FormBody:
         self._ended = True
 
 
-def _too_much() -> S3Error:
+def _too_many_fields() -> S3Error:
     return S3Error(
         "MaxPostPreDataLengthExceededError",
         f"There are more than {FIELDS_SIZE_MAX} bytes, or {FIELDS_MAX} fields, before the file.",

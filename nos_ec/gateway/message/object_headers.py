@@ -1,7 +1,7 @@
-"""Headers of objects, as attributes of the version, and back.
+"""Converts headers of objects to attributes of a version, and back.
 
-Attributes have the names of the headers, so that programs of the Python library can set and read them. What clients
-cannot set by a header of its own has a name that begins with `s3:`.
+Attributes have the names of the headers, so that programs can set and read them with the Python library. Attributes
+that do not correspond to one header have names that begin with `s3:`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ KEPT = ("content-type", "cache-control", "content-disposition", "content-languag
 ENCODING = "content-encoding"
 TAGS, ACL, CHECKSUM, STORAGE_CLASS = TAGS_ATTRIBUTE, "s3:acl", "s3:checksum", "s3:storage-class"
 LATIN_1 = "s3:latin-1"
-"""The names of headers that did not come as UTF-8, separated by commas. Clients get the bytes that they have sent."""
+"""The names of headers that were not valid UTF-8, separated by commas. Clients get back the bytes that they sent."""
 DEFAULT_TYPE = "binary/octet-stream"
 STORAGE_CLASSES = ("STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING")
 _ENCODED = Charset("utf-8")
-"""S3 answers with metadata that is not ASCII as encoded words of RFC 2047. Some clients can read nothing else in
-headers. Source: "Working with object metadata" of the S3 user guide."""
+"""S3 returns metadata that is not ASCII as encoded words of RFC 2047, and some clients can only read ASCII in headers.
+Source: "Working with object metadata" of the S3 user guide."""
 _ENCODED.header_encoding = BASE64
 _UNSUPPORTED = re.compile(r"x-amz-(server-side-encryption|object-lock-|website-redirect-location)")
 
 
 def refuse_unsupported(request: Request) -> None:
-    """Raises NotImplemented for headers that would change what is stored in a way that we lack."""
+    """Raise NotImplemented if a header asks for a feature that the store lacks, such as encryption."""
     for raw in request.header_values:
         name = raw.decode("latin-1")
         if _UNSUPPORTED.match(name):
@@ -49,7 +49,8 @@ def refuse_unsupported(request: Request) -> None:
 
 
 def attributes_of_request(request: Request, encoding: str | None) -> dict[str, str]:
-    """What a PUT says of its object. encoding: what to keep of Content-Encoding. Raises S3Error."""
+    """Return the attributes that the headers of a PUT set. `encoding` is the part of Content-Encoding to keep. Raises
+    S3Error."""
     found = {name: value for name in KEPT if (value := request.header(name))}
     if encoding:
         found[ENCODING] = encoding
@@ -73,7 +74,7 @@ def attributes_of_request(request: Request, encoding: str | None) -> dict[str, s
     storage_class = request.header("x-amz-storage-class")
     if storage_class is not None:
         if storage_class not in STORAGE_CLASSES:
-            raise S3Error("InvalidStorageClass", f"{storage_class!r} is none of {', '.join(STORAGE_CLASSES)}.")
+            raise S3Error("InvalidStorageClass", f"{storage_class!r} is not one of {', '.join(STORAGE_CLASSES)}.")
         if storage_class != "STANDARD":
             found[STORAGE_CLASS] = storage_class
     acl = of_headers(request)
@@ -83,17 +84,17 @@ def attributes_of_request(request: Request, encoding: str | None) -> dict[str, s
 
 
 def tags_attribute(tags: Mapping[str, str]) -> dict[str, str]:
-    """Tags as an attribute; none without tags."""
+    """Return the attribute with the tags; none without tags."""
     return {TAGS: urlencode(tags)} if tags else {}
 
 
 def acl_attribute(acl: str) -> dict[str, str]:
-    """An ACL, as gateway.acls stores it, as an attribute; none for the default."""
+    """Return the attribute with an ACL in its stored form (auth/acls.py); none for the default ACL."""
     return {} if acl == "private" else {ACL: acl}
 
 
 def encoded(attributes: Mapping[str, str]) -> bytes:
-    """As rows have them. Raises MetadataTooLarge."""
+    """Return attributes as a row stores them. Raises MetadataTooLarge."""
     try:
         return encode_attributes(attributes)
     except InvalidInput as error:
@@ -101,50 +102,51 @@ def encoded(attributes: Mapping[str, str]) -> bytes:
 
 
 def attributes_of(row: ObjectRow) -> dict[str, str]:
-    """Raises Corrupt."""
+    """Return the attributes of a row. Raises Corrupt."""
     return users_attributes(row.attributes)
 
 
 def tags_of(attributes: Mapping[str, str]) -> dict[str, str]:
-    """The tags of an object."""
+    """Return the tags of an object."""
     return documents.tagging_header(attributes[TAGS]) if TAGS in attributes else {}
 
 
 def checksum_of(attributes: Mapping[str, str]) -> answers.Checksum | None:
-    """The checksum that was sent with the object, or that of its parts."""
+    """Return the checksum of an object; None if it has none. The checksum of a multipart upload may be composite."""
     algorithm, _, value = attributes.get(CHECKSUM, "").partition(" ")
     kind = ChecksumType.COMPOSITE if "-" in value else ChecksumType.FULL_OBJECT
     return answers.Checksum(algorithm, value, kind.value) if value else None
 
 
 def checksum_attribute(algorithm: str, value: str) -> dict[str, str]:
-    """A checksum as an attribute."""
+    """Return the attribute with a checksum."""
     return {CHECKSUM: f"{algorithm} {value}"}
 
 
 def told_checksum(request: Request) -> dict[str, str]:
-    """The checksum in the headers of a request, as an attribute; none without one. Raises S3Error."""
+    """Return the attribute with the checksum that the headers of a request have; none without one. Raises S3Error."""
     told = checksums.checksum_of(request)
     return {} if told is None else checksum_attribute(told[0].value, checksums.in_base64(told[1]))
 
 
 def etag_of(row: ObjectRow) -> str:
-    """Without quotes."""
+    """Return the ETag of an object, without quotes."""
     return etag(*row.tag)
 
 
 def etag(md5: bytes, parts: int | None) -> str:
-    """parts: as in `ObjectRow.tag`."""
+    """Return an ETag, without quotes. `parts` is as in `ObjectRow.tag`."""
     return md5.hex() if parts is None else f"{md5.hex()}-{parts}"
 
 
 def http_date(time_ms: int) -> str:
-    """As in Last-Modified, which has no fractions of seconds."""
+    """Return a time as in Last-Modified, which has no fractions of seconds."""
     return formatdate(time_ms // 1000, usegmt=True)
 
 
 def parsed_date(text: str | None) -> int | None:
-    """Seconds since 1970 of a date in a header; None for none, and for what is no date, which HTTP ignores."""
+    """Return a date in a header as seconds since 1970; None without a header, or if it is not a valid date, which HTTP
+    ignores."""
     if text is None:
         return None
     try:
@@ -154,7 +156,7 @@ def parsed_date(text: str | None) -> int | None:
 
 
 def headers_of(row: ObjectRow, attributes: Mapping[str, str], *, with_checksum: bool) -> dict[str, str]:
-    """The headers that a GET or HEAD answers with."""
+    """Return the headers of an object in the answer to a GET or HEAD."""
     found = {
         "etag": f'"{etag_of(row)}"',
         "last-modified": http_date(row.created_ms),
@@ -177,7 +179,7 @@ def headers_of(row: ObjectRow, attributes: Mapping[str, str], *, with_checksum: 
 
 
 def checksum_headers(attributes: Mapping[str, str]) -> dict[str, str]:
-    """The headers that tell the checksum of an object, if it was sent with one."""
+    """Return the headers with the checksum of an object; none if it has none."""
     checksum = checksum_of(attributes)
     if checksum is None:
         return {}

@@ -1,8 +1,8 @@
-"""Conditions and ranges of requests.
+"""Parses and checks the conditions and ranges of requests.
 
 Sources: RFC 9110, sections 13 and 14; "PutObject" and "GetObject" of the S3 API reference. PutObject of S3 has
-`If-None-Match: *` and `If-Match` with an ETag. As Ceph's RGW, we also take the two others of RFC 9110: `If-Match: *`
-and `If-None-Match` with an ETag.
+`If-None-Match: *` and `If-Match` with an ETag. Like Ceph's RGW, the gateway also accepts the other two forms of RFC
+9110: `If-Match: *` and `If-None-Match` with an ETag.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from nos_ec.s3.request import Request
 _RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})")
 _ETAG = re.compile(r"([0-9a-fA-F]{32})(?:-([0-9]{1,5}))?")
 _OF_NO_OBJECT = b""
-"""The MD5 of an ETag that no object has."""
+"""The MD5 in a condition on an ETag that no object can have."""
 
 
 def check_read(request: Request, row: ObjectRow, start: str = "") -> None:
-    """Raises PreconditionFailed, or NotModified, for the conditions of a GET or HEAD. start: what the names of the
-    headers begin with; with `x-amz-copy-source-` all of them fail as PreconditionFailed."""
+    """Raise PreconditionFailed or NotModified if a condition of a GET or HEAD does not hold. `start` is the prefix of
+    the names of the headers; with `x-amz-copy-source-`, every failure is a PreconditionFailed."""
     changed_s = row.created_ms // 1000
     match, unmodified = request.header(start + "if-match"), parsed_date(request.header(start + "if-unmodified-since"))
     none_match, modified = (
@@ -52,7 +52,7 @@ def _names(header: str, row: ObjectRow) -> bool:
 
 
 def write_condition(request: Request) -> Condition | None:
-    """The condition of a PUT. Raises NotImplemented for several at once."""
+    """Return the condition of a PUT; None without one. Raises NotImplemented for several conditions."""
     match, none_match = request.header("if-match"), request.header("if-none-match")
     if match is not None and none_match is not None:
         raise S3Error("NotImplemented", "If-Match and If-None-Match cannot be combined.")
@@ -62,7 +62,8 @@ def write_condition(request: Request) -> Condition | None:
 
 
 def etag_condition(etag: str) -> Condition:
-    """The current version must have this ETag; with `*` any. Raises NotImplemented for a list of ETags."""
+    """Return the condition that the current version has this ETag, or exists for `*`. Raises NotImplemented for a list
+    of ETags."""
     if etag == "*":
         return PRESENT
     if "," in etag:
@@ -75,7 +76,7 @@ def etag_condition(etag: str) -> Condition:
 
 
 def delete_condition(etag: str | None, modified: str | None, size: str | None) -> Condition | None:
-    """The condition of a DELETE: an ETag, when the object was stored, and its size, each as sent; None for none.
+    """Return the condition of a DELETE on ETag, time of storage and size, each as sent or None; None without any.
     Raises InvalidArgument, NotImplemented."""
     if etag is None and modified is None and size is None:
         return None
@@ -90,21 +91,21 @@ def delete_condition(etag: str | None, modified: str | None, size: str | None) -
 
 
 def _time_of(text: str) -> int:
-    """Seconds since 1970 of a date, as in headers or as in ISO 8601. Raises InvalidArgument."""
+    """Return a date, in the form of a header or of ISO 8601, as seconds since 1970. Raises InvalidArgument."""
     seconds = parsed_date(text)
     if seconds is None:
         try:
             seconds = int(datetime.fromisoformat(text.strip()).timestamp())
         except (ValueError, OverflowError):
             raise S3Error(
-                "InvalidArgument", "The last modified time is no date.", ArgumentName="last-modified-time"
+                "InvalidArgument", "The last modified time is not a valid date.", ArgumentName="last-modified-time"
             ) from None
     return seconds
 
 
 def range_of(request: Request, size: int) -> tuple[int, int] | None:
-    """(first byte, length) of the range that a GET asks for; None for the whole object, also if the header is no range
-    of bytes, or several ranges, which S3 does not serve. Raises InvalidRange."""
+    """Return (first byte, length) of the range that a GET asks for. Return None for the whole object: without a valid
+    range of bytes, or for several ranges, which S3 does not support. Raises InvalidRange."""
     header = request.header("range")
     match = _RANGE.fullmatch(header.strip()) if header else None
     if match is None or match[1] == match[2] == "":

@@ -1,4 +1,4 @@
-"""Stores the body of a request as an object, or as a part of one."""
+"""Stores the body of a request as an object, or as a part of a multipart upload."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nos_ec.s3.checksums import Algorithm, Computed
 
 
 class Body(Protocol):
-    """A `ByteStream` of at most `length` bytes. computed: set when all of them have been read."""
+    """A `ByteStream` of at most `length` bytes. `computed` is set when all of them have been read."""
 
     length: int
     computed: Computed | None
@@ -30,7 +30,7 @@ class Body(Protocol):
 
 
 class CopiedBody:
-    """What is copied from another object, as the body of a request is read."""
+    """A body whose bytes are copied from another object."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class CopiedBody:
         algorithm: Algorithm | None,
         at_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """at_end: called when all was read; what it raises keeps the last bytes back."""
+        """`at_end` is called when all bytes have been read; if it raises an error, the last bytes are not returned."""
         self._at_end = at_end
         self.length = length
         self.computed: Computed | None = None
@@ -51,11 +51,11 @@ class CopiedBody:
         self._end_if_all()
 
     def read(self, size: int, /) -> bytes:
-        """See `ByteStream`. Raises Corrupt if the source has fewer or more than `length` bytes."""
+        """See `ByteStream`. Raises Corrupt if the source does not have exactly `length` bytes."""
         piece = self._pieces.read(size)
         self._left -= len(piece)
         if self._left < 0 or (self._left and size and not piece):
-            raise Corrupt(f"the source of a copy gave {self.length - self._left} bytes instead of {self.length}")
+            raise Corrupt(f"the source of a copy has {self.length - self._left} bytes instead of {self.length}")
         self._md5.update(piece)
         if self._checksum is not None:
             self._checksum.update(piece)
@@ -76,9 +76,12 @@ def store_body(
     put: Callable[[ByteStream, bytes], ObjectRow],
     change: Callable[[ObjectRow, bytes], bool],
 ) -> tuple[ObjectRow, dict[str, str]]:
-    """Store a body, with its checksum among the attributes. packed_size_max: a body of so many bytes is read before it
-    is stored, so that its checksum is known. put, change: of the store. Returns the row, and all attributes. Raises
-    what reading the body and `put` raise."""
+    """Store a body with its checksum as an attribute. Return the row and all attributes.
+
+    A body of up to `packed_size_max` bytes is read before it is stored, so that its checksum is known. The checksum of
+    a larger one is added later if it was in a trailer or computed. `put` stores a stream with attributes; `change`
+    replaces the attributes of a row. Raises the errors of reading the body and of `put`.
+    """
     stream: ByteStream = body
     if body.length <= packed_size_max:
         stream = BytesIO(read_up_to(body, body.length + 1))
@@ -86,11 +89,11 @@ def store_body(
     row = put(stream, encoded(attributes))
     assert body.computed is not None
     if CHECKSUM not in attributes and _computed(body):
-        # It came after the last byte. Another request may have changed the attributes since.
+        # The checksum came after the last byte. Another request may have changed the attributes meanwhile.
         is_unchanged = users_attributes(row.attributes) == attributes
         attributes = attributes | _computed(body)
         if is_unchanged:
-            with suppress(Transient):  # the object is stored, whatever becomes of this
+            with suppress(Transient):  # the object is stored even if this fails
                 change(row, encoded(attributes))
     return row, attributes
 

@@ -1,9 +1,10 @@
-"""Accepts connections as one of several processes that share a listening socket, so that each has as many.
+"""Accepts connections as one of several processes that share a listening socket, so that all get an equal number.
 
-The kernel wakes all processes for a connection, and an event loop accepts whatever waits then. So the process that
-wakes first would get most connections of a client that opens them at once, and one core would serve them. Here a
-process accepts only while no other one has fewer (connection_counts.py). Otherwise it gives way for a moment. What the
-others have left then, because they are busy or hang, it accepts: one connection at first, and twice as many each time.
+The kernel wakes all processes for a connection, and an event loop accepts every connection that waits then. So the
+process that wakes first would get most connections of a client that opens many at once, and one core would serve them
+all. Here, a process accepts only while no other process has fewer connections (connection_counts.py). Otherwise it
+gives way for a moment. It then accepts connections that the others have left because they are busy or hang: one at
+first, and twice as many each time.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ _log = structlog.get_logger(__name__)
 
 GIVE_WAY_S = 0.005
 SLACK_SHARE = 8
-"""An eighth more connections than others have is no reason to give way: so many are accepted in few turns."""
+"""A process gives way only if it has more than an eighth more connections than another, so that many connections are
+accepted in few turns."""
 TURN_MAX = 64
-"""Connections that are accepted before other events are looked at."""
+"""Maximum number of connections accepted before the loop handles other events."""
 RETRY_S = 1.0
-_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 Serve = Callable[[socket.socket], Coroutine[Any, Any, object]]
-"""Begins to serve an accepted connection, which is then a part of the count. Raises OSError if TLS fails."""
+"""Starts serving an accepted connection, which the server then counts itself. Raises OSError if TLS fails."""
 
 
 class Acceptor:
-    """One process's share of a listening socket. Belongs to its event loop. It closes as an asyncio.Server does."""
+    """One process's share of a listening socket. Only the event loop may use it. It closes like an asyncio.Server."""
 
     def __init__(
         self,
@@ -46,8 +48,8 @@ class Acceptor:
         counts: ConnectionCounts,
         number: int,
     ) -> None:
-        """served: how many connections this process has, besides those that `serve` has not begun yet. number: of this
-        process among `counts`."""
+        """`served` returns how many connections this process has, without those that `serve` has not started yet.
+        `number` is the index of this process in `counts`."""
         self._loop = loop
         self._listener = listener
         self._serve = serve
@@ -58,25 +60,25 @@ class Acceptor:
         self._timer: asyncio.TimerHandle | None = None
         self._insists_on = 1
         listener.setblocking(False)
-        self.tell()
+        self.publish_count()
         self._listen()
 
-    def tell(self) -> int:
-        """Tell the other processes how many connections this one has, and return it. One that has just been
-        accepted may be counted twice: it is served, but its task has not ended. The next call, at the latest that of
-        `on_tick`, puts it right."""
+    def publish_count(self) -> int:
+        """Publish to the other processes how many connections this one has, and return the number. A connection that
+        has just been accepted may be counted twice, because it is served while its task has not ended. The next call
+        corrects that, at the latest the one by `on_tick`."""
         connections = self._served() + len(self._begun)
-        self._counts.write(self._number, connections)
+        self._counts.set_count(self._number, connections)
         return connections
 
     def close(self) -> None:
-        """Accept nothing more."""
+        """Accept no more connections."""
         self._loop.remove_reader(self._listener)
         if self._timer is not None:
             self._timer.cancel()
         for task in self._begun:
             task.cancel()
-        self._counts.vacate(self._number)
+        self._counts.set_absent(self._number)
 
     async def wait_closed(self) -> None:
         """See asyncio.Server."""
@@ -90,14 +92,15 @@ class Acceptor:
         """Accept while no other process has fewer connections, then give way."""
         for _ in range(TURN_MAX):
             least = self._counts.least_of_others(self._number)
-            if least is not None and self.tell() > least + least // SLACK_SHARE:
+            if least is not None and self.publish_count() > least + least // SLACK_SHARE:
                 self._pause(GIVE_WAY_S, partial(self._insist, least))
                 return
             if not self._accept_one():
                 return
 
     def _insist(self, least: int) -> None:
-        """After giving way. least: the fewest connections of another process before."""
+        """Accept some connections after giving way, if the other processes accepted none. `least` is the fewest
+        connections of another process before."""
         if self._counts.least_of_others(self._number) == least:
             for _ in range(self._insists_on):
                 if not self._accept_one():
@@ -110,22 +113,22 @@ class Acceptor:
             self._listen()
 
     def _accept_one(self) -> bool:
-        """Whether there may be more."""
+        """Accept a connection. Returns whether more may wait."""
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return False
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in _OUT_OF_RESOURCES:
                 raise
-            _log.error("no room for another connection; trying again", error=str(error), after_s=RETRY_S)
+            _log.error("cannot accept another connection; trying again", error=str(error), after_s=RETRY_S)
             self._pause(RETRY_S, self._listen)
             return False
         connection.setblocking(False)
         task = self._loop.create_task(self._serve(connection))
         self._begun.add(task)
         task.add_done_callback(self._begin)
-        self.tell()
+        self.publish_count()
         return True
 
     def _begin(self, task: asyncio.Task[object]) -> None:
@@ -135,28 +138,28 @@ class Acceptor:
             self._loop.call_exception_handler({"message": "a connection was not served", "exception": error})
 
     def _pause(self, seconds: float, then: Callable[[], None]) -> None:
-        """Do not look at the socket for a while."""
+        """Ignore the socket for a while, then call `then`."""
 
-        def go_on() -> None:
+        def resume() -> None:
             self._timer = None
             then()
 
         self._loop.remove_reader(self._listener)
-        self._timer = self._loop.call_later(seconds, go_on)
+        self._timer = self._loop.call_later(seconds, resume)
 
 
 class SharingServer(uvicorn.Server):
-    """uvicorn's server with an Acceptor."""
+    """uvicorn's server, accepting connections with an Acceptor."""
 
     def __init__(self, config: uvicorn.Config, counts: ConnectionCounts, number: int) -> None:
-        """See Acceptor."""
+        """See `Acceptor`."""
         super().__init__(config)
         self._counts = counts
         self._number = number
         self._acceptor: Acceptor | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve the one socket."""
+        """Serve the only socket."""
         await super().startup(sockets=[])
         assert sockets is not None
         (listener,) = sockets
@@ -170,13 +173,13 @@ class SharingServer(uvicorn.Server):
         self.servers.append(self._acceptor)  # type: ignore[arg-type]
 
     async def on_tick(self, counter: int) -> bool:
-        """uvicorn calls it ten times a second."""
+        """Publish the count. uvicorn calls this ten times a second."""
         assert self._acceptor is not None
-        self._acceptor.tell()
+        self._acceptor.publish_count()
         return await super().on_tick(counter)
 
     def _protocol(self) -> asyncio.Protocol:
-        """As uvicorn's own `startup` makes it."""
+        """Return a protocol as uvicorn's own `startup` makes it."""
         made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )

@@ -1,5 +1,5 @@
-"""The access log: one line for each request, among the other lines of the process. Never a query, a header of the
-client's signature or a secret, so that a line lets nobody repeat a request."""
+"""Writes the access log: one line for each request, among the other log lines of the process. A line never contains a
+query, a header of the client's signature or a secret, so it cannot be used to repeat a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = structlog.get_logger(__name__)
 
 
 def log_access(record: Record) -> None:
-    """Write the line. Times are in milliseconds, sizes in bytes."""
+    """Write the line of a request. Times are in milliseconds, sizes in bytes."""
     _log.info(
         "access",
         request_id=record.request_id,
@@ -34,7 +34,7 @@ def log_access(record: Record) -> None:
 
 
 def _printable(text: str) -> str:
-    """Without characters that could end the line or garble a terminal: these are escaped, as in Python."""
+    """Return the text with characters that could end the line or garble a terminal escaped as in Python."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

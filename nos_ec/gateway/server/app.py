@@ -1,8 +1,8 @@
-"""The ASGI application: reads requests and bodies, sends answers. Operations run in a pool of threads.
+"""The ASGI application: reads requests and their bodies, and sends answers. Operations run in a pool of threads.
 
-A request with a small body is served by one thread once its body is there. One with a large body lets others run while
-it waits for its client, so slow clients do not hold up others. A large answer takes a thread for each window of it, and
-none while the client reads.
+A small body is read completely before a thread serves the request. A request with a large body lets other requests run
+while it waits for its client, so that slow clients do not delay others. Each window of a large answer needs a thread
+while it is read from the store, but not while the client receives it.
 
 Source: ASGI specification, HTTP and WebSocket message format, version 2.5.
 """
@@ -33,18 +33,19 @@ SMALL_BODY_BYTES = 256 << 10
 """Bodies up to this size are read before a thread serves the request."""
 DRAINED_BYTES_MAX = 1 << 20
 DRAIN_WAIT_S = 1.0
-"""The rest of a body that nobody wants is read if it is no longer than this and comes soon, so that the client reads
-the answer and keeps the connection. Otherwise the connection is closed behind the answer."""
+"""The unread rest of a body is read and discarded if it is no longer than this and arrives soon, so that the client
+reads the answer and keeps the connection. Otherwise the connection is closed after the answer."""
 LINGERED_BYTES_MAX = 256 << 20
 LINGER_S = 20.0
 LINGER_WAIT_S = 2.0
-"""How much of such a body is read behind the answer before the connection is closed, for how long, and how long without
+"""Limits of reading such a body after the answer, before the connection is closed: bytes, total time, and time without
 a byte."""
 BYTES_PER_S_MIN = 4096
 GRACE_S = 60.0
-"""A body that arrives more slowly than this is given up, once the grace is over: it would hold a thread for ever."""
+"""A body that arrives more slowly than this after the grace period is given up, because it would hold a thread
+forever."""
 LOOP_WAIT_S = 5.0
-"""How long a thread waits for the event loop itself, which may have ended."""
+"""How much longer than for the client a thread waits for the event loop, which may have ended."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
@@ -52,32 +53,32 @@ _Send = Callable[[_Message], Awaitable[None]]
 
 
 class Connection(Protocol):
-    """What the server tells of a request's connection, as `scope["connection"]`: a `http_protocol.GatewayProtocol`."""
+    """The connection of a request, in `scope["connection"]`. `http_protocol.GatewayProtocol` implements it."""
 
     @property
     def is_crowded(self) -> bool:
-        """Whether there are more connections than there should be."""
+        """Whether there are more connections than the maximum."""
         ...
 
     @property
     def is_closing(self) -> bool:
-        """Whether nothing more can be sent."""
+        """Whether the connection is closing, so that nothing more can be sent."""
         ...
 
     def join_head(self) -> None:
-        """Send the head of the answer, which comes next, together with the first piece of its body."""
+        """Send the head of the answer, which is the next write, together with the first piece of its body."""
         ...
 
     def abort(self) -> None:
-        """Close it, so that the client notices that the answer is not whole."""
+        """Close the connection so that the client notices that the answer is incomplete."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
-    """body_wait_s: how long a client may send nothing of a body. requests_max: requests that are served at a time; more
-    are told to slow down. logs_access: whether each request gets a line in the log. proxies: those that may say who a
-    client is."""
+    """`body_wait_s` limits the pauses in a client's body. `requests_max` is the maximum number of concurrent requests;
+    further ones are answered with SlowDown. `logs_access` writes a log line for each request. `proxies` are trusted to
+    report the address of a client."""
 
     body_wait_s: float
     requests_max: int
@@ -86,10 +87,10 @@ class AppOptions:
 
 
 class App:
-    """One for each process.
+    """The application of one process.
 
-    A body of up to SMALL_BODY_BYTES is read before anybody looks at its signature. So strangers can make a process hold
-    `requests_max` times that at most, the same as senders of valid requests can.
+    A body of up to SMALL_BODY_BYTES is read before its signature is verified. So anonymous senders can make a process
+    hold at most `requests_max` times that in memory, no more than senders of valid requests can.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class App:
         counters: RequestCounters,
         probes: Probes,
     ) -> None:
-        """uploads: serve the requests whose bodies are read while they are served, so that slow ones hold up no
+        """`uploads` serves the requests whose bodies are read while they are served, so that slow ones do not delay
         others."""
         self._probes = probes
         self._service = service
@@ -118,9 +119,9 @@ class App:
         connection: Connection = scope["connection"]
         probe = self._probes.find(scope)
         if probe is not None:
-            way = _Way(receive, send, connection, Record("", scope["method"], ""))
+            sender = _Sender(receive, send, connection, Record("", scope["method"], ""))
             with suppress(_ClientGone):
-                await send_answer(await probe(), way.send, closes=connection.is_crowded)
+                await send_answer(await probe(), sender.send, closes=connection.is_crowded)
             return
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -148,7 +149,7 @@ class App:
             closes = not await body.drain(awaits_100=awaits_100) or connection.is_crowded
             record.first_byte_s = loop.time() - began_s
             try:
-                await self._send(reply, body, _Way(receive, send, connection, record), closes=closes)
+                await self._send(reply, body, _Sender(receive, send, connection, record), closes=closes)
             except _ClientGone:
                 record.code = record.code or CLIENT_CLOSED
         finally:
@@ -166,57 +167,57 @@ class App:
             body.end()
         elif is_small:
             if b"expect" in request.header_values and b"authorization" not in request.header_values:
-                # Reading the body tells the client to send it. A stranger may have to be refused before that.
+                # Reading the body asks the client to send it. An anonymous request may have to be refused before that.
                 with suppress(BodyWanted):
                     return await self._workers.run(self._service.answer, request, Unasked(), record)
             await body.fetch_all()
         workers = self._uploads if has_body and not is_small else self._workers
         return await workers.run(self._service.answer, request, body, record)
 
-    async def _send(self, reply: Reply, body: _Body, way: _Way, *, closes: bool) -> None:
+    async def _send(self, reply: Reply, body: _Body, sender: _Sender, *, closes: bool) -> None:
         headers = [(name.encode("latin-1"), _encoded(value)) for name, value in reply.headers.items()]
         if reply.status not in (204, 304):
             headers.append((b"content-length", b"%d" % reply.size))
         if closes:
             headers.append((b"connection", b"close"))
         if reply.body and isinstance(reply.body, bytes):
-            way.connection.join_head()
-        await way.send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            sender.connection.join_head()
+        await sender.send({"type": "http.response.start", "status": reply.status, "headers": headers})
         if isinstance(reply.body, bytes):
             if closes:
-                await way.send_piece(reply.body)
+                await sender.send_piece(reply.body)
                 await body.linger()
                 reply.body = b""
-            await way.send_piece(reply.body, last=True)
+            await sender.send_piece(reply.body, last=True)
             return
-        await self._send_pieces(reply.body, way)
+        await self._send_pieces(reply.body, sender)
 
-    async def _send_pieces(self, pieces: Iterator[bytes], way: _Way) -> None:
-        gone = asyncio.ensure_future(_disconnected(way.receive))
+    async def _send_pieces(self, pieces: Iterator[bytes], sender: _Sender) -> None:
+        gone = asyncio.ensure_future(_disconnected(sender.receive))
         try:
             while piece := await self._workers.run(_next, pieces):
                 if gone.done():
                     raise _ClientGone
-                await way.send_piece(piece)
-            await way.send_piece(b"", last=True)
+                await sender.send_piece(piece)
+            await sender.send_piece(b"", last=True)
         except (_ClientGone, asyncio.CancelledError):
             raise
         except Exception as error:
-            refusal = translated(error, request_id=way.record.request_id)
-            way.record.status, way.record.code = refusal.status, refusal.code
-            way.connection.abort()
+            refusal = translated(error, request_id=sender.record.request_id)
+            sender.record.status, sender.record.code = refusal.status, refusal.code
+            sender.connection.abort()
         finally:
             gone.cancel()
             await self._workers.run(_close, pieces)
 
 
 class _ClientGone(Exception):
-    """The client has closed the connection before it had all of the answer."""
+    """The client closed the connection before it received the whole answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """To the client."""
+class _Sender:
+    """Sends the answer to the client."""
 
     receive: _Receive
     asgi_send: _Send
@@ -224,7 +225,7 @@ class _Way:
     record: Record
 
     async def send(self, message: _Message) -> None:
-        """Raises _ClientGone."""
+        """Send a message. Raises _ClientGone."""
         if not self.connection.is_closing:
             try:
                 await self.asgi_send(message)
@@ -236,22 +237,22 @@ class _Way:
         raise _ClientGone
 
     async def send_piece(self, piece: bytes, *, last: bool = False) -> None:
-        """Raises _ClientGone."""
+        """Send a piece of the body. Raises _ClientGone."""
         await self.send({"type": "http.response.body", "body": piece, "more_body": not last})
         self.record.sent += len(piece)
 
 
 async def _disconnected(receive: _Receive) -> None:
-    """Return when the client has gone."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class _Body(Source):
-    """The body of one request. `next_piece` is called by a thread, the others by the event loop."""
+    """The body of one request. A thread calls `next_piece`; the event loop calls the other methods."""
 
     def __init__(self, receive: _Receive, loop: asyncio.AbstractEventLoop, wait_s: float, uploads: Workers) -> None:
-        """uploads: the pool whose threads read the pieces."""
+        """`uploads` is the pool whose threads read the pieces."""
         self._receive = receive
         self._loop = loop
         self._wait_s = wait_s
@@ -268,26 +269,26 @@ class _Body(Source):
         if self._ready:
             return self._ready.pop(0)
         while not self._ended:
-            with self._uploads.aside(self.size):
+            with self._uploads.step_aside(self.size):
                 piece = asyncio.run_coroutine_threadsafe(self._next(), self._loop).result(self._wait_s + LOOP_WAIT_S)
             if piece:
                 return piece
         return b""
 
     def end(self) -> None:
-        """There is none: the request has neither a length nor chunks (RFC 9112, section 6.3)."""
+        """Mark the body as empty: the request has neither a length nor chunks (RFC 9112, section 6.3)."""
         self._ended = True
 
     async def fetch_all(self) -> None:
-        """Have all of it. Raises S3Error."""
+        """Read the whole body into memory. Raises S3Error."""
         while not self._ended:
             piece = await self._next()
             if piece:
                 self._ready.append(piece)
 
     async def drain(self, *, awaits_100: bool) -> bool:
-        """Read on until its end. Returns False if there is too much of it, or it does not come. awaits_100: the client
-        sends no body before it is asked to, which reading it would do."""
+        """Read and discard the rest of the body. Returns False if it is too long or does not arrive. `awaits_100`: the
+        client sends the body only when asked to, and reading would ask for it."""
         if awaits_100 and not self._begun:
             return self._ended
         left = DRAINED_BYTES_MAX
@@ -300,7 +301,7 @@ class _Body(Source):
         return self._ended
 
     async def linger(self) -> None:
-        """Read on behind an answer for a while, and throw it away. Closing at once would make the kernel reset the
+        """Read and discard the body for a while after the answer. Closing at once would make the kernel reset the
         connection, and a client that still sends would lose the answer."""
         if not self._begun:
             return
@@ -339,5 +340,5 @@ def _close(pieces: Iterator[bytes]) -> None:
 
 
 def _encoded(value: str) -> bytes:
-    """A header, as UTF-8, or as the bytes that surrogates stand for. Control characters cannot be there."""
+    """Return a header as UTF-8, with surrogates as the bytes that they stand for and without control characters."""
     return _CONTROLS.sub(" ", value).strip().encode("utf-8", "surrogateescape")

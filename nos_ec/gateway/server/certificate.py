@@ -1,4 +1,4 @@
-"""The certificate of a gateway that serves HTTPS. A renewed one is served without a restart.
+"""Loads the certificate of a gateway that serves HTTPS. A renewed certificate is used without a restart.
 
 Source: RFC 8446 (TLS 1.3), RFC 5246 (TLS 1.2). Older versions are refused, as Python's defaults do.
 """
@@ -21,33 +21,36 @@ _Version = tuple[tuple[int, int, int], ...]
 
 
 def find_certificate(settings: S3Settings) -> Certificate | None:
-    """None for plain HTTP. Raises ConfigError if the files cannot be used, or only one of them is set."""
+    """Return the configured certificate; None for plain HTTP. Raises ConfigError if the files cannot be used, or if
+    only one of them is set."""
     if settings.certificate_file is None and settings.key_file is None:
         return None
     if settings.certificate_file is None or settings.key_file is None:
         given, missing = (_KEY, _CERTIFICATE) if settings.certificate_file is None else (_CERTIFICATE, _KEY)
-        raise ConfigError(f"{given} is set without {missing}; set both for HTTPS, or none", settings=(missing, given))
+        raise ConfigError(
+            f"{given} is set without {missing}; set both for HTTPS, or neither", settings=(missing, given)
+        )
     return Certificate(settings.certificate_file, settings.key_file)
 
 
 class Certificate:
-    """A chain of certificates and their private key, in PEM files."""
+    """A chain of certificates and the private key, in PEM files."""
 
     def __init__(self, file: Path, key_file: Path) -> None:
-        """Raises ConfigError for files that cannot be read, that do not fit each other, or whose key others can
-        read."""
+        """Raise ConfigError if the files cannot be read, do not belong together, or if other users can read the
+        key."""
         self._file = file
         self._key_file = key_file
         self._complaint = ""
         self._seen = self._version()
         self._newest = self._load()
         self.context = self._load()
-        """What a server uses for as long as it runs. Each handshake then gets the newest certificate."""
+        """The context of the server. It makes each handshake use the newest certificate."""
         self.context.sni_callback = self._choose
 
     def renew(self) -> None:
-        """Load the files again if they have changed. If the new ones cannot be used, that is logged once, and the old
-        certificate is served on. Call it now and then."""
+        """Load the files again if they have changed. If the new ones cannot be used, log that once and keep the old
+        certificate. Call it periodically."""
         try:
             version = self._version()
             if version == self._seen:
@@ -57,17 +60,17 @@ class Certificate:
         except ConfigError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                _log.error("the renewed certificate cannot be used; the old one is served on", error=self._complaint)
+                _log.error("cannot use the renewed certificate; still serving the old one", error=self._complaint)
             return
         self._complaint = ""
         _log.info("certificate renewed", file=str(self._file))
 
     def _choose(self, handshake: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext) -> None:
-        """Called for each handshake, also of clients that name no server."""
+        """Set the newest certificate. Called for each handshake, also if the client sends no server name."""
         handshake.context = self._newest
 
     def _version(self) -> _Version:
-        """Changes with the files."""
+        """Return a value that changes when the files change."""
         found = []
         for path, setting in ((self._file, _CERTIFICATE), (self._key_file, _KEY)):
             try:
@@ -105,8 +108,8 @@ class Certificate:
 
     def _has_passphrase(self) -> NoReturn:
         raise ConfigError(
-            f"{_KEY} {self._key_file} has a passphrase, which nobody could enter; remove it, for example with openssl"
-            " pkey -in FILE -out FILE, and let only this user read the file",
+            f"{_KEY} {self._key_file} has a passphrase, which the gateway cannot ask for; remove it, for example with"
+            " openssl pkey -in FILE -out FILE, and let only this user read the file",
             settings=(_KEY,),
         )
 
@@ -118,6 +121,6 @@ def _unreadable(path: Path, setting: str, error: OSError) -> ConfigError:
 
 
 def _reason(error: OSError) -> str:
-    """What OpenSSL says."""
+    """Return the reason that OpenSSL gives."""
     reason = getattr(error, "reason", None) or error.strerror or str(error)
     return {"KEY_VALUES_MISMATCH": "the key belongs to another certificate"}.get(str(reason), str(reason))

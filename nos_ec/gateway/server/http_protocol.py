@@ -1,8 +1,8 @@
-"""HTTP/1.1 as the gateway takes it: uvicorn's protocol on httptools, with limits that uvicorn leaves to a proxy.
+"""The HTTP/1.1 of the gateway: uvicorn's protocol on httptools, with limits that uvicorn leaves to a proxy.
 
-llhttp, which httptools is built on, refuses what two readers could understand differently: a Content-Length beside a
-Transfer-Encoding, two Content-Lengths, sizes of chunks that are no numbers, line ends without CR. Here the rest is
-refused: too much of a head, Host twice or not at all, and trailers that would pass as headers.
+llhttp, the parser in httptools, refuses requests that two parsers could understand differently: both Content-Length and
+Transfer-Encoding, two Content-Lengths, invalid chunk sizes, line ends without CR. This module also refuses heads that
+are too long and requests with no Host or several, and it never treats trailers as headers.
 
 Source: RFC 9112 (HTTP/1.1), sections 3.2, 5 and 6.
 """
@@ -19,24 +19,24 @@ from nos_ec.gateway.server.joined_writes import JoinedWrites
 from nos_ec.monitoring.web_server import CONNECTIONS_MAX
 
 HEAD_BYTES_MAX = 64 << 10
-"""Of request line and headers together; also of trailers, and of the extensions of a chunk."""
+"""Maximum size of request line and headers together; also of trailers, and of the extensions of a chunk."""
 PIPELINE_MAX = 8
-"""Requests that may wait on a connection behind the one that is served. Clients of S3 send none ahead."""
+"""Maximum number of pipelined requests that wait on a connection. Clients of S3 do not pipeline."""
 IDLE_WAIT_S = 60
 CROWD_MAX = 100
-"""Connections above the maximum that are answered. Further ones are closed at once."""
+"""Connections above the maximum that still get an answer. Further ones are closed at once."""
 DISCARDED_BYTES_MAX = 1 << 20
 DISCARD_WAIT_S = 2.0
 
 _ABSOLUTE = re.compile(rb"https?://([^/?#@]+)([/?].*|)", re.IGNORECASE)
 _REFUSAL = (
     b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>BadRequest</Code>'
-    b"<Message>This is no HTTP request, or its headers are too long.</Message></Error>"
+    b"<Message>Malformed HTTP request, or its headers are too long.</Message></Error>"
 )
 
 
 class _Refused(Exception):
-    """Ends the parsing of a request that may not be served."""
+    """Stops the parsing of a request that must be refused."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -50,10 +50,11 @@ class GatewayProtocol(HttpToolsProtocol):
     _in_head = True
     _head_bytes = 0
     _unused_bytes = 0
-    """Bytes that have led to nothing yet: the parser keeps them in memory."""
+    """Bytes received since the parser last completed an element. The parser keeps them in memory."""
 
     is_crowded = False
-    """Whether there are more than CONNECTIONS_MAX connections: the application answers that, and then closes."""
+    """Whether there are more than CONNECTIONS_MAX connections. The application then answers SlowDown and closes this
+    one."""
 
     def connection_made(self, transport: Any) -> None:
         self._joined = JoinedWrites(transport)
@@ -95,8 +96,9 @@ class GatewayProtocol(HttpToolsProtocol):
                 self._refuse()
 
     def _feed(self, data: bytes) -> None:
-        """Ignore an offer of another protocol, as a server may (RFC 9110, section 7.8). The parser does not: it treats
-        everything after the head as that protocol. So a new parser reads the head again, without the offer."""
+        """Parse bytes, ignoring an Upgrade header, as a server may (RFC 9110, section 7.8). The parser itself would
+        treat everything after the head as the other protocol, so a new parser reads the head again without that
+        header."""
         while data:
             try:
                 self.parser.feed_data(data)
@@ -131,14 +133,13 @@ class GatewayProtocol(HttpToolsProtocol):
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0") or len(self.pipeline) >= PIPELINE_MAX:
             raise _Refused
         super().on_headers_complete()
-        # As it was sent, because that is what the client has signed.
+        # The path and the query as they were sent, because the client has signed them in that form.
         self.scope["connection"] = self  # type: ignore[typeddict-unknown-key]
         self.scope["raw_path"], _, self.scope["query_string"] = self.url.partition(b"?")
         self._in_head, self._head_bytes, self._unused_bytes = False, 0, 0
 
     def _take_absolute_form(self) -> None:
-        """Handle a target such as `http://host/path`, whose host counts instead of the header (RFC 9112, section
-        3.2.2)."""
+        """Handle a target such as `http://host/path`, whose host replaces the Host header (RFC 9112, section 3.2.2)."""
         match = _ABSOLUTE.fullmatch(self.url)
         if match is not None:
             self.url = match[2] if match[2].startswith(b"/") else b"/" + match[2]
@@ -165,8 +166,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     # --- refusing -------------------------------------------------------------------------------------
     def _refuse(self) -> None:
-        """Answer what is no request, and close. A connection on which an answer is under way is closed without a word,
-        which would become a part of that answer."""
+        """Answer 400 to a malformed request and close the connection. If an answer is being sent, just close, because
+        the client would read the refusal as a part of that answer."""
         self._refused = True
         is_free = self._served is None or self._served.response_complete or not self._served.response_started
         is_free = is_free and not self.pipeline
@@ -184,14 +185,15 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _discard(self, size: int) -> None:
-        """Read on behind a refusal for a while: with bytes left unread, the kernel would reset the connection, and the
-        client might lose the answer."""
+        """Discard what arrives after a refusal for a while. If bytes were left unread, the kernel would reset the
+        connection, and the client might lose the answer."""
         self._discarded_bytes += size
         if self._discarded_bytes > DISCARDED_BYTES_MAX:
             self.transport.close()
 
     def _disconnect(self) -> None:
-        """Tell the application. (uvicorn tells only the last request of those that came together.)"""
+        """Notify the application that the client disconnected. (uvicorn notifies only the last of pipelined
+        requests.)"""
         self.pipeline.clear()
         for cycle in (self._served, self.cycle):
             if cycle is not None and not cycle.response_complete:
@@ -200,8 +202,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     # --- idle clients ---------------------------------------------------------------------------------
     def _watch(self) -> None:
-        """Close the connection if no whole request comes for IDLE_WAIT_S: uvicorn's own limit is for the time between
-        two requests, and ends with the first byte of the next one."""
+        """Close the connection if no complete request arrives for IDLE_WAIT_S. uvicorn's own limit covers only the time
+        between two requests, until the first byte of the next one."""
         self._timer = self.loop.call_later(IDLE_WAIT_S / 2, self._look)
 
     def _look(self) -> None:

@@ -1,7 +1,7 @@
 """Sends the head of an answer together with its body.
 
-uvicorn writes them one after the other, and uvloop passes each write to the kernel at once. So a small answer took two
-calls of the kernel and two segments of TCP, and woke the client twice.
+uvicorn writes them separately, and uvloop passes each write to the kernel at once. So a small answer would need two
+system calls and two TCP segments, and wake the client twice.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class JoinedWrites:
-    """A transport that can keep one write back for the next one. All else goes to the transport that it wraps."""
+    """A transport that can hold back one write until the next one. Other calls go to the wrapped transport."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
@@ -21,7 +21,7 @@ class JoinedWrites:
         return getattr(self._transport, name)
 
     def keep_next(self) -> None:
-        """Send the next write together with the one that follows it. Only for a write that another one does follow."""
+        """Hold back the next write, and send it together with the write after it. Call this only if one follows."""
         self._keeps = True
 
     def write(self, data: bytes) -> None:

@@ -1,8 +1,8 @@
-"""`/-/livez` and `/-/readyz` on the port of the gateway itself, for load balancers, which often check the port to which
-they send requests.
+"""Serves `/-/livez` and `/-/readyz` on the port of the gateway itself, because load balancers often check the port to
+which they send requests.
 
-They need no signature, are not logged or counted, and do not wait for the threads that serve S3. No bucket can have the
-name `-`. In a host that names a bucket, the paths are those of objects.
+The probes need no signature, are not logged or counted, and do not wait for the threads that serve S3. No bucket can
+have the name `-`. If the host names a bucket, these paths are keys of objects.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from nos_ec.s3.errors import S3Error
 from nos_ec.s3.names import bucket_of_host
 
 ROUND_S = 1.0
-"""How often strangers can make a process ask everything that it depends on."""
+"""Minimum time between two readiness checks, because anyone may request them and each one queries all servers that
+the process depends on."""
 
 
 class Probes:
-    """The answers of one process. Belongs to its event loop."""
+    """The probes of one process. Only the event loop may use them."""
 
     def __init__(self, health: Health, domains: Collection[str], proxies: TrustedProxies) -> None:
-        """domains: those below which hosts name buckets."""
+        """`domains` are the domains whose subdomains name buckets."""
         self._health = health
         self._domains = domains
         self._proxies = proxies
@@ -39,7 +40,7 @@ class Probes:
         }
 
     def find(self, scope: Mapping[str, Any]) -> Callable[[], Awaitable[Answer]] | None:
-        """What answers this request; None if it is one of S3."""
+        """Return the probe that a request asks for; None for a request of S3."""
         answer = self._answers.get(scope["raw_path"])
         if answer is None or scope["method"] not in ("GET", "HEAD"):
             return None
@@ -66,7 +67,7 @@ class Probes:
 
 
 async def send_answer(answer: Answer, send: Callable[[Any], Awaitable[None]], *, closes: bool) -> None:
-    """Send whether it is good, without reasons, because anyone may ask."""
+    """Send whether the answer is good, without the reasons, because anyone may ask."""
     body = json.dumps({"ok": answer.good}).encode() + b"\n"
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(b"cache-control", b"no-store"), *([(b"connection", b"close")] if closes else [])]

@@ -1,20 +1,23 @@
-"""What is known of one request, for the counters and the access log."""
+"""The facts about one request that the counters and the access log need."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 UNKNOWN = "Unknown"
-"""The operation of a request that was refused before it was clear what it asks for."""
+"""The operation of a request that was refused before its operation was known."""
 CLIENT_CLOSED = "ClientClosed"
-"""The code of a request whose client went away before it had all of the answer."""
+"""The code of a request whose client disconnected before it received the whole answer."""
 
 
 @dataclass(slots=True)
 class Record:
-    """Filled while the request is served. operation: by the name of the S3 API reference. code: of the error, empty if
-    there is none. status: what the request counts as: 500 if it failed when its answer had begun. received, sent: bytes
-    of the bodies. remote: the address of the client, as far as trusted proxies say it."""
+    """A record of one request, filled while the request is served.
+
+    `operation` is its name in the S3 API reference. `code` is the code of the error, empty without one. `status` is 500
+    if the request failed after its answer had begun. `received` and `sent` are bytes of the bodies. `remote` is the
+    address of the client, which trusted proxies may report.
+    """
 
     request_id: str
     method: str

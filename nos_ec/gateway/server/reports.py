@@ -1,9 +1,9 @@
-"""What a process of the gateway reports to its supervisor every second: its samples, whether its loops turn, and what
-it lacks. One line of JSON over a socket of their own.
+"""The reports that a process of the gateway sends to its supervisor every second: samples of metrics, stalled loops,
+and problems. A report is one line of JSON on a socket pair.
 
-The supervisor adds up the last reports. It asks nobody, so that a process that hangs delays no scrape. What a process
-had counted stays in the sums when it ends, because a counter that shrinks looks to Prometheus like one that began at 0.
-At most the last second of a process that is killed is missing.
+The supervisor adds up the last reports. It does not query the processes, so a process that hangs does not delay a
+scrape. The counters of a process that has ended stay in the sums, because Prometheus takes a counter that shrinks for
+one that was reset. If a process is killed, at most its last second is missing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _Key = tuple[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """stalled: of its loops. problems: what it lacks to be ready, by name; empty when it is. See `health.Answer`."""
+    """The report of one process. `stalled` has an entry for each stalled loop. `problems` has an entry for each reason
+    why the process is not ready, and is empty when it is. See `health.Answer`."""
 
     store_id: str
     samples: list[Sample]
@@ -34,7 +35,7 @@ class Report:
     problems: Mapping[str, str]
 
     def line(self) -> bytes:
-        """As it is sent."""
+        """Return the report as one line of JSON."""
         data = {
             "store_id": self.store_id,
             "samples": [_encoded(sample) for sample in self.samples if _is_reported(sample)],
@@ -45,23 +46,23 @@ class Report:
 
 
 def report_of(line: bytes) -> Report:
-    """The report that was sent."""
+    """Return the report in a line of JSON."""
     data = json.loads(line)
     return Report(data["store_id"], list(map(_decoded, data["samples"])), data["stalled"], data["problems"])
 
 
 class Sums:
-    """The samples of a gateway, over all its processes."""
+    """The sums of the samples of all processes of a gateway."""
 
     def __init__(self) -> None:
         self._ended: dict[_Key, Sample] = {}
 
-    def bury(self, report: Report) -> None:
-        """Keep what a process had counted that has ended."""
+    def add_ended(self, report: Report) -> None:
+        """Keep the counters of a process that has ended, from its last report."""
         _add(self._ended, (sample for sample in report.samples if sample.metric.kind is not Kind.GAUGE))
 
     def samples(self, reports: Iterable[Report]) -> Iterator[Sample]:
-        """reports: the last ones of the processes that run."""
+        """Yield the sums. `reports` are the last reports of the running processes."""
         found: dict[_Key, Sample] = {}
         _add(found, self._ended.values())
         for report in reports:
@@ -85,7 +86,7 @@ def _sum(first: float | Histogram, second: float | Histogram) -> float | Histogr
 
 
 def _is_reported(sample: Sample) -> bool:
-    """The supervisor says who it is by itself."""
+    """Return whether a sample is reported. The supervisor exposes the build info and its own failures itself."""
     return sample.metric is not INFO and (sample.metric, sample.labels) != (SOURCE_FAILURES, ("process",))
 
 

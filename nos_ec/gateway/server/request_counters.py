@@ -10,7 +10,7 @@ from nos_ec.gateway.server.record import Record
 
 
 class OperationCounters:
-    """The requests of one operation: how long until the first byte of the answer, how long in all, and the bytes of
+    """Counters of the requests of one operation: time to the first byte of the answer, total time, and bytes of
     bodies."""
 
     __slots__ = ("first_byte_s", "received", "sent", "whole_s")
@@ -23,16 +23,16 @@ class OperationCounters:
 
 
 class RequestCounters:
-    """The event loop counts; others may read at any time."""
+    """Counters of one process. Only the event loop writes them; any thread may read them."""
 
     def __init__(self) -> None:
         self.operations: dict[str, OperationCounters] = {}
         self.errors: Counter[tuple[str, str, str]] = Counter()
-        """(operation, code, status): requests"""
+        """Number of failed requests by (operation, code, status)."""
         self.under_way = 0
 
     def add(self, record: Record) -> None:
-        """Count a request that has ended."""
+        """Count a finished request."""
         counters = self.operations.get(record.operation)
         if counters is None:
             counters = self.operations[record.operation] = OperationCounters()

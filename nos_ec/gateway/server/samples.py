@@ -1,4 +1,4 @@
-"""Samples from the counters of a gateway."""
+"""Makes samples of metrics from the counters of a gateway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nos_ec.monitoring.exposition import Sample
 
 
 def gateway_samples(counters: RequestCounters) -> Iterator[Sample]:
-    """The requests of one process."""
+    """Yield the samples of the requests of one process."""
     for operation, figures in list(counters.operations.items()):
         yield Sample(of_s3.S3_SECONDS, figures.whole_s, (operation,))
         yield Sample(of_s3.S3_FIRST_BYTE_SECONDS, figures.first_byte_s, (operation,))
@@ -22,6 +22,6 @@ def gateway_samples(counters: RequestCounters) -> Iterator[Sample]:
 
 
 def process_samples(processes: int, restarts: int) -> Iterator[Sample]:
-    """The processes of a gateway."""
+    """Yield the samples about the processes of a gateway."""
     yield Sample(of_s3.S3_PROCESSES, processes)
     yield Sample(of_s3.S3_RESTARTS, restarts)

@@ -1,8 +1,8 @@
-"""Several processes that serve one address: starts them, replaces those that end or hang, adds up what they report.
+"""Runs several processes that serve one address: starts them, replaces those that end or hang, adds up their reports.
 
-Each process is a fresh one, not a fork: drivers of databases and of Ceph do not survive a fork. It inherits the
-listening socket, the counts of connections, and one end of a socket over which it reports. When the supervisor dies,
-however it dies, the other end closes, and the process finishes its requests and ends. So none is ever left alone.
+Each process is a new one, not a fork, because drivers of databases and of Ceph do not survive a fork. It inherits the
+listening socket, the counts of connections, and one end of a socket pair on which it sends reports. When the supervisor
+dies for any reason, the other end closes, and the process finishes its requests and ends. So no process is orphaned.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from nos_ec.monitoring.exposition import Sample
 from nos_ec.ports.clock import Clock, waits
 
 BACK_OFF_MS, BACK_OFF_MS_MAX = 1000, 60_000
-"""How long before a process is replaced: doubled each time, and the least again for one that has lived for a minute."""
+"""Delay before a process is replaced: it doubles with each failure, and starts again after a process has run for a
+minute."""
 START_MS_MAX = 120_000
-"""How long a process may take to open the store, if that is more than it may be silent later."""
+"""How long a process may take to open the store. If `stall_ms_max` is longer, that applies."""
 END_WAIT_MS = 60_000
-"""How long processes may take to end. Those that still run are killed."""
+"""How long processes may take to end before they are killed."""
 _TURN_MS = 50
 
 _log = structlog.get_logger(__name__)
 
 Start = Callable[[int, socket.socket], "subprocess.Popen[bytes]"]
-"""Starts the process of this number, which reports over this socket."""
+"""Starts the process of this number, which sends its reports on this socket."""
 
 
 @dataclass(slots=True)
 class _Worker:
-    """One of the processes, or the place of one that has ended."""
+    """One of the processes, or the place of a process that has ended and is to be replaced."""
 
     number: int
     process: subprocess.Popen[bytes] | None = None
@@ -53,11 +54,12 @@ class _Worker:
 
 
 class Supervisor:
-    """`look` and `end` are for one thread; what shows figures and health may be called by any."""
+    """Starts, watches and ends the processes. One thread calls `begin`, `look` and `end`; any thread may call the
+    others."""
 
     def __init__(self, start: Start, counts: ConnectionCounts, clock: Clock, stall_ms_max: int) -> None:
-        """counts: those of the processes. stall_ms_max: a process that is not heard of for this long is killed, and
-        replaced."""
+        """`counts` are the connection counts of the processes. A process that sends no report for `stall_ms_max` is
+        killed and replaced."""
         self._start = start
         self._counts = counts
         self._clock = clock
@@ -69,21 +71,20 @@ class Supervisor:
 
     # --- processes ------------------------------------------------------------------------------------
     def begin(self, stop: threading.Event) -> int | None:
-        """Start the first process, and wait until it serves. Returns its exit code if it ends instead, which is that of
-        a wrong configuration, for example; None if it serves, or `stop` is set. Raises OSError if no process can be
-        started."""
+        """Start the first process, and wait until it serves. Returns None if it serves or `stop` is set. Returns its
+        exit code if it ends, for example because of a wrong configuration. Raises OSError if it cannot be started."""
         first = self._workers[0]
         self._begin(first)
         assert first.process is not None
         while first.report is None and not self._clock.wait(stop, _TURN_MS):
             code = first.process.poll()
             if code is not None and first.report is None:
-                self._bury(first)
+                self._retire(first)
                 return code
         return None
 
     def look(self) -> None:
-        """Start what is due, and kill what hangs. Call it often."""
+        """Start the processes that are due, and kill those that hang. Call it often."""
         now_ms = self._clock.now_ms()
         for worker in self._workers:
             if worker.process is None:
@@ -99,7 +100,7 @@ class Supervisor:
                 worker.heard_ms = now_ms
 
     def end(self) -> None:
-        """Ask all processes to finish their requests, wait for them, and kill those that do not end in time."""
+        """Make all processes finish their requests, wait for them, and kill those that do not end in time."""
         running = [worker.process for worker in self._workers if worker.process is not None]
         for process in running:
             process.terminate()
@@ -114,14 +115,14 @@ class Supervisor:
                 process.wait()
         for worker in self._workers:
             if worker.process is not None:
-                self._bury(worker)
+                self._retire(worker)
 
     def _try_to_begin(self, worker: _Worker, now_ms: int) -> None:
         try:
             self._begin(worker)
         except OSError as error:
             self._back_off(worker, now_ms)
-            _log.error("no process can be started", error=str(error), again_in_ms=worker.back_off_ms)
+            _log.error("cannot start a process of the gateway", error=str(error), again_in_ms=worker.back_off_ms)
 
     def _begin(self, worker: _Worker) -> None:
         mine, theirs = socket.socketpair()
@@ -133,12 +134,12 @@ class Supervisor:
                 raise
         worker.channel, worker.report = mine, None
         worker.started_ms = worker.heard_ms = self._clock.now_ms()
-        worker.reader = threading.Thread(target=self._hear, args=(worker, mine), name="s3-reports", daemon=True)
+        worker.reader = threading.Thread(target=self._read_reports, args=(worker, mine), name="s3-reports", daemon=True)
         worker.reader.start()
-        _log.info("a process of the gateway starts", process=worker.process.pid)
+        _log.info("started a process of the gateway", process=worker.process.pid)
 
-    def _hear(self, worker: _Worker, channel: socket.socket) -> None:
-        """Take the reports of one process, on a thread of its own."""
+    def _read_reports(self, worker: _Worker, channel: socket.socket) -> None:
+        """Read the reports of one process, on a thread of its own."""
         with channel.makefile("rb") as lines:
             for line in lines:
                 if line.endswith(b"\n"):
@@ -148,7 +149,7 @@ class Supervisor:
         report = worker.report
         limit_ms = max(self._stall_ms_max, 0 if report is not None else START_MS_MAX)
         if now_ms - worker.heard_ms > limit_ms:
-            return f"not heard of for {limit_ms} ms"
+            return f"no report for {limit_ms} ms"
         return None if report is None or not report.stalled else "; ".join(report.stalled.values())
 
     def _replace_later(self, worker: _Worker, code: int, now_ms: int) -> None:
@@ -162,7 +163,7 @@ class Supervisor:
             exit_code=code,
             in_ms=worker.back_off_ms,
         )
-        self._bury(worker)
+        self._retire(worker)
         self._restarts += 1
 
     def _back_off(self, worker: _Worker, now_ms: int) -> None:
@@ -170,26 +171,26 @@ class Supervisor:
         worker.failures += 1
         worker.due_ms = now_ms + worker.back_off_ms
 
-    def _bury(self, worker: _Worker) -> None:
-        """Take its last report, and make room for another."""
+    def _retire(self, worker: _Worker) -> None:
+        """Add up the last report of a process that has ended, and free its place."""
         assert worker.channel is not None
         assert worker.reader is not None
-        self._counts.vacate(worker.number)
-        worker.reader.join(1)  # it reads to the end, which the process has closed
+        self._counts.set_absent(worker.number)
+        worker.reader.join(1)  # it reads until the end of the socket, which the process has closed
         with self._lock:
             if worker.report is not None:
-                self._sums.bury(worker.report)
+                self._sums.add_ended(worker.report)
             worker.process, worker.report = None, None
         worker.channel.close()
 
-    # --- what they report -----------------------------------------------------------------------------
+    # --- reports --------------------------------------------------------------------------------------
     @property
     def store_id(self) -> str:
-        """Of the store that is served; empty before the first report."""
+        """The id of the store; empty before the first report."""
         return next((report.store_id for report in self._reports()), "")
 
     def samples(self) -> Iterator[Sample]:
-        """The figures of all processes together."""
+        """Yield the samples of all processes together."""
         with self._lock:
             reports = self._reports()
             found = list(self._sums.samples(reports))
@@ -197,7 +198,7 @@ class Supervisor:
         yield from process_samples(len(reports), self._restarts)
 
     def require_ready(self) -> None:
-        """Raises Transient unless at least one process can serve requests."""
+        """Raise Transient unless at least one process can serve requests."""
         problems = [report.problems for report in self._reports()]
         if any(not lacks for lacks in problems):
             return

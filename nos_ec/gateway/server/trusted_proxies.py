@@ -1,6 +1,6 @@
-"""What proxies in front of the gateway say of a client: its address, the host that it asked for, and whether it used
-HTTPS. It is believed only if the connection comes from an address of `s3.trusted_proxies`: anybody can send such
-headers.
+"""Reads the headers in which proxies report the address of a client, the host that it requested, and whether it used
+HTTPS. They are ignored unless the connection comes from an address in `s3.trusted_proxies`, because anyone can send
+such headers.
 
 Sources: RFC 7239 (Forwarded HTTP Extension), sections 1 and 8; the headers X-Forwarded-For, X-Forwarded-Host and
 X-Forwarded-Proto as nginx, HAProxy and Envoy set them.
@@ -15,7 +15,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from nos_ec.s3.errors import S3Error
 
 HOPS_MAX = 50
-"""Addresses of X-Forwarded-For that are looked at, from the last one."""
+"""Maximum number of addresses in X-Forwarded-For that are examined, starting with the last one."""
 _HOST = re.compile(rb"[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
 _WITH_PORT = re.compile(r"\[(?P<v6>[^\]]+)\](:[0-9]{1,5})?|(?P<v4>[0-9.]+)(:[0-9]{1,5})?")
 
@@ -24,20 +24,20 @@ _Address = IPv4Address | IPv6Address
 
 
 class TrustedProxies:
-    """Any number of threads may ask. peer: the address that a connection comes from, as text. headers: names in lower
-    case."""
+    """The trusted proxies. Safe to call from several threads. `peer` is the address that a connection comes from. The
+    names of `headers` are in lower case."""
 
     def __init__(self, networks: Sequence[IPv4Network | IPv6Network]) -> None:
         self._networks = networks
 
     def trusts(self, peer: str) -> bool:
-        """Whether this is a proxy of ours."""
+        """Return whether a connection comes from a trusted proxy."""
         address = _address(peer) if self._networks else None
         return address is not None and self._contains(address)
 
     def remote(self, peer: str, headers: Headers) -> str:
-        """The address of the client: the last one of X-Forwarded-For that is no proxy of ours. What stands before it,
-        the client may have written. An entry that is no address ends the search."""
+        """Return the address of the client: the right-most untrusted address in X-Forwarded-For. Entries to its left
+        may be forged. An entry that is not a valid address ends the search."""
         if not self.trusts(peer):
             return peer
         found = peer
@@ -52,8 +52,8 @@ class TrustedProxies:
         return found
 
     def headers(self, peer: str, headers: Headers) -> Headers:
-        """The headers with the Host that the client sent, which it has signed. Raises InvalidRequest if the proxy names
-        several hosts, or none that could be."""
+        """Return the headers with the Host that the client sent and signed. Raises InvalidRequest if the proxy names
+        several hosts or an invalid one."""
         hosts = _values(headers, b"x-forwarded-host") if self.trusts(peer) else []
         if not hosts:
             return headers
@@ -62,7 +62,7 @@ class TrustedProxies:
         return [(name, hosts[0] if name == b"host" else value) for name, value in headers]
 
     def scheme(self, peer: str, headers: Headers, own: str) -> str:
-        """`http` or `https`, as the client has asked. own: that of the connection."""
+        """Return `http` or `https`, as the client sent the request. `own` is the scheme of the connection."""
         schemes = [value.lower() for value in _values(headers, b"x-forwarded-proto")] if self.trusts(peer) else []
         return schemes[0].decode() if len(schemes) == 1 and schemes[0] in (b"http", b"https") else own
 
@@ -75,7 +75,8 @@ def _values(headers: Headers, name: bytes) -> list[bytes]:
 
 
 def _address(text: str) -> _Address | None:
-    """An address, with or without a port. One of IPv4 that is written as IPv6 is of IPv4."""
+    """Return an address, given with or without a port; None if it is invalid. An IPv4-mapped IPv6 address becomes
+    IPv4."""
     match = _WITH_PORT.fullmatch(text)
     try:
         address = ip_address(text if match is None else match["v6"] or match["v4"])

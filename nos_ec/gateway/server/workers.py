@@ -1,9 +1,9 @@
 """Threads that run calls for an event loop.
 
-A ThreadPoolExecutor makes two futures and takes several locks for each call, because any thread may hand it one and any
-thread may wait for it. Here the loop alone does both, so a call is one future of the loop and one item of a queue.
+A ThreadPoolExecutor makes two futures and takes several locks for each call, because any thread may submit calls and
+wait for them. Here only the loop does, so a call needs just one future of the loop and one item in a queue.
 
-9  a call that waits for its client lets another one run; those that wait hold at most ASIDE_BYTES_MAX in memory
+9  a call that waits for its client lets another one run; the waiting calls hold at most ASIDE_BYTES_MAX in memory
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from threading import Lock, Semaphore, Thread
 from typing import Any, TypeVar
 
 ASIDE_BYTES_MAX = 128 << 20
-"""How much all calls that have stepped aside may hold in memory together."""
+"""How much memory all calls that have stepped aside may hold together."""
 ASIDE_BYTES_EACH = 32 << 20
-"""The most that one of them holds: the engine keeps one block of a body in memory."""
+"""How much memory one of them may hold. The engine keeps one block of a body in memory."""
 _T = TypeVar("_T")
 
 
@@ -31,8 +31,8 @@ class _Call:
 
 
 class Workers:
-    """Runs at most `count` calls at a time, besides those that have stepped aside, on threads that are started as they
-    are needed. Belongs to one event loop: only its thread calls `run`."""
+    """Runs at most `count` calls at a time, not counting calls that have stepped aside. Threads are started when
+    needed. Only the thread of the event loop calls `run`."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count = count
@@ -43,13 +43,13 @@ class Workers:
         self._lock = Lock()
         self._closed = False
         self._under_way = 0
-        """Calls that wait or run. The loop counts them."""
+        """Number of calls that wait or run. Only the loop changes it."""
         self._aside = 0
         self._aside_bytes = 0
 
     def run(self, call: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
-        """Run a call when a thread is free. The future has what it returns or raises. A call whose future is cancelled
-        before its turn comes is not run."""
+        """Run a call when a thread is free. The future gets its result or its exception. A call is not run if its
+        future is cancelled before its turn."""
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._under_way += 1
         self._calls.put(_Call(future, call, arguments))
@@ -58,9 +58,9 @@ class Workers:
         return future
 
     @contextmanager
-    def aside(self, held_bytes: int) -> Iterator[None]:
-        """Called by a call that has to wait for a client: let another call run during the block, and wait for a turn at
-        its end. held_bytes: how much it holds in memory meanwhile. If that is too much, it keeps its turn."""
+    def step_aside(self, held_bytes: int) -> Iterator[None]:
+        """Let another call run during the block, and wait for a turn at its end. For a call that waits for its client
+        and holds `held_bytes` in memory meanwhile. If that is too much, the call keeps its turn."""
         held_bytes = min(held_bytes, ASIDE_BYTES_EACH)
         with self._lock:
             keeps_turn = self._aside_bytes + held_bytes > ASIDE_BYTES_MAX
@@ -81,16 +81,16 @@ class Workers:
                 self._aside_bytes -= held_bytes
 
     def _start_thread(self) -> None:
-        """Start a thread if there are fewer than calls that may run. The caller holds the lock."""
+        """Start a thread if more calls may run than there are threads. The caller holds the lock."""
         if not self._closed and len(self._threads) < min(self._under_way, self._count + self._aside):
             thread = Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def close(self) -> None:
-        """Drop the calls that wait, let those that run finish, and end the threads. For when the loop has ended."""
+        """Drop the waiting calls, let the running ones finish, and end the threads. Call it when the loop has ended."""
         with self._lock:
-            # A call that steps aside from now on starts no thread. It would take the None that ends another one.
+            # From now on no thread may be started: it would take the None that ends another one.
             self._closed = True
         with suppress(Empty):
             while True:
@@ -104,7 +104,7 @@ class Workers:
         while (call := self._calls.get()) is not None:
             with self._turns:
                 self._serve(call)
-            del call  # it would keep the answer in memory until the next one
+            del call  # the variable would keep the answer in memory until the next call
 
     def _serve(self, call: _Call) -> None:
         result, error = None, None

@@ -107,7 +107,7 @@ class Secure:
 @pytest.fixture(params=["alone", "one of two"])
 def secure(request: pytest.FixtureRequest, system: System, tmp_path: Path) -> Iterator[Secure]:
     with ConnectionCounts.create(2) as counts:
-        counts.write(1, 0)
+        counts.set_count(1, 0)
         made = Secure(system, tmp_path, None if request.param == "alone" else (counts, 0))
         with made.server:
             yield made

@@ -83,10 +83,10 @@ def test_counts_are_seen_by_all_that_share_them() -> None:
     with ConnectionCounts.create(3) as first, ConnectionCounts(os.dup(first.fileno())) as second:
         assert len(second) == 3
         assert first.least_of_others(0) is None
-        second.write(1, 7)
-        second.write(2, 1 << 20)
+        second.set_count(1, 7)
+        second.set_count(2, 1 << 20)
         assert [first.least_of_others(number) for number in range(3)] == [7, 1 << 20, 7]
-        first.vacate(1)
+        first.set_absent(1)
         assert [second.least_of_others(number) for number in range(3)] == [1 << 20, 1 << 20, None]
 
 
@@ -108,7 +108,7 @@ def test_connections_that_come_at_once_are_spread(listener: socket.socket, proce
 
 def test_what_a_busy_process_leaves_is_accepted_by_others(listener: socket.socket) -> None:
     with ConnectionCounts.create(2) as counts:
-        counts.write(1, 0)  # it accepts, or so it says
+        counts.set_count(1, 0)  # it accepts, or so it claims
         with serving(listener, counts, [0]), connected(listener, 100) as opened:
             assert answers(opened) == {"0": 100}
             until(lambda: counts.least_of_others(1) == 100)

@@ -87,8 +87,8 @@ def test_figures_are_sums_and_those_of_ended_processes_stay() -> None:
     counts = alone[S3_SECONDS.name, "PutObject"]
     assert isinstance(counts, list)
     assert sum(counts) == 7
-    sums.bury(report(3, 1))
-    sums.bury(report(2))
+    sums.add_ended(report(3, 1))
+    sums.add_ended(report(2))
     after = values(list(sums.samples([report(4, 2)])))
     assert after[S3_RECEIVED_BYTES.name, "PutObject"] == 90
     assert after[S3_UNDER_WAY.name,] == 2, "an ended process serves nothing"
@@ -225,8 +225,8 @@ def test_a_silent_process_is_killed_but_one_that_starts_has_time(counts: Connect
     supervisor = Supervisor(Programs(SERVES, "import time; time.sleep(600)"), counts, clock, 5000)
     assert supervisor.begin(threading.Event()) is None
     supervisor.look()
-    counts.write(0, 5)
-    counts.write(1, 7)
+    counts.set_count(0, 5)
+    counts.set_count(1, 7)
     clock.advance(5001)
     supervisor.look()
 

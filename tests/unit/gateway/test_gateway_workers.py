@@ -132,7 +132,7 @@ def test_closing_ends_all_threads_when_a_call_steps_aside_meanwhile() -> None:
     def wait() -> None:
         begun.set()
         assert go_on.wait(WAIT_S_MAX)
-        with workers.aside(1000):
+        with workers.step_aside(1000):
             aside.set()
             assert ended.wait(WAIT_S_MAX)
 
@@ -185,7 +185,7 @@ def test_a_call_that_steps_aside_lets_another_one_run(workers: Workers) -> None:
         count(1)
         for _ in range(3):
             count(-1)
-            with workers.aside(held_bytes):
+            with workers.step_aside(held_bytes):
                 assert go_on.wait(WAIT_S_MAX)
             count(1)
         count(-1)
@@ -207,7 +207,7 @@ def test_calls_with_too_much_in_memory_keep_their_turns(workers: Workers) -> Non
     aside_max = ASIDE_BYTES_MAX // ASIDE_BYTES_EACH
 
     def wait_for_a_client() -> None:
-        with workers.aside(1 << 40):
+        with workers.step_aside(1 << 40):
             assert go_on.wait(WAIT_S_MAX)
 
     async def main() -> None:
