@@ -1,8 +1,8 @@
-"""Configurations that no bucket of this store has, as S3 answers for a bucket without them.
+"""Answers requests for bucket configurations that this store does not support, as S3 does for a bucket without them.
 
-Programs that look at all that a bucket has, such as infrastructure tools, ask for these, and delete them before they
-delete a bucket; some are deleted by setting an empty one. To set one that says anything else is refused with 501.
-Source: the errors and response syntax of each operation in the S3 API reference.
+Programs that read the whole configuration of a bucket, such as infrastructure tools, ask for these, and delete them
+before they delete a bucket; some are deleted by putting an empty one. Any other PUT is refused with 501. Source: the
+errors and response syntax of each operation in the S3 API reference.
 """
 
 from __future__ import annotations
@@ -44,19 +44,18 @@ _NOTHING_TO_DELETE = (
     "DeleteBucketReplication",
     "DeleteBucketWebsite",
 )
-_SET_AS_THEY_ARE = (
+_PUT_UNCHANGED = (
     "PutBucketLogging",
     "PutBucketNotificationConfiguration",
     "PutBucketRequestPayment",
 )
-ABSENT_CONFIGURATIONS: Mapping[str, None] = dict.fromkeys(
-    [*_NOT_FOUND, *_EMPTY, *_NOTHING_TO_DELETE, *_SET_AS_THEY_ARE]
-)
-"""Operations on them."""
+ABSENT_CONFIGURATIONS: Mapping[str, None] = dict.fromkeys([*_NOT_FOUND, *_EMPTY, *_NOTHING_TO_DELETE, *_PUT_UNCHANGED])
+"""The operations on these configurations."""
 
 
 def absent_configuration(call: Call) -> Reply:
-    """To owners only."""
+    """Answer an operation on one of these configurations. Raises AccessDenied unless the owner sends it, and the error
+    of S3 for a missing configuration."""
     call.require(Rights.OWNER)
     code = _NOT_FOUND.get(call.operation)
     if code is not None:
@@ -64,15 +63,16 @@ def absent_configuration(call: Call) -> Reply:
     if call.operation in _EMPTY:
         root, fields = _EMPTY[call.operation]
         return xml(answers.configuration(root, *fields))
-    if call.operation in _SET_AS_THEY_ARE:
-        _require_as_it_is(call)
+    if call.operation in _PUT_UNCHANGED:
+        _require_unchanged(call)
         return empty()
     return empty(status=204)
 
 
-def _require_as_it_is(call: Call) -> None:
-    """That a document says what GET tells anyway. Raises NotImplemented, and S3Error as `read_document`."""
+def _require_unchanged(call: Call) -> None:
+    """Raise NotImplemented unless the document is the one that a GET returns. Raises the S3Errors of
+    `read_document`."""
     root, fields = _EMPTY[call.operation.replace("Put", "Get", 1)]
-    said = documents.parse(read_document(call), root)
-    if tuple((child.name, child.text.strip()) for child in said.children) != fields:
+    sent = documents.parse(read_document(call), root)
+    if tuple((child.name, child.text.strip()) for child in sent.children) != fields:
         raise S3Error("NotImplemented", f"{call.operation} is supported only for a {root} that changes nothing.")

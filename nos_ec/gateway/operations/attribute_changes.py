@@ -1,4 +1,4 @@
-"""Changes of the attributes of an object, by compare-and-set: several clients may change the same object."""
+"""Changes the attributes of an object by compare-and-set, because several clients may change the same object."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ObjectRow
 
 BACK_OFF = BackOff(first_ms=4, max_ms=500)
-"""The longest waits after tries that lost."""
+"""The longest waits after tries at which another change won."""
 
 
 class AttributeChanges:
-    """Safe to call from several threads."""
+    """Replaces attributes of objects. Safe to call from several threads."""
 
     def __init__(self, store: Store, clock: Clock, random: Callable[[], float]) -> None:
-        """random: returns numbers from 0 to 1, so that those who lost at the same time do not meet again."""
+        """`random` returns numbers from 0 to 1, so that requests that conflicted do not all retry at the same time."""
         self._store = store
         self._clock = clock
         self._random = random
@@ -28,9 +28,9 @@ class AttributeChanges:
     def replace(
         self, read: Callable[[], tuple[ObjectRow, Mapping[str, str]]], names: tuple[str, ...], value: Mapping[str, str]
     ) -> ObjectRow:
-        """Replace the attributes of these names with `value`. read: returns a version and its attributes. Returns that
-        version. Raises what it raises, MetadataTooLarge, and Transient if the object changed at each of READ_TRIES
-        tries."""
+        """Replace the attributes of these names with `value`, and return the version. `read` returns the version and
+        its attributes. Raises the errors of `read`, MetadataTooLarge, and Transient if the object changed during each
+        of READ_TRIES tries."""
         for tries in range(1, READ_TRIES + 1):
             row, attributes = read()
             kept = {name: text for name, text in attributes.items() if name not in names}

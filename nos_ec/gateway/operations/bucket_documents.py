@@ -37,7 +37,7 @@ class DocumentType:
 
 
 class BucketDocuments:
-    """Safe to call from several threads."""
+    """The operations on documents. Safe to call from several threads."""
 
     def __init__(self, metadata: AccountsMetadata, access: Access, clock: Clock) -> None:
         self._metadata = metadata

@@ -1,4 +1,4 @@
-"""Operations on buckets, and listings of them."""
+"""Operations on buckets."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from nos_ec.s3.request import Request
 BUCKETS_MAX = 10_000
 BUCKET_TAGS_MAX = 50
 _RECREATES = "us-east-1"
-"""The region in which the owner of a bucket may create it again (CreateBucket of the S3 API reference)."""
+"""The region in which owners may create a bucket again (CreateBucket of the S3 API reference)."""
 
 _REGIONS = {"EU": "eu-west-1", "US": "us-east-1"}
-"""Old names of regions that clients still send as a location constraint."""
+"""Old names of regions that clients still send as location constraints."""
 
 
 class BucketOperations:
-    """Safe to call from several threads."""
+    """The operations on buckets. Safe to call from several threads."""
 
     def __init__(
         self, metadata: AccountsMetadata, uploads: MultipartUploads, access: Access, clock: Clock, region: str
@@ -41,7 +41,7 @@ class BucketOperations:
         self._region = region
 
     def list_buckets(self, call: Call) -> Reply:
-        """Those that the account owns."""
+        """Return a page of the buckets that the account owns."""
         account = call.require_account()
         prefix = call.request.parameter("prefix")
         limit = call.number("max-buckets", BUCKETS_MAX, BUCKETS_MAX + 1)
@@ -67,8 +67,8 @@ class BucketOperations:
         )
 
     def create_bucket(self, call: Call) -> Reply:
-        """Of the account that asks. In us-east-1, as in S3, its owner may create it again; other than there, that
-        changes nothing, and an ACL that is not the bucket's is refused, as by radosgw."""
+        """Create a bucket of the sender. In us-east-1, as in S3, its owner may create it again. Unlike S3, that changes
+        nothing, and a different ACL is refused, as in radosgw."""
         account = call.require_account()
         check_new_bucket(call.bucket)
         refuse_unsupported(call.request)
@@ -78,10 +78,10 @@ class BucketOperations:
         kind = acls.kind_of_bucket_acl(acl)
         ownership = _ownership_of(call.request)
         if ownership is not None:
-            require_closed(ownership, acl, account)
+            require_acl_allows(ownership, acl, account)
         self._require_location(documents.create_bucket(read_document(call) if call.has_body else b""))
         if self._metadata.bucket(call.bucket) is None:
-            self._uploads.abort_all(call.bucket)  # such as were begun, or left, when another bucket had this name
+            self._uploads.abort_all(call.bucket)  # uploads left over from an earlier bucket of this name
         first = CannedAcl.PRIVATE if kind is CannedAcl.GRANTS else kind
         made = self._metadata.create_bucket(call.bucket, account, first, self._clock.now_ms())
         if made and kind is CannedAcl.GRANTS:
@@ -90,11 +90,11 @@ class BucketOperations:
             self._access.set_document(call.bucket, DocumentKind.OWNERSHIP, ownership.encode(), self._clock.now_ms())
         self._access.forget_bucket(call.bucket)
         if not made:
-            self._require_as_asked(call.bucket, account, acl, ownership)
+            self._require_same_settings(call.bucket, account, acl, ownership)
         return empty({"location": f"/{call.bucket}"})
 
     def _require_location(self, location: str | None) -> None:
-        """Raises InvalidLocationConstraint for any region other than that of the settings."""
+        """Raise InvalidLocationConstraint unless the region is the one in the settings."""
         if location is not None and _REGIONS.get(location, location) != self._region:
             raise S3Error(
                 "InvalidLocationConstraint",
@@ -102,23 +102,23 @@ class BucketOperations:
                 LocationConstraint=location,
             )
 
-    def _require_as_asked(self, bucket: str, account: str, acl: str, ownership: Ownership | None) -> None:
-        """That a bucket is just as this account would have created it. Raises BucketAlreadyOwnedByYou,
-        BucketAlreadyExists, and NoSuchBucket if it was deleted meanwhile."""
-        there = self._access.bucket(bucket)
-        is_owners = there.row.owner == account
+    def _require_same_settings(self, bucket: str, account: str, acl: str, ownership: Ownership | None) -> None:
+        """Raise an error unless an existing bucket is the same that this request would have created. Raises
+        BucketAlreadyOwnedByYou, BucketAlreadyExists, and NoSuchBucket if it was deleted meanwhile."""
+        existing = self._access.bucket(bucket)
+        is_owners = existing.row.owner == account
         if is_owners and self._region != _RECREATES:
             raise S3Error("BucketAlreadyOwnedByYou", "You own this bucket already.", BucketName=bucket)
-        if not is_owners or there.acl != acl or ownership not in (None, there.ownership):
+        if not is_owners or existing.acl != acl or ownership not in (None, existing.ownership):
             raise S3Error("BucketAlreadyExists", "The requested bucket name is not available.", BucketName=bucket)
 
     def head_bucket(self, call: Call) -> Reply:
-        """To whoever may list it."""
+        """Answer 200 if the bucket exists and the sender may list it."""
         call.require(Rights.LIST)
         return empty()
 
     def delete_bucket(self, call: Call) -> Reply:
-        """An empty one. Uploads into it are aborted."""
+        """Delete an empty bucket, and abort its uploads. Raises BucketNotEmpty."""
         call.require(Rights.OWNER)
         try:
             self._metadata.delete_bucket(call.bucket, self._clock.now_ms())
@@ -132,32 +132,32 @@ class BucketOperations:
         return empty(status=204)
 
     def get_location(self, call: Call) -> Reply:
-        """The region of the settings."""
+        """Return the region in the settings."""
         call.require(Rights.LIST)
         return xml(answers.location(self._region))
 
     def get_versioning(self, call: Call) -> Reply:
-        """Nothing for a bucket that never had versions."""
+        """Return the versioning of a bucket, which is empty if the bucket never had versions."""
         call.require(Rights.OWNER)
-        said = self._metadata.bucket_document(call.bucket, DocumentKind.VERSIONING)
-        return xml(answers.versioning(None if said is None else said.decode()))
+        status = self._metadata.bucket_document(call.bucket, DocumentKind.VERSIONING)
+        return xml(answers.versioning(None if status is None else status.decode()))
 
     def put_versioning(self, call: Call) -> Reply:
-        """Enabled or Suspended. A bucket that had versions once never goes back to none."""
+        """Set the versioning to Enabled or Suspended. It can never be removed again."""
         call.require(Rights.OWNER)
         status = documents.versioning(read_document(call))
         self._access.set_document(call.bucket, DocumentKind.VERSIONING, status.encode(), self._clock.now_ms())
         return empty()
 
     def get_acl(self, call: Call) -> Reply:
-        """As grants."""
+        """Return the ACL of a bucket as grants."""
         call.require(Rights.READ_ACL)
         assert call.access is not None
         acl = call.access.effective(call.access.acl)
         return xml(answers.access_control(call.owner, acls.grants_of(acl, call.owner)))
 
     def put_acl(self, call: Call) -> Reply:
-        """A canned one, or grants."""
+        """Set the ACL of a bucket, given as a canned ACL or as grants."""
         call.require(Rights.WRITE_ACL)
         acl = acl_of(call)
         assert call.access is not None
@@ -188,7 +188,7 @@ BUCKET_TAGS = DocumentType(
 
 
 def _ownership_of(request: Request) -> Ownership | None:
-    """What a request says of its new bucket. Raises InvalidArgument."""
+    """Return the ownership that a request sets for its new bucket; None if it sets none. Raises InvalidArgument."""
     word = request.header("x-amz-object-ownership")
     if word is not None and word not in tuple(Ownership):
         raise S3Error(
@@ -200,9 +200,9 @@ def _ownership_of(request: Request) -> Ownership | None:
     return None if word is None else Ownership(word)
 
 
-def require_closed(ownership: Ownership, acl: str, owner: str) -> None:
-    """Raises InvalidBucketAclWithObjectOwnership if ACLs are to count no more while that of the bucket grants something
-    to others than its owner."""
+def require_acl_allows(ownership: Ownership, acl: str, owner: str) -> None:
+    """Raise InvalidBucketAclWithObjectOwnership if `ownership` disables ACLs while the ACL of the bucket grants
+    something to anyone except its owner."""
     if ownership is Ownership.ENFORCED and not acls.is_owners_alone(acl, owner):
         raise S3Error(
             "InvalidBucketAclWithObjectOwnership",
@@ -211,8 +211,8 @@ def require_closed(ownership: Ownership, acl: str, owner: str) -> None:
 
 
 def acl_of(call: Call) -> str:
-    """The ACL that a request sets, by its headers or its document, as gateway.acls stores it. Raises S3Error,
-    also if the bucket allows no such ACL."""
+    """Return the ACL that a request sets by its headers or its document, in its stored form (auth/acls.py). Raises
+    S3Error, also if the bucket does not allow such an ACL."""
     refuse_unsupported(call.request)
     assert call.access is not None
     of_headers, body = acls.of_headers(call.request), read_document(call) if call.has_body else b""

@@ -1,4 +1,4 @@
-"""Cross-origin requests of browsers: the configuration of a bucket, preflights, and headers of other answers."""
+"""Cross-origin requests of browsers: the configuration of a bucket, preflights, and headers in other answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cors:
         self._access = access
 
     def preflight(self, request: Request, bucket: str) -> Reply:
-        """What a browser asks before it sends a request. It is never signed. Raises BadRequest, AccessForbidden,
+        """Answer whether a browser may send a request. A preflight is never signed. Raises BadRequest, AccessForbidden,
         NoSuchBucket."""
         origin, method = request.header("origin"), request.header("access-control-request-method")
         if not origin:
@@ -49,8 +49,8 @@ class Cors:
             raise S3Error("AccessForbidden", f"CORSResponse: {reason}", Method=method, ResourceType="OBJECT")
         return empty(rule.answer(origin, headers))
 
-    def headers(self, request: Request, bucket: str) -> dict[str, str]:
-        """What the answer to any other request has besides, if a rule allows it."""
+    def answer_headers(self, request: Request, bucket: str) -> dict[str, str]:
+        """Return the CORS headers for the answer to any other request; none unless a rule allows its origin."""
         origin = request.header("origin")
         if not origin:
             return {}

@@ -1,4 +1,4 @@
-"""The lifecycle configuration of a bucket, and the headers that say when an object expires. GC applies the rules
+"""The lifecycle configuration of a bucket, and the headers with the date when an object expires. GC applies the rules
 (engine/expiry/lifecycle_walk.py)."""
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from nos_ec.s3.errors import S3Error
 
 _MINIMUM = "x-amz-transition-default-minimum-object-size"
 _MINIMA = ("all_storage_classes_128K", "varies_by_storage_class")
-"""The values of that header; S3 assumes the first one if a request has none. It is about transitions, which the store
-does not have, but clients wait until they read back what they have written."""
+"""The values of that header; the first one is the default of S3. It concerns transitions, which the store does not
+support, but clients wait until they read back the value that they have set."""
 _TIME_MS_MAX = 253_402_214_400_000
-"""The end of the year 9999, after which no header can say a date."""
+"""The end of the year 9999, the last date that a header can contain."""
 
 
 def _parse(call: Call, _: Access) -> bytes:
@@ -58,8 +58,8 @@ LIFECYCLE = DocumentType(
 
 
 def expiry_headers(rules: BucketRules | None, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
-    """`x-amz-expiration`, if the object expires. attributes: those of the object. Noncurrent versions say nothing: when
-    they go depends on their successors."""
+    """Return the header `x-amz-expiration`; none if the object does not expire. `attributes` are those of the object.
+    Noncurrent versions have no such header, because their expiry depends on newer versions."""
     if rules is None or row.is_noncurrent:
         return {}
     expiry = rules.expiry(row.key.name, row.users_size, lambda: tags_of(attributes), row.created_ms)
@@ -69,7 +69,7 @@ def expiry_headers(rules: BucketRules | None, row: ObjectRow, attributes: Mappin
 
 
 def abort_headers(rules: BucketRules | None, upload: UploadRow) -> dict[str, str]:
-    """`x-amz-abort-date` and `x-amz-abort-rule-id`, if a rule aborts the upload."""
+    """Return the headers `x-amz-abort-date` and `x-amz-abort-rule-id`; none if no rule aborts the upload."""
     expiry = None if rules is None else rules.abort(upload.key.name, upload.since_ms)
     if expiry is None:
         return {}

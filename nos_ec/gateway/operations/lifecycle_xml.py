@@ -1,8 +1,8 @@
-"""The XML of lifecycle configurations, from and to the rules of core/expiry.py.
+"""Converts the XML of lifecycle configurations to the rules of core/expiry.py, and back.
 
 Sources: PutBucketLifecycleConfiguration and PutBucketLifecycle of the S3 API reference; "Lifecycle configuration
-elements" and "Lifecycle configuration constraints" of the S3 user guide. What S3 allows and the store cannot do is
-refused with 501, never dropped.
+elements" and "Lifecycle configuration constraints" of the S3 user guide. Rules that S3 allows and the store does not
+support are refused with 501, never ignored.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ PREFIX_BYTES_MAX = 1024
 NUMBER_MAX = 2**31 - 1
 SIZE_MAX = 2**50
 OF_RULE, FILTER, EMPTY, AND = "rule", "filter", "empty", "and"
-"""How the conditions are written: as the Prefix of the rule, in a Filter, in an empty one, in the And of one."""
+"""The forms of the conditions: the Prefix of the rule, a Filter, an empty Filter, or an And in a Filter."""
 _ACTIONS = ("Expiration", "NoncurrentVersionExpiration", "AbortIncompleteMultipartUpload")
 _TRANSITIONS = ("Transition", "NoncurrentVersionTransition")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9:.]{5,15}(Z|[+-][0-9]{2}:?[0-9]{2})?)?")
 
 
 def rules_of(body: bytes) -> list[ExpiryRule]:
-    """The rules of a configuration. Raises MalformedXML, InvalidArgument, InvalidRequest, or NotImplemented for what
-    the store cannot do."""
+    """Return the rules of a configuration. Raises MalformedXML, InvalidArgument, InvalidRequest, and NotImplemented for
+    rules that the store does not support."""
     top = parse(body, "LifecycleConfiguration")
     elements = [child for child in top.children if child.name != "TransitionDefaultMinimumObjectSize"]
     if top.text.strip() or not 1 <= len(elements) <= RULES_MAX:
@@ -45,7 +45,7 @@ def rules_of(body: bytes) -> list[ExpiryRule]:
 
 
 def xml_of(rules: Sequence[ExpiryRule]) -> bytes:
-    """A configuration as a client gets it."""
+    """Return a configuration as XML."""
     inside = "".join(f"<Rule>{''.join(_elements(rule))}</Rule>" for rule in rules)
     return f'{DECLARATION}<LifecycleConfiguration xmlns="{NAMESPACE}">{inside}</LifecycleConfiguration>'.encode()
 
@@ -108,7 +108,7 @@ def _abort_days(parts: dict[str, Element]) -> int | None:
 
 
 def _noncurrent(parts: dict[str, Element]) -> tuple[int | None, int | None]:
-    """Days, and how many versions are kept."""
+    """Return the days, and the number of noncurrent versions to keep."""
     if "NoncurrentVersionExpiration" not in parts:
         return None, None
     found = _children(parts["NoncurrentVersionExpiration"], "NoncurrentDays", "NewerNoncurrentVersions")
@@ -128,7 +128,7 @@ _YEAR_10000_MS = 253_402_300_800_000
 
 
 def _expiration(element: Element) -> tuple[int | None, int | None, bool | None]:
-    """Days, date, and whether delete markers are removed that are alone."""
+    """Return days, date, and whether a delete marker is removed when it is the only version left."""
     parts = _children(element, "Days", "Date", "ExpiredObjectDeleteMarker")
     if len(parts) != 1:
         raise malformed("An Expiration has either Days, a Date or ExpiredObjectDeleteMarker.")
@@ -158,7 +158,7 @@ def _date_ms(element: Element) -> int:
 
 
 def _refuse_transition(element: Element) -> None:
-    """Raises NotImplemented, and MalformedXML or InvalidArgument for a date that S3 would refuse as well."""
+    """Raise NotImplemented, or MalformedXML or InvalidArgument for a date that S3 would refuse as well."""
     for child in element.children:
         if child.name == "Date":
             _date_ms(child)
@@ -169,7 +169,7 @@ _Conditions = tuple[str, str, tuple[tuple[str, str], ...], int | None, int | Non
 
 
 def _conditions(parts: dict[str, Element]) -> _Conditions:
-    """Form, prefix, tags, and the sizes between which objects are."""
+    """Return the form, the prefix, the tags, and the lower and upper limit of the size."""
     if "Prefix" in parts:
         return OF_RULE, _prefix(parts["Prefix"]), (), None, None
     element, form = parts["Filter"], FILTER
@@ -225,7 +225,8 @@ def _number(element: Element, least: int, most: int, reason: str) -> int:
 
 
 def _children(element: Element, *names: str) -> dict[str, Element]:
-    """The elements in another one, each at most once. Raises MalformedXML; for a transition as `_refuse_transition`."""
+    """Return the child elements by name, each at most once. Raises MalformedXML, and for a transition the errors of
+    `_refuse_transition`."""
     if element.text.strip():
         raise malformed(f"{element.name!r} has text.")
     found: dict[str, Element] = {}

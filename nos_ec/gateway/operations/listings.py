@@ -1,4 +1,4 @@
-"""Listings of objects."""
+"""Lists objects and their versions."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ from nos_ec.s3.errors import S3Error
 
 KEYS_MAX = 1000
 PAGE_MS_MAX = 1000
-"""How long a page may take to be found. It may then have fewer entries than were asked for, as S3 allows."""
+"""Maximum time of a search for a page. The page may then have fewer entries than requested, as S3 allows."""
 
 
 class Listings:
-    """Safe to call from several threads."""
+    """The operations that list objects. Safe to call from several threads."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def list_objects(self, call: Call) -> Reply:
-        """Version 1."""
+        """List objects with version 1 of the operation."""
         marker = call.request.parameter("marker") or ""
         page, entries = self._page(call, marker)
         next_marker = entries.next_after if page.delimiter or not entries.objects else None
         return xml(answers.list_objects(page, marker, next_marker, call.owner))
 
     def list_objects_v2(self, call: Call) -> Reply:
-        """Version 2. A token is the last name, in base64. An empty one is none, as Ceph's RGW has it."""
+        """List objects with version 2 of the operation. A token is the last name in base64; an empty token is ignored,
+        as in Ceph's RGW."""
         token, start_after = call.request.parameter("continuation-token"), call.request.parameter("start-after")
         after = _name_of(token) if token else start_after or ""
         page, entries = self._page(call, after)
@@ -52,24 +53,25 @@ class Listings:
         )
 
     def list_object_versions(self, call: Call) -> Reply:
-        """All versions and delete markers. In a bucket that never had versions, each object is its only one, `null`."""
+        """List all versions and delete markers. In a bucket that never had versions, each object is one version,
+        `null`."""
         key_marker = call.request.parameter("key-marker") or ""
         version_marker = call.request.parameter("version-id-marker") or ""
         if version_marker and not key_marker:
             raise _bad("version-id-marker", "A version-id marker cannot be specified without a key marker.")
-        asked = self._asked(call)
+        wanted = self._parameters(call)
         found = VersionPage([], None)
-        if asked.limit:
+        if wanted.limit:
             after = self._after(call, key_marker, version_marker)
             found = self._store.list_versions(
-                call.bucket, asked.prefix, asked.delimiter, after, asked.limit, PAGE_MS_MAX
+                call.bucket, wanted.prefix, wanted.delimiter, after, wanted.limit, PAGE_MS_MAX
             )
         versions = [entry for entry in found.entries if isinstance(entry, VersionEntry)]
         folders = [entry for entry in found.entries if isinstance(entry, str)]
         last = versions[-1] if found.next_after is not None and not isinstance(found.entries[-1], str) else None
         return xml(
             answers.list_object_versions(
-                asked.page([_listed_version(entry) for entry in versions], folders, found.next_after is not None),
+                wanted.page([_listed_version(entry) for entry in versions], folders, found.next_after is not None),
                 key_marker=key_marker,
                 version_marker=version_marker,
                 next_key_marker=None if found.next_after is None else found.next_after[0],
@@ -79,8 +81,8 @@ class Listings:
         )
 
     def _after(self, call: Call, key_marker: str, version_marker: str) -> tuple[str, int | None]:
-        """Where a listing of versions begins. The null version has a number, too. If it is gone, the key
-        begins again."""
+        """Return after which key and version a listing starts. The null version has a number, too. If the null version
+        was deleted, the listing starts again with the first version of the key."""
         if not version_marker:
             return key_marker, None
         number = number_of(version_marker)
@@ -90,29 +92,29 @@ class Listings:
                 number = self._store.version(object_key(call.bucket, key_marker), None).version
         return key_marker, number
 
-    def _asked(self, call: Call) -> _Asked:
+    def _parameters(self, call: Call) -> _Parameters:
         call.require(Rights.LIST)
         prefix, delimiter = call.request.parameter("prefix") or "", call.request.parameter("delimiter") or ""
         encoding = call.request.parameter("encoding-type")
         if encoding not in (None, "url"):
             raise _bad("encoding-type", "Invalid Encoding Method specified in Request")
         limit = call.number("max-keys", KEYS_MAX, KEYS_MAX)
-        return _Asked(call.bucket, prefix, delimiter, limit, encoding == "url")
+        return _Parameters(call.bucket, prefix, delimiter, limit, encoding == "url")
 
     def _page(self, call: Call, after: str) -> tuple[Page, EntryPage[ObjectSummary]]:
-        asked = self._asked(call)
+        wanted = self._parameters(call)
         entries: EntryPage[ObjectSummary] = EntryPage([], None)
-        if asked.limit:
+        if wanted.limit:
             entries = self._store.list_summaries(
-                call.bucket, asked.prefix, asked.delimiter, after, asked.limit, PAGE_MS_MAX
+                call.bucket, wanted.prefix, wanted.delimiter, after, wanted.limit, PAGE_MS_MAX
             )
         found = [_listed(one) for one in entries.objects]
-        return asked.page(found, entries.folders, entries.next_after is not None), entries
+        return wanted.page(found, entries.folders, entries.next_after is not None), entries
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What all listings of objects are asked for. encodes: names as of `encoding-type=url`."""
+class _Parameters:
+    """The parameters of all listings of objects. `encodes` is set by `encoding-type=url`."""
 
     bucket: str
     prefix: str
@@ -143,7 +145,7 @@ def _listed_version(entry: VersionEntry) -> Listed:
 
 
 _STORAGE_CLASS, _CHECKSUM = STORAGE_CLASS.encode(), CHECKSUM.encode()
-"""The attributes that a listing tells."""
+"""The attributes that a listing shows."""
 
 
 def _listed(one: ObjectSummary) -> Listed:

@@ -44,10 +44,10 @@ from nos_ec.s3.documents import CompletedPart
 from nos_ec.s3.errors import S3Error
 
 PART_BYTES_MIN = 5 << 20
-"""Of all parts but the last."""
+"""Minimum size of all parts except the last."""
 UPLOADS_MAX = 1000
 _UPLOAD_CHECKSUM = "s3:upload-checksum"
-"""An attribute of uploads alone: algorithm and type of the checksum that the object is to have."""
+"""An attribute that only uploads have: algorithm and type of the checksum of the object."""
 _CHECKSUM_LENGTH_MAX = 64
 _RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{1,19})")
 _LAST_ID = UploadId(b"\xff" * 16)
@@ -55,7 +55,7 @@ _LAST_CHARACTER = "\U0010ffff"
 
 
 class MultipartOperations:
-    """Safe to call from several threads."""
+    """The operations on multipart uploads. Safe to call from several threads."""
 
     def __init__(self, store: Store, uploads: MultipartUploads, objects: ObjectOperations, access: Access) -> None:
         self._store = store
@@ -64,7 +64,7 @@ class MultipartOperations:
         self._access = access
 
     def create_upload(self, call: Call) -> Reply:
-        """Headers and tags are those of the object to be."""
+        """Start an upload. Its headers and tags become those of the object."""
         call.require(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
@@ -79,14 +79,14 @@ class MultipartOperations:
             headers = {"x-amz-checksum-algorithm": algorithm.value, "x-amz-checksum-type": wanted.value}
         elif kind is not None:
             raise S3Error("InvalidRequest", "x-amz-checksum-type needs x-amz-checksum-algorithm.")
-        encoded(attributes | {CHECKSUM: "x" * _CHECKSUM_LENGTH_MAX})  # that of the object must fit as well
+        encoded(attributes | {CHECKSUM: "x" * _CHECKSUM_LENGTH_MAX})  # the checksum of the object must fit as well
         row = self._uploads.create(call.object_key, call.account or "", encoded(attributes))
         headers |= abort_headers(self._access.rules(call.bucket), row)
         return xml(answers.upload_created(call.bucket, call.key, row.upload_id.hex()), headers)
 
     # --- parts ------------------------------------------------------------------------------------
     def upload_part(self, call: Call) -> Reply:
-        """Durable when it is answered. In place of an earlier one of that number."""
+        """Store a part, replacing an earlier one with the same number. It is durable when this returns."""
         call.require(Rights.WRITE)
         refuse_unsupported(call.request)
         number, upload = call.part_number(), self._open(call)
@@ -103,7 +103,7 @@ class MultipartOperations:
         return empty({"etag": f'"{body.computed.md5.hex()}"', **checksum_headers(attributes)})
 
     def upload_part_copy(self, call: Call) -> Reply:
-        """Reads the source, or a range of it, and writes it again."""
+        """Store a copy of an object or of a range of it as a part."""
         call.require(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
@@ -129,7 +129,7 @@ class MultipartOperations:
         )
 
     def list_parts(self, call: Call) -> Reply:
-        """Of an upload that is open."""
+        """List the parts of an open upload."""
         call.require(Rights.WRITE)
         upload = self._open(call)
         marker = call.number("part-number-marker", 0, PARTS_MAX)
@@ -143,7 +143,7 @@ class MultipartOperations:
         ]
         answer = answers.list_parts(
             call.bucket,
-            self._told(upload, call),
+            self._shown_upload(upload, call),
             listed,
             marker=marker,
             max_parts=limit,
@@ -153,7 +153,7 @@ class MultipartOperations:
 
     # --- the end of uploads -----------------------------------------------------------------------
     def complete_upload(self, call: Call) -> Reply:
-        """Complete an upload. May be repeated with the same parts as long as the object exists."""
+        """Complete an upload. May be repeated with the same parts while the object exists."""
         call.require(Rights.WRITE)
         upload_id = _upload_id(call)
         wanted = documents.complete_upload(read_document(call, of_object=True))
@@ -174,7 +174,7 @@ class MultipartOperations:
             raise no_such_upload() from None
 
     def _choice(self, call: Call, upload: UploadRow, wanted: Sequence[CompletedPart]) -> Choose:
-        """Chooses the listed parts, and compares the request's checksum and size with those of the object."""
+        """Return a function that chooses the listed parts and checks the checksum and size in the request."""
         request = call.request
         algorithm, kind = _checksum_of_upload(upload)
         told_type = request.header("x-amz-checksum-type")
@@ -204,15 +204,15 @@ class MultipartOperations:
         try:
             return self._uploads.complete(upload, choose, write_condition(request), call.versioning)
         except NotFound as error:
-            if request.header("if-match") is not None and not self._is_there(call):
+            if request.header("if-match") is not None and not self._object_exists(call):
                 raise no_such_key(call.key) from None
-            # The same request may have been served meanwhile, or one with other parts.
+            # A repetition of this request, or a request with other parts, may have been served meanwhile.
             again = self._uploads.find(upload.upload_id, upload.key)
             if again.state is UploadState.COMPLETED:
                 return self._completed(again, choose)
             raise no_such_upload() from error
 
-    def _is_there(self, call: Call) -> bool:
+    def _object_exists(self, call: Call) -> bool:
         try:
             self._store.head(call.object_key)
         except NotFound:
@@ -220,7 +220,7 @@ class MultipartOperations:
         return True
 
     def abort_upload(self, call: Call) -> Reply:
-        """Its parts are deleted later."""
+        """Abort an upload. Its parts are deleted later."""
         call.require(Rights.WRITE)
         if call.request.header("x-amz-if-match-initiated-time") is not None:
             raise S3Error("NotImplemented", "The header x-amz-if-match-initiated-time is not supported.")
@@ -229,7 +229,7 @@ class MultipartOperations:
 
     # --- listing ----------------------------------------------------------------------------------
     def list_uploads(self, call: Call) -> Reply:
-        """Those that are open."""
+        """List the open uploads."""
         call.require(Rights.LIST)
         request = call.request
         prefix, delimiter = request.parameter("prefix") or "", request.parameter("delimiter") or ""
@@ -247,7 +247,7 @@ class MultipartOperations:
         last = shown[-1] if len(found) > limit else None
         answer = answers.list_uploads(
             call.bucket,
-            [self._told(entry, call) for entry in shown if isinstance(entry, UploadRow)],
+            [self._shown_upload(entry, call) for entry in shown if isinstance(entry, UploadRow)],
             [entry for entry in shown if isinstance(entry, str)],
             prefix=prefix,
             delimiter=delimiter,
@@ -263,7 +263,7 @@ class MultipartOperations:
     def _entries(
         self, bucket: str, prefix: str, delimiter: str, after: tuple[str, UploadId] | None, limit: int
     ) -> Iterator[UploadRow | str]:
-        """Uploads and folders. Behind a folder the search goes on with the next name that is not in it."""
+        """Yield uploads and folders. After a folder, the search continues with the next name outside it."""
         folder = None if after is None else folder_of(after[0], prefix, delimiter)
         while True:
             if folder is not None:
@@ -284,8 +284,9 @@ class MultipartOperations:
                     return
                 folder = None
 
-    def _told(self, upload: UploadRow, call: Call) -> answers.Upload:
-        """As its owner, S3 and radosgw name who has begun it, unless the owner of the bucket is enforced."""
+    def _shown_upload(self, upload: UploadRow, call: Call) -> answers.Upload:
+        """Return an upload as answers show it. S3 and radosgw name its initiator as owner, unless the bucket owner is
+        enforced."""
         assert call.access is not None
         initiator = owner_named(upload.owner) if upload.owner else call.owner
         attributes = _attributes(upload)
@@ -322,7 +323,7 @@ def _checksum_of_upload(upload: UploadRow) -> tuple[Algorithm | None, ChecksumTy
 
 
 def _range_to_copy(header: str | None, size: int) -> tuple[int, int]:
-    """(first byte, length) of what is to be copied. Raises InvalidArgument, InvalidRange, InvalidRequest."""
+    """Return (first byte, length) of the range to copy. Raises InvalidArgument, InvalidRange, InvalidRequest."""
     first, last = 0, size - 1
     if header is not None:
         match = _RANGE.fullmatch(header.strip())
@@ -343,11 +344,11 @@ def _range_to_copy(header: str | None, size: int) -> tuple[int, int]:
 
 
 def _chosen(wanted: Sequence[CompletedPart], stored: Sequence[StoredPart]) -> list[StoredPart]:
-    """The parts that a CompleteMultipartUpload lists. Raises InvalidPart, EntityTooSmall."""
-    there = {part.number: part for part in stored}
+    """Return the parts that a CompleteMultipartUpload lists. Raises InvalidPart, EntityTooSmall."""
+    by_number = {part.number: part for part in stored}
     found: list[StoredPart] = []
     for one in wanted:
-        part = there.get(one.number)
+        part = by_number.get(one.number)
         if part is None or etag_of(part.row) != one.etag.lower() or not _has_checksum(one, part):
             raise S3Error(
                 "InvalidPart",
@@ -384,8 +385,9 @@ def _checksum(
     parts: Sequence[StoredPart],
     told: Sequence[tuple[Algorithm, bytes] | None],
 ) -> str | None:
-    """The checksum of the object, from those of its parts. A part lacks it if the gateway died behind its last byte, or
-    could not store it: then the one that the request tells of the part counts. None if that is missing, too."""
+    """Return the checksum of the object, computed from the checksums of its parts. A part has none if the gateway died
+    after its last byte or could not store it; then the checksum of the part in the request is used. Return None if that
+    is missing, too."""
     values = []
     for part, listed in zip(parts, told, strict=True):
         stored = checksum_of(_attributes(part.row))
@@ -401,7 +403,7 @@ def _checksum(
 
 
 def _compare_checksum(told: tuple[Algorithm, str] | None, algorithm: Algorithm | None, checksum: str | None) -> None:
-    """With the one of the object that the request tells. Raises BadDigest."""
+    """Raise BadDigest if the checksum of the object in the request is wrong."""
     if told is not None:
         right = () if told[0] is not algorithm or checksum is None else (checksum, checksum.partition("-")[0])
         if told[1] not in right:

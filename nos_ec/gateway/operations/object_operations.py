@@ -76,9 +76,9 @@ _OVERRIDABLE = (
     "content-disposition",
     "content-encoding",
 )
-"""Headers of the answer that a signed request may set."""
+"""Headers of the answer that a signed request may override."""
 _OF_304 = ("etag", "last-modified", "cache-control", "expires", "x-amz-version-id")
-"""What an answer without a body says of an object that has not changed (RFC 9110, section 15.4.5)."""
+"""The headers of an answer 304 (RFC 9110, section 15.4.5)."""
 
 
 class _Target(NamedTuple):
@@ -133,7 +133,7 @@ class _Head(NamedTuple):
 
 
 class ObjectOperations:
-    """Safe to call from several threads."""
+    """The operations on objects. Safe to call from several threads."""
 
     def __init__(self, store: Store, uploads: MultipartUploads, access: Access, changes: AttributeChanges) -> None:
         self._store = store
@@ -218,13 +218,13 @@ class ObjectOperations:
         return _Extent(*wanted, True, part)
 
     def _checksum_of_part(self, key: ObjectKey, part: _Part) -> dict[str, str]:
-        """Return the headers with the checksum with which a part was stored; none without one."""
+        """Return the headers with the checksum of a part; none if it was stored without one."""
         assert part.upload_id is not None
         stored = self._uploads.parts_of(key, part.upload_id, part.number - 1, 1)
         return checksum_headers(attributes_of(stored[0].row)) if stored and stored[0].number == part.number else {}
 
     def _part(self, call: Call, row: ObjectRow) -> _Part | None:
-        """Return the part that `partNumber` asks for; None without it."""
+        """Return the part that `partNumber` names; None without that parameter."""
         if not call.request.parameter("partNumber"):
             return None
         number = call.part_number()
@@ -278,7 +278,8 @@ class ObjectOperations:
         return entry.row
 
     def _may_list(self, call: Call, key: ObjectKey) -> bool:
-        """Whether the account may know which objects there are. Who may read them by a policy alone may not."""
+        """Return whether the account may learn which objects exist. A policy that only allows reading does not
+        suffice."""
         access = self._access.bucket(key.bucket)
         if access.rights_of(call.account) & (Rights.LIST | Rights.READ):
             return True
@@ -288,7 +289,7 @@ class ObjectOperations:
             return False
 
     def get_attributes(self, call: Call) -> Reply:
-        """Of those that the header names."""
+        """Return the attributes that the header names."""
         sent = call.request.header_values.get(b"x-amz-object-attributes", [])  # some clients send one header for each
         words = {word.strip() for word in b",".join(sent).decode("latin-1").split(",")} - {""}
         if not words:
@@ -311,7 +312,7 @@ class ObjectOperations:
         return xml(body, {"last-modified": http_date(row.created_ms), **version_headers(call.versioning, row)})
 
     def _parts(self, call: Call, row: ObjectRow, attributes: dict[str, str]) -> dict[str, Any]:
-        """What GetObjectAttributes tells of the parts of an object; nothing of one that is not composed."""
+        """Return the description of an object's parts for GetObjectAttributes; empty without parts."""
         manifest = self._store.manifest(row)
         if manifest is None:
             return {}
@@ -319,14 +320,15 @@ class ObjectOperations:
         limit = call.number_of_header("x-amz-max-parts", 1000, 1000)
         rest = [part for part in manifest.parts if part.number > marker]
         checksum = checksum_of(attributes)
-        told: dict[int, answers.Checksum | None] = {}
+        by_number: dict[int, answers.Checksum | None] = {}
         if checksum is not None and checksum.kind == ChecksumType.COMPOSITE.value and limit:
             stored = self._uploads.parts_of(row.key, manifest.upload_id, marker, limit)
-            told = {part.number: checksum_of(attributes_of(part.row)) for part in stored}
+            by_number = {part.number: checksum_of(attributes_of(part.row)) for part in stored}
         return {
             "parts_count": len(manifest.parts),
             "parts": [
-                answers.Part(part.number, part.size, checksum=_alone(told.get(part.number))) for part in rest[:limit]
+                answers.Part(part.number, part.size, checksum=_alone(by_number.get(part.number)))
+                for part in rest[:limit]
             ],
             "marker": marker,
             "max_parts": limit,
@@ -335,15 +337,15 @@ class ObjectOperations:
 
     # --- writing ----------------------------------------------------------------------------------
     def put_object(self, call: Call) -> Reply:
-        """Durable when it is answered."""
+        """Store an object. It is durable when this returns."""
         call.require(Rights.WRITE)
         assert call.access is not None
         body = CheckedBody(call.request, call.signed, call.source, partial(self._access.require_same, call.access))
         return empty(self.store(call, body)[1])
 
     def store(self, call: Call, body: CheckedBody | FormBody) -> tuple[str, dict[str, str]]:
-        """Store a body as the headers of the request say, durably. Returns its ETag, without quotes, and the headers to
-        answer with."""
+        """Store a body durably, as the headers of the request specify. Returns its ETag, without quotes, and the
+        headers of the answer."""
         call.require(Rights.WRITE)
         refuse_unsupported(call.request)
         condition = write_condition(call.request)
@@ -364,7 +366,7 @@ class ObjectOperations:
         return etag, {"etag": f'"{etag}"', **checksum_headers(attributes), **headers}
 
     def expiry_headers(self, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
-        """The header that says when the object expires, if a rule of its bucket says so."""
+        """Return the header with the date when the object expires; none if no rule of its bucket applies."""
         return expiry_headers(self._access.rules(row.key.bucket), row, attributes)
 
     def source_of_copy(self, call: Call) -> CopySource:
@@ -383,14 +385,14 @@ class ObjectOperations:
                     "InvalidRequest",
                     "The source of a copy request may not specifically refer to a delete marker by version id.",
                 ) from None
-            error.headers.clear()  # they would be about the target
+            error.headers.clear()  # the client would take them for headers about the target
             raise
         check_read(call.request, row, "x-amz-copy-source-")
         return CopySource(row, attributes, access.versioning)
 
     def _require_tags_of_copy(self, call: Call) -> None:
-        """That the account may read the tags of the source, which no ACL of an object says, and set those of the
-        target. Raises AccessDenied."""
+        """Raise AccessDenied unless the account may read the tags of the source, which the ACL of an object never
+        allows, and set the tags of the target."""
         assert call.access is not None
         bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
         source, has_version = self._access.bucket(bucket), version is not None
@@ -400,7 +402,7 @@ class ObjectOperations:
             raise denied()
 
     def copy_object(self, call: Call) -> Reply:
-        """Reads the source, and writes it again."""
+        """Store a copy of an object."""
         call.require(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
@@ -449,8 +451,8 @@ class ObjectOperations:
         return xml(answers.copied(etag_of(made), made.created_ms, checksum_of(attributes)), headers)
 
     def delete_object(self, call: Call) -> Reply:
-        """One that is not there is no error, unless it must be as a condition says. Without a version id, a bucket with
-        versions gets a delete marker."""
+        """Delete an object or a version. A missing one is not an error, unless the request has a condition. Without a
+        version id, a bucket with versions gets a delete marker."""
         call.require(Rights.WRITE)
         header, version = call.request.header, asked_version(call)
         assert call.access is not None
@@ -458,7 +460,7 @@ class ObjectOperations:
             version is not None
             and Rights.WRITE not in call.access.rights_of(call.account, with_acl=False) | call.allowed
         ):
-            raise denied()  # an ACL lets others write, and not remove what was written
+            raise denied()  # an ACL lets others write objects, but not delete versions
         condition = delete_condition(
             header("if-match"), header("x-amz-if-match-last-modified-time"), header("x-amz-if-match-size")
         )
@@ -481,7 +483,7 @@ class ObjectOperations:
                 raise _undeleted(error, key.name) from None
 
     def delete_objects(self, call: Call) -> Reply:
-        """Up to 1,000: plain ones in one transaction, versions in some."""
+        """Delete up to 1,000 objects: objects without versions in one transaction, versions in several."""
         assert call.access is not None
         if call.access.policy is None:
             call.require(Rights.WRITE)
@@ -522,33 +524,33 @@ class ObjectOperations:
         return xml(answers.deleted(done, errors, quiet=quiet))
 
     def _require_delete(self, call: Call, one: documents.ToDelete) -> None:
-        """Raises AccessDenied. A policy says for each key whether it may be deleted."""
+        """Raise AccessDenied unless the sender may delete this key. A policy can decide that for each key."""
         assert call.access is not None
         has_version = one.version_id is not None
         if Rights.WRITE not in rights_on(call.access, "DeleteObject", one.key, call.account, has_version=has_version):
             raise denied()
 
-    # --- what can be changed later ----------------------------------------------------------------
+    # --- tags and ACLs ----------------------------------------------------------------------------
     def get_tagging(self, call: Call) -> Reply:
-        """None is no error. They come in the order of their keys, as from radosgw; S3 names no order. An ACL that lets
-        others read an object does not show its tags."""
+        """Return the tags of an object, which may be none. They are in the order of their keys, as in radosgw; S3
+        defines no order. An ACL that lets others read an object does not let them read its tags."""
         call.require(Rights.READ)
         row, attributes = self._readable(call)
         return xml(answers.tagging(dict(sorted(tags_of(attributes).items()))), version_headers(call.versioning, row))
 
     def put_tagging(self, call: Call) -> Reply:
-        """In place of all tags that it had."""
+        """Replace all tags of an object."""
         call.require(Rights.WRITE)
         tags = documents.tagging(read_document(call))
         return empty(self._change(call, TAGS, tags_attribute(tags)))
 
     def delete_tagging(self, call: Call) -> Reply:
-        """All tags."""
+        """Delete all tags of an object."""
         call.require(Rights.WRITE)
         return empty(self._change(call, TAGS, {}), 204)
 
     def get_acl(self, call: Call) -> Reply:
-        """As grants."""
+        """Return the ACL of an object as grants."""
         row, attributes = self._named(call, Rights.READ_ACL)
         assert call.access is not None
         acl = call.access.effective(attributes.get(ACL, "private"))
@@ -556,12 +558,12 @@ class ObjectOperations:
         return xml(body, version_headers(call.versioning, row))
 
     def put_acl(self, call: Call) -> Reply:
-        """A canned one, or grants."""
+        """Set the ACL of an object, given as a canned ACL or as grants."""
         self._named(call, Rights.WRITE_ACL)
         return empty(self._change(call, ACL, acl_attribute(acl_of(call)), Rights.WRITE_ACL))
 
     def _change(self, call: Call, name: str, value: dict[str, str], needs: Rights = Rights.WRITE) -> dict[str, str]:
-        """Returns the headers to answer with."""
+        """Replace an attribute of an object. Returns the headers of the answer."""
         row = self._changes.replace(lambda: self._named(call, needs), (name,), value)
         return version_headers(call.versioning, row)
 
@@ -569,7 +571,7 @@ class ObjectOperations:
 def _deletion(
     key: ObjectKey, version: str | None, versioning: Versioning | None, condition: Condition | None
 ) -> DeleteVersion | AddMarker:
-    """What a DELETE asks for. Raises InvalidArgument."""
+    """Return the change that a DELETE requests. Raises InvalidArgument."""
     if version is not None:
         return DeleteVersion(key, number_of(version), condition)
     assert versioning is not None
@@ -577,7 +579,7 @@ def _deletion(
 
 
 def _undeleted(error: NosError, key: str) -> Exception:
-    """Why a DELETE has not taken effect."""
+    """Return the error for a DELETE that did not take effect."""
     return no_such_key(key) if isinstance(error, NotFound) else error
 
 
@@ -588,12 +590,12 @@ def _without_parts(checksum: answers.Checksum | None) -> answers.Checksum | None
 
 
 def _alone(checksum: answers.Checksum | None) -> answers.Checksum | None:
-    """The checksum of a part, which has no type."""
+    """Return the checksum of a part, which has no type."""
     return None if checksum is None else answers.Checksum(checksum.algorithm, checksum.value)
 
 
 def attributes_of_call(call: Call) -> dict[str, str]:
-    """What a request says of its object. Raises S3Error, also if the bucket allows no such ACL."""
+    """Return the attributes that a request sets. Raises S3Error, also if the bucket does not allow its ACL."""
     found = attributes_of_request(call.request, content_encoding_of(call.request, call.payload))
     acl = of_headers(call.request)
     if acl is not None and call.access is not None:
@@ -602,7 +604,7 @@ def attributes_of_call(call: Call) -> dict[str, str]:
 
 
 def _directive(request: Request, name: str) -> bool:
-    """Whether a copy keeps what the source has."""
+    """Return whether a copy keeps the metadata or the tags of the source."""
     header = request.header(f"x-amz-{name}-directive") or "COPY"
     if header not in ("COPY", "REPLACE"):
         raise S3Error("InvalidArgument", f"Unknown {name} directive.", ArgumentName=f"x-amz-{name}-directive")

@@ -1,9 +1,9 @@
-"""Policies of buckets: the operations on them, and the rights that they add to those of grants and ACLs.
+"""Policies of buckets: their documents, and the rights that they add to those from grants and ACLs.
 
-An explicit Deny beats everything, also the rights of the owner and of root, who can still read, replace and delete the
-policy itself. A public policy of a bucket that restricts these allows nothing to other accounts than the owner's. What
-a policy allows counts for the one operation that was asked for: `Required.rights` is what this
-operation asks of its caller.
+An explicit Deny overrides everything, including the rights of the owner and of root, who can still read, replace and
+delete the policy itself. If a bucket restricts public policies, a public policy allows nothing to other accounts than
+the owner. A policy allows only the requested operation: if it does, the caller gets `Required.rights`, the rights that
+this operation needs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nos_ec.s3.policy import Policy, Verdict, policy_of
 from nos_ec.s3.request import Request
 
 _REPAIRS = frozenset(["GetBucketPolicy", "PutBucketPolicy", "DeleteBucketPolicy"])
-"""What no policy can take from the owner."""
+"""Operations that no policy can deny to the owner."""
 _RIGHTS = {
     **dict.fromkeys(["HeadBucket", "ListObjects", "ListObjectsV2", "ListObjectVersions"], Rights.LIST),
     **dict.fromkeys(["ListMultipartUploads", "GetBucketLocation"], Rights.LIST),
@@ -35,14 +35,14 @@ _RIGHTS = {
     **dict.fromkeys(["CreateMultipartUpload", "UploadPart", "UploadPartCopy", "ListParts"], Rights.WRITE),
     **dict.fromkeys(["CompleteMultipartUpload", "AbortMultipartUpload"], Rights.WRITE),
 }
-"""What operations ask for that do not ask for Rights.OWNER."""
+"""The rights that an operation needs; operations not listed here need Rights.OWNER."""
 _STORES = frozenset(["PutObject", "PostObject", "CopyObject", "CreateMultipartUpload"])
 
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """What an operation needs. actions: all of them, on the bucket, or on the object if `on_object`. rights: what the
-    operation asks for where no policy allows it."""
+    """The requirements of an operation. A policy must allow all `actions` on the bucket, or on the object if
+    `on_object`. If it does not, the caller needs `rights` from grants or ACLs."""
 
     actions: tuple[str, ...]
     on_object: bool
@@ -53,12 +53,12 @@ REQUIRED: Mapping[str, Required] = {
     **{name: Required(actions, False, _RIGHTS.get(name, Rights.OWNER)) for name, actions in BUCKET_ACTIONS.items()},
     **{name: Required(actions, True, _RIGHTS.get(name, Rights.OWNER)) for name, actions in OBJECT_ACTIONS.items()},
 }
-"""By operation. Those of BY_KEY ask for each key."""
+"""Requirements by operation. Operations in BY_KEY are checked for each key."""
 
 
 def allowed_rights(access: BucketAccess, operation: str, request: Request, key: str, account: str | None) -> Rights:
-    """The rights that the policy of a bucket adds for the operation that a request asks for. Raises AccessDenied if it
-    denies one of the actions that this needs."""
+    """Return the rights that the policy of a bucket adds for the operation of a request. Raises AccessDenied if the
+    policy denies one of the actions that the operation needs."""
     more = _of_headers(request) if operation in _STORES else []
     return _allowed(access, operation, key, account, more, has_version="versionId" in request.query)
 
@@ -66,8 +66,8 @@ def allowed_rights(access: BucketAccess, operation: str, request: Request, key: 
 def rights_on(
     access: BucketAccess, operation: str, key: str, account: str | None, *, has_version: bool = False
 ) -> Rights:
-    """All rights of an account for one operation on one object, for requests that concern several objects. Raises
-    AccessDenied as `allowed_rights` does."""
+    """Return all rights of an account for one operation on one object. For requests that concern several objects.
+    Raises AccessDenied if the policy denies it."""
     own = access.rights_of(account, with_acl=not (has_version and operation == "DeleteObject"))
     return own | _allowed(access, operation, key, account, [], has_version=has_version)
 
@@ -88,12 +88,13 @@ def _allowed(
         raise denied()
     if access.public_access.restrict_buckets and policy.is_public and account not in (access.row.owner, ROOT_ACCOUNT):
         return Rights.NONE
-    # Who may do everything may still not change what others may do: S3 gives that to nobody but the owner.
+    # A policy that allows every action still does not allow changes of the policy: S3 reserves these to the owner.
     return required.rights if set(verdicts) == {Verdict.ALLOW} and not is_repair else Rights.NONE
 
 
 def _verdict(policy: Policy, account: str | None, action: str, resource: str, *, has_version: bool) -> Verdict:
-    """A version that a request names may be the current one. So it is denied as that, too."""
+    """Return the verdict on an action. A version that a request names may be the current one, so a policy that denies
+    the action on the current version denies it, too."""
     of_object = policy.verdict(account, action, resource)
     if not has_version or of_object is Verdict.DENY or action not in OF_VERSION:
         return of_object
@@ -101,7 +102,7 @@ def _verdict(policy: Policy, account: str | None, action: str, resource: str, *,
 
 
 def _of_headers(request: Request) -> list[str]:
-    """The actions that the headers of a PUT need besides."""
+    """Return the additional actions that the headers of a PUT need."""
     names = request.header_values.keys()
     found = ["s3:PutObjectTagging"] * (b"x-amz-tagging" in names)
     sets_acl = any(name == b"x-amz-acl" or name.startswith(b"x-amz-grant-") for name in names)

@@ -1,7 +1,6 @@
-"""Uploads by POST forms of browsers.
+"""Serves uploads by POST forms of browsers.
 
-A form becomes the PUT that it stands for: its fields are the headers of that. Source: "POST object" of the S3 API
-reference.
+A form is converted to a PUT whose headers are the fields of the form. Source: "POST object" of the S3 API reference.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _ADDRESS = re.compile(r"https?://[^\s/?#]+[^\s]*", re.IGNORECASE)
 
 
 class PostForms:
-    """Safe to call from several threads."""
+    """The operation PostObject. Safe to call from several threads."""
 
     def __init__(self, access: Access, objects: ObjectOperations, clock: Clock) -> None:
         self._access = access
@@ -44,11 +43,11 @@ class PostForms:
         self._clock = clock
 
     def post(self, request: Request, bucket: str, source: Source) -> Reply:
-        """Store the file of a form. The policy of a signed form says what may be in it; an anonymous form needs a
-        bucket that anybody may write to."""
+        """Store the file of a form. The policy of a signed form limits its contents; an anonymous form needs a bucket
+        to which anyone may write."""
         access = self._access.bucket(bucket)
         body = FormBody(request, source, partial(self._access.require_same, access))
-        # All fields, and before the policy is compared with them ("POST policy" of the API reference).
+        # In all fields, before they are compared with the policy ("POST policy" of the API reference).
         fields = {name: value.replace("${filename}", body.file_name) for name, value in body.fields.items()}
         key = fields.get("key", "")
         if not key:
@@ -66,7 +65,7 @@ class PostForms:
         return _answer(fields, bucket, etag, {**headers, "location": location})
 
     def _sender(self, fields: Mapping[str, str], bucket: str) -> tuple[str | None, SizeRange | None]:
-        """The account that has signed the form, None for nobody, and the sizes that its policy allows."""
+        """Return the account that signed the form, None for an anonymous one, and the sizes that its policy allows."""
         claim = read_form_claim(fields)
         if claim is None:
             return None, None
@@ -93,8 +92,8 @@ def _headers(fields: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 def _answer(fields: Mapping[str, str], bucket: str, etag: str, headers: dict[str, str]) -> Reply:
     address = fields.get("success_action_redirect") or fields.get("redirect") or ""
     if _ADDRESS.fullmatch(address):
-        said = urlencode({"bucket": bucket, "key": fields["key"], "etag": f'"{etag}"'})
-        return empty({**headers, "location": f"{address}{'&' if '?' in address else '?'}{said}"}, 303)
+        query = urlencode({"bucket": bucket, "key": fields["key"], "etag": f'"{etag}"'})
+        return empty({**headers, "location": f"{address}{'&' if '?' in address else '?'}{query}"}, 303)
     status = _STATUSES.get(fields.get("success_action_status", ""), 204)
     if status != 201:
         return empty(headers, status)

@@ -1,6 +1,6 @@
-"""Public access blocks and ownership controls of buckets, as documents that can be put and got.
+"""Declares the documents with public access blocks and ownership controls of buckets.
 
-`BucketAccess` applies their settings for ACLs, and gateway.policies those for policies (docs/adr/0039).
+`BucketAccess` applies their effect on ACLs, and policies.py applies their effect on policies (docs/adr/0039).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from nos_ec.gateway.auth.access import Access
 from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.reply import xml
 from nos_ec.gateway.operations.bucket_documents import DocumentType, read_document
-from nos_ec.gateway.operations.bucket_operations import require_closed
+from nos_ec.gateway.operations.bucket_operations import require_acl_allows
 from nos_ec.ports.metadata import DocumentKind
 from nos_ec.s3 import answers
 from nos_ec.s3.public_access import fields_of, ownership_controls, public_access_block
@@ -25,7 +25,7 @@ def _parse_ownership(call: Call, access: Access) -> bytes:
     ownership = ownership_controls(read_document(call))
     access.forget_bucket(call.bucket)  # another gateway may just have changed the ACL
     bucket = access.bucket(call.bucket)
-    require_closed(ownership, bucket.acl, bucket.row.owner)
+    require_acl_allows(ownership, bucket.acl, bucket.row.owner)
     return ownership.encode()
 
 

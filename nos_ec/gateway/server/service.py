@@ -146,7 +146,7 @@ class Service:
         with suppress(S3Error, NosError):  # leave the answer as it is; a browser then hides it from the page
             bucket, _ = addressed(request.raw_path, request.header("host"), self._domains)
             if bucket is not None:
-                reply.headers.update(self._cors.headers(request, bucket))
+                reply.headers.update(self._cors.answer_headers(request, bucket))
 
     def refuse(self, request: Request, error: S3Error, record: Record) -> Reply:
         """Return the answer to a request that failed before it was parsed."""
