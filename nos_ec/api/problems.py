@@ -90,8 +90,8 @@ def of_http(error: HTTPException) -> Response:
 
 def _on_wrong_parameters(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    said = [f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()]
-    return _problem(422, "InvalidParameters", "Invalid parameters", "; ".join(said), {})
+    reasons = [f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()]
+    return _problem(422, "InvalidParameters", "Invalid parameters", "; ".join(reasons), {})
 
 
 def _on_bug(_request: Request, error: Exception) -> Response:

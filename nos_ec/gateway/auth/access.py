@@ -130,7 +130,7 @@ class Access:
         self._documents: _Cache[bytes | None] = _Cache(clock, remember_ms, DOCUMENTS_MAX)
         self._rules: _Cache[BucketRules | None] = _Cache(clock, remember_ms, DOCUMENTS_MAX)
 
-    def account(self, access_key: str) -> Account | None:
+    def account_of_key(self, access_key: str) -> Account | None:
         """Return the account of an access key; None if no active key has this name. Raises Transient, ConfigError,
         Corrupt."""
         return self._accounts.find(access_key, self._look_up_account)
@@ -147,11 +147,11 @@ class Access:
         if (row.owner, row.created_ms) != (seen.row.owner, seen.row.created_ms):
             raise no_bucket(row.name)
 
-    def document(self, name: str, kind: DocumentKind) -> bytes | None:
+    def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
         """Return a document of a bucket, which may be cached; None if the bucket has none. Raises Transient."""
         return self._documents.find(_key_of(name, kind), lambda _: self._metadata.bucket_document(name, kind))
 
-    def set_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> None:
+    def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> None:
         """Replace a document of a bucket, or remove it for None. It is removed from this process's cache at once.
         Raises S3Error (NoSuchBucket), Transient."""
         try:
@@ -160,7 +160,7 @@ class Access:
         finally:
             self.forget_bucket(name)
 
-    def rules(self, name: str) -> BucketRules | None:
+    def lifecycle_rules(self, name: str) -> BucketRules | None:
         """Return the lifecycle rules of a bucket; None if it has none. Also return None if they cannot be read: only
         headers need them, and a request that stored an object must not fail because of them."""
         try:
@@ -191,13 +191,13 @@ class Access:
         if row is None:
             raise no_bucket(name)
         found = self._metadata.bucket_documents(name, _OF_ACCESS)
-        said = found.get(DocumentKind.VERSIONING)
+        versioning = found.get(DocumentKind.VERSIONING)
         return BucketAccess(
             row,
             self._metadata.grants(name),
             _acl_of(row, found.get(DocumentKind.ACL)),
             _policy_of(name, found.get(DocumentKind.POLICY)),
-            None if said is None else Versioning(said.decode()),
+            None if versioning is None else Versioning(versioning.decode()),
             _public_access_of(name, found.get(DocumentKind.PUBLIC_ACCESS)),
             _ownership_of(name, found.get(DocumentKind.OWNERSHIP)),
         )

@@ -89,7 +89,7 @@ def _grant(permission: str, grantee: str) -> Grant:
     return Grant(permission, owner=Owner(grantee, grantee))
 
 
-def stored(grants: Sequence[Grant], owner: Owner) -> str:
+def stored_acl(grants: Sequence[Grant], owner: Owner) -> str:
     """Return the stored form of these grants, which is a canned ACL if one has the same grants. Raises InvalidArgument
     for an invalid grantee, MalformedACLError for too many grants."""
     if len(grants) > GRANTS_MAX:
@@ -116,7 +116,7 @@ def _grantee(grant: Grant) -> str:
     return account
 
 
-def of_headers(request: Request) -> str | None:
+def acl_of_headers(request: Request) -> str | None:
     """Return the ACL that the headers of a request set, in its stored form; None if they set none. Raises
     InvalidRequest if they have both a canned ACL and grants, InvalidArgument, and the error of `unknown_mail_address`
     for a grantee given by mail address."""
@@ -129,8 +129,8 @@ def of_headers(request: Request) -> str | None:
     if acl is not None and grants:
         raise S3Error("InvalidRequest", "Specifying both Canned ACLs and Header Grants is not allowed")
     if acl is not None:
-        return canned(acl)
-    return stored(grants, Owner("~nobody")) if grants else None
+        return canned_acl(acl)
+    return stored_acl(grants, Owner("~nobody")) if grants else None
 
 
 def _grantees(name: str, text: str) -> Iterable[tuple[Owner | None, str | None]]:
@@ -150,7 +150,7 @@ def _grantees(name: str, text: str) -> Iterable[tuple[Owner | None, str | None]]
             )
 
 
-def canned(acl: str) -> str:
+def canned_acl(acl: str) -> str:
     """Return this name of a canned ACL. Raises InvalidArgument if no canned ACL has this name."""
     if acl not in _GROUPS and acl not in _OWNERS:
         raise S3Error("InvalidArgument", f"{acl!r} is not a canned ACL.", ArgumentName="x-amz-acl", ArgumentValue=acl)

@@ -20,7 +20,7 @@ from nos_ec.s3.errors import S3Error
 _log = structlog.get_logger(__name__)
 
 
-def translated(error: Exception, **about: str) -> S3Error:
+def to_s3_error(error: Exception, **about: str) -> S3Error:
     """Return the error of S3 for an exception. Logs it with `about`, unless the client caused it."""
     if isinstance(error, S3Error):
         return error

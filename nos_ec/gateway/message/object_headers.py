@@ -17,7 +17,7 @@ from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.expiry import TAGS_ATTRIBUTE
 from nos_ec.core.parts import users_attributes
-from nos_ec.gateway.auth.acls import of_headers
+from nos_ec.gateway.auth.acls import acl_of_headers
 from nos_ec.ports.metadata import ObjectRow
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import ChecksumType
@@ -77,7 +77,7 @@ def attributes_of_request(request: Request, encoding: str | None) -> dict[str, s
             raise S3Error("InvalidStorageClass", f"{storage_class!r} is not one of {', '.join(STORAGE_CLASSES)}.")
         if storage_class != "STANDARD":
             found[STORAGE_CLASS] = storage_class
-    acl = of_headers(request)
+    acl = acl_of_headers(request)
     if acl is not None:
         found |= acl_attribute(acl)
     return found
@@ -123,10 +123,10 @@ def checksum_attribute(algorithm: str, value: str) -> dict[str, str]:
     return {CHECKSUM: f"{algorithm} {value}"}
 
 
-def told_checksum(request: Request) -> dict[str, str]:
+def sent_checksum(request: Request) -> dict[str, str]:
     """Return the attribute with the checksum that the headers of a request have; none without one. Raises S3Error."""
-    told = checksums.checksum_of(request)
-    return {} if told is None else checksum_attribute(told[0].value, checksums.in_base64(told[1]))
+    sent = checksums.checksum_of(request)
+    return {} if sent is None else checksum_attribute(sent[0].value, checksums.in_base64(sent[1]))
 
 
 def etag_of(row: ObjectRow) -> str:

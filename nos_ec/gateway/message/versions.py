@@ -49,7 +49,7 @@ def source_headers(versioning: Versioning | None, row: ObjectRow) -> dict[str, s
     return {} if versioning is None else {"x-amz-copy-source-version-id": id_of(row)}
 
 
-def asked_version(call: Call) -> str | None:
+def requested_version(call: Call) -> str | None:
     """Return the version id that the query names; None without one."""
     return call.request.parameter("versionId")
 
@@ -64,7 +64,7 @@ def no_such_key(key: str) -> S3Error:
     return S3Error("NoSuchKey", "The specified key does not exist.", Key=key)
 
 
-def not_there(key: str) -> S3Error:
+def no_such_key_for_read(key: str) -> S3Error:
     """Return the same error for a GET or HEAD, with a header that says that no delete marker hides the object, as in
     radosgw. S3 omits the header from answers with an object, and its reference does not mention others."""
     error = no_such_key(key)
@@ -72,14 +72,14 @@ def not_there(key: str) -> S3Error:
     return error
 
 
-def hidden_by(marker: VersionEntry) -> S3Error:
+def hidden_by_marker(marker: VersionEntry) -> S3Error:
     """Return the error for an object whose newest version is a delete marker."""
     error = no_such_key(marker.key.name)
     error.headers |= {"x-amz-delete-marker": "true", "x-amz-version-id": id_of(marker)}
     return error
 
 
-def is_marker(marker: VersionEntry) -> S3Error:
+def marker_not_allowed(marker: VersionEntry) -> S3Error:
     """Return the error for a version id of a delete marker, which can only be deleted."""
     error = S3Error(
         "MethodNotAllowed",

@@ -58,13 +58,13 @@ class BucketDocuments:
         of `of.parse`."""
         call.require(Rights.OWNER)
         stored = of.parse(call, self._access)
-        self._access.set_document(call.bucket, of.kind, stored, self._clock.now_ms())
+        self._access.set_bucket_document(call.bucket, of.kind, stored, self._clock.now_ms())
         return of.done(stored)
 
     def delete(self, of: DocumentType, call: Call) -> Reply:
         """Delete the document; a bucket without one is not an error. Raises AccessDenied, NoSuchBucket."""
         call.require(Rights.OWNER)
-        self._access.set_document(call.bucket, of.kind, None, self._clock.now_ms())
+        self._access.set_bucket_document(call.bucket, of.kind, None, self._clock.now_ms())
         return empty(status=204)
 
 

@@ -74,7 +74,7 @@ class BucketOperations:
         refuse_unsupported(call.request)
         if call.request.header("x-amz-bucket-object-lock-enabled") not in (None, "false"):
             raise S3Error("NotImplemented", "Object lock is not supported.")
-        acl = acls.of_headers(call.request) or "private"
+        acl = acls.acl_of_headers(call.request) or "private"
         kind = acls.kind_of_bucket_acl(acl)
         ownership = _ownership_of(call.request)
         if ownership is not None:
@@ -87,7 +87,9 @@ class BucketOperations:
         if made and kind is CannedAcl.GRANTS:
             self._set_acl(call.bucket, acl)
         if made and ownership is not None:
-            self._access.set_document(call.bucket, DocumentKind.OWNERSHIP, ownership.encode(), self._clock.now_ms())
+            self._access.set_bucket_document(
+                call.bucket, DocumentKind.OWNERSHIP, ownership.encode(), self._clock.now_ms()
+            )
         self._access.forget_bucket(call.bucket)
         if not made:
             self._require_same_settings(call.bucket, account, acl, ownership)
@@ -146,7 +148,7 @@ class BucketOperations:
         """Set the versioning to Enabled or Suspended. It can never be removed again."""
         call.require(Rights.OWNER)
         status = documents.versioning(read_document(call))
-        self._access.set_document(call.bucket, DocumentKind.VERSIONING, status.encode(), self._clock.now_ms())
+        self._access.set_bucket_document(call.bucket, DocumentKind.VERSIONING, status.encode(), self._clock.now_ms())
         return empty()
 
     def get_acl(self, call: Call) -> Reply:
@@ -215,7 +217,7 @@ def acl_of(call: Call) -> str:
     S3Error, also if the bucket does not allow such an ACL."""
     refuse_unsupported(call.request)
     assert call.access is not None
-    of_headers, body = acls.of_headers(call.request), read_document(call) if call.has_body else b""
+    of_headers, body = acls.acl_of_headers(call.request), read_document(call) if call.has_body else b""
     if of_headers is not None:
         if body:
             raise S3Error("UnexpectedContent", "This request sets an ACL by headers, so it cannot have a body.")
@@ -226,6 +228,6 @@ def acl_of(call: Call) -> str:
     owner, grants = documents.access_control(body)
     if owner.id != call.owner.id:
         raise S3Error("AccessDenied", "The owner of a bucket or object cannot be changed.")
-    acl = acls.stored(grants, call.owner)
+    acl = acls.stored_acl(grants, call.owner)
     call.access.require_acl(acl, of_headers=False)
     return acl

@@ -59,7 +59,7 @@ class Cors:
         return {} if rule is None else rule.answer(origin, [])
 
     def _rules(self, bucket: str) -> list[CorsRule]:
-        body = self._access.document(bucket, DocumentKind.CORS)
+        body = self._access.bucket_document(bucket, DocumentKind.CORS)
         return [] if body is None else cors_rules(body)
 
 

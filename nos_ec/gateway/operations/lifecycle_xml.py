@@ -103,8 +103,8 @@ def _abort_days(parts: dict[str, Element]) -> int | None:
     abort = _children(parts["AbortIncompleteMultipartUpload"], "DaysAfterInitiation")
     if "DaysAfterInitiation" not in abort:
         raise malformed("AbortIncompleteMultipartUpload has DaysAfterInitiation.")
-    what = "'DaysAfterInitiation' for AbortIncompleteMultipartUpload action must be a positive integer"
-    return _number(abort["DaysAfterInitiation"], 1, NUMBER_MAX, what)
+    reason = "'DaysAfterInitiation' for AbortIncompleteMultipartUpload action must be a positive integer"
+    return _number(abort["DaysAfterInitiation"], 1, NUMBER_MAX, reason)
 
 
 def _noncurrent(parts: dict[str, Element]) -> tuple[int | None, int | None]:
@@ -114,14 +114,14 @@ def _noncurrent(parts: dict[str, Element]) -> tuple[int | None, int | None]:
     found = _children(parts["NoncurrentVersionExpiration"], "NoncurrentDays", "NewerNoncurrentVersions")
     if "NoncurrentDays" not in found:
         raise malformed("A NoncurrentVersionExpiration has NoncurrentDays.")
-    what = "'NoncurrentDays' for NoncurrentVersionExpiration action must be a positive integer"
-    days = _number(found["NoncurrentDays"], 1, NUMBER_MAX, what)
+    reason = "'NoncurrentDays' for NoncurrentVersionExpiration action must be a positive integer"
+    days = _number(found["NoncurrentDays"], 1, NUMBER_MAX, reason)
     if "NewerNoncurrentVersions" not in found:
         return days, None
     if "Filter" not in parts:
         raise S3Error("InvalidRequest", "NewerNoncurrentVersions needs a Filter; it may be empty.")
-    what = f"'NewerNoncurrentVersions' for NoncurrentVersionExpiration action must be from 1 to {NEWER_MAX}"
-    return days, _number(found["NewerNoncurrentVersions"], 1, NEWER_MAX, what)
+    reason = f"'NewerNoncurrentVersions' for NoncurrentVersionExpiration action must be from 1 to {NEWER_MAX}"
+    return days, _number(found["NewerNoncurrentVersions"], 1, NEWER_MAX, reason)
 
 
 _YEAR_10000_MS = 253_402_300_800_000
@@ -133,13 +133,13 @@ def _expiration(element: Element) -> tuple[int | None, int | None, bool | None]:
     if len(parts) != 1:
         raise malformed("An Expiration has either Days, a Date or ExpiredObjectDeleteMarker.")
     if "ExpiredObjectDeleteMarker" in parts:
-        said = _text(parts["ExpiredObjectDeleteMarker"])
-        if said not in ("true", "false"):
+        only_marker = _text(parts["ExpiredObjectDeleteMarker"])
+        if only_marker not in ("true", "false"):
             raise malformed("ExpiredObjectDeleteMarker is true or false.")
-        return None, None, said == "true"
+        return None, None, only_marker == "true"
     if "Days" in parts:
-        what = "'Days' for Expiration action must be a positive integer"
-        return _number(parts["Days"], 1, NUMBER_MAX, what), None, None
+        reason = "'Days' for Expiration action must be a positive integer"
+        return _number(parts["Days"], 1, NUMBER_MAX, reason), None, None
     return None, _date_ms(parts["Date"]), None
 
 
@@ -267,8 +267,8 @@ def _elements(rule: ExpiryRule) -> Iterator[str]:
     if rule.date_ms is not None:
         yield f"<Expiration><Date>{time_of(rule.date_ms)}</Date></Expiration>"
     if rule.markers is not None:
-        said = _element("ExpiredObjectDeleteMarker", str(rule.markers).lower())
-        yield f"<Expiration>{said}</Expiration>"
+        marker = _element("ExpiredObjectDeleteMarker", str(rule.markers).lower())
+        yield f"<Expiration>{marker}</Expiration>"
     if rule.noncurrent_days is not None:
         days = _element("NoncurrentDays", str(rule.noncurrent_days))
         newer = "" if rule.newer_versions is None else _element("NewerNoncurrentVersions", str(rule.newer_versions))

@@ -136,12 +136,12 @@ class _Parameters:
 
 
 def _listed_version(entry: VersionEntry) -> Listed:
-    told: dict[str, Any] = {"version_id": id_of(entry), "latest": entry.is_latest}
+    shown: dict[str, Any] = {"version_id": id_of(entry), "latest": entry.is_latest}
     if entry.row is None:
-        return Listed(entry.key.name, entry.created_ms, "", 0, delete_marker=True, **told)
+        return Listed(entry.key.name, entry.created_ms, "", 0, delete_marker=True, **shown)
     row = entry.row
     of_row = summary(row.key.name, row.size, row.md5, row.created_ms, row.attributes)
-    return _listed(of_row)._replace(**told)
+    return _listed(of_row)._replace(**shown)
 
 
 _STORAGE_CLASS, _CHECKSUM = STORAGE_CLASS.encode(), CHECKSUM.encode()
@@ -149,13 +149,13 @@ _STORAGE_CLASS, _CHECKSUM = STORAGE_CLASS.encode(), CHECKSUM.encode()
 
 
 def _listed(one: ObjectSummary) -> Listed:
-    told = Listed(one.name, one.created_ms, etag(one.md5, one.parts), one.size)
+    listed = Listed(one.name, one.created_ms, etag(one.md5, one.parts), one.size)
     kept = one.attributes
     if not kept or (_STORAGE_CLASS not in kept and _CHECKSUM not in kept):
-        return told
+        return listed
     attributes = users_attributes(kept)
     checksum = checksum_of(attributes)
-    return told._replace(
+    return listed._replace(
         storage_class=attributes.get(STORAGE_CLASS, "STANDARD"),
         checksum_algorithm=None if checksum is None else checksum.algorithm,
         checksum_type=None if checksum is None else checksum.kind,

@@ -28,7 +28,7 @@ from nos_ec.gateway.message.object_headers import (
     encoded,
     etag_of,
     refuse_unsupported,
-    told_checksum,
+    sent_checksum,
 )
 from nos_ec.gateway.message.preconditions import write_condition
 from nos_ec.gateway.message.reply import Reply, empty, xml
@@ -81,7 +81,7 @@ class MultipartOperations:
             raise S3Error("InvalidRequest", "x-amz-checksum-type needs x-amz-checksum-algorithm.")
         encoded(attributes | {CHECKSUM: "x" * _CHECKSUM_LENGTH_MAX})  # the checksum of the object must fit as well
         row = self._uploads.create(call.object_key, call.account or "", encoded(attributes))
-        headers |= abort_headers(self._access.rules(call.bucket), row)
+        headers |= abort_headers(self._access.lifecycle_rules(call.bucket), row)
         return xml(answers.upload_created(call.bucket, call.key, row.upload_id.hex()), headers)
 
     # --- parts ------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class MultipartOperations:
                 f"Checksum Type mismatch occurred, expected checksum Type: {algorithm.value.lower()}, actual checksum"
                 f" Type: {'null' if body.algorithm is None else body.algorithm.value.lower()}",
             )
-        _, attributes = self._store_part(upload, number, body, told_checksum(call.request))
+        _, attributes = self._store_part(upload, number, body, sent_checksum(call.request))
         assert body.computed is not None
         return empty({"etag": f'"{body.computed.md5.hex()}"', **checksum_headers(attributes)})
 
@@ -149,7 +149,7 @@ class MultipartOperations:
             max_parts=limit,
             truncated=len(parts) > limit,
         )
-        return xml(answer, abort_headers(self._access.rules(call.bucket), upload))
+        return xml(answer, abort_headers(self._access.lifecycle_rules(call.bucket), upload))
 
     # --- the end of uploads -----------------------------------------------------------------------
     def complete_upload(self, call: Call) -> Reply:
@@ -177,8 +177,8 @@ class MultipartOperations:
         """Return a function that chooses the listed parts and checks the checksum and size in the request."""
         request = call.request
         algorithm, kind = _checksum_of_upload(upload)
-        told_type = request.header("x-amz-checksum-type")
-        if told_type is not None and (kind is None or told_type != kind.value):
+        sent_type = request.header("x-amz-checksum-type")
+        if sent_type is not None and (kind is None or sent_type != kind.value):
             raise S3Error("InvalidRequest", "The checksum type is not the one that the upload was created with.")
         given = {name: value for name, value in _attributes(upload).items() if name != _UPLOAD_CHECKSUM}
         of_object = checksums.object_checksum_of(request)
@@ -186,13 +186,13 @@ class MultipartOperations:
         def choose(stored: Sequence[StoredPart]) -> tuple[Sequence[StoredPart], Mapping[str, str]]:
             parts = _chosen(wanted, stored)
             size = sum(part.row.size for part in parts)
-            told_size = request.header("x-amz-mp-object-size")
-            if told_size is not None and told_size != str(size):
+            sent_size = request.header("x-amz-mp-object-size")
+            if sent_size is not None and sent_size != str(size):
                 raise S3Error(
-                    "InvalidRequest", f"The parts have {size} bytes, not the {told_size} of x-amz-mp-object-size."
+                    "InvalidRequest", f"The parts have {size} bytes, not the {sent_size} of x-amz-mp-object-size."
                 )
-            told = [one.checksum for one in wanted]
-            checksum = None if algorithm is None or kind is None else _checksum(algorithm, kind, parts, told)
+            sent = [one.checksum for one in wanted]
+            checksum = None if algorithm is None or kind is None else _checksum(algorithm, kind, parts, sent)
             _compare_checksum(of_object, algorithm, checksum)
             made = {} if algorithm is None or checksum is None else checksum_attribute(algorithm.value, checksum)
             return parts, given | made
@@ -383,13 +383,13 @@ def _checksum(
     algorithm: Algorithm,
     kind: ChecksumType,
     parts: Sequence[StoredPart],
-    told: Sequence[tuple[Algorithm, bytes] | None],
+    sent: Sequence[tuple[Algorithm, bytes] | None],
 ) -> str | None:
     """Return the checksum of the object, computed from the checksums of its parts. A part has none if the gateway died
     after its last byte or could not store it; then the checksum of the part in the request is used. Return None if that
     is missing, too."""
     values = []
-    for part, listed in zip(parts, told, strict=True):
+    for part, listed in zip(parts, sent, strict=True):
         stored = checksum_of(_attributes(part.row))
         value = None if stored is None else checksums.decoded(stored.value, algorithm.size)
         if stored is None and listed is not None and listed[0] is algorithm:
@@ -402,12 +402,12 @@ def _checksum(
     return f"{checksums.in_base64(checksums.composite(algorithm, [value for value, _ in values]))}-{len(values)}"
 
 
-def _compare_checksum(told: tuple[Algorithm, str] | None, algorithm: Algorithm | None, checksum: str | None) -> None:
+def _compare_checksum(sent: tuple[Algorithm, str] | None, algorithm: Algorithm | None, checksum: str | None) -> None:
     """Raise BadDigest if the checksum of the object in the request is wrong."""
-    if told is not None:
-        right = () if told[0] is not algorithm or checksum is None else (checksum, checksum.partition("-")[0])
-        if told[1] not in right:
-            raise S3Error("BadDigest", f"The {told[0].value} you specified did not match the calculated checksum.")
+    if sent is not None:
+        right = () if sent[0] is not algorithm or checksum is None else (checksum, checksum.partition("-")[0])
+        if sent[1] not in right:
+            raise S3Error("BadDigest", f"The {sent[0].value} you specified did not match the calculated checksum.")
 
 
 def _after(key_marker: str, id_marker: str) -> tuple[str, UploadId] | None:

@@ -15,10 +15,10 @@ from nos_ec.core.versions import Versioning
 from nos_ec.engine.objects.store import READ_TRIES, Store
 from nos_ec.engine.objects.uploads import MultipartUploads
 from nos_ec.gateway.auth.access import Access, BucketAccess
-from nos_ec.gateway.auth.acls import grants_of, of_headers
+from nos_ec.gateway.auth.acls import acl_of_headers, grants_of
 from nos_ec.gateway.message.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.message.call import Call, denied, object_key
-from nos_ec.gateway.message.failures import translated
+from nos_ec.gateway.message.failures import to_s3_error
 from nos_ec.gateway.message.form_body import FormBody
 from nos_ec.gateway.message.object_headers import (
     ACL,
@@ -34,22 +34,22 @@ from nos_ec.gateway.message.object_headers import (
     headers_of,
     http_date,
     refuse_unsupported,
+    sent_checksum,
     tags_attribute,
     tags_of,
-    told_checksum,
 )
 from nos_ec.gateway.message.preconditions import check_read, delete_condition, range_of, write_condition
 from nos_ec.gateway.message.reply import Reply, empty, xml
 from nos_ec.gateway.message.stored_body import CopiedBody, store_body
 from nos_ec.gateway.message.versions import (
-    asked_version,
-    hidden_by,
+    hidden_by_marker,
     id_of,
-    is_marker,
+    marker_not_allowed,
     no_such_key,
+    no_such_key_for_read,
     no_such_version,
-    not_there,
     number_of,
+    requested_version,
     source_headers,
     stored_headers,
     version_headers,
@@ -246,7 +246,7 @@ class ObjectOperations:
 
     def _named(self, call: Call, needs: Rights) -> Version:
         assert call.access is not None
-        return self._resolve(call, _Target(call.access, call.object_key, asked_version(call), call.rights), needs)
+        return self._resolve(call, _Target(call.access, call.object_key, requested_version(call), call.rights), needs)
 
     def _resolve(self, call: Call, target: _Target, needs: Rights) -> Version:
         """Find the version. Raises AccessDenied unless the sender has the rights it needs, in the bucket or by the ACL
@@ -271,10 +271,10 @@ class ObjectOperations:
                 raise no_such_version(key.name, version_id) from None
             marker = None if target.access.versioning is None else self._store.latest_marker(key)
             if marker is not None:
-                raise hidden_by(marker) from None
-            raise not_there(key.name) from None
+                raise hidden_by_marker(marker) from None
+            raise no_such_key_for_read(key.name) from None
         if entry.row is None:
-            raise is_marker(entry) if self._may_list(call, key) else denied()
+            raise marker_not_allowed(entry) if self._may_list(call, key) else denied()
         return entry.row
 
     def _may_list(self, call: Call, key: ObjectKey) -> bool:
@@ -349,7 +349,7 @@ class ObjectOperations:
         call.require(Rights.WRITE)
         refuse_unsupported(call.request)
         condition = write_condition(call.request)
-        attributes = attributes_of_call(call) | told_checksum(call.request)
+        attributes = attributes_of_call(call) | sent_checksum(call.request)
         try:
             row, attributes = store_body(
                 body,
@@ -367,7 +367,7 @@ class ObjectOperations:
 
     def expiry_headers(self, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
         """Return the header with the date when the object expires; none if no rule of its bucket applies."""
-        return expiry_headers(self._access.rules(row.key.bucket), row, attributes)
+        return expiry_headers(self._access.lifecycle_rules(row.key.bucket), row, attributes)
 
     def source_of_copy(self, call: Call) -> CopySource:
         """Return the version that `x-amz-copy-source` names. Raises S3Error, also if the conditions of the request do
@@ -414,7 +414,7 @@ class ObjectOperations:
         given = attributes_of_call(call)
         keeps, keeps_tags = _directive(request, "metadata"), _directive(request, "tagging")
         is_same = row.key == call.object_key and not row.is_noncurrent
-        if is_same and keeps and request.header("x-amz-storage-class") is None and of_headers(request) is None:
+        if is_same and keeps and request.header("x-amz-storage-class") is None and acl_of_headers(request) is None:
             raise S3Error(
                 "InvalidRequest",
                 "This copy request is illegal because it is trying to copy an object to itself without changing the"
@@ -454,7 +454,7 @@ class ObjectOperations:
         """Delete an object or a version. A missing one is not an error, unless the request has a condition. Without a
         version id, a bucket with versions gets a delete marker."""
         call.require(Rights.WRITE)
-        header, version = call.request.header, asked_version(call)
+        header, version = call.request.header, requested_version(call)
         assert call.access is not None
         if (
             version is not None
@@ -505,18 +505,18 @@ class ObjectOperations:
                     self._delete(key, condition)
                 done.append(answers.Deleted(one.key))
             except (S3Error, NosError) as error:
-                errors.append((one.key, one.version_id, translated(error, bucket=call.bucket, key=one.key)))
+                errors.append((one.key, one.version_id, to_s3_error(error, bucket=call.bucket, key=one.key)))
         try:
             self._store.delete_many(plain)
         except NosError as error:
-            failure = translated(error, bucket=call.bucket)
+            failure = to_s3_error(error, bucket=call.bucket)
             undone = {key.name for key in plain}
             errors += [(one.key, None, failure) for one in done if one.key in undone]
             done = [one for one in done if one.key not in undone]
         for number, answer in zip(versions, self._store.delete_versions(list(versions.values())), strict=True):
             key_name, version = listed[number].key, listed[number].version_id
             if isinstance(answer, NosError):
-                refusal = translated(_undeleted(answer, key_name), bucket=call.bucket, key=key_name)
+                refusal = to_s3_error(_undeleted(answer, key_name), bucket=call.bucket, key=key_name)
                 errors.append((key_name, version, refusal))
             else:
                 marker = None if answer is None or answer.row is not None else id_of(answer)
@@ -597,7 +597,7 @@ def _alone(checksum: answers.Checksum | None) -> answers.Checksum | None:
 def attributes_of_call(call: Call) -> dict[str, str]:
     """Return the attributes that a request sets. Raises S3Error, also if the bucket does not allow its ACL."""
     found = attributes_of_request(call.request, content_encoding_of(call.request, call.payload))
-    acl = of_headers(call.request)
+    acl = acl_of_headers(call.request)
     if acl is not None and call.access is not None:
         call.access.require_acl(acl, of_headers=True)
     return found

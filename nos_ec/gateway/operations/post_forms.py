@@ -69,7 +69,7 @@ class PostForms:
         claim = read_form_claim(fields)
         if claim is None:
             return None, None
-        account = self._access.account(claim.access_key)
+        account = self._access.account_of_key(claim.access_key)
         verify_form(claim, None if account is None else account.secret)
         sizes = check_policy(claim.policy, fields, bucket, self._clock.now_ms())
         return None if account is None else account.name, sizes

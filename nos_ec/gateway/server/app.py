@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nos_ec.gateway.message.body import BodyWanted, Source, Unasked
-from nos_ec.gateway.message.failures import translated
+from nos_ec.gateway.message.failures import to_s3_error
 from nos_ec.gateway.message.reply import Reply
 from nos_ec.gateway.server.access_log import log_access
 from nos_ec.gateway.server.probes import Probes, send_answer
@@ -203,7 +203,7 @@ class App:
         except (_ClientGone, asyncio.CancelledError):
             raise
         except Exception as error:
-            refusal = translated(error, request_id=sender.record.request_id)
+            refusal = to_s3_error(error, request_id=sender.record.request_id)
             sender.record.status, sender.record.code = refusal.status, refusal.code
             sender.connection.abort()
         finally:

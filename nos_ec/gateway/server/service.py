@@ -14,7 +14,7 @@ from nos_ec.core.errors import NosError
 from nos_ec.gateway.auth.access import Access
 from nos_ec.gateway.message.body import BodyWanted, Source
 from nos_ec.gateway.message.call import Call
-from nos_ec.gateway.message.failures import translated
+from nos_ec.gateway.message.failures import to_s3_error
 from nos_ec.gateway.message.reply import Reply
 from nos_ec.gateway.operations.absent_configurations import ABSENT_CONFIGURATIONS, absent_configuration
 from nos_ec.gateway.operations.bucket_documents import BucketDocuments
@@ -127,7 +127,7 @@ class Service:
         except BodyWanted:
             raise
         except Exception as error:
-            reply = _refusal(request, translated(error, request_id=record.request_id), record)
+            reply = _refusal(request, to_s3_error(error, request_id=record.request_id), record)
         if record.operation == "HeadBucket":
             self._name_region(reply, record.bucket)
         if b"origin" in request.header_values and request.method != "OPTIONS":
@@ -179,14 +179,14 @@ class Service:
         """Return the account that signed the request, None for an anonymous one, and the verified signature."""
         old = read_claim_v2(request, self._clock.now_ms())
         if old is not None:
-            account = self._access.account(old.access_key)
+            account = self._access.account_of_key(old.access_key)
             host_bucket = bucket_of_host(request.header("host"), self._domains)
             signed = verify_v2(request, old, None if account is None else account.secret, host_bucket)
             return None if account is None else account.name, signed
         claim = read_claim(request, self._clock.now_ms())
         if claim is None:
             return None, unsigned(request)
-        account = self._access.account(claim.access_key)
+        account = self._access.account_of_key(claim.access_key)
         signed = verify(request, claim, None if account is None else account.secret)
         return None if account is None else account.name, signed
 

@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from nos_ec.core.errors import Transient
-from nos_ec.gateway.auth.acls import grants_of, stored
+from nos_ec.gateway.auth.acls import grants_of, stored_acl
 from nos_ec.ports.metadata import CannedAcl, Rights
 from nos_ec.s3.answers import ALL_USERS, AUTHENTICATED_USERS, Grant, Owner
 from tests.service.s3.s3_gateway import Gateway, refused
@@ -202,6 +202,6 @@ def test_a_bucket_whose_grants_are_lost_is_private(gateway: Gateway, ann: Any) -
 @pytest.mark.parametrize("acl", ["private", "public-read", "public-read-write", "authenticated-read"])
 def test_what_a_canned_acl_grants_is_stored_as_it(acl: str) -> None:
     owner = Owner("ann", "ann")
-    assert stored(grants_of(acl, owner), owner) == acl
+    assert stored_acl(grants_of(acl, owner), owner) == acl
     more = [*grants_of(acl, owner), Grant("READ", Owner("bob", "bob"))]
-    assert grants_of(stored(more, owner), owner) == more
+    assert grants_of(stored_acl(more, owner), owner) == more
