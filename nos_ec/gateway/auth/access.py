@@ -84,11 +84,11 @@ class BucketAccess:
             return "private"
         return without_groups(acl) if self.public_access.ignore_acls else acl
 
-    def require_acl(self, acl: str, *, of_headers: bool) -> None:
-        """Raise an error if this ACL may not be set on the bucket or on an object in it. `of_headers`: it was sent in
+    def require_acl(self, acl: str, *, in_headers: bool) -> None:
+        """Raise an error if this ACL may not be set on the bucket or on an object in it. `in_headers`: it was sent in
         headers. A private ACL that was sent as a document is accepted even if ACLs are disabled, because it only grants
         full control to the owner. Raises AccessControlListNotSupported, AccessDenied."""
-        is_owners = is_full_control(acl, self.row.owner) or (acl == "private" and not of_headers)
+        is_owners = is_full_control(acl, self.row.owner) or (acl == "private" and not in_headers)
         if not self.has_acls and not is_owners:
             raise S3Error("AccessControlListNotSupported", "The bucket does not allow ACLs")
         if self.public_access.block_acls and is_public(acl):

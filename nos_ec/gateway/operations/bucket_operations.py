@@ -217,17 +217,17 @@ def acl_of(call: Call) -> str:
     S3Error, also if the bucket does not allow such an ACL."""
     refuse_unsupported(call.request)
     assert call.access is not None
-    of_headers, body = acls.acl_of_headers(call.request), read_document(call) if call.has_body else b""
-    if of_headers is not None:
+    in_headers, body = acls.acl_of_headers(call.request), read_document(call) if call.has_body else b""
+    if in_headers is not None:
         if body:
             raise S3Error("UnexpectedContent", "This request sets an ACL by headers, so it cannot have a body.")
-        call.access.require_acl(of_headers, of_headers=True)
-        return of_headers
+        call.access.require_acl(in_headers, in_headers=True)
+        return in_headers
     if not body:
         raise S3Error("MissingSecurityHeader", "Your request sets an ACL, but has neither a header nor a body for it.")
     owner, grants = documents.access_control(body)
     if owner.id != call.owner.id:
         raise S3Error("AccessDenied", "The owner of a bucket or object cannot be changed.")
     acl = acls.stored_acl(grants, call.owner)
-    call.access.require_acl(acl, of_headers=False)
+    call.access.require_acl(acl, in_headers=False)
     return acl

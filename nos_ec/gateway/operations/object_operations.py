@@ -77,7 +77,7 @@ _OVERRIDABLE = (
     "content-encoding",
 )
 """Headers of the answer that a signed request may override."""
-_OF_304 = ("etag", "last-modified", "cache-control", "expires", "x-amz-version-id")
+_HEADERS_OF_304 = ("etag", "last-modified", "cache-control", "expires", "x-amz-version-id")
 """The headers of an answer 304 (RFC 9110, section 15.4.5)."""
 
 
@@ -90,7 +90,7 @@ class _Target(NamedTuple):
     rights: Rights
 
 
-class Version(NamedTuple):
+class _Version(NamedTuple):
     """A version that the sender may access, and its attributes."""
 
     row: ObjectRow
@@ -163,12 +163,12 @@ class ObjectOperations:
         """Return the headers of a GET."""
         return self._head(call, self._readable(call)).reply
 
-    def _head(self, call: Call, version: Version) -> _Head:
+    def _head(self, call: Call, version: _Version) -> _Head:
         """Return the answer to a GET, except for its bytes. Raises S3Error."""
         row, headers = version.row, self._headers(call, version)
         extent = self._extent(call, row)
         if extent is None:
-            return _Head(Reply(304, {name: headers[name] for name in _OF_304 if name in headers}))
+            return _Head(Reply(304, {name: headers[name] for name in _HEADERS_OF_304 if name in headers}))
         part = extent.part
         if part is not None and row.composition is not None:
             headers["x-amz-mp-parts-count"] = str(row.composition.parts)
@@ -183,7 +183,7 @@ class ObjectOperations:
                 headers |= self._checksum_of_part(row.key, part) | {"x-amz-checksum-type": kind}
         return _Head(Reply(206, headers, length=extent.length), extent.first)
 
-    def _headers(self, call: Call, version: Version) -> dict[str, str]:
+    def _headers(self, call: Call, version: _Version) -> dict[str, str]:
         """Return the headers that describe the whole object. Raises InvalidRequest if an anonymous request overrides
         one."""
         request, (row, attributes) = call.request, version
@@ -237,18 +237,18 @@ class ObjectOperations:
                 return _Part(number, manifest.starts[index], part.size, manifest.upload_id)
         raise S3Error("InvalidPart", "The requested partnumber is not satisfiable", PartNumber=str(number))
 
-    def _readable(self, call: Call) -> Version:
+    def _readable(self, call: Call) -> _Version:
         """Return the version that the request names, or the current one. Raises AccessDenied, also for a missing one
         if the sender may not list the bucket, so that only senders who may list learn which keys exist."""
         if call.request.parameter("partNumber"):
             call.part_number()
         return self._named(call, Rights.READ)
 
-    def _named(self, call: Call, needs: Rights) -> Version:
+    def _named(self, call: Call, needs: Rights) -> _Version:
         assert call.access is not None
         return self._resolve(call, _Target(call.access, call.object_key, requested_version(call), call.rights), needs)
 
-    def _resolve(self, call: Call, target: _Target, needs: Rights) -> Version:
+    def _resolve(self, call: Call, target: _Target, needs: Rights) -> _Version:
         """Find the version. Raises AccessDenied unless the sender has the rights it needs, in the bucket or by the ACL
         of the object, and S3Error if the version does not exist."""
         row = self._find_row(call, target)
@@ -256,7 +256,7 @@ class ObjectOperations:
         by_acl = target.access.object_rights(attributes.get(ACL, "private"), call.account)
         if needs not in target.rights and needs not in by_acl:
             raise denied()
-        return Version(row, attributes)
+        return _Version(row, attributes)
 
     def _find_row(self, call: Call, target: _Target) -> ObjectRow:
         key, version_id = target.key, target.version_id
@@ -327,7 +327,7 @@ class ObjectOperations:
         return {
             "parts_count": len(manifest.parts),
             "parts": [
-                answers.Part(part.number, part.size, checksum=_alone(by_number.get(part.number)))
+                answers.Part(part.number, part.size, checksum=_without_type(by_number.get(part.number)))
                 for part in rest[:limit]
             ],
             "marker": marker,
@@ -420,6 +420,7 @@ class ObjectOperations:
                 "This copy request is illegal because it is trying to copy an object to itself without changing the"
                 " object's metadata, storage class, website redirect location or encryption attributes.",
             )
+        # 1. Take metadata and tags from the source or from the request. ACL and storage class come from the request.
         of_request = (ACL, STORAGE_CLASS)
         attributes = {
             name: value
@@ -431,6 +432,7 @@ class ObjectOperations:
             self._require_tags_of_copy(call)
         tags = (old if keeps_tags else given).get(TAGS)
         attributes |= {} if tags is None else {TAGS: tags}
+        # 2. Keep the checksum of the source, unless it is composite or the request asks for another algorithm.
         known = checksum_of(old)
         of_bytes = known is not None and known.kind == ChecksumType.FULL_OBJECT.value
         if known is not None and of_bytes and (algorithm is None or known.algorithm == algorithm.value):
@@ -469,7 +471,7 @@ class ObjectOperations:
             return empty(status=204)
         (answer,) = self._store.delete_versions([_deletion(call.object_key, version, call.versioning, condition)])
         if isinstance(answer, NosError):
-            raise _undeleted(answer, call.key)
+            raise _delete_error(answer, call.key)
         headers = {} if version is None else {"x-amz-version-id": version}
         if answer is not None and answer.row is None:
             headers = {"x-amz-delete-marker": "true", "x-amz-version-id": id_of(answer)}
@@ -480,7 +482,7 @@ class ObjectOperations:
             self._store.delete(key, condition=condition)
         except NotFound as error:
             if condition is not None:
-                raise _undeleted(error, key.name) from None
+                raise _delete_error(error, key.name) from None
 
     def delete_objects(self, call: Call) -> Reply:
         """Delete up to 1,000 objects: objects without versions in one transaction, versions in several."""
@@ -492,6 +494,7 @@ class ObjectOperations:
         plain: list[ObjectKey] = []
         versions: dict[int, DeleteVersion | AddMarker] = {}
         done: list[answers.Deleted] = []
+        # 1. Check the rights on each key. Delete keys with a condition at once, and collect the other ones.
         for number, one in enumerate(listed):
             try:
                 self._require_delete(call, one)
@@ -506,6 +509,7 @@ class ObjectOperations:
                 done.append(answers.Deleted(one.key))
             except (S3Error, NosError) as error:
                 errors.append((one.key, one.version_id, to_s3_error(error, bucket=call.bucket, key=one.key)))
+        # 2. Delete the collected objects without versions. If that fails, it fails for all of them.
         try:
             self._store.delete_many(plain)
         except NosError as error:
@@ -513,10 +517,11 @@ class ObjectOperations:
             undone = {key.name for key in plain}
             errors += [(one.key, None, failure) for one in done if one.key in undone]
             done = [one for one in done if one.key not in undone]
+        # 3. Delete the collected versions, and add delete markers.
         for number, answer in zip(versions, self._store.delete_versions(list(versions.values())), strict=True):
             key_name, version = listed[number].key, listed[number].version_id
             if isinstance(answer, NosError):
-                refusal = to_s3_error(_undeleted(answer, key_name), bucket=call.bucket, key=key_name)
+                refusal = to_s3_error(_delete_error(answer, key_name), bucket=call.bucket, key=key_name)
                 errors.append((key_name, version, refusal))
             else:
                 marker = None if answer is None or answer.row is not None else id_of(answer)
@@ -578,7 +583,7 @@ def _deletion(
     return AddMarker(key, versioning, condition)
 
 
-def _undeleted(error: NosError, key: str) -> Exception:
+def _delete_error(error: NosError, key: str) -> Exception:
     """Return the error for a DELETE that did not take effect."""
     return no_such_key(key) if isinstance(error, NotFound) else error
 
@@ -589,7 +594,7 @@ def _without_parts(checksum: answers.Checksum | None) -> answers.Checksum | None
     return None if checksum is None else replace(checksum, value=checksum.value.partition("-")[0])
 
 
-def _alone(checksum: answers.Checksum | None) -> answers.Checksum | None:
+def _without_type(checksum: answers.Checksum | None) -> answers.Checksum | None:
     """Return the checksum of a part, which has no type."""
     return None if checksum is None else answers.Checksum(checksum.algorithm, checksum.value)
 
@@ -599,7 +604,7 @@ def attributes_of_call(call: Call) -> dict[str, str]:
     found = attributes_of_request(call.request, content_encoding_of(call.request, call.payload))
     acl = acl_of_headers(call.request)
     if acl is not None and call.access is not None:
-        call.access.require_acl(acl, of_headers=True)
+        call.access.require_acl(acl, in_headers=True)
     return found
 
 

@@ -59,7 +59,7 @@ REQUIRED: Mapping[str, Required] = {
 def allowed_rights(access: BucketAccess, operation: str, request: Request, key: str, account: str | None) -> Rights:
     """Return the rights that the policy of a bucket adds for the operation of a request. Raises AccessDenied if the
     policy denies one of the actions that the operation needs."""
-    more = _of_headers(request) if operation in _STORES else []
+    more = _actions_of_headers(request) if operation in _STORES else []
     return _allowed(access, operation, key, account, more, has_version="versionId" in request.query)
 
 
@@ -101,7 +101,7 @@ def _verdict(policy: Policy, account: str | None, action: str, resource: str, *,
     return policy.verdict(account, OF_VERSION[action], resource)
 
 
-def _of_headers(request: Request) -> list[str]:
+def _actions_of_headers(request: Request) -> list[str]:
     """Return the additional actions that the headers of a PUT need."""
     names = request.header_values.keys()
     found = ["s3:PutObjectTagging"] * (b"x-amz-tagging" in names)
