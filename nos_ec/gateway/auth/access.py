@@ -92,7 +92,7 @@ class BucketAccess:
         if not self.has_acls and not is_owners:
             raise S3Error("AccessControlListNotSupported", "The bucket does not allow ACLs")
         if self.public_access.block_acls and is_public(acl):
-            raise S3Error("AccessDenied", "The public access block of the bucket allows no public ACLs.")
+            raise S3Error("AccessDenied", "The public access block of the bucket does not allow public ACLs.")
 
     def object_rights(self, acl: str, account: str | None) -> Rights:
         """Return what the stored ACL of an object in the bucket allows to an account, or to anyone for None."""
@@ -101,7 +101,7 @@ class BucketAccess:
     def require_owner(self, expected: str | None) -> None:
         """Raise AccessDenied if the bucket has another owner than `expected`; None matches every owner."""
         if expected is not None and expected != self.row.owner:
-            raise S3Error("AccessDenied", "The bucket has another owner than was expected.")
+            raise S3Error("AccessDenied", "The bucket has another owner than expected.")
 
     def rights_of(self, account: str | None, *, with_acl: bool = True) -> Rights:
         """Return what an account may do, or anyone for None. `with_acl` includes what the ACL of the bucket allows."""

@@ -93,7 +93,7 @@ def stored_acl(grants: Sequence[Grant], owner: Owner) -> str:
     """Return the stored form of these grants, which is a canned ACL if one has the same grants. Raises InvalidArgument
     for an invalid grantee, MalformedACLError for too many grants."""
     if len(grants) > GRANTS_MAX:
-        raise S3Error("MalformedACLError", f"An ACL has at most {GRANTS_MAX} grants.")
+        raise S3Error("MalformedACLError", f"An ACL may have at most {GRANTS_MAX} grants.")
     groups = {(grant.uri, grant.permission) for grant in grants if grant.uri is not None}
     accounts = {(_id(grant), grant.permission) for grant in grants if grant.uri is None}
     if accounts == {(owner.id, "FULL_CONTROL")}:
@@ -146,7 +146,10 @@ def _grantees(name: str, text: str) -> Iterable[tuple[Owner | None, str | None]]
             raise unknown_mail_address()
         else:
             raise S3Error(
-                "InvalidArgument", 'A grantee is id="..." or uri="...".', ArgumentName=name, ArgumentValue=part.strip()
+                "InvalidArgument",
+                'A grantee must be id="..." or uri="...".',
+                ArgumentName=name,
+                ArgumentValue=part.strip(),
             )
 
 

@@ -122,7 +122,7 @@ class CheckedBody:
         for piece in [raw] if self._chunked is None else self._chunked.feed(raw):
             self._taken += len(piece)
             if self._taken > self.length:
-                raise S3Error("IncompleteBody", "The body is longer than the request says.")
+                raise S3Error("IncompleteBody", "The body is longer than its declared length.")
             self._check.update(piece)
             self._buffer += piece
 

@@ -95,7 +95,7 @@ class Call:
         if not text.isascii() or not text.isdigit() or len(text) > 10:
             raise S3Error(
                 "InvalidArgument",
-                f"{parameter} must be a whole number, and not negative.",
+                f"{parameter} must be a whole number that is not negative.",
                 ArgumentName=parameter,
                 ArgumentValue=text,
             )

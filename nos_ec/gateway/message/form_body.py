@@ -97,7 +97,7 @@ class FormBody:
         piece = self._source.next_piece()
         self._taken += len(piece)
         if self._taken > self.length:
-            raise S3Error("IncompleteBody", "The body is longer than the request says.")
+            raise S3Error("IncompleteBody", "The body is longer than its declared length.")
         try:
             if piece:
                 self._parser.write(piece)

@@ -67,7 +67,7 @@ def etag_condition(etag: str) -> Condition:
     if etag == "*":
         return PRESENT
     if "," in etag:
-        raise S3Error("NotImplemented", "A condition of a PUT or DELETE takes one ETag.")
+        raise S3Error("NotImplemented", "A condition of a PUT or DELETE must be one ETag.")
     plain = etag.strip().strip('"')
     match = _ETAG.fullmatch(plain)
     if match is None:

@@ -38,7 +38,7 @@ def _parse(call: Call, _: Access) -> bytes:
     if len(stored) > DOCUMENT_BYTES_MAX:
         raise S3Error(
             "InvalidRequest",
-            f"The rules have {len(stored)} bytes when compressed; at most {DOCUMENT_BYTES_MAX} are possible.",
+            f"The rules have {len(stored)} bytes when compressed; the maximum is {DOCUMENT_BYTES_MAX}.",
         )
     return stored
 

@@ -35,7 +35,7 @@ def rules_of(body: bytes) -> list[ExpiryRule]:
     top = parse(body, "LifecycleConfiguration")
     elements = [child for child in top.children if child.name != "TransitionDefaultMinimumObjectSize"]
     if top.text.strip() or not 1 <= len(elements) <= RULES_MAX:
-        raise malformed(f"A lifecycle configuration has 1 to {RULES_MAX} rules.")
+        raise malformed(f"A lifecycle configuration must have 1 to {RULES_MAX} rules.")
     rules = [_rule(element) for element in elements]
     given = {rule.rule_id for rule in rules if rule.rule_id}
     if len(given) < sum(bool(rule.rule_id) for rule in rules):
@@ -60,9 +60,9 @@ def _rule(element: Element) -> ExpiryRule:
         raise _invalid(f"ID length should not exceed allowed limit of {ID_LENGTH_MAX}", "ID")
     status = _text(parts.get("Status"))
     if status not in ("Enabled", "Disabled"):
-        raise malformed("The Status of a rule is Enabled or Disabled.")
+        raise malformed("The Status of a rule must be Enabled or Disabled.")
     if ("Filter" in parts) == ("Prefix" in parts):
-        raise malformed("A rule has either a Filter or a Prefix.")
+        raise malformed("A rule must have either a Filter or a Prefix.")
     if not parts.keys() & set(_ACTIONS):
         raise S3Error("InvalidRequest", "At least one action needs to be specified in a rule")
     days, date_ms, markers = _expiration(parts["Expiration"]) if "Expiration" in parts else (None, None, None)
@@ -73,7 +73,7 @@ def _rule(element: Element) -> ExpiryRule:
     if abort_days is not None and has_tags_or_sizes:
         raise S3Error(
             "InvalidRequest",
-            "AbortIncompleteMultipartUpload cannot be specified with Tags or sizes, which uploads do not have yet.",
+            "AbortIncompleteMultipartUpload cannot be specified with Tags or sizes, which uploads do not have.",
         )
     if markers is not None and has_tags_or_sizes:
         raise S3Error(
@@ -102,7 +102,7 @@ def _abort_days(parts: dict[str, Element]) -> int | None:
         return None
     abort = _children(parts["AbortIncompleteMultipartUpload"], "DaysAfterInitiation")
     if "DaysAfterInitiation" not in abort:
-        raise malformed("AbortIncompleteMultipartUpload has DaysAfterInitiation.")
+        raise malformed("AbortIncompleteMultipartUpload must have DaysAfterInitiation.")
     reason = "'DaysAfterInitiation' for AbortIncompleteMultipartUpload action must be a positive integer"
     return _number(abort["DaysAfterInitiation"], 1, NUMBER_MAX, reason)
 
@@ -113,7 +113,7 @@ def _noncurrent(parts: dict[str, Element]) -> tuple[int | None, int | None]:
         return None, None
     found = _children(parts["NoncurrentVersionExpiration"], "NoncurrentDays", "NewerNoncurrentVersions")
     if "NoncurrentDays" not in found:
-        raise malformed("A NoncurrentVersionExpiration has NoncurrentDays.")
+        raise malformed("A NoncurrentVersionExpiration must have NoncurrentDays.")
     reason = "'NoncurrentDays' for NoncurrentVersionExpiration action must be a positive integer"
     days = _number(found["NoncurrentDays"], 1, NUMBER_MAX, reason)
     if "NewerNoncurrentVersions" not in found:
@@ -131,11 +131,11 @@ def _expiration(element: Element) -> tuple[int | None, int | None, bool | None]:
     """Return days, date, and whether a delete marker is removed when it is the only version left."""
     parts = _children(element, "Days", "Date", "ExpiredObjectDeleteMarker")
     if len(parts) != 1:
-        raise malformed("An Expiration has either Days, a Date or ExpiredObjectDeleteMarker.")
+        raise malformed("An Expiration must have either Days, a Date or ExpiredObjectDeleteMarker.")
     if "ExpiredObjectDeleteMarker" in parts:
         only_marker = _text(parts["ExpiredObjectDeleteMarker"])
         if only_marker not in ("true", "false"):
-            raise malformed("ExpiredObjectDeleteMarker is true or false.")
+            raise malformed("ExpiredObjectDeleteMarker must be true or false.")
         return None, None, only_marker == "true"
     if "Days" in parts:
         reason = "'Days' for Expiration action must be a positive integer"
@@ -176,11 +176,11 @@ def _conditions(parts: dict[str, Element]) -> _Conditions:
     if not element.children:
         return EMPTY, "", (), None, None
     if len(element.children) != 1:
-        raise malformed("A Filter has one condition, or an And.")
+        raise malformed("A Filter must have one condition or an And.")
     if element.children[0].name == "And":
         element, form = element.children[0], AND
         if not element.children:
-            raise malformed("An And has conditions.")
+            raise malformed("An And must have conditions.")
     tags = [_tag(child) for child in element.children if child.name == "Tag"]
     rest = Element(element.name, {}, [child for child in element.children if child.name != "Tag"], element.text)
     found = _children(rest, "Prefix", "ObjectSizeGreaterThan", "ObjectSizeLessThan")
@@ -188,7 +188,7 @@ def _conditions(parts: dict[str, Element]) -> _Conditions:
         raise S3Error("InvalidRequest", "Duplicate Tag Keys are not allowed.")
     above, below = (_size(found.get(name)) for name in ("ObjectSizeGreaterThan", "ObjectSizeLessThan"))
     if above is not None and below is not None and above >= below - 1:
-        raise S3Error("InvalidRequest", "No size is above ObjectSizeGreaterThan and below ObjectSizeLessThan.")
+        raise S3Error("InvalidRequest", "No size can be above ObjectSizeGreaterThan and below ObjectSizeLessThan.")
     return form, _prefix(found.get("Prefix")), tuple(tags), above, below
 
 
@@ -202,7 +202,7 @@ def _prefix(element: Element | None) -> str:
 def _tag(element: Element) -> tuple[str, str]:
     found = _children(element, "Key", "Value")
     if found.keys() != {"Key", "Value"}:
-        raise malformed("A Tag has a Key and a Value.")
+        raise malformed("A Tag must have a Key and a Value.")
     key, value = (_leaf(found[name]).text for name in ("Key", "Value"))
     if not 1 <= len(key) <= TAG_KEY_LENGTH_MAX or len(value) > TAG_VALUE_LENGTH_MAX:
         raise S3Error("InvalidRequest", "The key or value of a tag is too long, or the key is empty.")
@@ -218,7 +218,7 @@ def _size(element: Element | None) -> int | None:
 def _number(element: Element, least: int, most: int, reason: str) -> int:
     text = _text(element)
     if not re.fullmatch("[+-]?[0-9]{1,20}", text):
-        raise malformed(f"{element.name!r} is a number.")
+        raise malformed(f"{element.name!r} must be a number.")
     if not least <= int(text) <= most:
         raise _invalid(reason, element.name, text)
     return int(text)
@@ -228,7 +228,7 @@ def _children(element: Element, *names: str) -> dict[str, Element]:
     """Return the child elements by name, each at most once. Raises MalformedXML, and for a transition the errors of
     `_refuse_transition`."""
     if element.text.strip():
-        raise malformed(f"{element.name!r} has text.")
+        raise malformed(f"{element.name!r} must not contain text.")
     found: dict[str, Element] = {}
     for child in element.children:
         if child.name in _TRANSITIONS and element.name == "Rule":
@@ -241,7 +241,7 @@ def _children(element: Element, *names: str) -> dict[str, Element]:
 
 def _leaf(element: Element) -> Element:
     if element.children:
-        raise malformed(f"{element.name!r} has elements.")
+        raise malformed(f"{element.name!r} must not contain elements.")
     return element
 
 

@@ -114,7 +114,7 @@ def _parse(call: Call, access: Access) -> bytes:
     is_public = policy_of(body, call.bucket, is_new=True).is_public
     access.forget_bucket(call.bucket)  # another gateway may just have blocked public policies
     if is_public and access.bucket(call.bucket).public_access.block_policy:
-        raise S3Error("AccessDenied", "The public access block of the bucket allows no public policies.")
+        raise S3Error("AccessDenied", "The public access block of the bucket does not allow public policies.")
     return body
 
 
