@@ -101,6 +101,16 @@ class Call:
             )
         return min(int(text), most)
 
+    def encodes_names(self) -> bool:
+        """Return whether a listing must encode names, as `encoding-type=url` requests. Raises InvalidArgument for
+        another encoding."""
+        encoding = self.request.parameter("encoding-type")
+        if encoding not in (None, "url"):
+            raise S3Error(
+                "InvalidArgument", "Invalid Encoding Method specified in Request", ArgumentName="encoding-type"
+            )
+        return encoding == "url"
+
     def part_number(self) -> int:
         """Return the query parameter `partNumber`. Raises InvalidArgument."""
         number = self.number("partNumber", 0, PARTS_MAX + 1)

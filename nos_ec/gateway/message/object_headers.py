@@ -18,7 +18,7 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.expiry import TAGS_ATTRIBUTE
 from nos_ec.core.parts import users_attributes
 from nos_ec.gateway.auth.acls import acl_of_headers
-from nos_ec.ports.metadata import ObjectRow
+from nos_ec.ports.metadata import ObjectRow, UploadRow
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import ChecksumType
 from nos_ec.s3.errors import S3Error
@@ -101,8 +101,8 @@ def encoded(attributes: Mapping[str, str]) -> bytes:
         raise S3Error("MetadataTooLarge", str(error)) from None
 
 
-def attributes_of(row: ObjectRow) -> dict[str, str]:
-    """Return the attributes of a row. Raises Corrupt."""
+def attributes_of(row: ObjectRow | UploadRow) -> dict[str, str]:
+    """Return the attributes of an object or an upload. Raises Corrupt."""
     return users_attributes(row.attributes)
 
 

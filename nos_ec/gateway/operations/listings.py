@@ -95,11 +95,9 @@ class Listings:
     def _parameters(self, call: Call) -> _Parameters:
         call.require(Rights.LIST)
         prefix, delimiter = call.request.parameter("prefix") or "", call.request.parameter("delimiter") or ""
-        encoding = call.request.parameter("encoding-type")
-        if encoding not in (None, "url"):
-            raise _bad("encoding-type", "Invalid Encoding Method specified in Request")
+        encodes = call.encodes_names()
         limit = call.number("max-keys", KEYS_MAX, KEYS_MAX)
-        return _Parameters(call.bucket, prefix, delimiter, limit, encoding == "url")
+        return _Parameters(call.bucket, prefix, delimiter, limit, encodes)
 
     def _page(self, call: Call, after: str) -> tuple[Page, EntryPage[ObjectSummary]]:
         wanted = self._parameters(call)

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from nos_ec.core.errors import NotFound
 from nos_ec.core.folders import folder_of
-from nos_ec.core.parts import PARTS_MAX, UploadId, users_attributes
+from nos_ec.core.parts import PARTS_MAX, UploadId
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.uploads import Choose, MultipartUploads, StoredPart
 from nos_ec.gateway.auth.access import Access
@@ -22,6 +22,7 @@ from nos_ec.gateway.message.failures import no_such_upload
 from nos_ec.gateway.message.object_headers import (
     CHECKSUM,
     STORAGE_CLASS,
+    attributes_of,
     checksum_attribute,
     checksum_headers,
     checksum_of,
@@ -137,7 +138,7 @@ class MultipartOperations:
         parts = self._uploads.list_parts(upload, marker, limit + 1)
         listed = [
             answers.Part(
-                part.number, part.row.size, part.row.created_ms, etag_of(part.row), checksum_of(_attributes(part.row))
+                part.number, part.row.size, part.row.created_ms, etag_of(part.row), checksum_of(attributes_of(part.row))
             )
             for part in parts[:limit]
         ]
@@ -161,7 +162,7 @@ class MultipartOperations:
         is_done = upload.state is UploadState.COMPLETED
         choose = self._choice(call, upload, wanted)
         row = self._completed(upload, choose) if is_done else self._complete(call, upload, choose)
-        attributes = _attributes(row)
+        attributes = attributes_of(row)
         location = f"{call.request.base}/{call.bucket}/{quote(call.key, safe='/')}"
         answer = answers.upload_completed(location, call.bucket, call.key, etag_of(row), checksum_of(attributes))
         headers = self._objects.expiry_headers(row, attributes) | stored_headers(call.versioning, row)
@@ -180,7 +181,7 @@ class MultipartOperations:
         sent_type = request.header("x-amz-checksum-type")
         if sent_type is not None and (kind is None or sent_type != kind.value):
             raise S3Error("InvalidRequest", "The checksum type is not the one that the upload was created with.")
-        given = {name: value for name, value in _attributes(upload).items() if name != _UPLOAD_CHECKSUM}
+        given = {name: value for name, value in attributes_of(upload).items() if name != _UPLOAD_CHECKSUM}
         of_object = checksums.object_checksum_of(request)
 
         def choose(stored: Sequence[StoredPart]) -> tuple[Sequence[StoredPart], Mapping[str, str]]:
@@ -233,11 +234,7 @@ class MultipartOperations:
         call.require(Rights.LIST)
         request = call.request
         prefix, delimiter = request.parameter("prefix") or "", request.parameter("delimiter") or ""
-        encoding = request.parameter("encoding-type")
-        if encoding not in (None, "url"):
-            raise S3Error(
-                "InvalidArgument", "Invalid Encoding Method specified in Request", ArgumentName="encoding-type"
-            )
+        encodes = call.encodes_names()
         key_marker = request.parameter("key-marker") or ""
         id_marker = (request.parameter("upload-id-marker") or "") if key_marker else ""
         limit = call.number("max-uploads", UPLOADS_MAX, UPLOADS_MAX)
@@ -256,7 +253,7 @@ class MultipartOperations:
             next_key_marker=last.key.name if isinstance(last, UploadRow) else last,
             next_id_marker=last.upload_id.hex() if isinstance(last, UploadRow) else None,
             max_uploads=limit,
-            encode=encoding == "url",
+            encode=encodes,
         )
         return xml(answer)
 
@@ -289,7 +286,7 @@ class MultipartOperations:
         enforced."""
         assert call.access is not None
         initiator = owner_named(upload.owner) if upload.owner else call.owner
-        attributes = _attributes(upload)
+        attributes = attributes_of(upload)
         algorithm, kind = _checksum_of_upload(upload)
         return answers.Upload(
             upload.key.name,
@@ -313,12 +310,8 @@ def _upload_id(call: Call) -> UploadId:
     return UploadId(bytes.fromhex(text))
 
 
-def _attributes(row: UploadRow | ObjectRow) -> dict[str, str]:
-    return users_attributes(row.attributes)
-
-
 def _checksum_of_upload(upload: UploadRow) -> tuple[Algorithm | None, ChecksumType | None]:
-    algorithm, _, kind = _attributes(upload).get(_UPLOAD_CHECKSUM, "").partition(" ")
+    algorithm, _, kind = attributes_of(upload).get(_UPLOAD_CHECKSUM, "").partition(" ")
     return (Algorithm(algorithm), ChecksumType(kind)) if kind else (None, None)
 
 
@@ -375,7 +368,7 @@ def _has_checksum(wanted: CompletedPart, part: StoredPart) -> bool:
     if wanted.checksum is None:
         return True
     algorithm, value = wanted.checksum
-    stored = checksum_of(_attributes(part.row))
+    stored = checksum_of(attributes_of(part.row))
     return stored is None or (stored.algorithm, stored.value) == (algorithm.value, checksums.in_base64(value))
 
 
@@ -390,7 +383,7 @@ def _checksum(
     is missing, too."""
     values = []
     for part, listed in zip(parts, sent, strict=True):
-        stored = checksum_of(_attributes(part.row))
+        stored = checksum_of(attributes_of(part.row))
         value = None if stored is None else checksums.decoded(stored.value, algorithm.size)
         if stored is None and listed is not None and listed[0] is algorithm:
             value = listed[1]
