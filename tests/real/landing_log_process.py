@@ -25,7 +25,7 @@ from nos_ec.core.errors import NosError
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.engine.landing.lander import NewCopy
 from nos_ec.engine.landing.landing_log import LandingLog, LogOptions
-from nos_ec.ports.metadata import Metadata, NewObject, ObjectRow
+from nos_ec.ports.metadata import Metadata, NewObject, ObjectRow, PutRequest
 from nos_ec.ports.segment_medium import SegmentMedium
 
 SAID = "acknowledged"
@@ -55,7 +55,7 @@ def put(metadata: Metadata, log: LandingLog, names: list[str]) -> dict[str, Land
     landed = log.land(copies)
     try:
         new = [
-            NewObject(copy.key, len(copy.data), copy.crc32c, bytes(16), outcome, due_ms=0)
+            NewObject(PutRequest(copy.key), len(copy.data), copy.crc32c, bytes(16), outcome, due_ms=0)
             for copy, outcome in zip(copies, landed.outcomes, strict=True)
             if not isinstance(outcome, NosError)
         ]

@@ -28,7 +28,7 @@ from nos_ec.engine.landing.lander import NewCopy
 from nos_ec.engine.landing.log_lease import LEASE_PREFIX
 from nos_ec.engine.landing.log_reader import LogReader
 from nos_ec.engine.landing.trimmer import Trimmer
-from nos_ec.ports.metadata import Metadata, NewObject
+from nos_ec.ports.metadata import Metadata, NewObject, PutRequest
 from tests.rig.ceph_cluster import POOL_LANDING, CephCluster, OwnSegmentLog
 from tests.rig.dead_logs import recover_logs
 
@@ -193,7 +193,8 @@ def test_a_process_that_stops_right_before_it_begins_a_segment(
     (landing_id,) = landed.outcomes
     assert isinstance(landing_id, bytes)
     assert (segment_of(landing_id) == spare) == given_back
-    new = NewObject(ObjectKey("b", "late"), len(data), google_crc32c.value(data), bytes(16), landing_id, due_ms=0)
+    request = PutRequest(ObjectKey("b", "late"))
+    new = NewObject(request, len(data), google_crc32c.value(data), bytes(16), landing_id, due_ms=0)
     (answer,) = host.metadata.record_puts([new], 0)
     assert isinstance(answer, Transient) == given_back
     if given_back:

@@ -47,6 +47,7 @@ from nos_ec.ports.metadata import (
     LandedMove,
     Lease,
     NewObject,
+    PutRequest,
     StoredTotals,
     VersionEntry,
 )
@@ -199,7 +200,7 @@ def trim(front: System, system: System) -> None:
     dead, left = open_segment(front)
     copy = record_id(left, 4096, b"once")
     (row,) = front.metadata.record_puts(
-        [NewObject(logged, 5, 5, bytes(16), copy, now_ms + 10**9)], now_ms, together=True
+        [NewObject(PutRequest(logged), 5, 5, bytes(16), copy, now_ms + 10**9)], now_ms, together=True
     )
     front.metadata.release_leases([finished, dead])
     metadata = system.metadata

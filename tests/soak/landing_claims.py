@@ -53,9 +53,9 @@ from nos_ec.core.states import ObjectState
 from nos_ec.engine.landing.landing_log import LandingLog, LogOptions
 from nos_ec.engine.landing.log_reader import LogReader
 from nos_ec.engine.objects.location_cache import LocationCache
-from nos_ec.engine.objects.put_batches import NewPut, PutBatches
+from nos_ec.engine.objects.put_batches import PutBatches
 from nos_ec.engine.objects.put_queue import PutQueue
-from nos_ec.ports.metadata import NewObject, ObjectRow, Objects
+from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, PutRequest
 from nos_ec.ports.segment_medium import SegmentMedium
 from nos_ec.settings import load_settings
 from tests.rig.fakes.memory_segments import MemorySegments
@@ -126,7 +126,8 @@ class Landing:
 
     def put(self, item: Item) -> Copy:
         key, data = item
-        row = self._queue.put(NewPut(key, data, google_crc32c.value(data), bytes(16), 0))
+        new = NewObject(PutRequest(key), len(data), google_crc32c.value(data), bytes(16), None, due_ms=0)
+        row = self._queue.put(new, data)
         assert row.landing_id is not None
         return row.landing_id, len(data)
 

@@ -29,7 +29,7 @@ from nos_ec.engine.dump.bucket_rows import page_of
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.retry_queue import BackOff
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import AccessKeys, AccessOf, Buckets, ObjectRow, Objects
+from nos_ec.ports.metadata import AccessKeys, AccessOf, Buckets, ObjectRow, Objects, PutRequest
 
 TRIES = 20
 """Each retry means that another change of the same bucket or access key was recorded meanwhile."""
@@ -67,7 +67,7 @@ class AccessRecords:
             data, attributes = encode_page(page) + self._random(_NONCE_BYTES), b"" if page.rows else _REMOVED
             condition = ABSENT if before is None else Condition(before.md5)
             with suppress(PreconditionFailed, NotFound):
-                self._store.put_step(key, BytesIO(data), attributes, condition, None)
+                self._store.put_record(PutRequest(key, attributes, condition), BytesIO(data))
                 kill_point("access.recorded")
                 return
         raise Transient(f"{of} {name}: kept changing while it was recorded; repeat the change")

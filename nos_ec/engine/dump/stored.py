@@ -31,7 +31,7 @@ from nos_ec.engine.objects.large import LargeObjects
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.metadata import Metadata
+from nos_ec.ports.metadata import Metadata, PutRequest
 
 _log = structlog.get_logger(__name__)
 
@@ -63,7 +63,7 @@ class StoredDumps:
         """Store a dump and read it back. Returns the dump, and how many rows of each table it has. Raises NoSpace,
         Corrupt, Transient."""
         key = ObjectKey(RESERVED_BUCKET, f"{PREFIX}{head.begun_ms:015}")
-        row = self._large.put(key, b"", _Frames(dump_frames(head, pages)))
+        row = self._large.put(PutRequest(key), b"", _Frames(dump_frames(head, pages)))
         kill_point("dump.stored")
         _, segments = self._store.open(key)
         _, rows = verify_dump(_reader(segments))

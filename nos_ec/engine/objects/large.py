@@ -13,14 +13,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 import google_crc32c
 import structlog
 from anycrc import Model
 
-from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import (
     Conflict,
     Corrupt,
@@ -50,7 +49,17 @@ from nos_ec.engine.space_reserve import require_space
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow, PartOf, Segment, TailOf, UploadState
+from nos_ec.ports.metadata import (
+    Lease,
+    Metadata,
+    NewLargeObject,
+    ObjectRow,
+    PartOf,
+    PutRequest,
+    Segment,
+    TailOf,
+    UploadState,
+)
 from nos_ec.ports.placement import Placement
 
 _CRC32C = Model("CRC32C")
@@ -67,7 +76,7 @@ class TailPuts:
     """put: stores a tail durably, under its key, as the tail of a block. Raises NoSpace, Transient, and Conflict when
     the block is not OPEN any more. size_max: bytes of the largest object that it can store."""
 
-    put: Callable[[ObjectKey, bytes, TailOf], object]
+    put: Callable[[PutRequest, bytes], object]
     size_max: int
 
 
@@ -93,17 +102,7 @@ class LargeObjects:
         self._trail = trail
         self._turns = count()
 
-    def put(
-        self,
-        key: ObjectKey,
-        head: bytes,
-        rest: ByteStream,
-        attributes: bytes = b"",
-        condition: Condition | None = None,
-        step: PartOf | None = None,
-        tails: TailPuts | None = None,
-        versioning: Versioning | None = None,
-    ) -> ObjectRow:
+    def put(self, request: PutRequest, head: bytes, rest: ByteStream, tails: TailPuts | None = None) -> ObjectRow:
         """Store `head` followed by all of `rest`. Durable on return. tails: without it, no tail is cut.
 
         Raises NoSpace, Transient, LeaseLost. The blocks written so far are then left to recovery, and GC deletes
@@ -114,18 +113,17 @@ class LargeObjects:
         to be a part was completed or aborted. The last block is then deleted before this is raised, so that no rebuild
         of the metadata finds a whole object, and GC deletes the others. If that fails, Transient is raised instead.
         """
-        if condition is not None and (refusal := self._refusal(key, condition)) is not None:
+        if (refusal := self._refusal(request)) is not None:
             raise refusal
         with self._lease.lent() as loan:
             made: list[BlockId] = []
             try:
                 size_max = 0 if tails is None else tails.size_max
-                new, tail = self._write(key, versioning, condition, head, rest, attributes, loan, made, size_max)
-                new = replace(new, step=step)
+                new, tail = self._write(request, ReadAhead(head, rest), loan, made, size_max)
                 kill_point("large.written")
                 if tails is not None and tail:
                     last = new.segments[-1].extent.block_id
-                    tails.put(tail_key(last), tail, TailOf(last))
+                    tails.put(PutRequest(tail_key(last), step=TailOf(last)), tail)
                     del tail
                     kill_point("large.tail_landed")
                 now_ms = self._clock.now_ms()
@@ -136,7 +134,7 @@ class LargeObjects:
                 if isinstance(error, NotFound | Conflict) and not loan.renew():
                     # Other processes have since recovered the blocks, or even collected them.
                     raise LeaseLost(
-                        f"{key}: its writer stalled for longer than its lease; PUT it again", key=key
+                        f"{request.key}: its writer stalled for longer than its lease; PUT it again", key=request.key
                     ) from error
                 raise
             if len(made) > len(new.segments):
@@ -144,12 +142,8 @@ class LargeObjects:
         if isinstance(recorded, NosError):
             raise self._refused(new, recorded, made)
         kill_point("large.recorded")
-        if step is not None and not recorded:
-            self._require_open(step, key)
-            current = self._current(key)
-            if current is not None and current.md5 != new.md5:
-                # It must not be acknowledged: its MD5 would name another part when the upload is completed.
-                raise Transient(f"{key}: another request stored this part meanwhile; send it again", key=key)
+        if isinstance(request.step, PartOf) and not recorded:
+            self._require_current_part(new, request.step)
         return self._row_of(new, now_ms)
 
     def _refused(self, new: NewLargeObject, refusal: NosError, made: Sequence[BlockId]) -> NosError:
@@ -167,15 +161,22 @@ class LargeObjects:
                 return refusal
         return not_voided(refusal)
 
-    def _require_open(self, step: PartOf, key: ObjectKey) -> None:
+    def _require_current_part(self, new: NewLargeObject, step: PartOf) -> None:
+        """Raise NoSuchUpload if the upload is not OPEN any more, or Transient if another request has stored the part:
+        the MD5 of this one would then name another part when the upload is completed."""
         upload = self._metadata.upload(step.upload_id)
         if upload is None or upload.state is not UploadState.OPEN:
-            raise NoSuchUpload(f"upload {step.upload_id.hex()} was completed or aborted meanwhile", key=key)
+            raise NoSuchUpload(f"upload {step.upload_id.hex()} was completed or aborted meanwhile", key=new.key)
+        current = self._current(new.key)
+        if current is not None and current.md5 != new.md5:
+            raise Transient(f"{new.key}: another request stored this part meanwhile; send it again", key=new.key)
 
-    def _refusal(self, key: ObjectKey, condition: Condition) -> NosError | None:
-        """Why the condition does not hold at present; None if it does."""
-        current = self._current(key)
-        return condition.refusal(key, None if current is None else current.tag)
+    def _refusal(self, request: PutRequest) -> NosError | None:
+        """Return why the condition of the request does not hold at present, or None."""
+        if request.condition is None:
+            return None
+        current = self._current(request.key)
+        return request.condition.refusal(request.key, None if current is None else current.tag)
 
     def _current(self, key: ObjectKey) -> ObjectRow | None:
         try:
@@ -207,16 +208,7 @@ class LargeObjects:
         )
 
     def _write(
-        self,
-        key: ObjectKey,
-        versioning: Versioning | None,
-        condition: Condition | None,
-        head: bytes,
-        rest: ByteStream,
-        attributes: bytes,
-        loan: Loan,
-        made: list[BlockId],
-        tail_max: int,
+        self, request: PutRequest, stream: ReadAhead, loan: Loan, made: list[BlockId], tail_max: int
     ) -> tuple[NewLargeObject, bytes]:
         """Write all segments. Returns the tail, of at most `tail_max` bytes, as well. Adds the id of each block to
         `made` when it is allocated, so that `made` is right after a failure too.
@@ -229,12 +221,11 @@ class LargeObjects:
         size = 0
         segments: list[Segment] = []
         block_stripes: list[int] = []
-        front = self._front(key, attributes)
-        stream = ReadAhead(head, rest)
+        front = self._front(request.key, request.attributes)
         tail = b""
         last = False
         while not last:
-            block = LargeBlock(self._blocks.geometry, key, size, front)
+            block = LargeBlock(self._blocks.geometry, request.key, size, front)
             for window in block.fill(stream):
                 md5.update(window)
             crc32c = _CRC32C.combine(crc32c, block.crc32c, block.length)
@@ -243,17 +234,22 @@ class LargeObjects:
             if last:
                 tail = block.cut_tail(tail_max)
             if not segments:
-                version = self._next_version(key, versioning, condition)
+                version = self._next_version(request)
             # The size of a stream is known only at its end, so the last segment carries it and the others have 0.
-            about = (version, size, attributes) if last else (version, 0, b"")
+            about = (version, size, request.attributes) if last else (version, 0, b"")
             segments.append(self._write_block(block, about, loan, made))
             block_stripes.append(block.stripes)
-        new = NewLargeObject(key, version, size, crc32c, md5.digest(), segments, block_stripes, attributes, condition)
-        return replace(new, tail_bytes=len(tail), versioning=versioning), tail
+        new = NewLargeObject(
+            request, version, size, crc32c, md5.digest(), segments, block_stripes, tail_bytes=len(tail)
+        )
+        return new, tail
 
-    def _next_version(self, key: ObjectKey, versioning: Versioning | None, condition: Condition | None) -> int:
+    def _next_version(self, request: PutRequest) -> int:
         version = self._metadata.next_version(
-            key, self._clock.now_ms(), of_all=versioning is not None, conditional=condition is not None
+            request.key,
+            self._clock.now_ms(),
+            of_all=request.versioning is not None,
+            conditional=request.condition is not None,
         )
         # Each PUT of a process in a millisecond has another number, with the same parity.
         return version + next(self._turns) * _TURN % _NUMBERS * 2

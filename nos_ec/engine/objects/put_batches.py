@@ -6,36 +6,21 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
-from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import Conflict, NosError, NoSuchUpload, NotFound, PreconditionFailed, Transient
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.versions import Versioning, put_ms_of
+from nos_ec.core.versions import put_ms_of
 from nos_ec.engine.landing.lander import LandedBatch, Lander, NewCopy, not_voided
 from nos_ec.engine.objects.location_cache import LocationCache
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, TailOf, UploadStep
+from nos_ec.ports.metadata import NewObject, ObjectRow, Objects
 
 REFUSALS = (PreconditionFailed, NotFound, NoSuchUpload, Conflict)
 """Why a transaction does not record a PUT. After any other error it is not certain that it was not committed."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewPut:
-    """A small object to store. due_ms: when the producer should publish it. attributes: see core.attributes. condition:
-    what must hold of the version that it would overwrite. step: what it is to a multipart upload, or to a large
-    object. versioning: that of the bucket. put_ms: see NewCopy."""
-
-    key: ObjectKey
-    data: bytes
-    crc32c: int
-    md5: bytes
-    due_ms: int
-    attributes: bytes = b""
-    condition: Condition | None = None
-    step: UploadStep | TailOf | None = None
-    versioning: Versioning | None = None
-    put_ms: int | None = None
+Put = tuple[NewObject, bytes]
+"""A small object, which has no landing id yet, and its bytes."""
 
 
 class PutBatches:
@@ -47,7 +32,7 @@ class PutBatches:
         self._clock = clock
         self._locations = locations
 
-    def store(self, puts: Sequence[NewPut], *, together: bool = False) -> list[ObjectRow | NosError]:
+    def store(self, puts: Sequence[Put], *, together: bool = False) -> list[ObjectRow | NosError]:
         """Make objects durable, in the order of `puts` where keys repeat. Returns for each its row, or why it alone is
         not stored; an outcome may be unknown, so a repeated PUT is right. PreconditionFailed or NotFound: its condition
         did not hold.
@@ -73,26 +58,27 @@ class PutBatches:
         answers: dict[int, ObjectRow | NosError] = {**refused, **dict(zip(rest, stored, strict=True))}
         return [answers[index] for index in range(len(puts))]
 
-    def _current(self, puts: Sequence[NewPut]) -> Mapping[ObjectKey, ObjectRow]:
+    def _current(self, puts: Sequence[Put]) -> Mapping[ObjectKey, ObjectRow]:
         """The current versions of the keys of conditional PUTs."""
-        keys = {put.key for put in puts if put.condition is not None}
+        keys = {new.key for new, _ in puts if new.condition is not None}
         return self._metadata.rows_of(keys) if keys else {}
 
-    def _after(self, put: NewPut, current: Mapping[ObjectKey, ObjectRow]) -> NewPut:
+    def _after(self, put: Put, current: Mapping[ObjectKey, ObjectRow]) -> Put:
         """Return the PUT with a time after the version that its condition was judged by, so that a rebuild finds the
         two in order even if the clocks of their processes differ."""
-        row = current.get(put.key)
-        if put.condition is None or row is None or put_ms_of(row.version) < self._clock.now_ms():
+        new, data = put
+        row = None if new.condition is None else current.get(new.key)
+        if row is None or put_ms_of(row.version) < self._clock.now_ms():
             return put
-        return replace(put, put_ms=put_ms_of(row.version) + 1)
+        return replace(new, put_ms=put_ms_of(row.version) + 1), data
 
-    def _store(self, puts: Sequence[NewPut], *, together: bool) -> list[ObjectRow | NosError]:
+    def _store(self, puts: Sequence[Put], *, together: bool) -> list[ObjectRow | NosError]:
         landed = self._land(puts, together=together)
         places = landed.outcomes
         given_up = {place for place in places if isinstance(place, bytes)}
         kept: Collection[LandingId] = ()
         try:
-            answers = self._record(puts, places, together=together)
+            answers = self._record([new for new, _ in puts], places, together=together)
             placed = [(p, a) for p, a in zip(places, answers, strict=True) if isinstance(p, bytes)]
             given_up -= {place for place, answer in placed if isinstance(answer, ObjectRow)}
             kept = _void(landed, {place for place, answer in placed if isinstance(answer, REFUSALS)})
@@ -108,8 +94,8 @@ class PutBatches:
             for place, answer in zip(places, answers, strict=True)
         ]
 
-    def _land(self, puts: Sequence[NewPut], *, together: bool) -> LandedBatch:
-        copies = [NewCopy(put.key, put.data, put.crc32c, put.attributes, put.put_ms) for put in puts]
+    def _land(self, puts: Sequence[Put], *, together: bool) -> LandedBatch:
+        copies = [NewCopy(new.key, data, new.crc32c, new.attributes, new.put_ms) for new, data in puts]
         try:
             landed = self.lander.land(copies)
         except Transient as error:
@@ -120,20 +106,20 @@ class PutBatches:
         return landed
 
     def _record(
-        self, puts: Sequence[NewPut], places: Sequence[LandingId | NosError], *, together: bool
+        self, new: Sequence[NewObject], places: Sequence[LandingId | NosError], *, together: bool
     ) -> list[ObjectRow | NosError]:
-        new: dict[int, NewObject] = {}
+        landed: dict[int, NewObject] = {}
         answers: dict[int, ObjectRow | NosError] = {}
-        for index, (put, place) in enumerate(zip(puts, places, strict=True)):
+        for index, (one, place) in enumerate(zip(new, places, strict=True)):
             if not isinstance(place, NosError):
-                new[index] = _new_object(put, place)
+                landed[index] = replace(one, landing_id=place)
             elif together:
                 raise place
             else:
                 answers[index] = place
-        if new:
-            answers |= zip(new, self._record_landed(list(new.values()), together=together), strict=True)
-        return [answers[index] for index in range(len(puts))]
+        if landed:
+            answers |= zip(landed, self._record_landed(list(landed.values()), together=together), strict=True)
+        return [answers[index] for index in range(len(new))]
 
     def _record_landed(self, new: Sequence[NewObject], *, together: bool) -> Sequence[ObjectRow | NosError]:
         try:
@@ -146,25 +132,19 @@ class PutBatches:
             self._locations.forget(one.key for one in new)
 
 
-def _new_object(put: NewPut, place: LandingId) -> NewObject:
-    size = len(put.data)
-    told = (put.attributes, put.condition, put.step, put.versioning, put.put_ms)
-    return NewObject(put.key, size, put.crc32c, put.md5, place, put.due_ms, *told)
-
-
-def _refused(puts: Sequence[NewPut], current: Mapping[ObjectKey, ObjectRow]) -> dict[int, NosError]:
+def _refused(puts: Sequence[Put], current: Mapping[ObjectKey, ObjectRow]) -> dict[int, NosError]:
     """Return the PUTs whose condition does not hold at present, by index, and why. A PUT whose key is stored by an
     earlier one of the batch is judged only in the transaction."""
     refused: dict[int, NosError] = {}
     stored = set[ObjectKey]()
-    for index, put in enumerate(puts):
-        if put.condition is not None and put.key not in stored:
-            row = current.get(put.key)
-            refusal = put.condition.refusal(put.key, None if row is None else row.tag)
+    for index, (new, _) in enumerate(puts):
+        if new.condition is not None and new.key not in stored:
+            row = current.get(new.key)
+            refusal = new.condition.refusal(new.key, None if row is None else row.tag)
             if refusal is not None:
                 refused[index] = refusal
                 continue
-        stored.add(put.key)
+        stored.add(new.key)
     return refused
 
 

@@ -22,8 +22,8 @@ from threading import Event, Lock
 from nos_ec.core.errors import Transient
 from nos_ec.core.histogram import Histogram
 from nos_ec.engine.landing.lander import not_voided
-from nos_ec.engine.objects.put_batches import REFUSALS, NewPut, PutBatches
-from nos_ec.ports.metadata import ObjectRow
+from nos_ec.engine.objects.put_batches import REFUSALS, Put, PutBatches
+from nos_ec.ports.metadata import NewObject, ObjectRow
 
 CALM_S = 1.0
 """A batch that takes longer may hang, until the time limit of an operation is over."""
@@ -42,10 +42,11 @@ BATCH_OBJECTS_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 class _Caller:
     """A PUT under way."""
 
-    __slots__ = ("_turn", "answer", "batch", "put", "taken")
+    __slots__ = ("_turn", "answer", "batch", "data", "new", "taken")
 
-    def __init__(self, put: NewPut) -> None:
-        self.put = put
+    def __init__(self, new: NewObject, data: bytes) -> None:
+        self.new = new
+        self.data = data
         self.answer: ObjectRow | Exception | None = None
         self.taken = False
         """Whether it is in the batch of another."""
@@ -101,10 +102,10 @@ class PutQueue:
             Event().wait(DOOR_S)
             waited_s += DOOR_S
 
-    def put(self, put: NewPut) -> ObjectRow:
+    def put(self, new: NewObject, data: bytes) -> ObjectRow:
         """Store one object, together with others; durable on return. Raises PreconditionFailed, or NotFound (its
         condition does not hold), NoSpace, Transient."""
-        caller = _Caller(put)
+        caller = _Caller(new, data)
         try:
             self._store_with_others(caller)
         except BaseException:
@@ -131,7 +132,7 @@ class PutQueue:
     def _leads(self, caller: _Caller) -> bool:
         """Wait until it is the caller's turn to lead; False when another has stored its object. Raises Transient."""
         with self._lock:
-            self._waiting_bytes += len(caller.put.data)
+            self._waiting_bytes += len(caller.data)
             self._waiting.append(caller)
             self._fill_slots()
             if caller in self._leaders or self._goes_alone(caller):
@@ -156,12 +157,12 @@ class PutQueue:
             return False
         self._alone.add(caller)
         self._waiting.remove(caller)
-        self._waiting_bytes -= len(caller.put.data)
+        self._waiting_bytes -= len(caller.data)
         return True
 
     def _lead(self, caller: _Caller) -> None:
         self._gather(caller)
-        answers = self._store([member.put for member in caller.batch])
+        answers = self._store([(member.new, member.data) for member in caller.batch])
         for member, answer in zip(caller.batch, answers, strict=True):
             member.answer = answer
         self._end(caller)
@@ -170,22 +171,22 @@ class PutQueue:
         """Take those that wait, the oldest first, up to the lander's limits."""
         batch, lander = leader.batch, self.batches.lander
         with self._lock:
-            keys = {leader.put.key}
-            room = -1 if leader in self._alone else lander.batch_bytes_max - len(leader.put.data)
+            keys = {leader.new.key}
+            room = -1 if leader in self._alone else lander.batch_bytes_max - len(leader.data)
             while self._waiting and len(batch) < lander.batch_objects_max:
-                put = self._waiting[0].put
-                room -= len(put.data)
+                oldest = self._waiting[0]
+                room -= len(oldest.data)
                 # A condition is judged before the batch lands: objects that the batch itself stores do not exist yet at
                 # that point.
-                if room < 0 or (put.condition is not None and put.key in keys):
+                if room < 0 or (oldest.new.condition is not None and oldest.new.key in keys):
                     break
-                keys.add(put.key)
-                batch.append(self._waiting[0])
-                batch[-1].taken = True
+                keys.add(oldest.new.key)
+                batch.append(oldest)
+                oldest.taken = True
                 self._drop_oldest()
             self.batch_objects.add(len(batch))
 
-    def _store(self, puts: Sequence[NewPut]) -> Sequence[ObjectRow | Exception]:
+    def _store(self, puts: Sequence[Put]) -> Sequence[ObjectRow | Exception]:
         """Store a batch. What fails as a whole for another reason than a failure that may pass (damage to a row that
         one of them overwrites, for example) is stored one by one: nothing of it is stored yet."""
         try:
@@ -203,7 +204,7 @@ class PutQueue:
             self._fill_slots()
         for member in leader.batch[1:]:
             if member.answer is None:
-                key = member.put.key
+                key = member.new.key
                 member.answer = Transient(f"{key}: the PUT that led its batch was interrupted; PUT it again", key=key)
             member.wake()
 
@@ -220,7 +221,7 @@ class PutQueue:
         self._waiting_bytes = 0
 
     def _drop_oldest(self) -> None:
-        self._waiting_bytes -= len(self._waiting[0].put.data)
+        self._waiting_bytes -= len(self._waiting[0].data)
         self._waiting.popleft()
 
     def _withdraw(self, caller: _Caller) -> bool:
@@ -228,7 +229,7 @@ class PutQueue:
         with self._lock:
             if caller not in self._waiting:
                 return False
-            self._waiting_bytes -= len(caller.put.data)
+            self._waiting_bytes -= len(caller.data)
             self._waiting.remove(caller)
             return True
 

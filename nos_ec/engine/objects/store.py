@@ -28,7 +28,6 @@ from nos_ec.core.versions import Versioning, as_null_version, as_version
 from nos_ec.engine.objects.composed import Manifests, manifest_in, read_parts, row_of_part
 from nos_ec.engine.objects.large import LargeObjects, TailPuts
 from nos_ec.engine.objects.location_cache import LocationCache
-from nos_ec.engine.objects.put_batches import NewPut
 from nos_ec.engine.objects.put_queue import PutQueue
 from nos_ec.engine.objects.second_copy import SecondCopies
 from nos_ec.engine.objects.streams import ByteStream, read_up_to
@@ -42,11 +41,11 @@ from nos_ec.ports.metadata import (
     DeleteVersion,
     EntryPage,
     LandingQueue,
+    NewObject,
     ObjectRow,
     Objects,
     ObjectSummary,
-    TailOf,
-    UploadStep,
+    PutRequest,
     VersionEntry,
     VersionPage,
     Versions,
@@ -103,6 +102,7 @@ class Store:
         self._puts = puts
         self._options = options
         self._locations = locations
+        self._tails = TailPuts(self._put_small, options.packed_size_max)
         self._manifests = Manifests()
         self._second_copies = SecondCopies(metadata, landing, options.reservation_ms)
 
@@ -129,37 +129,26 @@ class Store:
         Raises InvalidInput (a key of the reserved bucket), PreconditionFailed, or NotFound (the condition does not
         hold), NoSpace, Transient. After an error the old version, if any, is still current.
         """
-        _refuse_reserved(key)
-        refuse_reserved(attributes)
-        return self.put_step(key, stream, attributes, condition, None, versioning)
+        return self.put_request(PutRequest(key, attributes, condition, versioning), stream)
 
-    def put_step(
-        self,
-        key: ObjectKey,
-        stream: ByteStream,
-        attributes: bytes,
-        condition: Condition | None,
-        step: UploadStep | None,
-        versioning: Versioning | None = None,
-    ) -> ObjectRow:
-        """Like `put`, for objects of a multipart upload, which may have reserved keys and attributes. Also raises
-        NoSuchUpload, or Conflict (see `Completes`)."""
+    def put_request(self, request: PutRequest, stream: ByteStream) -> ObjectRow:
+        """Like `put`. The MD5 of the row is always that of the bytes that were read, even if the object was overwritten
+        meanwhile. Only a request with a `step` may have reserved keys and attributes; it also raises NoSuchUpload, or
+        Conflict (see `Completes`)."""
+        if request.step is None:
+            _refuse_reserved(request.key)
+            refuse_reserved(request.attributes)
+        return self.put_record(request, stream)
+
+    def put_record(self, request: PutRequest, stream: ByteStream) -> ObjectRow:
+        """Like `put_request`, for records of the store itself, which have reserved keys and attributes."""
         self._puts.wait_for_room()
-        if versioning is not None:
-            attributes = (as_version if versioning is Versioning.ENABLED else as_null_version)(attributes)
-        packed_size_max = self._options.packed_size_max - (ATTRIBUTES_ROOM if attributes else 0)
-        head = read_up_to(stream, packed_size_max + 1)
-        if len(head) > packed_size_max:
-            try:
-                if isinstance(step, Completes):
-                    raise InvalidInput(
-                        f"{key} has too many parts for the stripes of this store; use larger ones", key=key
-                    )
-                tails = TailPuts(self._put_tail, self._options.packed_size_max)
-                return self._large.put(key, head, stream, attributes, condition, step, tails, versioning)
-            finally:
-                self._locations.forget([key])
-        return self._puts.put(self._new_put(key, head, attributes, condition, step, versioning))
+        if request.versioning is not None:
+            with_id = as_version if request.versioning is Versioning.ENABLED else as_null_version
+            request = replace(request, attributes=with_id(request.attributes))
+        small_max = self._options.packed_size_max - (ATTRIBUTES_ROOM if request.attributes else 0)
+        head = read_up_to(stream, small_max + 1)
+        return self._put_small(request, head) if len(head) <= small_max else self._put_large(request, head, stream)
 
     def put_many(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> list[ObjectRow]:
         """Store several small objects without attributes as one batch, for bulk loads: all of them or none.
@@ -172,7 +161,7 @@ class Store:
                 raise InvalidInput(
                     f"{key}: {len(data)} bytes; put_many takes {self._options.packed_size_max} at most", key=key
                 )
-        puts = [self._new_put(key, data) for key, data in objects]
+        puts = [(self._new_object(PutRequest(key), data), data) for key, data in objects]
         rows = self._puts.batches.store(puts, together=True)
         return [row for row in rows if isinstance(row, ObjectRow)]
 
@@ -370,21 +359,22 @@ class Store:
         keep_ms = self._options.trash_ms
         return now_ms + keep_ms if keep_ms and not permanently else None
 
-    def _new_put(
-        self,
-        key: ObjectKey,
-        data: bytes,
-        attributes: bytes = b"",
-        condition: Condition | None = None,
-        step: UploadStep | TailOf | None = None,
-        versioning: Versioning | None = None,
-    ) -> NewPut:
+    def _put_small(self, request: PutRequest, data: bytes) -> ObjectRow:
+        return self._puts.put(self._new_object(request, data), data)
+
+    def _new_object(self, request: PutRequest, data: bytes) -> NewObject:
         md5 = hashlib.md5(data, usedforsecurity=False).digest()
         due_ms = self._clock.now_ms() + self._options.min_age_ms
-        return NewPut(key, data, google_crc32c.value(data), md5, due_ms, attributes, condition, step, versioning)
+        return NewObject(request, len(data), google_crc32c.value(data), md5, None, due_ms)
 
-    def _put_tail(self, key: ObjectKey, data: bytes, step: TailOf) -> ObjectRow:
-        return self._puts.put(self._new_put(key, data, step=step))
+    def _put_large(self, request: PutRequest, head: bytes, rest: ByteStream) -> ObjectRow:
+        key = request.key
+        if isinstance(request.step, Completes):
+            raise InvalidInput(f"{key} has too many parts for the stripes of this store; use larger ones", key=key)
+        try:
+            return self._large.put(request, head, rest, self._tails)
+        finally:
+            self._locations.forget([key])
 
     def _read(self, row: ObjectRow, offset: int, length: int | None) -> tuple[ObjectRow, Iterator[bytes]]:
         """The bytes of a range, of the version of `row`, or of the current one if that is gone."""

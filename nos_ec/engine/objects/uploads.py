@@ -38,7 +38,7 @@ from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.streams import ByteStream
 from nos_ec.engine.retry_queue import BackOff
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import Completes, Metadata, ObjectRow, PartOf, UploadRow, UploadState
+from nos_ec.ports.metadata import Completes, Metadata, ObjectRow, PartOf, PutRequest, UploadRow, UploadState
 
 _CRC32C = Model("CRC32C")
 PAGE_PARTS = 1000
@@ -96,12 +96,9 @@ class MultipartUploads:
         return row
 
     def put_part(self, upload: UploadRow, number: int, stream: ByteStream, attributes: bytes) -> ObjectRow:
-        """Store a part, durably, in place of the one of that number. Raises NoSuchUpload, InvalidInput (the number),
-        NoSpace, Transient, LeaseLost, and what reading the stream raises."""
-        if not 1 <= number <= PARTS_MAX:
-            raise InvalidInput(f"part {number} of {upload.key}: numbers are 1 to {PARTS_MAX}", key=upload.key)
-        key = part_key(upload.key.bucket, upload.upload_id, number)
-        return self._store.put_step(key, stream, attributes, None, PartOf(upload.upload_id))
+        """Store a part durably, in place of an earlier part with the same number. Raises NoSuchUpload, InvalidInput
+        (the number), NoSpace, Transient, LeaseLost, and whatever reading the stream raises."""
+        return self._store.put_request(part_request(upload, number, attributes), stream)
 
     def list_parts(self, upload: UploadRow, after: int, limit: int) -> list[StoredPart]:
         """Parts with numbers above `after`, in their order. Raises Transient."""
@@ -142,11 +139,9 @@ class MultipartUploads:
             chosen, attributes = choose(stored)
             manifest, composition = _composition(current.upload_id, [part.row for part in chosen])
             step = Completes(current.upload_id, current.revision)
-            told = composed(attributes, composition)
+            request = PutRequest(current.key, composed(attributes, composition), condition, versioning, step)
             try:
-                made = self._store.put_step(
-                    current.key, BytesIO(encode_manifest(manifest)), told, condition, step, versioning
-                )
+                made = self._store.put_request(request, BytesIO(encode_manifest(manifest)))
             except Conflict:
                 continue
             kill_point("upload.completed")
@@ -183,6 +178,15 @@ class MultipartUploads:
     def list_uploads(self, bucket: str, prefix: str, after: tuple[str, UploadId] | None, limit: int) -> list[UploadRow]:
         """OPEN uploads into a bucket, in the order of name and id. Raises Transient."""
         return self._metadata.list_uploads(bucket, prefix, after, limit)
+
+
+def part_request(upload: UploadRow, number: int, attributes: bytes = b"") -> PutRequest:
+    """Return the request that stores a part of the upload with `Store.put_request`. Raises InvalidInput (its
+    number)."""
+    if not 1 <= number <= PARTS_MAX:
+        raise InvalidInput(f"part {number} of {upload.key}: numbers are 1 to {PARTS_MAX}", key=upload.key)
+    key = part_key(upload.key.bucket, upload.upload_id, number)
+    return PutRequest(key, attributes, step=PartOf(upload.upload_id))
 
 
 def _composition(upload_id: UploadId, parts: Sequence[ObjectRow]) -> tuple[Manifest, Composition]:

@@ -100,20 +100,58 @@ class TailOf:
 
 
 @dataclass(frozen=True, slots=True)
-class NewObject:
-    """An object to record: one whose bytes have landed, or an empty one (landing_id None, size 0)."""
+class PutRequest:
+    """Everything that a PUT asks for except its bytes.
+
+    `attributes`: see core.attributes. `condition`: judged on the version that the object would overwrite. `versioning`:
+    the versioning state of the bucket. `step`: what the object is to a multipart upload, or to a large object.
+    """
 
     key: ObjectKey
+    attributes: bytes = b""
+    condition: Condition | None = None
+    versioning: Versioning | None = None
+    step: UploadStep | TailOf | None = None
+
+
+class _Requested:
+    """Gives an object to record the fields of its request."""
+
+    __slots__ = ()
+    request: PutRequest
+
+    @property
+    def key(self) -> ObjectKey:
+        return self.request.key
+
+    @property
+    def attributes(self) -> bytes:
+        return self.request.attributes
+
+    @property
+    def condition(self) -> Condition | None:
+        return self.request.condition
+
+    @property
+    def versioning(self) -> Versioning | None:
+        return self.request.versioning
+
+    @property
+    def step(self) -> UploadStep | TailOf | None:
+        return self.request.step
+
+
+@dataclass(frozen=True, slots=True)
+class NewObject(_Requested):
+    """An object to record: one whose bytes have landed, or an empty one (landing_id None, size 0)."""
+
+    request: PutRequest
     size: int
     crc32c: int
     md5: bytes
     landing_id: LandingId | None
     due_ms: int
     """When the producer should publish it (creation time plus min_age)."""
-    attributes: bytes = b""
-    condition: Condition | None = None
-    step: UploadStep | TailOf | None = None
-    versioning: Versioning | None = None
     put_ms: int | None = None
     """The time in its landing copy, in Unix milliseconds, if it is later than now. The version is not older than it."""
 
@@ -127,25 +165,21 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class NewLargeObject:
+class NewLargeObject(_Requested):
     """A large object whose blocks have been written and acknowledged.
 
     `block_stripes` gives the number of stripes of each block, in part order (one segment per block). `tail_bytes` is
     the size of the tail, which was recorded before as an object of its own (core.tails); `size` includes it.
     """
 
-    key: ObjectKey
+    request: PutRequest
     version: int
     size: int
     crc32c: int
     md5: bytes
     segments: Sequence[Segment]
     block_stripes: Sequence[int]
-    attributes: bytes = b""
-    condition: Condition | None = None
-    step: UploadStep | None = None
     tail_bytes: int = 0
-    versioning: Versioning | None = None
 
 
 class ObjectSummary(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX, encode_attributes
 from nos_ec.core.formats.messages import NamedVersion
 from nos_ec.core.publishing.slots import ALL_SLOTS
-from tests.rig.fakes.metadata_bench import MetadataBench, pack_request
+from tests.rig.fakes.metadata_bench import MetadataBench, asking, pack_request
 
 SOME = encode_attributes({"content-type": "image/jpeg", "été": "\0 '\"%s"})
 MOST = bytes(range(256)) * (ATTRIBUTES_SIZE_MAX // 256)
@@ -21,7 +21,7 @@ class AttributeContract:
     def test_new_rows_have_them_or_none(self, bench: MetadataBench) -> None:
         given = {"a": SOME, "b": b"", "c": MOST, "empty": SOME}
         new = [
-            replace(bench.new(name, 0 if name == "empty" else 10), attributes=having) for name, having in given.items()
+            asking(bench.new(name, 0 if name == "empty" else 10), attributes=having) for name, having in given.items()
         ]
         rows = bench.record(new)
         assert [row.attributes for row in rows] == list(given.values())
@@ -34,24 +34,24 @@ class AttributeContract:
 
     def test_an_overwrite_replaces_them(self, bench: MetadataBench) -> None:
         names = ["a", "b", "c", "d"]
-        bench.record([replace(bench.new(name), attributes=SOME) for name in names[:2]])
+        bench.record([asking(bench.new(name), attributes=SOME) for name in names[:2]])
         bench.put_all(names[2:])
         given = [MOST, b"", SOME, b""]
-        rows = bench.record([replace(bench.new(n), attributes=having) for n, having in zip(names, given, strict=True)])
+        rows = bench.record([asking(bench.new(n), attributes=having) for n, having in zip(names, given, strict=True)])
         assert [row.attributes for row in rows] == given
         assert [bench.get(name) for name in names] == rows
         bench.put_all(names)
         assert [bench.get(name).attributes for name in names] == [b""] * 4
 
     def test_two_puts_of_a_key_at_once(self, bench: MetadataBench) -> None:
-        bench.record([replace(bench.new("a"), attributes=MOST), replace(bench.new("a"), attributes=SOME)])
+        bench.record([asking(bench.new("a"), attributes=MOST), asking(bench.new("a"), attributes=SOME)])
         assert bench.get("a").attributes == SOME
 
     def test_large_objects_have_them(self, bench: MetadataBench) -> None:
         lease = bench.lease()
         for having in (SOME, b"", MOST):
             bench.now_ms += 1
-            new = replace(bench.large("large", lease), attributes=having)
+            new = asking(bench.large("large", lease), attributes=having)
             for _ in range(2):
                 assert bench.metadata.record_large(new, lease, bench.now_ms) is True
             assert bench.get("large").attributes == having
@@ -60,7 +60,7 @@ class AttributeContract:
 
     def test_whoever_packs_is_told(self, bench: MetadataBench) -> None:
         given = {"a": SOME, "b": b"", "c": MOST}
-        rows = bench.record([replace(bench.new(name), attributes=having) for name, having in given.items()])
+        rows = bench.record([asking(bench.new(name), attributes=having) for name, having in given.items()])
         expected = {pack_request(row): row.attributes for row in rows}
         gone = pack_request(replace(rows[0], version=1))
         assert bench.metadata.still_landed([*expected, gone, *expected, gone]) == expected
@@ -124,7 +124,7 @@ class AttributeContract:
 
     def test_a_segment_of_a_large_object_is_placed_without(self, bench: MetadataBench) -> None:
         lease = bench.lease()
-        new = replace(bench.large("large", lease), attributes=SOME)
+        new = asking(bench.large("large", lease), attributes=SOME)
         assert bench.metadata.record_large(new, lease, bench.now_ms) is True
         for segment in new.segments:
             assert [one.attributes for one in bench.metadata.placed_in(segment.extent.block_id)] == [b""]

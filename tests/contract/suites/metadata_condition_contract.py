@@ -13,14 +13,14 @@ from nos_ec.core.states import BlockState
 from nos_ec.core.versions import Versioning, as_version
 from nos_ec.ports.metadata import AddMarker, NewObject, ObjectRow, VersionEntry
 from tests.contract.suites.metadata_segment_contract import SegmentBench
-from tests.rig.fakes.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench, asking
 
 OTHER = Condition(b"another MD5 sum.")
 
 
 def conditional(new: NewObject, condition: Condition | None) -> NewObject:
     """The same PUT with a condition."""
-    return replace(new, condition=condition)
+    return asking(new, condition=condition)
 
 
 def assert_refused(answer: ObjectRow | NosError, new: NewObject, kind: type[NosError] = PreconditionFailed) -> None:
@@ -92,7 +92,7 @@ class ConditionContract:
         md5s = [bytes([i]) * 16 for i in range(4)]
         conditions = [ABSENT, ABSENT, Condition(md5s[0]), Condition(md5s[0])]
         new = [
-            replace(bench.new("n"), md5=md5, condition=condition)
+            asking(replace(bench.new("n"), md5=md5), condition=condition)
             for md5, condition in zip(md5s, conditions, strict=True)
         ]
         answers = bench.metadata.record_puts([bench.new("other"), *new, bench.new("another")], bench.now_ms)
@@ -196,15 +196,15 @@ class ConditionContract:
         second one, because its number is the smaller one."""
         metadata, lease, is_enabled = bench.metadata, bench.lease(), versioning is Versioning.ENABLED
         attributes = as_version(b"") if is_enabled else b""
-        (first,) = bench.record([replace(bench.new("n"), md5=b"another MD5 sum.", versioning=versioning)])
-        large = replace(bench.large("n", lease), versioning=versioning, attributes=attributes)
+        (first,) = bench.record([asking(replace(bench.new("n"), md5=b"another MD5 sum."), versioning=versioning)])
+        large = asking(bench.large("n", lease), versioning=versioning, attributes=attributes)
         bench.now_ms += 1
         if over == "large":
             overtaking = bench.large("n", lease, condition=wanted)
-            assert metadata.record_large(replace(overtaking, versioning=versioning), lease, bench.now_ms) is True
+            assert metadata.record_large(asking(overtaking, versioning=versioning), lease, bench.now_ms) is True
         else:
             new = conditional(bench.new("n", 9 if over == "small" else 0), wanted)
-            bench.record([replace(new, versioning=versioning)])
+            bench.record([asking(new, versioning=versioning)])
         current = bench.get("n")
         assert current.version > large.version > first.version
         for _ in range(2):
@@ -217,8 +217,8 @@ class ConditionContract:
         assert bench.get("n") == current
         entries = metadata.list_versions("bucket", "", "", ("", None), 9, 1000).entries
         assert len(entries) == 1 + is_enabled + (is_enabled and wanted is None)
-        (last,) = bench.record([replace(bench.new("n"), versioning=versioning)], later_ms=1)
-        late = replace(bench.large("n", lease, version=large.version + 2), versioning=versioning, attributes=attributes)
+        (last,) = bench.record([asking(bench.new("n"), versioning=versioning)], later_ms=1)
+        late = asking(bench.large("n", lease, version=large.version + 2), versioning=versioning, attributes=attributes)
         assert metadata.record_large(late, lease, bench.now_ms) is is_enabled, "it may be just before the last one"
         assert bench.get("n") == last
         bench.check_counters()
@@ -227,9 +227,9 @@ class ConditionContract:
         metadata, lease, key = bench.metadata, bench.lease(), ObjectKey("bucket", "n")
         attributes = as_version(b"")
         for condition in (None, PRESENT):
-            (row,) = bench.record([replace(bench.new("n"), versioning=Versioning.ENABLED, attributes=attributes)])
+            (row,) = bench.record([asking(bench.new("n"), versioning=Versioning.ENABLED, attributes=attributes)])
             number = metadata.next_version(key, bench.now_ms, of_all=True)
-            large = replace(
+            large = asking(
                 bench.large("n", lease, version=number), versioning=Versioning.ENABLED, attributes=attributes
             )
             bench.now_ms += 1

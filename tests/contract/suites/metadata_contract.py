@@ -24,6 +24,7 @@ from nos_ec.ports.metadata import (
     Move,
     NewObject,
     ObjectRow,
+    PutRequest,
     StoredTotals,
 )
 from tests.contract.suites.metadata_attribute_contract import AttributeContract
@@ -123,7 +124,7 @@ class PutContract:
 
     def test_an_object_whose_copy_and_size_disagree_is_a_bug(self, bench: MetadataBench) -> None:
         with pytest.raises(ValueError, match="landing copy"):
-            bench.metadata.record_puts([NewObject(ObjectKey("b", "n"), 5, 0, bytes(16), None, 0)], 1)
+            bench.metadata.record_puts([NewObject(PutRequest(ObjectKey("b", "n")), 5, 0, bytes(16), None, 0)], 1)
 
     def test_versions_grow_even_when_the_clock_stands_still(self, bench: MetadataBench) -> None:
         first, second = bench.put("n"), bench.put("n")

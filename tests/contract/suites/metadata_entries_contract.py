@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,7 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import NAME_BYTES_MAX
 from nos_ec.core.parts import Composition, UploadId, composed
 from nos_ec.ports.metadata import EntryPage, ObjectRow, ObjectSummary
-from tests.rig.fakes.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench, asking
 
 FOREVER_MS = 10**9
 LAST = "\U0010ffff"
@@ -117,11 +116,11 @@ class EntriesContract:
 
     def test_rows_in_every_state_are_whole(self, bench: MetadataBench) -> None:
         lease = bench.lease()
-        bench.record([replace(bench.new(" two  words ", 5), attributes=b"\0\xff words"), bench.new("empty", 0)])
+        bench.record([asking(bench.new(" two  words ", 5), attributes=b"\0\xff words"), bench.new("empty", 0)])
         bench.metadata.mark_published([bench.put("queued")], 5)
         bench.packed("packed", 7)
         attributes = composed({"a": "b"}, Composition(UploadId(bytes(16)), 5 << 30, 6, 3, b"m" * 16))
-        bench.record([replace(bench.new("composed", 9), attributes=attributes)])
+        bench.record([asking(bench.new("composed", 9), attributes=attributes)])
         bench.metadata.record_large(bench.large("large", lease), lease, bench.now_ms)
         rows = [bench.get(name) for name in (" two  words ", "composed", "empty", "large", "packed", "queued")]
         assert len({row.state for row in rows}) == 5

@@ -20,7 +20,7 @@ from nos_ec.core.publishing.slots import ALL_SLOTS
 from nos_ec.core.states import BlockKind, BlockState, ObjectState
 from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow
 from tests.rig.fakes.audit import counted_totals
-from tests.rig.fakes.metadata_bench import GEOMETRY, MetadataBench
+from tests.rig.fakes.metadata_bench import GEOMETRY, MetadataBench, asking
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e", "é", "a/b"])
 SIZES = st.integers(min_value=0, max_value=5000)
@@ -88,7 +88,7 @@ class MetadataMachine(RuleBasedStateMachine):
     @rule(name=NAMES)
     def put_if_absent(self, name: str) -> None:
         """PUT an object unless there is one."""
-        new = replace(self.bench.new(name), condition=ABSENT)
+        new = asking(self.bench.new(name), condition=ABSENT)
         assert new.landing_id is not None
         self.copies.add(new.landing_id)
         (answer,) = self.metadata.record_puts([new], self.bench.now_ms)

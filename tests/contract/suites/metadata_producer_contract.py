@@ -4,7 +4,6 @@ contract."""
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import msgspec
 
@@ -12,7 +11,7 @@ from nos_ec.core.formats.messages import NamedVersion
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.publishing.slots import ALL_SLOTS, bucket_slot
 from nos_ec.core.states import ObjectState
-from tests.rig.fakes.metadata_bench import MetadataBench, pack_request
+from tests.rig.fakes.metadata_bench import MetadataBench, asking, pack_request
 
 
 class ProducerContract:
@@ -34,7 +33,7 @@ class ProducerContract:
             bench.put("n", bucket=bucket, due_ms=100 - slot)
             bench.put("later", bucket=bucket, due_ms=101)
             large = bench.large("l", lease)
-            bench.metadata.record_large(replace(large, key=ObjectKey(bucket, "l")), lease, 5)
+            bench.metadata.record_large(asking(large, key=ObjectKey(bucket, "l")), lease, 5)
             bench.put("l", bucket=bucket, due_ms=200 - slot)
         for slots in ({3}, {15, 0, 7}, ALL_SLOTS):
             due = bench.metadata.due_objects(100, 99, slots)

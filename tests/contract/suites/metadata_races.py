@@ -32,7 +32,7 @@ from nos_ec.ports.metadata import (
 from tests.contract.suites import metadata_version_contract as versions
 from tests.contract.suites.metadata_contract import MetadataSuite
 from tests.contract.suites.metadata_tail_contract import tail_of
-from tests.rig.fakes.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench, asking
 
 ROUNDS = 12
 WRITERS = 64
@@ -319,7 +319,7 @@ class MetadataRaces(MetadataSuite):
 
     def test_of_many_puts_of_an_absent_object_one_succeeds(self, bench: MetadataBench) -> None:
         for name in ("n", "m"):
-            new = [replace(bench.new(name, 10 + i), condition=ABSENT) for i in range(WRITERS)]
+            new = [asking(bench.new(name, 10 + i), condition=ABSENT) for i in range(WRITERS)]
             answers = race(*(partial(bench.metadata.record_puts, [one], bench.now_ms) for one in new))
             assert all(isinstance(answer, list) for answer in answers), answers
             rows = [row for (row,) in answers if isinstance(row, ObjectRow)]
@@ -333,7 +333,7 @@ class MetadataRaces(MetadataSuite):
         lease = bench.lease()
         for i in range(ROUNDS):
             large = [bench.large(f"n{i}", lease, condition=ABSENT) for _ in range(3)]
-            small = [replace(bench.new(f"n{i}", size), condition=ABSENT) for size in (0, 10, 20)]
+            small = [asking(bench.new(f"n{i}", size), condition=ABSENT) for size in (0, 10, 20)]
             outcomes = race(
                 *(partial(bench.metadata.record_large, one, lease, bench.now_ms) for one in large),
                 *(partial(bench.metadata.record_puts, [one], bench.now_ms) for one in small),
@@ -348,7 +348,7 @@ class MetadataRaces(MetadataSuite):
         for i in range(ROUNDS):
             bench.now_ms += 1
             held = Condition(bench.put(f"n{i}").md5)
-            new = [replace(bench.new(f"n{i}"), md5=bytes([j]) * 16, condition=held) for j in range(6)]
+            new = [asking(replace(bench.new(f"n{i}"), md5=bytes([j]) * 16), condition=held) for j in range(6)]
             large = bench.large(f"n{i}", lease, condition=held)
             stored, *answers = race(
                 partial(bench.metadata.record_large, large, lease, bench.now_ms),

@@ -22,7 +22,7 @@ from nos_ec.core.ids import (
     timed_id,
 )
 from nos_ec.core.states import ObjectState, SegmentState
-from nos_ec.ports.metadata import LandedMove, Lease, NewObject, ObjectRow, SegmentRow
+from nos_ec.ports.metadata import LandedMove, Lease, NewObject, ObjectRow, PutRequest, SegmentRow
 from tests.rig.fakes.metadata_bench import MetadataBench
 
 MIB = 1 << 20
@@ -68,7 +68,7 @@ class SegmentBench:
     def new(self, segment: SegmentId, name: str, size: int = 1000) -> NewObject:
         """An object whose copy is a record of the segment."""
         key = ObjectKey("bucket", name)
-        return NewObject(key, size, size * 7 + 1, bytes(16), self.record(segment), self.bench.now_ms)
+        return NewObject(PutRequest(key), size, size * 7 + 1, bytes(16), self.record(segment), self.bench.now_ms)
 
     def put(self, segment: SegmentId, *names: str) -> list[ObjectRow]:
         """PUT objects whose copies are records of the segment."""

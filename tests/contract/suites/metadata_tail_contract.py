@@ -12,13 +12,13 @@ from nos_ec.core.states import BlockKind, ObjectState
 from nos_ec.core.tails import TAILS_BUCKET, tail_key
 from nos_ec.ports.metadata import NewObject, ObjectRow, TailOf
 from tests.rig.fakes.audit import counted_totals
-from tests.rig.fakes.metadata_bench import MetadataBench, new_block_id
+from tests.rig.fakes.metadata_bench import MetadataBench, asking, new_block_id
 
 
 def tail_of(bench: MetadataBench, block_id: BlockId, size: int = 700) -> NewObject:
     """A tail that has landed."""
     key = tail_key(block_id)
-    return replace(bench.new(key.name, size, bucket=key.bucket), step=TailOf(block_id))
+    return asking(bench.new(key.name, size, bucket=key.bucket), step=TailOf(block_id))
 
 
 class TailContract:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -13,7 +12,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.publishing.slots import ALL_SLOTS
 from nos_ec.core.states import ObjectState
 from nos_ec.ports.metadata import Metadata, ObjectRow, TrashMark
-from tests.rig.fakes.metadata_bench import MetadataBench, pack_request
+from tests.rig.fakes.metadata_bench import MetadataBench, asking, pack_request
 
 DAY_MS = 86_400_000
 
@@ -188,7 +187,7 @@ class TrashContract:
         assert len(bench.metadata.expired_trash(2**62, 9)) == 7
 
     def test_attributes_come_back(self, bench: MetadataBench) -> None:
-        (row,) = bench.record([replace(bench.new("n"), attributes=b"some")])
+        (row,) = bench.record([asking(bench.new("n"), attributes=b"some")])
         bench.delete_into_trash("n", DAY_MS)
         assert [one.attributes for one in in_trash(bench.metadata)] == [b"some"]
         assert bench.metadata.undelete([row])[0].attributes == b"some" == bench.get("n").attributes

@@ -12,7 +12,7 @@ from nos_ec.core.errors import Conflict, NosError, NoSuchUpload, PreconditionFai
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import Composition, UploadId, composed, part_key
 from nos_ec.ports.metadata import Completes, NewObject, ObjectRow, PartOf, UploadRow, UploadState, UploadStep
-from tests.rig.fakes.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench, asking
 
 OPEN, COMPLETED, DOOMED = UploadState.OPEN, UploadState.COMPLETED, UploadState.DOOMED
 
@@ -27,7 +27,7 @@ def begun(bench: MetadataBench, name: str = "k", *, bucket: str = "bucket", sinc
 def part_of(bench: MetadataBench, upload: UploadRow, number: int, size: int = 1000) -> NewObject:
     """A part that has landed."""
     key = part_key(upload.key.bucket, upload.upload_id, number)
-    return replace(bench.new(key.name, size, bucket=key.bucket), step=PartOf(upload.upload_id))
+    return asking(bench.new(key.name, size, bucket=key.bucket), step=PartOf(upload.upload_id))
 
 
 def whole_of(
@@ -40,7 +40,7 @@ def whole_of(
 ) -> NewObject:
     """The object that completes it."""
     composition = Composition(upload.upload_id, 12_345, 9, 2, bytes(range(16)))
-    return replace(
+    return asking(
         bench.new(upload.key.name, 48, bucket=upload.key.bucket),
         attributes=composed(given or {}, composition),
         condition=condition,
@@ -89,10 +89,10 @@ class UploadContract:
     def test_large_parts(self, bench: MetadataBench) -> None:
         metadata, upload, lease = bench.metadata, begun(bench), bench.lease()
         step: UploadStep = PartOf(upload.upload_id)
-        assert metadata.record_large(replace(bench.large("p", lease), step=step), lease, bench.now_ms)
+        assert metadata.record_large(asking(bench.large("p", lease), step=step), lease, bench.now_ms)
         assert metadata.upload(upload.upload_id) == replace(upload, revision=1)
         assert metadata.abort_upload(upload.upload_id, 77)
-        late = replace(bench.large("q", lease), step=step)
+        late = asking(bench.large("q", lease), step=step)
         assert isinstance(metadata.record_large(late, lease, bench.now_ms), NoSuchUpload)
         bench.check_counters()
 
@@ -139,9 +139,9 @@ class UploadContract:
         (row,) = recorded(bench, [whole_of(bench, upload, 0)])
         assert isinstance(row, ObjectRow)
         another = bench.new("k")
-        (answer,) = recorded(bench, [replace(another, condition=Condition(bytes(range(16))))])
+        (answer,) = recorded(bench, [asking(another, condition=Condition(bytes(range(16))))])
         assert isinstance(answer, PreconditionFailed), "not of two parts"
-        (last,) = recorded(bench, [replace(another, condition=Condition(bytes(range(16)), 2))])
+        (last,) = recorded(bench, [asking(another, condition=Condition(bytes(range(16)), 2))])
         assert isinstance(last, ObjectRow)
 
     def test_doomed_with_its_object(self, bench: MetadataBench) -> None:

@@ -23,7 +23,7 @@ from nos_ec.ports.metadata import (
     ObjectRow,
     VersionEntry,
 )
-from tests.rig.fakes.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench, asking
 
 ENABLED, SUSPENDED = Versioning.ENABLED, Versioning.SUSPENDED
 KEY = ObjectKey("bucket", "k")
@@ -39,7 +39,7 @@ def put(
 ) -> ObjectRow:
     """PUT an object into a bucket with this versioning."""
     attributes = {None: b"", ENABLED: as_version(b""), SUSPENDED: as_null_version(b"")}[versioning]
-    new = replace(bench.new(name, size), versioning=versioning, attributes=attributes, condition=condition)
+    new = asking(bench.new(name, size), versioning=versioning, attributes=attributes, condition=condition)
     return bench.record([new])[0]
 
 
@@ -295,8 +295,8 @@ class VersionContract:
     def test_large_versions(self, bench: MetadataBench) -> None:
         metadata, lease = bench.metadata, bench.lease()
         attributes = as_version(b"")
-        older = replace(bench.large("k", lease), versioning=ENABLED, attributes=attributes)
-        newer = replace(bench.large("k", lease, version=older.version + 10), versioning=ENABLED, attributes=attributes)
+        older = asking(bench.large("k", lease), versioning=ENABLED, attributes=attributes)
+        newer = asking(bench.large("k", lease, version=older.version + 10), versioning=ENABLED, attributes=attributes)
         assert metadata.record_large(newer, lease, bench.now_ms) is True
         assert metadata.record_large(older, lease, bench.now_ms) is True, (
             "it began first, and is a version all the same"
@@ -309,15 +309,15 @@ class VersionContract:
         assert metadata.segments(row.object_id, row.version) == list(older.segments)
         for taken in (newer.version, older.version):
             for versioning, told in ((ENABLED, attributes), (SUSPENDED, as_null_version(b"")), (None, b"")):
-                same = replace(bench.large("k", lease, version=taken), versioning=versioning, attributes=told)
+                same = asking(bench.large("k", lease, version=taken), versioning=versioning, attributes=told)
                 answer = metadata.record_large(same, lease, bench.now_ms)
                 assert isinstance(answer, Transient), f"two versions cannot have one number: {versioning}"
         marker = mark(bench)
         assert metadata.next_version(KEY, 0, of_all=True) == marker.version + 2
-        late = replace(bench.large("k", lease, version=older.version + 6), versioning=ENABLED, attributes=attributes)
+        late = asking(bench.large("k", lease, version=older.version + 6), versioning=ENABLED, attributes=attributes)
         assert metadata.record_large(late, lease, bench.now_ms) is True
         assert metadata.latest_marker(KEY) == marker
-        plain = replace(
+        plain = asking(
             bench.large("k", lease, version=marker.version + 2), versioning=SUSPENDED, attributes=as_null_version(b"")
         )
         assert metadata.record_large(plain, lease, bench.now_ms) is True
@@ -386,7 +386,7 @@ class VersionContract:
         same, newer = put(bench, ENABLED), put(bench, ENABLED)
         assert same.version == number
         remove(bench, same.version)
-        large = replace(bench.large("k", lease, version=number), versioning=ENABLED, attributes=as_version(b""))
+        large = asking(bench.large("k", lease, version=number), versioning=ENABLED, attributes=as_version(b""))
         assert isinstance(metadata.record_large(large, lease, bench.now_ms), Transient)
         assert numbers(metadata)[0][0] == newer.version
         bench.check_counters()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count, pairwise
+from typing import Any, TypeVar
 
 from nos_ec.core.conditions import Condition
 from nos_ec.core.formats.messages import PackRequest
@@ -22,6 +24,7 @@ from nos_ec.ports.metadata import (
     NewLargeObject,
     NewObject,
     ObjectRow,
+    PutRequest,
     Segment,
 )
 from tests.rig.fakes.audit import all_objects
@@ -31,6 +34,13 @@ GEOMETRY = Geometry(k=2, m=1, chunk_size=16384, stripes_per_block=8, stripes_per
 HEADER = 4096
 TTL_MS = 30_000
 RESERVED_MS = 60_000
+
+NewT = TypeVar("NewT", NewObject, NewLargeObject)
+
+
+def asking(new: NewT, **asked: Any) -> NewT:
+    """Return the object with these fields of its request."""
+    return replace(new, request=replace(new.request, **asked))
 
 
 def new_landing_id() -> LandingId:
@@ -65,7 +75,8 @@ class MetadataBench:
         if landing_id is not None:
             self.metadata.reserve_landing([landing_id], self.now_ms + RESERVED_MS)
         md5 = hashlib.md5(name.encode(), usedforsecurity=False).digest()
-        return NewObject(ObjectKey(bucket, name), size, size * 7 + 1, md5, landing_id, due_ms or self.now_ms)
+        request = PutRequest(ObjectKey(bucket, name))
+        return NewObject(request, size, size * 7 + 1, md5, landing_id, due_ms or self.now_ms)
 
     def put(self, name: str, size: int = 1000, *, bucket: str = "bucket", due_ms: int = 0) -> ObjectRow:
         """PUT one object."""
@@ -76,7 +87,7 @@ class MetadataBench:
         ids = [new_landing_id() for _ in names]
         self.metadata.reserve_landing(ids, self.now_ms + RESERVED_MS)
         new = [
-            NewObject(ObjectKey("bucket", name), size, size * 7 + 1, bytes(16), landing_id, self.now_ms)
+            NewObject(PutRequest(ObjectKey("bucket", name)), size, size * 7 + 1, bytes(16), landing_id, self.now_ms)
             for name, landing_id in zip(names, ids, strict=True)
         ]
         return self.record(new)
@@ -136,7 +147,8 @@ class MetadataBench:
         ]
         version = version or self.metadata.next_version(key, self.now_ms, conditional=condition is not None)
         md5 = bytes(range(16))
-        return NewLargeObject(key, version, parts * length, 99, md5, segments, [1] * parts, condition=condition)
+        request = PutRequest(key, condition=condition)
+        return NewLargeObject(request, version, parts * length, 99, md5, segments, [1] * parts)
 
     def get(self, name: str, bucket: str = "bucket") -> ObjectRow:
         """The row of an object."""

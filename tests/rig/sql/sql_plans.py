@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,7 +39,7 @@ from nos_ec.ports.metadata import (
 )
 from tests.contract.suites.metadata_segment_contract import SegmentBench, copy_of
 from tests.contract.suites.metadata_tail_contract import tail_of
-from tests.rig.fakes.metadata_bench import MetadataBench, pack_request
+from tests.rig.fakes.metadata_bench import MetadataBench, asking, pack_request
 
 HOT_TABLES = {"versions", "version_floors", "objects", "waiting", "segments", "blocks", "landing_deletions"}
 OBJECTS = 3000
@@ -124,7 +123,7 @@ def _add_noncurrent(metadata: SqlMetadata, key: ObjectKey, count: int) -> None:
 
 def _version(bench: MetadataBench, name: str) -> NewObject:
     """Return a PUT in a bucket with versions."""
-    return replace(bench.new(name), versioning=Versioning.ENABLED, attributes=as_version(b""))
+    return asking(bench.new(name), versioning=Versioning.ENABLED, attributes=as_version(b""))
 
 
 def _add_floors(metadata: SqlMetadata, count: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from nos_ec.core.errors import Transient
 from nos_ec.core.versions import Versioning, as_null_version, as_version
 from nos_ec.ports.metadata import AddMarker, DeleteVersion, ExpireMarker, Lease, NewLargeObject, VersionEntry
 from tests.contract.suites.metadata_version_contract import ENABLED, KEY, SUSPENDED, mark, numbers, put, remove
-from tests.rig.fakes.metadata_bench import GEOMETRY, MetadataBench
+from tests.rig.fakes.metadata_bench import GEOMETRY, MetadataBench, asking
 
 WAITS_S = 0.3
 """Long enough for a statement to reach the locked row."""
@@ -49,7 +48,7 @@ class SqlVersionRaces:
         old, last = put(bench, ENABLED), put(bench, ENABLED)
         lease, held = bench.lease(), Condition(old.md5)
         large = bench.large("k", lease, condition=held)
-        large = replace(large, versioning=ENABLED, attributes=as_version(b""))
+        large = asking(large, versioning=ENABLED, attributes=as_version(b""))
         stored = _while_open(
             metadata, [DeleteVersion(KEY, last.version)], partial(metadata.record_large, large, lease, bench.now_ms)
         )
@@ -87,7 +86,7 @@ class SqlVersionRaces:
         """Although another one is added after the old ones were removed, by a host whose clock is behind."""
         lease = bench.lease()
         large = bench.large("k", lease)
-        large = replace(large, versioning=SUSPENDED, attributes=as_null_version(b""))
+        large = asking(large, versioning=SUSPENDED, attributes=as_null_version(b""))
         ways: dict[str, Callable[[], Any]] = {
             "small": partial(put, bench, SUSPENDED),
             "large": partial(metadata.record_large, large, lease, bench.now_ms),
@@ -112,7 +111,7 @@ class SqlVersionRaces:
         def large(versioning: Versioning, attributes: bytes) -> tuple[NewLargeObject, Lease, int]:
             lease = bench.lease()
             new = bench.large("k", lease, version=number)
-            return replace(new, versioning=versioning, attributes=attributes), lease, bench.now_ms
+            return asking(new, versioning=versioning, attributes=attributes), lease, bench.now_ms
 
         both = [large(ENABLED, as_version(b"")), large(SUSPENDED, as_null_version(b""))]
         one, other = both if first is ENABLED else reversed(both)

@@ -31,7 +31,7 @@ from nos_ec.ports.metadata import (
     VersionDeletion,
     VersionEntry,
 )
-from tests.rig.fakes.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench, asking
 from tests.rig.sql.version_histories import STEPS_MAX, Event
 from tests.rig.sql.version_model import (
     ENABLED,
@@ -227,8 +227,8 @@ class Round:
             over = self._over(caller, name)
             step = Put(versioning, next(self._callers.tags), over)
             condition = _condition(over)
-            one = replace(self._bench.new(name, bucket=BUCKET), versioning=versioning, condition=condition)
-            new.append(replace(one, attributes=ATTRIBUTES[versioning], md5=_md5(step.tag)))
+            asked = {"versioning": versioning, "condition": condition, "attributes": ATTRIBUTES[versioning]}
+            new.append(asking(replace(self._bench.new(name, bucket=BUCKET), md5=_md5(step.tag)), **asked))
             steps.append((name, step))
         now_ms = self._callers.now_ms(caller.ahead_ms)
         return self._call(steps, lambda: self._metadata.record_puts(new, now_ms))
@@ -242,7 +242,7 @@ class Round:
             _key(name), begun_ms, of_all=versioning is not None, conditional=condition is not None
         )
         large = self._bench.large(name, caller.lease, version=number, condition=condition)
-        large = replace(large, versioning=versioning, attributes=ATTRIBUTES[versioning], md5=_md5(tag))
+        large = asking(replace(large, md5=_md5(tag)), versioning=versioning, attributes=ATTRIBUTES[versioning])
         time.sleep(caller.rng.random() * PAUSE_S_MAX)
         now_ms = self._callers.now_ms(caller.ahead_ms)
 

@@ -35,6 +35,7 @@ from nos_ec.ports.metadata import (
     CannedAcl,
     DocumentKind,
     KeyState,
+    PutRequest,
     Rights,
     VersionEntry,
 )
@@ -541,7 +542,7 @@ def test_changes_of_access_while_the_dump_is_made_come_back(bench: Bench, cli: C
                 yield page
                 if page.table == after and not changed:
                     change_access_again(system)
-                    system.store().put_step(ObjectKey(ACCESS_BUCKET, "key/odd"), BytesIO(b"no page"), b"", None, None)
+                    system.store().put_record(PutRequest(ObjectKey(ACCESS_BUCKET, "key/odd")), BytesIO(b"no page"))
                     changed.append(page.table)
 
         head = DumpHead(system.store_id, system.clock.now_ms() + 3_600_000, asdict(system.geometry))
@@ -578,7 +579,7 @@ def test_what_is_not_known_of_access_is_listed(bench: Bench, cli: Cli) -> None:
         system.store().delete(ObjectKey("emptied", "k"))
         assert system.metadata.delete_bucket("emptied", 6)
         damaged = ObjectKey(ACCESS_BUCKET, "key/AK")
-        system.store().put_step(damaged, BytesIO(b"no page"), b"", None, None)
+        system.store().put_record(PutRequest(damaged), BytesIO(b"no page"))
         end_log(system)
     lose_database(bench)
     _, to_look_at = rebuild(bench, cli)

@@ -26,7 +26,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.versions import Versioning
 from nos_ec.engine.dump.rebuilder import TRASHED_MS_MIN
 from nos_ec.engine.objects.uploads import MultipartUploads
-from nos_ec.ports.metadata import AddMarker, UploadRow
+from nos_ec.ports.metadata import AddMarker, PutRequest, UploadRow
 from tests.rig.at_rest import LaterClock, end_log
 from tests.rig.fakes.clock import SetClock
 from tests.service.check.test_check import check
@@ -164,7 +164,8 @@ class TestRefused:
             put_first(other)
             dump(bench, cli)
             puts = system.store()._puts.batches
-            new = [system.store()._new_put(ObjectKey("b", name), b"x", condition=ABSENT) for name in ("a", "lock")]
+            requests = [PutRequest(ObjectKey("b", name), condition=ABSENT) for name in ("a", "lock")]
+            new = [(system.store()._new_object(request, b"x"), b"x") for request in requests]
             with meanwhile(system, lambda: put(other, SMALL)), pytest.raises(PreconditionFailed):
                 puts.store(new, together=True)
         assert rebuilt(bench, cli) == [SMALL]

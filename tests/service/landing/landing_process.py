@@ -24,7 +24,7 @@ from nos_ec.core.ids import ObjectKey, new_segment_id
 from nos_ec.engine.landing.lander import NewCopy
 from nos_ec.engine.landing.landing_log import LandingLog, LogOptions
 from nos_ec.engine.landing.segment_seal import SegmentSeal
-from nos_ec.ports.metadata import NewObject, ObjectRow
+from nos_ec.ports.metadata import NewObject, ObjectRow, PutRequest
 from nos_ec.ports.segment_medium import MediumLimits
 from tests.rig.dead_logs import recover_logs
 from tests.rig.fakes.folder_medium import FolderMedium
@@ -57,7 +57,7 @@ def main(database: str, folder: str, batches: int, limits: MediumLimits) -> None
         copies = [NewCopy(key, data, google_crc32c.value(data)) for key in keys for data in [data_of(key.name)]]
         landed = log.land(copies)
         new = [
-            NewObject(copy.key, len(copy.data), copy.crc32c, bytes(16), outcome, due_ms=0)
+            NewObject(PutRequest(copy.key), len(copy.data), copy.crc32c, bytes(16), outcome, due_ms=0)
             for copy, outcome in zip(copies, landed.outcomes, strict=True)
             if not isinstance(outcome, NosError)
         ]

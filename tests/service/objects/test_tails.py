@@ -17,7 +17,7 @@ from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
 from nos_ec.core.states import ObjectState
 from nos_ec.core.tails import TAILS_BUCKET, is_tail, tail_key, tail_length
 from nos_ec.engine.objects.put_queue import PutQueue
-from nos_ec.ports.metadata import ObjectRow
+from nos_ec.ports.metadata import NewObject, ObjectRow
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import come_to_rest, end_log
 from tests.rig.fakes.audit import all_blocks, all_objects
@@ -170,10 +170,10 @@ class Refusing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
 
-    def put(self, new: Any) -> ObjectRow:
+    def put(self, new: NewObject, data: bytes) -> ObjectRow:
         """See PutQueue."""
         self._meanwhile()
-        return self._queue.put(new)
+        return self._queue.put(new, data)
 
 
 def test_a_put_whose_tail_finds_no_room(bench: Bench, system: System) -> None:

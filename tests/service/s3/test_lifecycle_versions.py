@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -35,7 +34,7 @@ from nos_ec.ports.metadata import (
     VersionEntry,
 )
 from tests.rig.at_rest import LaterClock
-from tests.rig.fakes.metadata_bench import MetadataBench
+from tests.rig.fakes.metadata_bench import MetadataBench, asking
 from tests.service.check.test_check import check
 from tests.service.cli.test_cli import Cli
 from tests.service.conftest import TTL_OVER_MS, Bench
@@ -91,7 +90,7 @@ class Hands:
         """PUT an object."""
         attributes = encode_attributes({TAGS_ATTRIBUTE: urlencode(tags)}) if tags else b""
         attributes = as_version(attributes) if self.versioning is ENABLED else as_null_version(attributes)
-        new = replace(self.bench.new(name, size), versioning=self.versioning, attributes=attributes)
+        new = asking(self.bench.new(name, size), versioning=self.versioning, attributes=attributes)
         return self.bench.record([new])[0]
 
     def delete(self, name: str = "k") -> VersionEntry:

@@ -39,7 +39,7 @@ from nos_ec.engine.landing.copy_forward import (
 )
 from nos_ec.engine.landing.lander import LandedBatch, NewCopy
 from nos_ec.engine.landing.trimmer import Trimmer
-from nos_ec.ports.metadata import Lease, Metadata, NewObject, ObjectRow
+from nos_ec.ports.metadata import Lease, Metadata, NewObject, ObjectRow, PutRequest
 from tests.rig.fakes.clock import FakeClock
 from tests.rig.fakes.memory_medium import SMALL, MemoryMedium
 from tests.rig.fakes.metadata_bench import MetadataBench
@@ -146,13 +146,12 @@ class Stage:
         rows = self.bench.record(
             [
                 NewObject(
-                    copy.key,
+                    PutRequest(copy.key, attributes),
                     SIZE,
                     copy.crc32c,
                     bytes(16),
                     cast(LandingId, outcome),
                     self.bench.now_ms + wait_ms,
-                    attributes,
                 )
                 for copy, outcome in zip(copies, landed.outcomes, strict=True)
             ]
@@ -272,7 +271,7 @@ def test_a_segment_that_was_lost_before_it_was_sealed_stops_no_run(stage: Stage)
     lost = new_segment_id(stage.bench.now_ms + 1_000, 1)
     stage.metadata.open_segment(lost, stage.bench.lease("landing-log-3"), stage.bench.now_ms)
     key, copy = ObjectKey("bucket", "lost"), record_id(lost, 512, bytes(4))
-    stage.bench.record([NewObject(key, SIZE, 0, bytes(16), copy, stage.bench.now_ms)])
+    stage.bench.record([NewObject(PutRequest(key), SIZE, 0, bytes(16), copy, stage.bench.now_ms)])
     stage.metadata.seal_segments([(lost, 0, 0)], stage.bench.now_ms)
     assert stage.forward().run_once().objects == len(rows)
     assert stage.metadata.get(key).landing_id == copy

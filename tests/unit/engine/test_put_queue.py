@@ -25,9 +25,9 @@ from nos_ec.core.states import ObjectState
 from nos_ec.engine.landing.lander import NewCopy
 from nos_ec.engine.objects import put_queue
 from nos_ec.engine.objects.location_cache import LocationCache
-from nos_ec.engine.objects.put_batches import NewPut, PutBatches
+from nos_ec.engine.objects.put_batches import Put, PutBatches
 from nos_ec.engine.objects.put_queue import PutQueue
-from nos_ec.ports.metadata import NewObject, ObjectRow, Objects
+from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, PutRequest
 from tests.rig import waiting
 from tests.rig.fakes.clock import FakeClock
 
@@ -35,8 +35,9 @@ WAIT_S_MAX = 10.0
 until = partial(waiting.until, wait_s=WAIT_S_MAX)
 
 
-def new_put(name: str, size: int = 1, condition: Condition | None = None) -> NewPut:
-    return NewPut(ObjectKey("b", name), b"x" * size, size, bytes(16), 0, condition=condition)
+def new_put(name: str, size: int = 1, condition: Condition | None = None) -> Put:
+    request = PutRequest(ObjectKey("b", name), condition=condition)
+    return NewObject(request, size, size, bytes(16), None, due_ms=0), b"x" * size
 
 
 @dataclass
@@ -137,7 +138,7 @@ class Bench:
         self.halted: dict[str, threading.Event] = {}
 
     def put(self, name: str, size: int = 1) -> Future[ObjectRow]:
-        return self.pool.submit(self.queue.put, new_put(name, size))
+        return self.pool.submit(self.queue.put, *new_put(name, size))
 
     def halt(self, name: str) -> threading.Event:
         """Let the batch that has this object halt until the event is set."""
@@ -172,7 +173,7 @@ class Bench:
         until(lambda: not self.queue._leaders and not self.queue._alone, "all leaders end")
         assert self.stores.unsettled == 0
         batches = len(self.stores.batches)
-        assert self.queue.put(new_put("next")).key.name == "next"
+        assert self.queue.put(*new_put("next")).key.name == "next"
         assert self.stores.batches[batches:] == [["next"]]
 
 
@@ -187,7 +188,7 @@ def bench() -> Iterator[Bench]:
 
 def test_a_lone_put_waits_for_nobody(bench: Bench) -> None:
     for name in ("a", "b"):
-        row = bench.queue.put(new_put(name, 5))
+        row = bench.queue.put(*new_put(name, 5))
         assert (row.key.name, row.size) == (name, 5)
     assert bench.stores.batches == [["a"], ["b"]]
     assert bench.locations.names == ["a", "b"]
@@ -266,11 +267,11 @@ def test_each_gets_its_own_answer(bench: Bench) -> None:
 
 def test_conditions_are_judged_before_anything_lands(bench: Bench) -> None:
     """That takes one look-up per batch, and none for a batch without conditions."""
-    bench.queue.put(new_put("there"))
+    bench.queue.put(*new_put("there"))
     assert bench.stores.looked_up == []
     batches = len(bench.stores.batches)
     with pytest.raises(PreconditionFailed):
-        bench.queue.put(new_put("there", condition=ABSENT))
+        bench.queue.put(*new_put("there", condition=ABSENT))
     assert (len(bench.stores.batches), bench.stores.looked_up) == (batches, [["there"]])
     puts = [new_put("there", condition=ABSENT), new_put("new", condition=ABSENT), new_put("other")]
     answers = bench.queue.batches.store(puts)
@@ -281,9 +282,9 @@ def test_conditions_are_judged_before_anything_lands(bench: Bench) -> None:
 
 def test_two_conditional_puts_of_one_key_are_not_in_one_batch(bench: Bench) -> None:
     go_on, _ = bench.put_halted("first")
-    waiting = [bench.pool.submit(bench.queue.put, new_put("lock", condition=ABSENT))]
+    waiting = [bench.pool.submit(bench.queue.put, *new_put("lock", condition=ABSENT))]
     until(lambda: bench.queue.waiting == 1)
-    waiting.append(bench.pool.submit(bench.queue.put, new_put("lock", condition=ABSENT)))
+    waiting.append(bench.pool.submit(bench.queue.put, *new_put("lock", condition=ABSENT)))
     until(lambda: bench.queue.waiting == 2)
     go_on.set()
     errors = [put.exception(WAIT_S_MAX) for put in waiting]
@@ -401,7 +402,7 @@ def test_one_that_waits_is_interrupted(bench: Bench) -> None:
     try:
         interrupting = bench.pool.submit(interrupt)
         with pytest.raises(KeyboardInterrupt):
-            bench.queue.put(new_put("interrupted"))
+            bench.queue.put(*new_put("interrupted"))
         interrupting.result(WAIT_S_MAX)
     finally:
         signal.signal(signal.SIGINT, handler)
@@ -442,7 +443,7 @@ def test_an_interrupt_at_any_line_holds_up_no_other(bench: Bench, monkeypatch: p
 
             sys.settrace(trace)
             try:
-                bench.queue.put(new_put("interrupted"))
+                bench.queue.put(*new_put("interrupted"))
             except KeyboardInterrupt:
                 assert interrupted.is_set()
             except Transient:
@@ -490,7 +491,7 @@ def test_a_second_interrupt_at_any_line_holds_up_no_other(bench: Bench) -> None:
 
             sys.settrace(trace)
             try:
-                bench.queue.put(new_put("interrupted"))
+                bench.queue.put(*new_put("interrupted"))
             finally:
                 sys.settrace(None)
 
@@ -516,7 +517,7 @@ def test_while_all_slots_hang_others_lead_alone(bench: Bench, monkeypatch: pytes
     second, _ = bench.put_halted("second")
     waiting = bench.put_waiting("a")
     bench.now_s = put_queue.CALM_S + 0.001
-    assert bench.queue.put(new_put("b")).key.name == "b", "it sees that both hang"
+    assert bench.queue.put(*new_put("b")).key.name == "b", "it sees that both hang"
     assert waiting[0].result(WAIT_S_MAX).key.name == "a", "it finds out"
     third, _ = bench.put_halted("third")
     fourth, _ = bench.put_halted("fourth")
@@ -567,7 +568,7 @@ def test_a_put_waits_for_its_turn_for_a_limited_time(bench: Bench, monkeypatch: 
     monkeypatch.setattr(put_queue, "WAIT_S_MAX", 0.05)
     go_on, leading = bench.put_halted("first")
     with pytest.raises(Transient, match="does not answer; look at both, and try again"):
-        bench.queue.put(new_put("late"))
+        bench.queue.put(*new_put("late"))
     assert bench.queue.waiting == 0
     go_on.set()
     leading.result(WAIT_S_MAX)
@@ -626,9 +627,9 @@ def test_every_put_gets_its_own_answer(
             if failing:
                 said = f"{name} {'does not land' if failing == 'landing' and size else 'is not recorded'}"
                 with pytest.raises(Transient, match=said):
-                    bench.queue.put(new_put(name, size))
+                    bench.queue.put(*new_put(name, size))
                 continue
-            row = bench.queue.put(new_put(name, size))
+            row = bench.queue.put(*new_put(name, size))
             assert (row.key.name, row.size, row.crc32c) == (name, size, size)
             assert row.version > acknowledged
             versions.append(row.version)

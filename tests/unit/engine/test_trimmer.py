@@ -31,7 +31,7 @@ from nos_ec.engine.upkeep.reaper import Reaper, ReapResult
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, unwatched
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import Lease, Metadata, NewObject, ObjectRow
+from nos_ec.ports.metadata import Lease, Metadata, NewObject, ObjectRow, PutRequest
 from nos_ec.ports.segment_medium import Buffer, MediumLimits
 from tests.rig.fakes.clock import FakeClock
 from tests.rig.fakes.memory_medium import JOINED, SMALL, MemoryMedium
@@ -108,7 +108,8 @@ class Log:
     def _new(self, segment: SegmentId, index: int, name: str) -> NewObject:
         landing_id = record_id(segment, self.medium.limits.start + 512 * index, os.urandom(4))
         crc32c = google_crc32c.value(PACKED)
-        return NewObject(ObjectKey("bucket", name), len(PACKED), crc32c, bytes(16), landing_id, self.bench.now_ms)
+        request = PutRequest(ObjectKey("bucket", name))
+        return NewObject(request, len(PACKED), crc32c, bytes(16), landing_id, self.bench.now_ms)
 
     def seal(self, segment: SegmentId) -> None:
         """Seal it, as its log does."""

@@ -20,7 +20,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.states import BlockState, ObjectEvent, ObjectState, advance_object
 from nos_ec.core.versions import Versioning, is_conditional
-from nos_ec.ports.metadata import Lease, NewLargeObject, ObjectRow
+from nos_ec.ports.metadata import Lease, NewLargeObject, ObjectRow, TailOf
 
 _O = OBJECTS.c
 _LARGE = advance_object(None, ObjectEvent.STORE)
@@ -137,7 +137,7 @@ def _refused_large(
             return refusal
     if not wins and not may_lose:
         return _changed_meanwhile(new)
-    if wins and new.step is not None:
+    if wins and new.step is not None and not isinstance(new.step, TailOf):
         return uploads.take_steps(connection, [(new.key, new.step)], now_ms).get(new.key)
     return None
 

@@ -245,7 +245,7 @@ def with_null_version(new: NewT, current: ObjectRow | None) -> NewT:
     the attribute does not fit, a later DELETE that does not know it either may make an older version visible."""
     if new.versioning is None and current is not None and current.is_of_versions:
         with suppress(InvalidInput):
-            return replace(new, attributes=as_null_version(new.attributes))
+            return replace(new, request=replace(new.request, attributes=as_null_version(new.attributes)))
     return new
 
 
