@@ -110,9 +110,8 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a body turned out to have. algorithm and checksum: both None if the request named no algorithm."""
+    """The checksum of a whole body. algorithm and checksum: both None if none was to be computed."""
 
-    md5: bytes
     algorithm: Algorithm | None
     checksum: bytes | None
 
@@ -249,11 +248,11 @@ def in_base64(checksum: bytes) -> str:
 
 
 class BodyCheck:
-    """Computes what `expected` needs, and the MD5 for the ETag, piece by piece."""
+    """Computes the checksums that `expected` needs, piece by piece."""
 
     def __init__(self, expected: Expected) -> None:
         self._expected = expected
-        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._md5 = None if expected.md5 is None else hashlib.md5(usedforsecurity=False)
         self._sha256 = hashlib.sha256() if expected.sha256 is not None else None
         self._checksum: Digest | None = None
         if expected.algorithm is not None:
@@ -263,7 +262,8 @@ class BodyCheck:
 
     def update(self, piece: Piece) -> None:
         """The bytes that follow, decoded."""
-        self._md5.update(piece)
+        if self._md5 is not None:
+            self._md5.update(piece)
         if self._sha256 is not None:
             self._sha256.update(piece)
         if self._checksum is not None and self._checksum is not self._sha256:
@@ -272,7 +272,7 @@ class BodyCheck:
     def finish(self, trailers: Mapping[str, str]) -> Computed:
         """Compare the checksum at the end of the body. trailers: by name in lower case. Raises S3Error: BadDigest,
         InvalidRequest (a trailer that is not a checksum), XAmzContentSHA256Mismatch."""
-        expected, md5 = self._expected, self._md5.digest()
+        expected = self._expected
         if self._sha256 is not None and not hmac.compare_digest(self._sha256.hexdigest(), expected.sha256 or ""):
             raise S3Error(
                 "XAmzContentSHA256Mismatch",
@@ -280,25 +280,25 @@ class BodyCheck:
                 ClientComputedContentSHA256=expected.sha256 or "",
                 S3ComputedContentSHA256=self._sha256.hexdigest(),
             )
-        if expected.md5 is not None and expected.md5 != md5:
+        if self._md5 is not None and self._md5.digest() != expected.md5:
             raise S3Error(
                 "BadDigest",
                 "The Content-MD5 you specified did not match what we received.",
-                ExpectedDigest=in_base64(expected.md5),
-                CalculatedDigest=in_base64(md5),
+                ExpectedDigest=in_base64(expected.md5 or b""),
+                CalculatedDigest=in_base64(self._md5.digest()),
             )
         if expected.algorithm is None or self._checksum is None:
-            return Computed(md5, None, None)
+            return Computed(None, None)
         value, computed = expected.value, self._checksum.digest()
         if not expected.told:
-            return Computed(md5, expected.algorithm, computed)
+            return Computed(expected.algorithm, computed)
         if value is None:
             header = expected.algorithm.header
             value = _require(expected.algorithm, trailers[header], header + " trailing header")
         if value != computed:
             name = expected.algorithm.value
             raise S3Error("BadDigest", f"The {name} you specified did not match the calculated checksum.")
-        return Computed(md5, expected.algorithm, computed)
+        return Computed(expected.algorithm, computed)
 
 
 def decoded(text: str, size: int) -> bytes | None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from io import BytesIO
 from typing import Protocol
 
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.parts import users_attributes
+from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.streams import ByteStream, read_up_to
 from nos_ec.gateway.message.object_headers import CHECKSUM, checksum_attribute, encoded
 from nos_ec.library.put_source import Pieces
-from nos_ec.ports.metadata import ObjectRow
+from nos_ec.ports.metadata import ObjectRow, PutRequest
 from nos_ec.s3 import checksums
 from nos_ec.s3.checksums import Algorithm, Computed
 
@@ -46,7 +47,6 @@ class CopiedBody:
         self._pieces = Pieces(pieces)
         self._algorithm = algorithm
         self._left = length
-        self._md5 = hashlib.md5(usedforsecurity=False)
         self._checksum = None if algorithm is None else checksums.running(algorithm)
         self._end_if_all()
 
@@ -56,7 +56,6 @@ class CopiedBody:
         self._left -= len(piece)
         if self._left < 0 or (self._left and size and not piece):
             raise Corrupt(f"the source of a copy has {self.length - self._left} bytes instead of {self.length}")
-        self._md5.update(piece)
         if self._checksum is not None:
             self._checksum.update(piece)
         self._end_if_all()
@@ -66,27 +65,19 @@ class CopiedBody:
         if not self._left and self.computed is None:
             self._at_end()
             checksum = None if self._checksum is None else self._checksum.digest()
-            self.computed = Computed(self._md5.digest(), self._algorithm, checksum)
+            self.computed = Computed(self._algorithm, checksum)
 
 
 def store_body(
-    body: Body,
-    attributes: dict[str, str],
-    packed_size_max: int,
-    put: Callable[[ByteStream, bytes], ObjectRow],
-    change: Callable[[ObjectRow, bytes], bool],
+    store: Store, request: PutRequest, body: Body, attributes: dict[str, str]
 ) -> tuple[ObjectRow, dict[str, str]]:
-    """Store a body with its checksum as an attribute. Return the row and all attributes.
-
-    A body of up to `packed_size_max` bytes is read before it is stored, so that its checksum is known. The checksum of
-    a larger one is added later if it was in a trailer or computed. `put` stores a stream with attributes; `change`
-    replaces the attributes of a row. Raises the errors of reading the body and of `put`.
-    """
+    """Store a body with these attributes and its checksum. Returns the row, whose MD5 is the one of the body, and all
+    attributes. Raises what reading the body and `Store.put_request` raise."""
     stream: ByteStream = body
-    if body.length <= packed_size_max:
+    if body.length <= store.packed_size_max:  # read first, so that its checksum is known
         stream = BytesIO(read_up_to(body, body.length + 1))
         attributes = attributes | _computed(body)
-    row = put(stream, encoded(attributes))
+    row = store.put_request(replace(request, attributes=encoded(attributes)), stream)
     assert body.computed is not None
     if CHECKSUM not in attributes and _computed(body):
         # The checksum came after the last byte. Another request may have changed the attributes meanwhile.
@@ -94,7 +85,7 @@ def store_body(
         attributes = attributes | _computed(body)
         if is_unchanged:
             with suppress(Transient):  # the object is stored even if this fails
-                change(row, encoded(attributes))
+                store.set_attributes_of(row, encoded(attributes))
     return row, attributes
 
 

@@ -14,7 +14,7 @@ from nos_ec.core.errors import NotFound
 from nos_ec.core.folders import folder_of
 from nos_ec.core.parts import PARTS_MAX, UploadId
 from nos_ec.engine.objects.store import Store
-from nos_ec.engine.objects.uploads import Choose, MultipartUploads, StoredPart
+from nos_ec.engine.objects.uploads import Choose, MultipartUploads, StoredPart, part_request
 from nos_ec.gateway.auth.access import Access
 from nos_ec.gateway.message.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.message.call import Call, owner_named
@@ -99,9 +99,8 @@ class MultipartOperations:
                 f"Checksum Type mismatch occurred, expected checksum Type: {algorithm.value.lower()}, actual checksum"
                 f" Type: {'null' if body.algorithm is None else body.algorithm.value.lower()}",
             )
-        _, attributes = self._store_part(upload, number, body, sent_checksum(call.request))
-        assert body.computed is not None
-        return empty({"etag": f'"{body.computed.md5.hex()}"', **checksum_headers(attributes)})
+        made, attributes = store_body(self._store, part_request(upload, number), body, sent_checksum(call.request))
+        return empty({"etag": f'"{made.md5.hex()}"', **checksum_headers(attributes)})
 
     def upload_part_copy(self, call: Call) -> Reply:
         """Store a copy of an object or of a range of it as a part."""
@@ -113,21 +112,9 @@ class MultipartOperations:
         first, length = _range_to_copy(request.header("x-amz-copy-source-range"), row.users_size)
         algorithm, _ = _checksum_of_upload(upload)
         body = CopiedBody(self._store.open_version(row, first, length), length, algorithm)
-        made, attributes = self._store_part(upload, number, body, {})
-        assert body.computed is not None
-        answer = answers.copied(body.computed.md5.hex(), made.created_ms, checksum_of(attributes), part=True)
+        made, attributes = store_body(self._store, part_request(upload, number), body, {})
+        answer = answers.copied(made.md5.hex(), made.created_ms, checksum_of(attributes), part=True)
         return xml(answer, source_headers(versioning, row))
-
-    def _store_part(
-        self, upload: UploadRow, number: int, body: CheckedBody | CopiedBody, given: dict[str, str]
-    ) -> tuple[ObjectRow, dict[str, str]]:
-        return store_body(
-            body,
-            given,
-            self._store.packed_size_max,
-            lambda stream, attributes: self._uploads.put_part(upload, number, stream, attributes),
-            self._store.set_attributes_of,
-        )
 
     def list_parts(self, call: Call) -> Reply:
         """List the parts of an open upload."""

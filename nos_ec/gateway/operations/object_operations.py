@@ -59,7 +59,7 @@ from nos_ec.gateway.operations.bucket_documents import read_document
 from nos_ec.gateway.operations.bucket_operations import acl_of
 from nos_ec.gateway.operations.lifecycle import expiry_headers
 from nos_ec.gateway.operations.policies import rights_on
-from nos_ec.ports.metadata import AddMarker, DeleteVersion, ObjectRow, Rights
+from nos_ec.ports.metadata import AddMarker, DeleteVersion, ObjectRow, PutRequest, Rights
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import ChecksumType
 from nos_ec.s3.chunked import content_encoding_of
@@ -348,20 +348,13 @@ class ObjectOperations:
         headers of the answer."""
         call.require(Rights.WRITE)
         refuse_unsupported(call.request)
-        condition = write_condition(call.request)
+        request = _put_request(call)
         attributes = attributes_of_call(call) | sent_checksum(call.request)
         try:
-            row, attributes = store_body(
-                body,
-                attributes,
-                self._store.packed_size_max,
-                lambda stream, told: self._store.put(call.object_key, stream, told, condition, call.versioning),
-                self._store.set_attributes_of,
-            )
+            row, attributes = store_body(self._store, request, body, attributes)
         except NotFound:
             raise no_such_key(call.key) from None
-        assert body.computed is not None
-        etag = body.computed.md5.hex()
+        etag = row.md5.hex()
         headers = self.expiry_headers(row, attributes) | stored_headers(call.versioning, row)
         return etag, {"etag": f'"{etag}"', **checksum_headers(attributes), **headers}
 
@@ -437,17 +430,11 @@ class ObjectOperations:
         of_bytes = known is not None and known.kind == ChecksumType.FULL_OBJECT.value
         if known is not None and of_bytes and (algorithm is None or known.algorithm == algorithm.value):
             attributes[CHECKSUM], algorithm = old[CHECKSUM], None
-        condition = write_condition(request)
+        put = _put_request(call)
         assert call.access is not None
         at_end = partial(self._access.require_same, call.access)
         body = CopiedBody(self._store.open_version(row), row.users_size, algorithm, at_end)
-        made, attributes = store_body(
-            body,
-            attributes,
-            self._store.packed_size_max,
-            lambda stream, told: self._store.put(call.object_key, stream, told, condition, call.versioning),
-            self._store.set_attributes_of,
-        )
+        made, attributes = store_body(self._store, put, body, attributes)
         headers = stored_headers(call.versioning, made) | source_headers(of_source, row)
         headers |= self.expiry_headers(made, attributes)
         return xml(answers.copied(etag_of(made), made.created_ms, checksum_of(attributes)), headers)
@@ -571,6 +558,11 @@ class ObjectOperations:
         """Replace an attribute of an object. Returns the headers of the answer."""
         row = self._changes.replace(lambda: self._named(call, needs), (name,), value)
         return version_headers(call.versioning, row)
+
+
+def _put_request(call: Call) -> PutRequest:
+    """Return the request of a PUT or copy, still without its attributes. Raises S3Error."""
+    return PutRequest(call.object_key, condition=write_condition(call.request), versioning=call.versioning)
 
 
 def _deletion(

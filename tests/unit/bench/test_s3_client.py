@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import time
 from calendar import timegm
@@ -84,9 +85,10 @@ class Server:
             trailers = chunked.finish()
         for piece in pieces:
             check.update(piece)
-        computed = check.finish(trailers)
-        more["ETag"] = f'"{computed.md5.hex()}"'
-        return self.operate(operation, bucket or "", key or "", b"".join(pieces), request)
+        check.finish(trailers)
+        sent = b"".join(pieces)
+        more["ETag"] = f'"{hashlib.md5(sent, usedforsecurity=False).hexdigest()}"'
+        return self.operate(operation, bucket or "", key or "", sent, request)
 
     def operate(self, operation: str, bucket: str, key: str, body: bytes, request: Request) -> bytes:
         if operation == "CreateBucket":
