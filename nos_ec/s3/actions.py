@@ -1,4 +1,4 @@
-"""The actions of S3 by which policies name what may be done, and those that each operation needs.
+"""The S3 actions that bucket policies name, and the actions that each operation needs.
 
 Source: "Required permissions for Amazon S3 API operations" of the S3 user guide; "Actions, resources, and condition
 keys for Amazon S3" of the service authorization reference.
@@ -87,9 +87,9 @@ OBJECT_ACTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """By operation on an object. The resource is the object."""
 
 BY_KEY: Mapping[str, str] = MappingProxyType({"DeleteObjects": "DeleteObject"})
-"""Operations on several objects, and the operation that each of these needs."""
+"""Operations on several objects, each with the single-object operation whose action every object needs."""
 WITHOUT_ACTION = frozenset(["ListBuckets", "CreateBucket"])
-"""Operations that no policy of a bucket is about."""
+"""Operations that a bucket policy cannot allow or deny."""
 OF_VERSION: Mapping[str, str] = MappingProxyType(
     {
         "s3:DeleteObject": "s3:DeleteObjectVersion",
@@ -102,7 +102,7 @@ OF_VERSION: Mapping[str, str] = MappingProxyType(
         "s3:PutObjectTagging": "s3:PutObjectVersionTagging",
     }
 )
-"""Actions on a version that a request names."""
+"""The actions that are needed instead when the request names a version."""
 _OTHERS_ON_OBJECTS = (
     "BypassGovernanceRetention GetObjectTorrent GetObjectVersionTorrent ObjectOwnerOverrideToBucketOwner"
     " PutObjectLegalHold PutObjectRetention ReplicateDelete ReplicateObject ReplicateTags RestoreObject"
@@ -123,4 +123,4 @@ def _in_lower_case(actions: Iterable[tuple[str, ...]], others: str) -> frozenset
 ACTIONS_ON_OBJECTS = _in_lower_case([*OBJECT_ACTIONS.values(), tuple(OF_VERSION.values())], _OTHERS_ON_OBJECTS)
 ACTIONS_ON_BUCKETS = _in_lower_case(BUCKET_ACTIONS.values(), _OTHERS)
 KNOWN_ACTIONS = ACTIONS_ON_OBJECTS | ACTIONS_ON_BUCKETS
-"""In lower case: all that a policy may name. A name that is misspelt would allow or deny nothing."""
+"""All actions that a policy may name, in lower case. Others are refused: a misspelt name would have no effect."""

@@ -1,10 +1,10 @@
-"""The XML of answers, written with f-strings: for a page of 1,000 keys, a library takes ten times as long.
+"""The XML of responses, written with f-strings: a library takes ten times as long for a page of 1,000 keys.
 
 Sources: the response syntax of each operation in the S3 API reference, and "Error responses" there.
 
-A name that XML 1.0 cannot say is written as a character reference, as S3 does. Most parsers then refuse the answer,
-rather than read another name; a client that has such names asks for `encoding-type=url`. In errors, such characters are
-replaced, so that every error can be read.
+Characters of a name that XML 1.0 does not allow are written as character references, as S3 does. Most parsers then
+refuse the response instead of reading a wrong name; clients with such names use `encoding-type=url`. In errors, such
+characters are replaced, so that every error can be read.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>\n'
 ALL_USERS = "http://acs.amazonaws.com/groups/global/AllUsers"
 AUTHENTICATED_USERS = "http://acs.amazonaws.com/groups/global/AuthenticatedUsers"
 _NOT_IN_XML = "\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff"
-# A parser reads a CR as LF, so it needs a reference, too.
+# A parser reads a CR as LF, so a CR needs a character reference, too.
 _SPECIAL = re.compile(f'[&<>"\r{_NOT_IN_XML}]')
 _INVALID = re.compile(f"[{_NOT_IN_XML}]")
 _PLAIN = re.compile(r"[A-Za-z0-9_.~/-]*").fullmatch
-"""Names that are the same when encoded. Most are, and `quote` takes longer than all else about an entry."""
+"""Matches names that encoding does not change. Most names are such, and `quote` would cost more than the rest of an
+entry."""
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a bucket, an object or an upload is."""
+    """The owner of a bucket, an object or an upload."""
 
     id: str
     name: str = ""
 
 
 class Listed(NamedTuple):
-    """An object in a listing. etag: without quotes, with nothing to escape. version_id: only of interest to
-    ListObjectVersions, as are latest and delete_marker."""
+    """An object in a listing. `etag` has no quotes, and no characters that must be escaped. Only ListObjectVersions
+    uses `version_id`, `latest` and `delete_marker`."""
 
     key: str
     modified_ms: int
@@ -58,7 +59,8 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What all listings of objects say. folders: the common prefixes. encode: names as of `encoding-type=url`."""
+    """The fields that all listings of objects share. `folders` are the common prefixes. `encode` is set for
+    `encoding-type=url`."""
 
     bucket: str
     prefix: str
@@ -72,7 +74,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """algorithm: as S3 names it; value: as text, with `-N` behind a composite one; kind: FULL_OBJECT or COMPOSITE."""
+    """A checksum as text: `algorithm` by its S3 name, `value` in base64 with a suffix `-N` if it is composite, `kind`
+    FULL_OBJECT or COMPOSITE."""
 
     algorithm: str
     value: str
@@ -92,7 +95,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A multipart upload that is under way."""
+    """A multipart upload in progress."""
 
     key: str
     upload_id: str
@@ -106,7 +109,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Who may do what: permission is FULL_CONTROL, READ, WRITE, READ_ACP or WRITE_ACP. uri: a group, else None."""
+    """A grant of an ACL. `permission` is FULL_CONTROL, READ, WRITE, READ_ACP or WRITE_ACP; `uri` names a group."""
 
     permission: str
     owner: Owner | None = None
@@ -114,7 +117,7 @@ class Grant:
 
 
 def escape(text: str) -> str:
-    """Text inside an element or attribute."""
+    """Escape text inside an element or attribute."""
     return _SPECIAL.sub(_escaped, text) if _SPECIAL.search(text) else text
 
 
@@ -123,8 +126,8 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def time_of(time_ms: int) -> str:
-    """Format a time as S3 does: ISO 8601 in UTC, in whole seconds like the header Last-Modified, so that a client that
-    compares the two finds them equal."""
+    """Format a time as S3 does: ISO 8601 in UTC. It has whole seconds, so that clients find it equal to the header
+    Last-Modified."""
     minutes, ms = divmod(time_ms, 60_000)
     day, minute = divmod(minutes, 1440)
     return f"{_date(day)}T{_hour_and_minute(minute)}:{ms // 1000:02}.000Z"
@@ -132,18 +135,18 @@ def time_of(time_ms: int) -> str:
 
 @lru_cache(maxsize=4096)
 def _date(day: int) -> str:
-    """day: since 1970. A page of 1,000 keys would spend most of its time in datetime."""
+    """Format a day counted from 1970. It is cached, because a page of 1,000 keys would spend most time in datetime."""
     return datetime.fromtimestamp(day * 86400, UTC).date().isoformat()
 
 
 @lru_cache(maxsize=1440)
 def _hour_and_minute(minute: int) -> str:
-    """minute: of the day."""
+    """Format a minute of the day."""
     return f"{minute // 60:02}:{minute % 60:02}"
 
 
 def error_answer(error: S3Error, resource: str, request_id: str, host_id: str) -> bytes:
-    """The body of an error. resource: path of the request, decoded."""
+    """Return the body of an error. resource: the decoded path of the request."""
     fields = {"Code": error.code, "Message": error.message, **error.fields}
     fields |= {"Resource": resource, "RequestId": request_id, "HostId": host_id}
     inside = "".join([f"<{name}>{escape(_INVALID.sub('�', text))}</{name}>" for name, text in fields.items()])
@@ -158,7 +161,7 @@ def list_buckets(
     prefix: str | None = None,
     next_token: str | None = None,
 ) -> bytes:
-    """ListBuckets. buckets: (name, time of creation in ms). next_token: only if the list is cut."""
+    """Answer ListBuckets. buckets: (name, creation time in ms). next_token: set only if the list is truncated."""
     in_region = "" if region is None else _element("BucketRegion", region)
     listed = [
         f"<Bucket><Name>{escape(name)}</Name><CreationDate>{time_of(created_ms)}</CreationDate>{in_region}</Bucket>"
@@ -173,7 +176,7 @@ def list_buckets(
 
 
 def list_objects(page: Page, marker: str, next_marker: str | None, owner: Owner) -> bytes:
-    """ListObjects. next_marker: only if the page is cut."""
+    """Answer ListObjects. next_marker: set only if the page is truncated."""
     return _answer(
         "ListBucketResult",
         _page_head(page),
@@ -191,7 +194,7 @@ def list_objects_v2(
     start_after: str | None,
     owner: Owner | None,
 ) -> bytes:
-    """ListObjectsV2. token, start_after: as asked. owner: if `fetch-owner` asked for it."""
+    """Answer ListObjectsV2. token, start_after: as in the request. owner: set if the request has `fetch-owner`."""
     return _answer(
         "ListBucketResult",
         _page_head(page),
@@ -212,7 +215,7 @@ def list_object_versions(
     next_version_marker: str | None,
     owner: Owner,
 ) -> bytes:
-    """ListObjectVersions. The next markers: only if the page is cut."""
+    """Answer ListObjectVersions. The next markers are set only if the page is truncated."""
     by = _owner(owner)
     entries = []
     for row in page.objects:
@@ -237,7 +240,8 @@ def list_object_versions(
 
 
 class Deleted(NamedTuple):
-    """version_id: as asked. marker_id: of the delete marker that was made or removed."""
+    """A deleted object. `version_id` is the one in the request, `marker_id` names the delete marker that was added or
+    removed."""
 
     key: str
     version_id: str | None = None
@@ -245,7 +249,7 @@ class Deleted(NamedTuple):
 
 
 def deleted(keys: Iterable[Deleted], errors: Iterable[tuple[str, str | None, S3Error]], *, quiet: bool) -> bytes:
-    """DeleteObjects. keys: what is deleted; errors: (key, version id as asked), and why not."""
+    """Answer DeleteObjects. keys: the deleted objects. errors: (key, version id in the request, error) of the rest."""
     done = [
         f"<Deleted>{_element('Key', one.key)}{_optional('VersionId', one.version_id)}"
         f"{'' if one.marker_id is None else '<DeleteMarker>true</DeleteMarker>'}"
@@ -261,7 +265,7 @@ def deleted(keys: Iterable[Deleted], errors: Iterable[tuple[str, str | None, S3E
 
 
 def copied(etag: str, modified_ms: int, checksum: Checksum | None, *, part: bool = False) -> bytes:
-    """CopyObject, and with `part` UploadPartCopy."""
+    """Answer CopyObject, or UploadPartCopy if `part` is set."""
     return _answer(
         "CopyPartResult" if part else "CopyObjectResult",
         f"<LastModified>{time_of(modified_ms)}</LastModified>{_etag(etag)}{_checksum(checksum)}",
@@ -269,18 +273,18 @@ def copied(etag: str, modified_ms: int, checksum: Checksum | None, *, part: bool
 
 
 def posted(location: str, bucket: str, key: str, etag: str) -> bytes:
-    """POST of a form. It has no namespace."""
+    """Answer the POST of a form. This document has no namespace."""
     inside = f"{_element('Location', location)}{_element('Bucket', bucket)}{_element('Key', key)}{_etag(etag)}"
     return f"{DECLARATION}<PostResponse>{inside}</PostResponse>".encode()
 
 
 def upload_created(bucket: str, key: str, upload_id: str) -> bytes:
-    """CreateMultipartUpload."""
+    """Answer CreateMultipartUpload."""
     return _answer("InitiateMultipartUploadResult", *_upload_head(bucket, key, upload_id))
 
 
 def upload_completed(location: str, bucket: str, key: str, etag: str, checksum: Checksum | None) -> bytes:
-    """CompleteMultipartUpload. location: the address of the object."""
+    """Answer CompleteMultipartUpload. location: the URL of the object."""
     return _answer(
         "CompleteMultipartUploadResult",
         _element("Location", location),
@@ -300,7 +304,7 @@ def list_parts(
     max_parts: int,
     truncated: bool,
 ) -> bytes:
-    """ListParts. marker: the part number after which the page begins."""
+    """Answer ListParts. marker: the part number after which the page begins."""
     next_marker = f"<NextPartNumberMarker>{parts[-1].number}</NextPartNumberMarker>" if parts else ""
     listed = [
         f"<Part><PartNumber>{part.number}</PartNumber><LastModified>{time_of(part.modified_ms)}</LastModified>"
@@ -334,7 +338,7 @@ def list_uploads(
     max_uploads: int,
     encode: bool,
 ) -> bytes:
-    """ListMultipartUploads. The next markers: only if the page is cut."""
+    """Answer ListMultipartUploads. The next markers are set only if the page is truncated."""
     listed = [
         f"<Upload>{_name('Key', upload.key, encode)}{_element('UploadId', upload.upload_id)}"
         f"{_owner(upload.initiator, 'Initiator')}{_owner(upload.owner)}{_element('StorageClass', upload.storage_class)}"
@@ -360,7 +364,7 @@ def list_uploads(
 
 
 def tagging(tags: Mapping[str, str]) -> bytes:
-    """GetObjectTagging and GetBucketTagging."""
+    """Answer GetObjectTagging or GetBucketTagging."""
     pairs = [f"<Tag>{_element('Key', key)}{_element('Value', value)}</Tag>" for key, value in tags.items()]
     return _answer("Tagging", f"<TagSet>{''.join(pairs)}</TagSet>")
 
@@ -377,7 +381,8 @@ def object_attributes(
     max_parts: int = 1000,
     truncated: bool = False,
 ) -> bytes:
-    """GetObjectAttributes: of each only what was asked for. parts: only for an upload with checksums of its parts."""
+    """Answer GetObjectAttributes with the attributes that were requested. parts: only for an object whose parts have
+    checksums."""
     in_parts = ""
     if parts_count is not None:
         in_parts = f"<PartsCount>{parts_count}</PartsCount>"
@@ -404,7 +409,7 @@ def object_attributes(
 
 
 def access_control(owner: Owner, grants: Iterable[Grant]) -> bytes:
-    """GetBucketAcl and GetObjectAcl."""
+    """Answer GetBucketAcl or GetObjectAcl."""
     listed = []
     for grant in grants:
         if grant.owner is not None:
@@ -420,23 +425,23 @@ def access_control(owner: Owner, grants: Iterable[Grant]) -> bytes:
 
 
 def location(region: str) -> bytes:
-    """GetBucketLocation; of us-east-1 it is empty."""
+    """Answer GetBucketLocation, which is empty for us-east-1."""
     inside = "" if region == "us-east-1" else escape(region)
     return f'{DECLARATION}<LocationConstraint xmlns="{NAMESPACE}">{inside}</LocationConstraint>'.encode()
 
 
 def versioning(status: str | None) -> bytes:
-    """GetBucketVersioning. status: Enabled, Suspended, or None if it never was either."""
+    """Answer GetBucketVersioning. status: Enabled, Suspended, or None if versioning was never configured."""
     return _answer("VersioningConfiguration", _optional("Status", status))
 
 
 def ownership_controls(ownership: str) -> bytes:
-    """GetBucketOwnershipControls."""
+    """Answer GetBucketOwnershipControls."""
     return _answer("OwnershipControls", f"<Rule>{_element('ObjectOwnership', ownership)}</Rule>")
 
 
 def configuration(root: str, *fields: tuple[str, str]) -> bytes:
-    """A configuration that has only these elements (name, text), or none, as one that a bucket does not have."""
+    """Answer with a configuration of these elements (name, text). One that a bucket does not have is empty."""
     return _answer(root, *[_element(name, text) for name, text in fields])
 
 
@@ -490,8 +495,8 @@ def _upload_head(bucket: str, key: str, upload_id: str) -> tuple[str, str, str]:
 
 
 def _prefix(page: Page) -> str:
-    """Encoded only if a client that decodes it would otherwise read another one: botocore does not decode that of
-    ListObjects."""
+    """Encode the prefix only if a client that decodes it would otherwise read a different one: botocore does not decode
+    the prefix of ListObjects."""
     needed = unquote_plus(page.prefix) != page.prefix or _INVALID.search(page.prefix) is not None
     return _name("Prefix", page.prefix, page.encode and needed)
 

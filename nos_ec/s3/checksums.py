@@ -1,8 +1,8 @@
-"""Checksums of bodies: what a request says of its body, computed while the body arrives, and compared at its end.
+"""Checksums of bodies, computed while the body arrives and compared at its end with the ones in the request.
 
 Sources: "Checking object integrity" of the S3 user guide, and PutObject, CreateMultipartUpload and
-CompleteMultipartUpload of the S3 API reference; RFC 1864 for Content-MD5. An algorithm that we lack is refused: to drop
-a checksum would mean to acknowledge bytes that nobody has checked.
+CompleteMultipartUpload of the S3 API reference; RFC 1864 for Content-MD5. A checksum of an unsupported algorithm is
+refused, because ignoring it would acknowledge bytes that were not checked.
 
 The CRCs come from one library (docs/adr/0029).
 """
@@ -37,17 +37,17 @@ class Algorithm(Enum):
 
     @property
     def header(self) -> str:
-        """The header, or trailer, that has a checksum of it."""
+        """The name of the header or trailer with this checksum."""
         return "x-amz-checksum-" + self.value.lower()
 
     @property
     def size(self) -> int:
-        """Bytes of a checksum."""
+        """The size of a checksum in bytes."""
         return _SIZES[self]
 
 
 class ChecksumType(Enum):
-    """What a checksum of a multipart upload is of: the whole object, or the checksums of its parts."""
+    """Whether the checksum of a multipart upload covers the whole object, or the checksums of its parts."""
 
     FULL_OBJECT = "FULL_OBJECT"
     COMPOSITE = "COMPOSITE"
@@ -62,17 +62,17 @@ _MODELS = {
 _BY_HEADER = {algorithm.header: algorithm for algorithm in Algorithm}
 _NOT_OF_A_BODY = {"x-amz-checksum-type", "x-amz-checksum-algorithm", "x-amz-checksum-mode"}
 UNSUPPORTED = frozenset(["SHA512", "MD5", "XXHASH64", "XXHASH3", "XXHASH128"])
-"""Algorithms of S3 that we do not have."""
+"""S3 algorithms that are not supported."""
 
 
 class Digest(Protocol):
     """A running checksum, as of hashlib."""
 
     def update(self, data: Piece, /) -> None:
-        """The bytes that follow."""
+        """Add the next bytes."""
 
     def digest(self) -> bytes:
-        """Of all bytes so far, as it is sent (big-endian)."""
+        """Return the checksum of all bytes so far, big-endian as it is sent."""
 
 
 class _Crc:
@@ -89,7 +89,7 @@ class _Crc:
 
 
 def running(algorithm: Algorithm) -> Digest:
-    """A checksum of no bytes yet."""
+    """Return a digest without any bytes yet."""
     if algorithm in _MODELS:
         return _Crc(algorithm)
     return hashlib.sha1(usedforsecurity=False) if algorithm is Algorithm.SHA1 else hashlib.sha256()
@@ -97,15 +97,15 @@ def running(algorithm: Algorithm) -> Digest:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a request says of its body. algorithm: the one to compute and to keep; value: its checksum, None while it is
-    still to come in a trailer. sha256: hexadecimal, from the signature. md5: from Content-MD5. told: whether the
-    request tells the checksum, which is only to be computed otherwise."""
+    """The checksums that a request gives for its body. `algorithm` is the one to compute and keep. `value` is its
+    checksum, None if it follows in a trailer, or is only to be computed (`is_given` is False). `sha256` is hexadecimal
+    and comes from the signature, `md5` from Content-MD5."""
 
     algorithm: Algorithm | None = None
     value: bytes | None = None
     sha256: str | None = None
     md5: bytes | None = None
-    told: bool = True
+    is_given: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +124,13 @@ def expected_of(
     computed: Algorithm | None = None,
     of_object: bool = False,
 ) -> Expected:
-    """announced: the trailers that `x-amz-trailer` announces. sha256: what the body's signature says. computed: what to
-    compute if the request names no algorithm. of_object: the checksum in the headers is that of an object, as of
-    CompleteMultipartUpload, and not of the body.
+    """Read the checksums of a body from the request. announced: the trailers in `x-amz-trailer`. sha256: the digest
+    from the signature. computed: the algorithm to compute if the request names none. of_object: the checksum in the
+    headers belongs to an object, as in CompleteMultipartUpload, and not to the body.
 
-    Raises S3Error: InvalidDigest (a bad Content-MD5), InvalidRequest (a second checksum, an unknown trailer, a value
-    that no checksum of its algorithm has), NotImplemented (an algorithm that we lack), BadDigest (another algorithm
-    than `x-amz-sdk-checksum-algorithm`)."""
+    Raises S3Error: InvalidDigest (a bad Content-MD5), InvalidRequest (a second checksum, an unknown trailer, an invalid
+    value), NotImplemented (an unsupported algorithm), BadDigest (another algorithm than
+    `x-amz-sdk-checksum-algorithm`)."""
     content_md5 = request.header("content-md5")
     md5 = None
     if content_md5 is not None:
@@ -154,9 +154,9 @@ def expected_of(
                 "x-amz-sdk-checksum-algorithm was sent, but no x-amz-checksum- header or trailer with a checksum.",
             )
         if algorithm is not wanted:
-            raise S3Error("BadDigest", f"The checksum is {algorithm.value}, but the request says {wanted.value}.")
+            raise S3Error("BadDigest", f"The checksum is {algorithm.value}, but the header names {wanted.value}.")
     if algorithm is None:
-        return Expected(computed, None, sha256, md5, told=False)
+        return Expected(computed, None, sha256, md5, is_given=False)
     return Expected(algorithm, value, sha256, md5)
 
 
@@ -192,7 +192,7 @@ def _sent(request: Request) -> tuple[Algorithm, str] | None:
 
 
 def _require(algorithm: Algorithm, text: str, where: str) -> bytes:
-    """Raises InvalidRequest unless the text is a checksum of this algorithm."""
+    """Decode a checksum of this algorithm. Raises InvalidRequest for any other text."""
     value = decoded(text, algorithm.size)
     if value is None:
         raise S3Error("InvalidRequest", f"Value for {where} is invalid.")
@@ -200,7 +200,7 @@ def _require(algorithm: Algorithm, text: str, where: str) -> bytes:
 
 
 def algorithm_named(name: str) -> Algorithm:
-    """By the name that S3 gives it, in any case. Raises NotImplemented or InvalidRequest."""
+    """Return the algorithm with this S3 name, in upper or lower case. Raises NotImplemented or InvalidRequest."""
     try:
         return Algorithm(name.upper())
     except ValueError:
@@ -209,9 +209,9 @@ def algorithm_named(name: str) -> Algorithm:
 
 
 def type_of_upload(algorithm: Algorithm, name: str | None) -> ChecksumType:
-    """The checksum type of a multipart upload. name: of `x-amz-checksum-type`; without it, CRC64NVME is of the whole
-    object and the others are of the parts. Raises InvalidRequest for what S3 does not have: a CRC64NVME of parts, a SHA
-    of the whole object, which could not be computed from those of the parts."""
+    """Return the checksum type of a multipart upload. name: the value of `x-amz-checksum-type`. Without it, a CRC64NVME
+    covers the whole object, and other checksums the parts. Raises InvalidRequest for types that S3 does not have: a
+    CRC64NVME of parts, and a SHA of the whole object, which cannot be computed from the SHAs of its parts."""
     only = {Algorithm.CRC64NVME: ChecksumType.FULL_OBJECT}.get(algorithm)
     if algorithm not in _MODELS:
         only = ChecksumType.COMPOSITE
@@ -227,7 +227,7 @@ def type_of_upload(algorithm: Algorithm, name: str | None) -> ChecksumType:
 
 
 def joined(algorithm: Algorithm, parts: Sequence[tuple[bytes, int]]) -> bytes:
-    """The checksum of a whole object. parts: (checksum, bytes) of each, in order. Only for CRCs."""
+    """Return the CRC of a whole object. parts: (checksum, size in bytes) of each part, in order."""
     combine: Callable[[int, int, int], int] = _MODELS[algorithm].combine
     value = 0
     for checksum, size in parts:
@@ -236,14 +236,14 @@ def joined(algorithm: Algorithm, parts: Sequence[tuple[bytes, int]]) -> bytes:
 
 
 def composite(algorithm: Algorithm, checksums: Sequence[bytes]) -> bytes:
-    """The checksum of the checksums of an upload's parts; as text it is followed by `-` and their number."""
+    """Return the checksum of the checksums of an upload's parts. As text, `-` and the number of parts follow it."""
     digest = running(algorithm)
     digest.update(b"".join(checksums))
     return digest.digest()
 
 
 def in_base64(checksum: bytes) -> str:
-    """As headers and answers have it."""
+    """Return the checksum as it stands in headers and answers."""
     return b64encode(checksum).decode()
 
 
@@ -256,12 +256,12 @@ class BodyCheck:
         self._sha256 = hashlib.sha256() if expected.sha256 is not None else None
         self._checksum: Digest | None = None
         if expected.algorithm is not None:
-            # One SHA-256 serves both.
+            # The signature and the checksum share one SHA-256.
             shared = self._sha256 if expected.algorithm is Algorithm.SHA256 else None
             self._checksum = shared or running(expected.algorithm)
 
     def update(self, piece: Piece) -> None:
-        """The bytes that follow, decoded."""
+        """Add the next bytes, decoded."""
         if self._md5 is not None:
             self._md5.update(piece)
         if self._sha256 is not None:
@@ -270,7 +270,7 @@ class BodyCheck:
             self._checksum.update(piece)
 
     def finish(self, trailers: Mapping[str, str]) -> Computed:
-        """Compare the checksum at the end of the body. trailers: by name in lower case. Raises S3Error: BadDigest,
+        """Compare the checksums at the end of the body. trailers: by name in lower case. Raises S3Error: BadDigest,
         InvalidRequest (a trailer that is not a checksum), XAmzContentSHA256Mismatch."""
         expected = self._expected
         if self._sha256 is not None and not hmac.compare_digest(self._sha256.hexdigest(), expected.sha256 or ""):
@@ -290,7 +290,7 @@ class BodyCheck:
         if expected.algorithm is None or self._checksum is None:
             return Computed(None, None)
         value, computed = expected.value, self._checksum.digest()
-        if not expected.told:
+        if not expected.is_given:
             return Computed(expected.algorithm, computed)
         if value is None:
             header = expected.algorithm.header
@@ -302,7 +302,7 @@ class BodyCheck:
 
 
 def decoded(text: str, size: int) -> bytes | None:
-    """The bytes of a checksum in base64; None if the text is not exactly `size` bytes in base64."""
+    """Decode a checksum from base64. Returns None if the text is not exactly `size` bytes in base64."""
     try:
         value = b64decode(text, validate=True)
     except (BadBase64, ValueError):

@@ -5,12 +5,12 @@
     end       CRLF; or trailers: lines `name:value` CRLF, [x-amz-trailer-signature:64 digits CRLF,] then CRLF
 
 Sources, of the S3 API reference: "Transferring Payload in Multiple Chunks" (sigv4-streaming) and "Including Trailing
-Headers" (sigv4-streaming-trailers), whose example ends a trailer with LF, and has a blank line before its signature:
-both ways are read. minio-go ends an unsigned trailer with LF as well, and then sends a blank line more than the end
-has. S3 answers IncompleteBody for whatever is wrong with the framing.
+Headers" (sigv4-streaming-trailers). The example there ends a trailer with LF and has a blank line before its signature;
+both forms are accepted. minio-go also ends an unsigned trailer with LF, and then sends an additional blank line. S3
+answers IncompleteBody for every error of the framing.
 
-A chunk's bytes are handed on before its signature is known to be right, so that a chunk may have any size. Therefore
-nothing that came out of a body may be used until `finish` has returned.
+The bytes of a chunk are returned before its signature is verified, so that a chunk may have any size. Therefore the
+decoded bytes must not be used until `finish` has returned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nos_ec.s3.request import Request, text_of
 from nos_ec.s3.signing import Payload, Signed, sign
 
 CHUNK_SIZE_MIN = 8192
-"""Bytes of every signed chunk but the last one that has any."""
+"""Least bytes of a signed chunk, except for the last chunk with data."""
 LINE_SIZE_MAX = 1024
 TRAILERS_SIZE_MAX = 4096
 LENGTH_MAX = 1 << 53
@@ -38,7 +38,7 @@ _TRAILER_SIGNATURE = "x-amz-trailer-signature"
 
 
 class _State(Enum):
-    CHUNK = auto()  # a line that says the size of a chunk comes next
+    CHUNK = auto()  # a line with the size of a chunk comes next
     DATA = auto()
     END_OF_DATA = auto()  # CRLF
     TRAILERS = auto()
@@ -48,7 +48,7 @@ class _State(Enum):
 
 
 def decoded_length_of(request: Request) -> int:
-    """Bytes of the body once decoded. Raises MissingContentLength or InvalidArgument."""
+    """Return the size of the decoded body in bytes. Raises MissingContentLength or InvalidArgument."""
     text = request.header("x-amz-decoded-content-length")
     if text is None:
         raise S3Error("MissingContentLength", "A body in aws-chunked encoding needs x-amz-decoded-content-length.")
@@ -58,8 +58,8 @@ def decoded_length_of(request: Request) -> int:
 
 
 def trailers_announced(request: Request, payload: Payload) -> frozenset[str]:
-    """Names in lower case of the trailers that `x-amz-trailer` announces. Raises InvalidRequest if the body, which is
-    sent as `payload` says, cannot have any."""
+    """Return the names, in lower case, of the trailers that `x-amz-trailer` announces. Raises InvalidRequest if a body
+    of this `payload` type cannot have trailers."""
     names = frozenset(name.strip() for name in (request.header("x-amz-trailer") or "").lower().split(",")) - {""}
     if names and not payload.has_trailers:
         raise S3Error("InvalidRequest", "x-amz-trailer was sent, but x-amz-content-sha256 does not say -TRAILER.")
@@ -67,9 +67,9 @@ def trailers_announced(request: Request, payload: Payload) -> frozenset[str]:
 
 
 def content_encoding_of(request: Request, payload: Payload) -> str | None:
-    """What to keep of Content-Encoding: all of it, as it was sent, but `aws-chunked`, which is of the transfer and not
-    of the object. Raises InvalidRequest if the body is framed, as its decoded length tells, and the signature does not
-    say so: the framing would become part of the object."""
+    """Return the Content-Encoding of the object: the header as it was sent, without `aws-chunked`, which belongs to the
+    transfer. Raises InvalidRequest if a decoded length shows that the body is framed, but x-amz-content-sha256 does not
+    declare it: the framing would become part of the object."""
     sent = text_of(b", ".join(request.header_values.get(b"content-encoding", [])))
     codings = [coding for part in sent.split(",") if (coding := part.strip(" \t"))]
     kept = [coding for coding in codings if coding.lower() != "aws-chunked"]
@@ -81,10 +81,10 @@ def content_encoding_of(request: Request, payload: Payload) -> str | None:
 
 
 class ChunkedBody:
-    """Decodes one body. Keeps at most LINE_SIZE_MAX + TRAILERS_SIZE_MAX bytes of it, whatever is sent."""
+    """Decodes one body. Buffers at most LINE_SIZE_MAX + TRAILERS_SIZE_MAX bytes, whatever is sent."""
 
     def __init__(self, signed: Signed, decoded_length: int, announced: Collection[str]) -> None:
-        """signed: what the request's own signature says. decoded_length: bytes. announced: names of the trailers."""
+        """signed: the verified signature of the request. decoded_length: in bytes. announced: names of the trailers."""
         assert signed.payload.is_chunked
         self._signed = signed
         self._with_signatures = signed.payload is not Payload.CHUNKED_UNSIGNED_TRAILER
@@ -102,11 +102,11 @@ class ChunkedBody:
         self._trailer_bytes = 0
         self._blank_before_signature = False
         self._blank_may_follow = False
-        """Behind the end, as of minio-go."""
+        """Whether a blank line may follow the end, as minio-go sends it."""
 
     def feed(self, data: bytes) -> list[memoryview]:
-        """The decoded bytes in `data`, as parts of it. Raises S3Error: IncompleteBody, MalformedTrailerError,
-        InvalidChunkSizeError, SignatureDoesNotMatch; then the body cannot be continued."""
+        """Decode the next bytes of the body. Returns views of `data`. Raises S3Error: IncompleteBody,
+        MalformedTrailerError, InvalidChunkSizeError, SignatureDoesNotMatch; after that, feed nothing more."""
         try:
             return self._fed(data)
         except S3Error:
@@ -114,7 +114,7 @@ class ChunkedBody:
             raise
 
     def finish(self) -> dict[str, str]:
-        """The trailers by name, once the whole body was fed. Raises IncompleteBody if it was not."""
+        """Return the trailers by name after the whole body was fed. Raises IncompleteBody if it was not."""
         if self._state is not _State.DONE or self._line:
             raise _incomplete("It ended too early.")
         return self._trailers

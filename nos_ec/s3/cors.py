@@ -1,4 +1,4 @@
-"""Cross-origin requests: the rules of a bucket, and which of them allows a request.
+"""Cross-origin requests: the CORS rules of a bucket, and whether a rule allows a request.
 
 Sources: PutBucketCors of the S3 API reference; "Elements of a CORS configuration" and "How does Amazon S3 evaluate the
 CORS configuration on a bucket?" of the S3 user guide; the Fetch standard for the headers.
@@ -20,8 +20,9 @@ _VARY = "Origin, Access-Control-Request-Headers, Access-Control-Request-Method"
 
 @dataclass(frozen=True, slots=True)
 class CorsRule:
-    """origins, headers: patterns, each with one `*` at most, which stands for any characters. exposed: headers of the
-    answer that a page may read. max_age_s: how long a browser may remember a preflight; None for its own default."""
+    """A CORS rule. `origins` and `headers` are patterns with at most one `*`, which matches any characters. `exposed`
+    are the response headers that a page may read. A browser may cache a preflight for `max_age_s`; None leaves the
+    browser's default."""
 
     origins: tuple[str, ...]
     methods: tuple[str, ...]
@@ -30,7 +31,7 @@ class CorsRule:
     max_age_s: int | None = None
 
     def allows(self, origin: str, method: str, headers: Sequence[str]) -> bool:
-        """headers: those that the request is to have, in lower case."""
+        """Return whether the rule allows a request with these `headers`, whose names are in lower case."""
         return (
             method in self.methods
             and any(_fits(pattern, origin) for pattern in self.origins)
@@ -38,7 +39,7 @@ class CorsRule:
         )
 
     def answer(self, origin: str, headers: Sequence[str]) -> dict[str, str]:
-        """The headers of the answer to a request that it allows."""
+        """Return the response headers for a request that the rule allows."""
         anybody = "*" in self.origins
         found = {
             "access-control-allow-origin": "*" if anybody else origin,
@@ -57,7 +58,7 @@ class CorsRule:
 
 
 def cors_rules(body: bytes) -> list[CorsRule]:
-    """PutBucketCors. Raises MalformedXML, InvalidRequest."""
+    """Parse the body of PutBucketCors. Raises MalformedXML, InvalidRequest."""
     top = parse(body, "CORSConfiguration")
     rules = [_rule(child) for child in top.children]
     if top.text.strip() or not 1 <= len(rules) <= RULES_MAX:
@@ -88,9 +89,9 @@ def _rule(element: Element) -> CorsRule:
             raise S3Error("InvalidRequest", f"{pattern!r} can not have more than one wildcard.")
     for name in [*headers, *exposed]:
         if not is_header_name(name.lower()):
-            raise S3Error("InvalidRequest", f"{name!r} in a CORS rule contains characters that no header has.")
+            raise S3Error("InvalidRequest", f"{name!r} in a CORS rule has characters that a header name cannot have.")
     if any("*" in name for name in exposed):
-        raise S3Error("InvalidRequest", "An ExposeHeader has no wildcard.")
+        raise S3Error("InvalidRequest", "An ExposeHeader cannot have a wildcard.")
     age = found.get("MaxAgeSeconds", [None])[0]
     if age is not None and not (age.isascii() and age.isdigit() and len(age) < 10):
         raise malformed("MaxAgeSeconds is a number.")
@@ -98,7 +99,7 @@ def _rule(element: Element) -> CorsRule:
 
 
 def _fits(pattern: str, text: str) -> bool:
-    before, star, behind = pattern.partition("*")
+    before, star, after = pattern.partition("*")
     if not star:
         return pattern == text
-    return len(text) >= len(before) + len(behind) and text.startswith(before) and text.endswith(behind)
+    return len(text) >= len(before) + len(after) and text.startswith(before) and text.endswith(after)

@@ -1,5 +1,5 @@
-"""The XML of request bodies. Everything is bounded: bytes, depth, elements; a DOCTYPE is refused, and with it every
-entity. Elements that are unknown or repeated are refused, never dropped.
+"""The XML of request bodies. Bytes, depth and elements are bounded. A DOCTYPE is refused, so there are no entities.
+Unknown and repeated elements are refused, never ignored.
 
 Sources: the request syntax of DeleteObjects, CompleteMultipartUpload, PutObjectTagging, CreateBucket and PutBucketAcl
 in the S3 API reference; "Object tagging" of the S3 user guide for the limits of tags.
@@ -22,11 +22,11 @@ from nos_ec.s3.request import is_encoded
 DOCUMENT_SIZE_MAX = 2 << 20
 DEPTH_MAX = 16
 NAMESPACE_LENGTH_MAX = 100
-"""The parser repeats the namespace in the name of each element."""
+"""Bounded because the parser repeats the namespace in the name of each element."""
 ATTRIBUTES_MAX = 10
-"""Of one element."""
+"""Attributes of one element."""
 ELEMENTS_MAX = 100_000
-"""10,000 parts with number, ETag and checksum are 40,001."""
+"""10,000 parts with number, ETag and checksum have 40,001 elements."""
 DELETED_KEYS_MAX = 1000
 PARTS_MAX = 10_000
 OBJECT_TAGS_MAX = 10
@@ -39,7 +39,7 @@ _XSI_TYPE = "http://www.w3.org/2001/XMLSchema-instance}type"
 
 @dataclass(slots=True)
 class Element:
-    """name: without its namespace."""
+    """An XML element. `name` has no namespace."""
 
     name: str
     attributes: dict[str, str]
@@ -49,7 +49,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class ToDelete:
-    """An object of DeleteObjects. The last three are its conditions, as sent; None where none was."""
+    """An object of DeleteObjects. `etag`, `modified` and `size` are its conditions as sent, or None."""
 
     key: str
     version_id: str | None = None
@@ -60,7 +60,7 @@ class ToDelete:
 
 @dataclass(frozen=True, slots=True)
 class CompletedPart:
-    """A part of CompleteMultipartUpload. etag: without quotes."""
+    """A part of CompleteMultipartUpload. `etag` has no quotes."""
 
     number: int
     etag: str
@@ -68,7 +68,7 @@ class CompletedPart:
 
 
 def parse(body: bytes, root: str) -> Element:
-    """The document, whose root has this name. Raises MalformedXML, or MaxMessageLengthExceeded."""
+    """Parse a document whose root must have this name. Raises MalformedXML, or MaxMessageLengthExceeded."""
     if len(body) > DOCUMENT_SIZE_MAX:
         raise S3Error("MaxMessageLengthExceeded", f"The document has more than {DOCUMENT_SIZE_MAX} bytes.")
     reader = _Reader()
@@ -90,7 +90,7 @@ def parse(body: bytes, root: str) -> Element:
 
 
 def malformed(reason: str) -> S3Error:
-    """What a document is refused with."""
+    """Return the error of a malformed document."""
     return S3Error("MalformedXML", f"{reason} It must follow the schema of S3.")
 
 
@@ -117,7 +117,7 @@ class _Reader:
 
     def data(self, text: str) -> None:
         element = self._open[-1]
-        # Between elements there may only be layout.
+        # Only whitespace is allowed between elements.
         if not element.children:
             element.text += text
         elif text.strip():
@@ -136,7 +136,7 @@ def _mixed(element: Element) -> S3Error:
 
 
 def _fields(element: Element, *names: str) -> dict[str, str]:
-    """The texts of its children, which must have these names, each at most once, and no children."""
+    """Return the texts of its children. Each must have one of these names, be there only once, and have no children."""
     found: dict[str, str] = {}
     if element.text.strip():
         raise _mixed(element)
@@ -157,8 +157,8 @@ def _only(element: Element, *names: str) -> Iterator[Element]:
 
 
 def delete_objects(body: bytes) -> tuple[list[ToDelete], bool]:
-    """DeleteObjects: what to delete, and whether the answer is to be quiet. Raises MalformedXML, KeyTooLongError,
-    InvalidArgument."""
+    """Parse the body of DeleteObjects. Returns the objects, and whether the answer should be quiet. Raises
+    MalformedXML, KeyTooLongError, InvalidArgument."""
     quiet: bool | None = None
     found = []
     for child in _only(parse(body, "Delete"), "Object", "Quiet"):
@@ -182,13 +182,13 @@ def delete_objects(body: bytes) -> tuple[list[ToDelete], bool]:
             )
         )
     if not 1 <= len(found) <= DELETED_KEYS_MAX:
-        raise malformed(f"{len(found)} keys to delete; 1 to {DELETED_KEYS_MAX} are possible.")
+        raise malformed(f"{len(found)} keys to delete; 1 to {DELETED_KEYS_MAX} are allowed.")
     return found, bool(quiet)
 
 
 def complete_upload(body: bytes) -> list[CompletedPart]:
-    """CompleteMultipartUpload. Raises MalformedXML, InvalidPart, InvalidPartOrder, InvalidRequest for a bad checksum,
-    NotImplemented for a checksum of an algorithm that we lack."""
+    """Parse the body of CompleteMultipartUpload. Raises MalformedXML, InvalidPart, InvalidPartOrder, InvalidRequest for
+    a bad checksum, NotImplemented for an unsupported checksum algorithm."""
     names = {f"Checksum{algorithm.value}": algorithm for algorithm in Algorithm}
     found: list[CompletedPart] = []
     for part in _only(parse(body, "CompleteMultipartUpload"), "Part"):
@@ -214,7 +214,7 @@ def complete_upload(body: bytes) -> list[CompletedPart]:
         if found and int(number) < found[-1].number:
             raise S3Error("InvalidPartOrder", "The parts must be listed in ascending order of their numbers.")
         if found and int(number) == found[-1].number:
-            found.pop()  # a client that has sent a part again may list both; the last one counts, as in radosgw
+            found.pop()  # a client that sent a part again may list both; the last one counts, as in radosgw
         found.append(CompletedPart(int(number), fields["ETag"].strip().strip('"'), checksum))
     if not found:
         raise malformed("No parts are listed.")
@@ -222,7 +222,7 @@ def complete_upload(body: bytes) -> list[CompletedPart]:
 
 
 def tagging(body: bytes, tags_max: int = OBJECT_TAGS_MAX) -> dict[str, str]:
-    """PutObjectTagging, PutBucketTagging. Raises MalformedXML or InvalidTag."""
+    """Parse the body of PutObjectTagging or PutBucketTagging. Raises MalformedXML or InvalidTag."""
     sets = list(_only(parse(body, "Tagging"), "TagSet"))
     if len(sets) != 1:
         raise malformed("A Tagging has one TagSet.")
@@ -236,7 +236,7 @@ def tagging(body: bytes, tags_max: int = OBJECT_TAGS_MAX) -> dict[str, str]:
 
 
 def tagging_header(text: str) -> dict[str, str]:
-    """The header `x-amz-tagging`: tags as in a query. Raises InvalidArgument or InvalidTag."""
+    """Parse the header `x-amz-tagging`, which has the form of a query. Raises InvalidArgument or InvalidTag."""
     try:
         pairs = (
             parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=100) if is_encoded(text) else None
@@ -257,7 +257,7 @@ def _tags(pairs: list[tuple[str, str]], tags_max: int) -> dict[str, str]:
     if len(tags) != len(pairs):
         raise S3Error("InvalidTag", "Cannot provide multiple tags with the same key.")
     if len(tags) > tags_max:
-        raise S3Error("InvalidTag", f"{len(tags)} tags; at most {tags_max} are possible.")
+        raise S3Error("InvalidTag", f"{len(tags)} tags; at most {tags_max} are allowed.")
     for key, value in pairs:
         if not 1 <= len(key) <= TAG_KEY_LENGTH_MAX or key.startswith("aws:"):
             raise S3Error("InvalidTag", "The key of a tag has 1 to 128 characters, and does not begin with aws:.")
@@ -267,8 +267,8 @@ def _tags(pairs: list[tuple[str, str]], tags_max: int) -> dict[str, str]:
 
 
 def versioning(body: bytes) -> str:
-    """PutBucketVersioning: Enabled or Suspended. Raises MalformedXML, IllegalVersioningConfigurationException, or
-    NotImplemented for MFA delete."""
+    """Parse the body of PutBucketVersioning: Enabled or Suspended. Raises MalformedXML,
+    IllegalVersioningConfigurationException, or NotImplemented for MFA delete."""
     fields = _fields(parse(body, "VersioningConfiguration"), "Status", "MfaDelete")
     mfa = fields.get("MfaDelete", "Disabled").strip()
     if mfa == "Enabled":
@@ -287,7 +287,8 @@ def versioning(body: bytes) -> str:
 
 
 def create_bucket(body: bytes) -> str | None:
-    """CreateBucket: the location constraint. Raises MalformedXML, or NotImplemented for directory buckets and tags."""
+    """Parse the body of CreateBucket. Returns the location constraint. Raises MalformedXML, or NotImplemented for
+    directory buckets and tags."""
     if not body.strip():
         return None
     document = parse(body, "CreateBucketConfiguration")
@@ -298,13 +299,13 @@ def create_bucket(body: bytes) -> str | None:
 
 
 def unknown_mail_address() -> S3Error:
-    """What is answered to a grantee by mail address, since no account has one."""
+    """Return the error for a grantee named by mail address, since accounts have none."""
     return S3Error("UnresolvableGrantByEmailAddress", "No account of this store has a mail address; name its id.")
 
 
 def access_control(body: bytes) -> tuple[Owner, list[Grant]]:
-    """PutBucketAcl, PutObjectAcl: the owner, and the grants. Raises MalformedACLError, MalformedXML, or as
-    `unknown_mail_address` for a grantee by mail address."""
+    """Parse the body of PutBucketAcl or PutObjectAcl. Returns the owner and the grants. Raises MalformedACLError,
+    MalformedXML, or `unknown_mail_address` for a grantee named by mail address."""
     owner = None
     grants: list[Grant] | None = None
     for child in _only(parse(body, "AccessControlPolicy"), "Owner", "AccessControlList"):

@@ -84,8 +84,8 @@ STATUS_OF = {
 
 
 class S3Error(Exception):
-    """What a request is refused with. fields: further elements of the answer, by the name that S3 gives them.
-    `headers`: further headers of it."""
+    """The error that a request is answered with. `fields` are further elements of the answer, by their S3 names;
+    `headers` are further headers."""
 
     def __init__(self, code: str, message: str, **fields: str) -> None:
         super().__init__(f"{code}: {message}")

@@ -1,9 +1,9 @@
-"""Headers that a client has put into the query of a presigned URL.
+"""Headers that a client moved into the query of a presigned URL.
 
-Presigners do this so that whoever uses the URL need not send them: the ACL, metadata, tags or storage class of an
-object, say. Signature Version 4 covers the query, and Version 2 the names that begin with `x-amz-`. Source: "Presigned
-URL limitations" and "Authenticating Requests: Using Query Parameters" of the S3 documentation, and how botocore and the
-AWS SDK for JavaScript presign.
+Presigners do this so that the user of the URL does not have to send them, for example the ACL, metadata, tags or
+storage class of an object. Signature Version 4 covers the query, and Version 2 the names that begin with `x-amz-`.
+Sources: "Presigned URL limitations" and "Authenticating Requests: Using Query Parameters" of the S3 documentation, and
+how botocore and the AWS SDK for JavaScript presign.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _OF_THE_SIGNATURE = re.compile(
 _CHECKSUMS = {algorithm.header: algorithm for algorithm in Algorithm}
 _NAMED = "x-amz-sdk-checksum-algorithm"
 _ALSO = frozenset(["content-md5", "content-type"])
-"""Besides `x-amz-`; only presigners of Signature Version 2 move them."""
+"""Other headers than `x-amz-` that are moved; only presigners of Signature Version 2 do so."""
 
 
 def is_presigned(request: Request) -> bool:
-    """Whether the query has a signature, of whatever version."""
+    """Return whether the query has a signature of either version."""
     return not request.query.keys().isdisjoint(("X-Amz-Signature", "Signature"))
 
 
 def with_hoisted(request: Request) -> Request:
-    """The request that a presigned URL means: with the headers in its query as headers. Any other request is returned
-    as it is. Raises InvalidRequest if one is in the headers as well, with another value, and InvalidArgument for a name
-    or a value that no header can have.
+    """Return a presigned request with the headers from its query added to its headers, and any other request
+    unchanged. Raises InvalidRequest if a header is in both places with different values, and InvalidArgument for a name
+    or value that a header cannot have.
 
-    A presigner that has no body yet may compute the checksum of no bytes. It says nothing of the body that is sent
-    later, so it is passed over."""
+    A presigner that has no body yet may send the checksum of zero bytes. It does not describe the body that is sent
+    later, so it is ignored."""
     if not is_presigned(request):
         return request
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Names of buckets and objects, and which of them a request is about.
+"""Names of buckets and objects, and the ones that a request addresses.
 
 Sources: "General purpose bucket naming rules", "Naming Amazon S3 objects" and "Virtual hosting of general purpose
 buckets" of the S3 user guide.
@@ -17,14 +17,14 @@ KEY_SIZE_MAX = 1024
 """Bytes of UTF-8."""
 _BUCKET = re.compile(r"[a-z0-9](?:[a-z0-9.-]{1,61})[a-z0-9]")
 _POSSIBLE_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-"""Also buckets that were not made by S3's rules; never those that a store keeps to itself."""
+"""Also matches buckets that were not created by S3's rules, but never the store's own buckets."""
 _LIKE_AN_ADDRESS = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+")
 _RESERVED_STARTS = ("xn--", "sthree-", "amzn-s3-demo-")
 _RESERVED_ENDS = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
 
 
 def check_new_bucket(name: str) -> None:
-    """Raises InvalidBucketName unless a bucket of this name may be created."""
+    """Raise InvalidBucketName unless a bucket with this name may be created."""
     if (
         not _BUCKET.fullmatch(name)
         or ".." in name
@@ -37,14 +37,14 @@ def check_new_bucket(name: str) -> None:
         raise S3Error(
             "InvalidBucketName",
             "A bucket's name has 3 to 63 lower-case letters, digits, dots and hyphens, begins and ends with a letter or"
-            " digit, has no two dots in a row and no dot beside a hyphen, is not formatted as an IP address, and avoids"
-            " reserved prefixes.",
+            " digit, has no two dots in a row and no dot next to a hyphen, is not an IP address, and has no"
+            " reserved prefix.",
             BucketName=name,
         )
 
 
 def check_key(key: str) -> None:
-    """Raises KeyTooLongError, or InvalidArgument for NUL, which no store of names can keep apart from an end."""
+    """Raise KeyTooLongError, or InvalidArgument for a key with NUL, which would end the name in some stores."""
     size = len(key.encode())
     if size > KEY_SIZE_MAX:
         raise S3Error("KeyTooLongError", "Your key is too long.", Size=str(size), MaxSizeAllowed=str(KEY_SIZE_MAX))
@@ -53,20 +53,21 @@ def check_key(key: str) -> None:
 
 
 def check_version_id(version: str | None) -> None:
-    """Raises InvalidArgument for an empty one, which must not be taken for none."""
+    """Raise InvalidArgument for an empty version id, which must not be taken for a missing one."""
     if version == "":
         raise S3Error("InvalidArgument", "Version id cannot be the empty string.", ArgumentName="versionId")
 
 
 def addressed(raw_path: bytes, host: str | None, domains: Collection[str] = ()) -> tuple[str | None, str | None]:
-    """(bucket, key) that a request is about; None for those that it does not name.
+    """Return the (bucket, key) that a request addresses; None for the one that it does not name.
 
-    raw_path: as sent. host: the Host header, with or without a port. domains: of the store, in lower case; the host
-    `BUCKET.DOMAIN` names a bucket, and then the whole path is the key. If several domains fit, the longest counts. Any
-    other host, and a domain itself, leave the bucket to the path, so that path style always works.
+    raw_path: as sent. host: the Host header, with or without a port. domains: the domains of the store, in lower case.
+    The host `BUCKET.DOMAIN` names a bucket, and then the whole path is the key; the longest matching domain counts.
+    With any other host, or a domain itself, the path names the bucket, so path style always works.
 
-    Keys are not normalised: `//`, `.` and `..` are parts of names. Raises InvalidURI for what is not UTF-8 or
-    a path without `/`; InvalidBucketName for a name that no bucket can have; KeyTooLongError; InvalidArgument."""
+    Keys are not normalised: `//`, `.` and `..` are parts of names. Raises InvalidURI for a path that is not UTF-8 or
+    does not begin with `/`; InvalidBucketName for a name that a bucket cannot have; KeyTooLongError;
+    InvalidArgument."""
     path = raw_path or b"/"
     if not path.startswith(b"/"):
         raise S3Error("InvalidURI", "The path of a request begins with a slash.")
@@ -86,7 +87,7 @@ def addressed(raw_path: bytes, host: str | None, domains: Collection[str] = ()) 
 
 
 def bucket_of_host(host: str | None, domains: Collection[str]) -> str | None:
-    """The bucket that the Host header names, as of `addressed`; None if it names none."""
+    """Return the bucket that the Host header names (see `addressed`), or None."""
     if not host or not domains or host.startswith("["):
         return None
     name = host.lower().partition(":")[0].rstrip(".")
@@ -99,8 +100,8 @@ def bucket_of_host(host: str | None, domains: Collection[str]) -> str | None:
 
 
 def copy_source(text: str) -> tuple[str, str, str | None]:
-    """(bucket, key, version id) of the header `x-amz-copy-source`: `/bucket/key?versionId=...`, encoded as a URL, with
-    or without the first slash. Raises InvalidArgument, KeyTooLongError; NotImplemented for access points."""
+    """Return the (bucket, key, version id) of the header `x-amz-copy-source`: `/bucket/key?versionId=...`, URL-encoded,
+    with or without the first slash. Raises InvalidArgument, KeyTooLongError; NotImplemented for access points."""
     path, mark, query = text.partition("?")
     version = None
     if mark:
@@ -124,7 +125,7 @@ def copy_source(text: str) -> tuple[str, str, str | None]:
 def _bad_source() -> S3Error:
     return S3Error(
         "InvalidArgument",
-        "x-amz-copy-source must be bucket/key, encoded as a URL, and ?versionId= if a version is meant.",
+        "x-amz-copy-source must be bucket/key, URL-encoded, followed by ?versionId=ID to copy a version.",
         ArgumentName="x-amz-copy-source",
     )
 

@@ -1,12 +1,12 @@
-"""Which operation a request asks for.
+"""Finds the operation of a request.
 
 Source: the request syntax of each operation in the S3 API reference. Operations differ in their method, in whether they
 name a bucket and a key, in one query parameter (the subresource, such as `?acl`), and a few in a header or in a further
-parameter. Everything that S3 has and we have not is answered NotImplemented by name, so that no request is mistaken for
-another: a PUT with `?encryption` never stores an object.
+parameter. S3 operations that are not supported are known by name and answered with NotImplemented, so that no request
+is mistaken for another: a PUT with `?encryption` never stores an object.
 
-Parameters that begin with `x-` never decide about the operation. Headers that a presigned URL has there must be headers
-already (nos_ec.s3.hoisted).
+Parameters that begin with `x-` never decide the operation. Headers in the query of a presigned URL must have been moved
+to the headers before (nos_ec.s3.hoisted).
 """
 
 from __future__ import annotations
@@ -97,15 +97,15 @@ SERVED = frozenset(
         "AbortMultipartUpload",
     ]
 )
-"""What a gateway is to serve; all other operations of the tables below are answered NotImplemented."""
+"""The operations that a gateway serves. All others in the tables below are answered with NotImplemented."""
 
 
 PREFLIGHT = "OPTIONS"
-"""What a browser asks before it sends a request of another site's page."""
+"""The request that a browser sends before a cross-origin request."""
 
 
 POST_FORM = "PostObject"
-"""An upload by a form, which says in its body who sends it."""
+"""An upload by a form, whose sender is named in its body."""
 
 
 class _Place(Enum):
@@ -259,19 +259,19 @@ _PARAMETERS = {
 """Parameters of operations that have more than a subresource and `versionId`."""
 
 _CHANGES = frozenset(["CreateBucket", "DeleteBucket", "PutObject", "CopyObject", "DeleteObject"])
-"""Operations without a subresource that change something. A parameter that we do not know may be a subresource that S3
-has got since, so it is refused there. Names that begin with `x-` are the client's own, as S3 has it."""
+"""Operations without a subresource that change something. They refuse unknown parameters, because these may be new
+subresources of S3. Names that begin with `x-` belong to the client, as in S3."""
 _OF_VERSION_2 = frozenset(["AWSAccessKeyId", "Signature", "Expires", "content-md5", "content-type"])
-"""What presigned URLs of Signature Version 2 have in their query."""
+"""Query parameters of presigned URLs of Signature Version 2."""
 _NO_VERSION = frozenset(["PutObject", "CopyObject", "UploadPart", "UploadPartCopy", "CreateMultipartUpload"])
 
 
 def operation_of(request: Request, bucket: str | None, key: str | None) -> str:
-    """The name that the S3 API reference gives the operation, one of SERVED, POST_FORM or PREFLIGHT. bucket, key: as
-    `names.addressed` says.
+    """Return the name of the operation in the S3 API reference: one of SERVED, POST_FORM or PREFLIGHT. bucket, key: the
+    result of `names.addressed`.
 
-    Raises S3Error: NotImplemented for an operation that we lack; InvalidArgument for two subresources, or a parameter
-    that was sent twice, or an empty version id; MethodNotAllowed for what S3 does not have."""
+    Raises S3Error: NotImplemented for an unsupported operation; InvalidArgument for two subresources, a parameter that
+    was sent twice, or an empty version id; MethodNotAllowed for a method that S3 does not have there."""
     if request.method == "OPTIONS" and bucket is not None:
         return PREFLIGHT
     name = _name_of(request, _place(bucket, key))
@@ -291,7 +291,7 @@ def operation_of(request: Request, bucket: str | None, key: str | None) -> str:
 
 @cache
 def parameters_of(operation: str) -> frozenset[str]:
-    """The query parameters that an operation looks at, each of which may be sent once."""
+    """Return the query parameters of an operation, each of which may be sent once."""
     return frozenset(_PARAMETERS.get(operation, "").split()) | {"versionId"}
 
 
@@ -358,7 +358,7 @@ _LISTED = {
     "inventory": "ListBucketInventoryConfigurations",
     "metrics": "ListBucketMetricsConfigurations",
 }
-"""What a GET without an `id` lists."""
+"""The operations of a GET without an `id`."""
 
 
 def _not_allowed(method: str, place: _Place) -> S3Error:

@@ -1,7 +1,7 @@
-"""Bucket policies without conditions: what they say, and what they allow and deny.
+"""Bucket policies without conditions: parsing and evaluation.
 
-A policy that is not understood in full is refused, because one that is half understood may allow too much: conditions,
-NotPrincipal, variables and principals that are no accounts are answered with 501, everything else with 400.
+A policy that is not fully supported is refused, because ignoring a part of it may allow too much. Conditions,
+NotPrincipal, variables and principals that are not accounts are answered with 501, every other error with 400.
 
 Sources: "Policies and permissions in Amazon S3" and "Bucket policies" of the S3 user guide; "IAM JSON policy reference"
 (grammar; evaluation logic: an explicit Deny beats every Allow).
@@ -20,7 +20,7 @@ from nos_ec.s3.actions import ACTIONS_ON_BUCKETS, ACTIONS_ON_OBJECTS, KNOWN_ACTI
 from nos_ec.s3.errors import S3Error
 
 POLICY_BYTES_MAX = 20 << 10
-"""As S3 has it."""
+"""The limit of S3."""
 STATEMENTS_MAX = 1000
 VERSIONS = ("2012-10-17", "2008-10-17")
 _RESOURCE = "arn:aws:s3:::"
@@ -31,7 +31,7 @@ _OF_STATEMENT = frozenset(["Sid", "Effect", "Principal", "Action", "NotAction", 
 
 
 class Verdict(Enum):
-    """What a policy says of a request."""
+    """The result of evaluating a policy for a request."""
 
     ALLOW = "allow"
     DENY = "deny"
@@ -40,20 +40,20 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """What a statement is about: all that one of the patterns fits, or, if `negated`, all that none fits."""
+    """The actions or resources of a statement: all that match a pattern, or, if `negated`, all that match none."""
 
     patterns: re.Pattern[str]
     negated: bool
 
     def fit(self, text: str) -> bool:
-        """Whether the statement is about it."""
+        """Return whether the statement covers this action or resource."""
         return (self.patterns.fullmatch(text) is not None) is not self.negated
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """accounts: whom it is about; None for everybody, with and without an access key. actions: in lower case.
-    resources: a bucket, or a bucket and a key with a slash between."""
+    """A statement of a policy. `accounts` None means everybody, with and without an access key. `actions` are in lower
+    case. `resources` match BUCKET or BUCKET/KEY."""
 
     allows: bool
     accounts: frozenset[str] | None
@@ -61,24 +61,24 @@ class Statement:
     resources: Patterns
 
     def is_about(self, account: str | None, action: str, resource: str) -> bool:
-        """Whether it says anything of a request of this account; None for an anonymous one."""
+        """Return whether the statement covers a request of this account (None: an anonymous request)."""
         is_theirs = self.accounts is None or account in self.accounts
         return is_theirs and self.actions.fit(action.lower()) and self.resources.fit(resource)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The policy of a bucket. Any number of threads may ask."""
+    """The policy of a bucket. Safe to use from several threads."""
 
     statements: tuple[Statement, ...]
 
     @property
     def is_public(self) -> bool:
-        """Whether it allows anything to everybody."""
+        """Whether the policy allows anything to everybody."""
         return any(one.allows and one.accounts is None for one in self.statements)
 
     def verdict(self, account: str | None, action: str, resource: str) -> Verdict:
-        """What it says of a request. action: such as s3:GetObject. resource: BUCKET, or BUCKET/KEY."""
+        """Evaluate a request. action: such as s3:GetObject. resource: BUCKET or BUCKET/KEY."""
         found = Verdict.NOTHING
         for statement in self.statements:
             if statement.is_about(account, action, resource):
@@ -89,10 +89,10 @@ class Policy:
 
 
 def policy_of(body: bytes, bucket: str, *, is_new: bool = False) -> Policy:
-    """The policy that was sent for a bucket. Raises MalformedPolicy, or NotImplemented for what we lack.
+    """Parse the policy of a bucket. Raises MalformedPolicy, or NotImplemented for unsupported elements.
 
-    is_new: refuse it also if an action applies to none of the resources of its statement. Such a statement allows or
-    denies less than its author meant, but a policy that was stored with one stays as it is.
+    is_new: also refuse an action that applies to none of the resources of its statement. Such a statement allows or
+    denies less than its author meant, but a policy that is already stored with one stays valid.
     """
     if len(body) > POLICY_BYTES_MAX:
         raise malformed_policy(f"The policy has more than {POLICY_BYTES_MAX} bytes.")
@@ -107,10 +107,10 @@ def policy_of(body: bytes, bucket: str, *, is_new: bool = False) -> Policy:
         raise malformed_policy(f"The Version of a policy is {VERSIONS[0]} or {VERSIONS[1]}.")
     if not isinstance(data.get("Id", ""), str):
         raise malformed_policy("The Id of a policy is text.")
-    told = data.get("Statement")
-    listed: list[Any] = told if isinstance(told, list) else [told]
+    given = data.get("Statement")
+    listed: list[Any] = given if isinstance(given, list) else [given]
     if not 1 <= len(listed) <= STATEMENTS_MAX or not all(isinstance(one, dict) for one in listed):
-        raise malformed_policy("Missing required field Statement, or one that is no object.")
+        raise malformed_policy("Missing required field Statement, or a statement that is not an object.")
     sids = [one["Sid"] for one in listed if "Sid" in one]
     if not all(isinstance(sid, str) for sid in sids) or len(set(sids)) < len(sids):
         raise malformed_policy("The Sid of a statement is text, and unique.")
@@ -118,17 +118,17 @@ def policy_of(body: bytes, bucket: str, *, is_new: bool = False) -> Policy:
 
 
 def deny_everything() -> Policy:
-    """What a stored policy counts as that cannot be read."""
+    """Return the policy that replaces a stored policy which cannot be read."""
     return Policy((Statement(False, None, _patterns(["*"]), _patterns(["*"])),))
 
 
 def malformed_policy(reason: str) -> S3Error:
-    """What a policy is refused with."""
+    """Return the error of a malformed policy."""
     return S3Error("MalformedPolicy", reason)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A member that is there twice would be understood differently by others."""
+    """Refuse repeated members, which JSON parsers understand differently."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError
@@ -178,12 +178,12 @@ def _accounts(principal: Any) -> frozenset[str] | None:
         raise _invalid("principal", principal)
     found: set[str] = set()
     everybody = False
-    for kind, told in principal.items():
+    for kind, given in principal.items():
         if kind in ("Service", "Federated"):
             raise S3Error("NotImplemented", f"A principal of the kind {kind} is not supported.")
         if kind not in ("AWS", "CanonicalUser"):
             raise _invalid("principal", kind)
-        for name in _texts(told, "principal"):
+        for name in _texts(given, "principal"):
             if name == "*" and kind == "AWS":
                 everybody = True
             else:
@@ -192,7 +192,7 @@ def _accounts(principal: Any) -> frozenset[str] | None:
 
 
 def _account(name: str, kind: str) -> str:
-    """`arn:aws:iam::ACCOUNT:root`, `arn:aws:iam:::user/ACCOUNT`, or the bare name."""
+    """Parse `arn:aws:iam::ACCOUNT:root`, `arn:aws:iam:::user/ACCOUNT` or the bare name of an account."""
     if _BARE.fullmatch(name):
         return name
     match = _PRINCIPAL.fullmatch(name) if kind == "AWS" else None
@@ -202,17 +202,17 @@ def _account(name: str, kind: str) -> str:
 
 
 def _either(data: dict[str, Any], name: str) -> tuple[list[str], bool]:
-    """The texts of a field or of its opposite, and whether it was that."""
+    """Return the texts of a field or of its negation, and whether it was negated."""
     if (name in data) == (f"Not{name}" in data):
         raise malformed_policy(f"A statement has either {name} or Not{name}.")
     negated = name not in data
     return _texts(data[f"Not{name}" if negated else name], name.lower()), negated
 
 
-def _texts(told: Any, what: str) -> list[str]:
-    listed = told if isinstance(told, list) else [told]
+def _texts(given: Any, what: str) -> list[str]:
+    listed = given if isinstance(given, list) else [given]
     if not listed or not all(isinstance(one, str) and one for one in listed):
-        raise _invalid(what, told)
+        raise _invalid(what, given)
     if any("${" in one for one in listed):
         raise S3Error("NotImplemented", "Variables are not supported in a policy.")
     return listed
@@ -231,7 +231,8 @@ def _is_one_of(action: str, actions: frozenset[str]) -> bool:
 
 
 def _check_that_actions_apply(actions: Iterable[str], resources: Sequence[str], bucket: str) -> None:
-    """`photos` is the bucket, `photos/*` its objects, `photos*` is both."""
+    """Raise MalformedPolicy unless each action applies to a resource. `photos` is the bucket, `photos/*` are its
+    objects, `photos*` is both."""
     is_bucket = any(re.fullmatch(_regex(resource), bucket) for resource in resources)
     is_object = any("/" in resource or "*" in resource for resource in resources)
     for action in actions:
@@ -245,7 +246,7 @@ def _check_that_actions_apply(actions: Iterable[str], resources: Sequence[str], 
 
 
 def _resource(resource: str, bucket: str, *, negated: bool) -> str:
-    """The pattern of a bucket, or of a bucket and a key. That of another bucket is a mistake, except in NotResource."""
+    """Return the pattern BUCKET or BUCKET/KEY of a resource. Another bucket is refused, except in NotResource."""
     if not resource.startswith(_RESOURCE):
         raise _invalid("resource", resource)
     inside = resource.removeprefix(_RESOURCE)
@@ -254,9 +255,9 @@ def _resource(resource: str, bucket: str, *, negated: bool) -> str:
     return inside
 
 
-def _invalid(what: str, told: Any) -> S3Error:
-    told = str(told)[:200]
-    return S3Error("MalformedPolicy", f"Invalid {what} in policy: {told}", Detail=told)
+def _invalid(what: str, given: Any) -> S3Error:
+    given = str(given)[:200]
+    return S3Error("MalformedPolicy", f"Invalid {what} in policy: {given}", Detail=given)
 
 
 def _patterns(patterns: Iterable[str], *, negated: bool = False) -> Patterns:
@@ -264,8 +265,8 @@ def _patterns(patterns: Iterable[str], *, negated: bool = False) -> Patterns:
 
 
 def _regex(pattern: str) -> str:
-    """`*` stands for any text, `?` for one character. Text between two stars is matched where it comes first, and
-    never tried again. So no pattern takes more time than its length times that of the text."""
+    """Translate a pattern: `*` matches any text, `?` one character. Text between two stars is matched at its first
+    place only, without backtracking. So matching takes at most the length of the pattern times that of the text."""
     pieces = re.split(r"(\*+)", pattern)
     texts = ["".join("." if char == "?" else re.escape(char) for char in piece) for piece in pieces[::2]]
     if len(texts) == 1:

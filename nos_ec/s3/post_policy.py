@@ -1,4 +1,4 @@
-"""The policy of a POST form: what a browser may upload, signed by somebody who has an access key.
+"""The policy of a POST form: what a browser may upload, signed with an access key.
 
 Sources: "POST object", "POST policy" and "Browser-Based Uploads" of the S3 API reference
 (sigv4-HTTPPOSTConstructPolicy, sigv4-post-example); "Browser-based uploads using POST" of the S3 user guide for
@@ -24,14 +24,14 @@ POLICY_SIZE_MAX = 20 << 10
 CONDITIONS_MAX = 200
 _NEED_NO_CONDITION = frozenset(["awsaccesskeyid", "signature", "x-amz-signature", "policy", "file"])
 _FREE = ("x-ignore-", "x-amz-checksum-")
-"""Fields that begin so need no condition either. A checksum can only make an upload fail; radosgw takes it, too."""
+"""Fields with these prefixes need no condition either: a checksum can only make an upload fail (as in radosgw)."""
 _EXPIRATION = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?Z")
 _CREDENTIAL = re.compile(r"(.+)/([0-9]{8})/([0-9A-Za-z_-]{1,64})/s3/aws4_request")
 
 
 @dataclass(frozen=True, slots=True)
 class FormClaim:
-    """Who claims to have signed a form. day, region: None for Signature Version 2."""
+    """The signature of a form, not verified yet. `day` and `region` are None for Signature Version 2."""
 
     access_key: str
     signature: str
@@ -42,15 +42,15 @@ class FormClaim:
 
 @dataclass(frozen=True, slots=True)
 class SizeRange:
-    """Bytes that the file may have."""
+    """The least and most bytes that the file may have."""
 
     least: int
     most: int
 
 
 def read_form_claim(fields: Mapping[str, str]) -> FormClaim | None:
-    """fields: of the form, by name in lower case. None for an anonymous form, which has no policy. Raises
-    InvalidArgument, InvalidToken."""
+    """Read the signature of a form. fields: its fields, by name in lower case. Returns None for an anonymous form,
+    which has no policy. Raises InvalidArgument, InvalidToken."""
     policy = fields.get("policy")
     signed = not fields.keys().isdisjoint(("awsaccesskeyid", "signature", "x-amz-signature", "x-amz-credential"))
     if policy is None:
@@ -79,8 +79,8 @@ def read_form_claim(fields: Mapping[str, str]) -> FormClaim | None:
 
 
 def verify_form(claim: FormClaim, secret: str | None) -> None:
-    """secret: that of the access key, None if there is no such key. Raises InvalidAccessKeyId,
-    SignatureDoesNotMatch."""
+    """Verify the signature of a form. secret: the secret of the access key, or None if there is no such key. Raises
+    InvalidAccessKeyId, SignatureDoesNotMatch."""
     if secret is None:
         raise unknown_key(claim.access_key)
     if claim.day is not None and claim.region is not None:
@@ -98,9 +98,9 @@ def verify_form(claim: FormClaim, secret: str | None) -> None:
 
 
 def check_policy(policy: str, fields: Mapping[str, str], bucket: str, now_ms: int) -> SizeRange | None:
-    """policy: in base64. fields: of the form, by name in lower case, with the key as it will be. Returns the sizes that
-    the file may have, None for any. Raises InvalidPolicyDocument, or AccessDenied if the form is not as the policy
-    says, or has a field that it says nothing of."""
+    """Check a form against its policy. policy: in base64. fields: by name in lower case, with the final key. Returns
+    the range of sizes for the file, or None if any size is allowed. Raises InvalidPolicyDocument, or AccessDenied if a
+    field does not meet its condition or has none."""
     document = _parsed(policy)
     if now_ms > _expiration_ms(document):
         raise _denied("Policy expired.")
@@ -115,7 +115,7 @@ def check_policy(policy: str, fields: Mapping[str, str], bucket: str, now_ms: in
         name = str(first)[1:].lower()
         named.add(name)
         value, wanted = found.get(name, ""), str(second)
-        # A Content-Type with commas is a list, each value of which must begin so ("POST policy" of the API reference).
+        # Each value of a Content-Type with commas must have the prefix ("POST policy" of the API reference).
         values = [part.strip() for part in value.split(",")] if name == "content-type" else [value]
         if not (value == wanted if kind == "eq" else all(one.startswith(wanted) for one in values)):
             raise _denied(f"Policy Condition failed: {json.dumps(condition)}")
@@ -143,7 +143,7 @@ def _parsed(policy: str) -> dict[str, Any]:
 
 
 def _expiration_ms(document: dict[str, Any]) -> int:
-    """Raises S3Error for all but the one form of ISO 8601 that S3 takes, which clients write."""
+    """Return the expiration in ms. Raises S3Error for any form of ISO 8601 other than the one that S3 accepts."""
     text = document["expiration"]
     try:
         time = datetime.fromisoformat(text) if _EXPIRATION.fullmatch(text) else None
@@ -155,7 +155,7 @@ def _expiration_ms(document: dict[str, Any]) -> int:
 
 
 def _condition(condition: object) -> tuple[str, object, object]:
-    """(kind, `$name` or least, value or most); kind: eq, starts-with or content-length-range."""
+    """Return (kind, `$name` or least, value or most), where kind is eq, starts-with or content-length-range."""
     if isinstance(condition, dict) and len(condition) == 1:
         ((name, value),) = condition.items()
         if isinstance(value, str):
@@ -166,7 +166,7 @@ def _condition(condition: object) -> tuple[str, object, object]:
             return kind, first, second
         if kind in ("eq", "starts-with") and isinstance(first, str) and first[:1] == "$" and isinstance(second, str):
             return kind, first, second
-    raise _invalid(f"the condition {json.dumps(condition)} is not of a form that S3 has")
+    raise _invalid(f"the condition {json.dumps(condition)} does not have a form that S3 supports")
 
 
 def _number(value: object) -> int:

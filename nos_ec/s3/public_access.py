@@ -1,4 +1,4 @@
-"""Public access blocks and ownership controls of buckets: what they say, from and to XML.
+"""Public access blocks and ownership controls of buckets, read from and written as XML.
 
 Sources: PutPublicAccessBlock, PutBucketOwnershipControls and their data types in the S3 API reference; "Blocking public
 access to your Amazon S3 storage" and "Controlling ownership of objects and disabling ACLs" of the S3 user guide.
@@ -14,9 +14,9 @@ from nos_ec.s3.documents import Element, malformed, parse
 
 @dataclass(frozen=True, slots=True)
 class PublicAccessBlock:
-    """What a bucket refuses to the public. block_acls: to store ACLs that are public. ignore_acls: what ACLs grant to
-    groups. block_policy: to store a policy that is public. restrict_buckets: what a public policy allows to other
-    accounts than the owner's."""
+    """What a bucket refuses to the public. `block_acls` refuses to store public ACLs, and `block_policy` a public
+    policy. `ignore_acls` ignores what ACLs grant to groups. `restrict_buckets` ignores what a public policy allows to
+    accounts other than the owner."""
 
     block_acls: bool = False
     ignore_acls: bool = False
@@ -35,35 +35,35 @@ _NAMES = {
 
 
 class Ownership(StrEnum):
-    """Who owns objects, and whether ACLs count. In this store the owner of a bucket owns its objects always, so the two
-    that allow ACLs say the same."""
+    """Who owns objects, and whether ACLs count. In this store the owner of a bucket always owns its objects, so the two
+    values that allow ACLs mean the same."""
 
     ENFORCED = "BucketOwnerEnforced"
-    """ACLs count for nothing."""
+    """ACLs have no effect."""
     PREFERRED = "BucketOwnerPreferred"
     WRITER = "ObjectWriter"
 
 
 def public_access_block(body: bytes) -> PublicAccessBlock:
-    """PutPublicAccessBlock. What it leaves out is off. Raises MalformedXML."""
-    said: dict[str, bool] = {}
+    """Parse the body of PutPublicAccessBlock. Settings that it leaves out are off. Raises MalformedXML."""
+    given: dict[str, bool] = {}
     for child in _inside(parse(body, "PublicAccessBlockConfiguration")):
         word, field = _text(child).lower(), _NAMES.get(child.name)
-        if field is None or field in said:
+        if field is None or field in given:
             raise malformed(f"{child.name!r} in a public access block is unknown or repeated.")
         if word not in ("true", "false"):
             raise malformed(f"{child.name!r} is true or false.")
-        said[field] = word == "true"
-    return PublicAccessBlock(**said)
+        given[field] = word == "true"
+    return PublicAccessBlock(**given)
 
 
 def fields_of(block: PublicAccessBlock) -> list[tuple[str, str]]:
-    """The elements of GetPublicAccessBlock."""
+    """Return the elements of the answer to GetPublicAccessBlock."""
     return [(name, str(getattr(block, field)).lower()) for name, field in _NAMES.items()]
 
 
 def ownership_controls(body: bytes) -> Ownership:
-    """PutBucketOwnershipControls. Raises MalformedXML."""
+    """Parse the body of PutBucketOwnershipControls. Raises MalformedXML."""
     rules = _inside(parse(body, "OwnershipControls"))
     inside = _inside(rules[0]) if [one.name for one in rules] == ["Rule"] else []
     if [one.name for one in inside] != ["ObjectOwnership"]:

@@ -1,4 +1,4 @@
-"""A request as it was sent: nothing decoded, nothing normalised, because exactly this is what clients sign."""
+"""A request as it was sent, neither decoded nor normalised, because clients sign exactly these bytes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _TOKEN = re.compile(r"[0-9a-z!#$%&'*+.^_`|~-]+")
 
 @dataclass(frozen=True)
 class Request:
-    """raw_path and raw_query: the two sides of the first `?` of the request's target. headers: (name in lower case,
-    value), in the order sent, repeated ones repeated; as an ASGI server gives them. Read what may be sent once by
-    `header` and `parameter`, which refuse repeats. scheme: `http` or `https`, by which it has come.
+    """An HTTP request. `raw_path` and `raw_query` are the parts of the target before and after the first `?`. `headers`
+    are pairs (name in lower case, value) in the order sent, with repeats, as an ASGI server passes them. Read headers
+    and parameters that may be sent only once with `header` and `parameter`, which refuse repeats.
 
-    Raises InvalidURI for a target that no client of S3 needs: each of its parameters is decoded before anyone knows
-    who has sent it."""
+    Raises InvalidURI for a target larger than S3 clients need, because all parameters are decoded before the sender is
+    authenticated."""
 
     method: str
     raw_path: bytes
     raw_query: bytes
     headers: Sequence[tuple[bytes, bytes]]
     scheme: str = "http"
-    """`http` or `https`, as the client has asked."""
+    """`http` or `https`: the scheme that the client used."""
 
     def __post_init__(self) -> None:
         if len(self.raw_path) + len(self.raw_query) > TARGET_SIZE_MAX:
@@ -41,20 +41,20 @@ class Request:
 
     @property
     def base(self) -> str:
-        """Scheme and host of the server, as the client has named it."""
+        """The scheme and host of the server, as the client named it."""
         return f"{self.scheme}://{self.header('host') or ''}"
 
     @cached_property
     def header_values(self) -> dict[bytes, list[bytes]]:
-        """Each header's values in the order sent."""
+        """The values of each header, in the order sent."""
         values: dict[bytes, list[bytes]] = {}
         for name, value in self.headers:
             values.setdefault(name, []).append(value)
         return values
 
     def header(self, name: str) -> str | None:
-        """The value of a header that may be sent once, without the whitespace around it. Bytes that are not UTF-8 come
-        as Latin-1. Raises InvalidRequest if it was sent twice, since a proxy in front may have seen the other one."""
+        """Return the value of a header that may be sent once, without surrounding whitespace. A value that is not UTF-8
+        is decoded as Latin-1. Raises InvalidRequest if it was sent twice, since a proxy may have used the other one."""
         values = self.header_values.get(name.encode())
         if values is None:
             return None
@@ -64,8 +64,8 @@ class Request:
 
     @cached_property
     def query(self) -> dict[str, list[str]]:
-        """The values of each parameter, decoded, in the order sent. `+` is a space, as in HTML forms. Raises InvalidURI
-        for what is not UTF-8, and as `require_encoded`."""
+        """The decoded values of each parameter, in the order sent. `+` is a space, as in HTML forms. Raises InvalidURI
+        if it is not UTF-8, or not properly encoded (see `require_encoded`)."""
         values: dict[str, list[str]] = {}
         require_encoded(self.raw_query)
         try:
@@ -76,8 +76,8 @@ class Request:
         return values
 
     def parameter(self, name: str) -> str | None:
-        """The value of a parameter that may be sent once. Raises InvalidArgument if it was sent twice: a signature does
-        not cover the order of equal names."""
+        """Return the value of a parameter that may be sent once. Raises InvalidArgument if it was sent twice, because a
+        signature does not cover the order of equal names."""
         values = self.query.get(name)
         if values is None:
             return None
@@ -87,18 +87,18 @@ class Request:
 
 
 def is_encoded(text: str) -> bool:
-    """Return whether each `%` begins an encoded byte. Otherwise decoders disagree about what is meant."""
+    """Return whether each `%` begins an encoded byte. Otherwise decoders disagree about the meaning."""
     return _STRAY_PERCENT.search(text) is None
 
 
 def require_encoded(raw: bytes) -> None:
-    """Raises InvalidURI unless each `%` of a path or query begins an encoded byte."""
+    """Raise InvalidURI unless each `%` of a path or query begins an encoded byte."""
     if not is_encoded(raw.decode("latin-1")):
         raise S3Error("InvalidURI", "Couldn't parse the specified URI: a % is not followed by two hexadecimal digits.")
 
 
 def text_of(value: bytes) -> str:
-    """What the bytes of a header say: UTF-8, or else Latin-1."""
+    """Decode the value of a header as UTF-8, or else as Latin-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -106,32 +106,32 @@ def text_of(value: bytes) -> str:
 
 
 def is_header_name(name: str) -> bool:
-    """Whether a header may have this name, in lower case (RFC 9110, section 5.6.2)."""
+    """Return whether a header may have this lower-case name (RFC 9110, section 5.6.2)."""
     return _TOKEN.fullmatch(name) is not None
 
 
 def require_header_name(name: str) -> None:
-    """Raises InvalidArgument unless a header may have this name (RFC 9110, section 5.6.2), in lower case. For names
-    that did not come as those of headers: the object would have a header that no answer can tell."""
+    """Raise InvalidArgument unless a header may have this lower-case name (RFC 9110, section 5.6.2). For names that
+    were not sent as headers: the object would otherwise get a header that no response can contain."""
     if not is_header_name(name):
         raise S3Error("InvalidArgument", f"{name!r} cannot be the name of a header.", ArgumentName=name)
 
 
 def require_header_value(name: str, value: str) -> None:
-    """Raises InvalidArgument unless a header may have this value (RFC 9110, section 5.5), for one that came otherwise.
-    What is signed has a line for each header, so a line end would make two of one."""
+    """Raise InvalidArgument unless a header may have this value (RFC 9110, section 5.5). For values that were not sent
+    as headers: the string to sign has one line per header, and a line end would turn one header into two."""
     if _CONTROL.search(value):
         raise S3Error("InvalidArgument", f"{name} has a control character.", ArgumentName=name)
 
 
 def decoded_query(raw_query: bytes) -> list[tuple[bytes, bytes]]:
-    """(name, value) of each parameter, in the order sent. One without `=` has an empty value; empty ones are no
-    parameters."""
+    """Return the (name, value) of each parameter, in the order sent. A parameter without `=` has an empty value; empty
+    ones are skipped."""
     return [(name, value) for name, _, value in query_parts(raw_query)]
 
 
 def query_parts(raw_query: bytes) -> list[tuple[bytes, bytes, bytes]]:
-    """(name, `=` or nothing, value) of each parameter, otherwise as `decoded_query`."""
+    """Return the (name, `=` or nothing, value) of each parameter, otherwise like `decoded_query`."""
     found = []
     for pair in raw_query.replace(b"+", b" ").split(b"&"):
         if pair:

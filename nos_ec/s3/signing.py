@@ -1,15 +1,16 @@
-"""Signature Version 4, checked on the server's side: requests signed in a header, and presigned URLs.
+"""Verifies Signature Version 4 of requests that are signed in a header, and of presigned URLs.
 
 Sources, all of the S3 API reference: "Authenticating Requests: Using the Authorization Header"
 (sigv4-auth-using-authorization-header), "Transferring Payload in a Single Chunk" (sig-v4-header-based-auth), "Using
 Query Parameters" (sigv4-query-string-auth); "Error responses" for the codes.
 
-A check has two steps, because between them the caller looks up the secret:
+Verification has two steps, between which the caller looks up the secret:
 
-1. `read_claim` reads who claims to have signed what. It refuses what is malformed, and dates out of bounds.
-2. `verify` compares the signature, and says how the body is signed.
+1. `read_claim` reads the access key, the signature and what it covers. It refuses malformed ones, and dates out of
+   bounds.
+2. `verify` compares the signature, and returns how the body is signed.
 
-Clients sign either what they put on the wire, or the same path and query in canonical encoding. Both mean the same
+Clients sign either the bytes that they send, or the same path and query in canonical encoding. Both mean the same
 request, so both are accepted.
 """
 
@@ -40,12 +41,12 @@ _SIGNATURE = re.compile(r"[0-9a-f]{64}")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _TOKEN = re.compile(r"[0-9a-z!#$%&'*+.^_`|~-]+")
 _REGION = re.compile(r"[0-9A-Za-z_-]{1,64}")
-"""Of any store: what is not bounded before a signature is checked would fill the cache of signing keys."""
+"""The region of any store. It is bounded, because unverified regions would fill the cache of signing keys."""
 _QUERY_NAMES = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature")
 
 
 class Payload(Enum):
-    """What `x-amz-content-sha256` says of the body."""
+    """How the body is signed, according to `x-amz-content-sha256`."""
 
     SHA256 = "the SHA-256 of the body"
     UNSIGNED = "UNSIGNED-PAYLOAD"
@@ -69,8 +70,9 @@ _PAYLOAD_OF = {payload.value: payload for payload in Payload if payload is not P
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who claims to have signed a request, and what. date: as sent, `YYYYMMDDTHHMMSSZ`. scope: what follows the access
-    key in the credential. content_sha256: as sent. presigned: in the query instead of a header."""
+    """The signature of a request, not verified yet. `date` has the form `YYYYMMDDTHHMMSSZ`; `scope` is the rest of the
+    credential after the access key. `date` and `content_sha256` are as sent. `presigned` is set for a signature in the
+    query."""
 
     access_key: str
     date: str
@@ -85,8 +87,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A request whose signature is right. sha256: the hexadecimal SHA-256 that the body must have, for Payload.SHA256
-    alone. signing_key, date, scope and signature: what the signatures of chunks are computed from."""
+    """A request whose signature was verified. `sha256` is the hexadecimal SHA-256 that the body must have; it is set
+    only for Payload.SHA256. The signatures of chunks are computed from `signing_key`, `date`, `scope` and
+    `signature`."""
 
     access_key: str
     payload: Payload
@@ -98,12 +101,12 @@ class Signed:
 
 
 def read_claim(request: Request, now_ms: int, region: str | None = None) -> Claim | None:
-    """None for an anonymous request. region: the only one that is accepted; None accepts any, as clients of a
-    private store sign with whatever region they are configured for.
+    """Read the signature of a request. Returns None for an anonymous request. region: the only accepted region; None
+    accepts any, because clients of a private store sign with whatever region they are configured for.
 
     Raises S3Error: AuthorizationHeaderMalformed, AuthorizationQueryParametersError, InvalidArgument, InvalidRequest,
-    InvalidToken, AccessDenied (no date, not valid yet, expired), RequestTimeTooSkewed, NotImplemented (a way to sign
-    bodies that we lack)."""
+    InvalidToken, AccessDenied (no date, not valid yet, expired), RequestTimeTooSkewed, NotImplemented (an unsupported
+    way to sign bodies)."""
     authorization = request.header("authorization")
     in_query = not request.query.keys().isdisjoint(("X-Amz-Algorithm", "X-Amz-Signature", "X-Amz-Credential"))
     if in_query and authorization is not None:
@@ -123,8 +126,8 @@ def read_claim(request: Request, now_ms: int, region: str | None = None) -> Clai
 
 
 def unsigned(request: Request) -> Signed | None:
-    """What an anonymous request says of its body; None if it says nothing. Raises S3Error as `read_claim`, and
-    AccessDenied for signatures of chunks, which need a key."""
+    """Return how the body of an anonymous request is sent; None if x-amz-content-sha256 is missing. Raises S3Error like
+    `read_claim`, and AccessDenied for signed chunks, which need a key."""
     sent = request.header("x-amz-content-sha256")
     if sent is None:
         return None
@@ -135,14 +138,14 @@ def unsigned(request: Request) -> Signed | None:
 
 
 def unknown_key(access_key: str) -> S3Error:
-    """What is answered to a signature by a key that is not there, or disabled."""
+    """Return the error for an access key that does not exist or is disabled."""
     return S3Error(
         "InvalidAccessKeyId", "This store has no such access key, or it is disabled.", AWSAccessKeyId=access_key
     )
 
 
 def verify(request: Request, claim: Claim, secret: str | None) -> Signed:
-    """secret: that of claim.access_key, None if there is no such key.
+    """Verify the signature. secret: the secret of claim.access_key, or None if there is no such key.
 
     Raises S3Error: InvalidAccessKeyId, SignatureDoesNotMatch, AccessDenied (a header that must be signed is not)."""
     if secret is None:
@@ -180,7 +183,7 @@ def verify(request: Request, claim: Claim, secret: str | None) -> Signed:
 
 @lru_cache(maxsize=1024)
 def signing_key(secret: str, day: str, region: str) -> bytes:
-    """The key that requests of one day and region are signed with. The cache keeps the last 1,024."""
+    """Return the key that signs the requests of one day and region. The last 1,024 keys are cached."""
     key = f"AWS4{secret}".encode()
     for part in (day, region, "s3", "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")
@@ -188,7 +191,7 @@ def signing_key(secret: str, day: str, region: str) -> bytes:
 
 
 def sign(key: bytes, string_to_sign: str) -> str:
-    """The signature, hexadecimal."""
+    """Return the signature in hexadecimal."""
     return hmac.digest(key, string_to_sign.encode(), "sha256").hex()
 
 
@@ -265,7 +268,7 @@ def _claim_of_query(request: Request, now_ms: int) -> Claim:
 
 def _claim(fields: dict[str, str], date: str, content_sha256: str, *, presigned: bool) -> Claim:
     code = _malformed(presigned)
-    # An access key may contain slashes; nothing behind it may.
+    # An access key may contain slashes; the other parts may not.
     parts = fields["Credential"].rsplit("/", 4)
     if len(parts) != 5 or not parts[0]:
         raise S3Error(code, "The credential must be <access key>/<YYYYMMDD>/<region>/s3/aws4_request.")
@@ -275,7 +278,7 @@ def _claim(fields: dict[str, str], date: str, content_sha256: str, *, presigned:
     if not _REGION.fullmatch(region):
         raise S3Error(code, "The region in the credential must be 1 to 64 letters, digits, `-` and `_`.")
     if day != date[:8]:
-        raise S3Error(code, f"The credential is of the day {day!r}, the request of {date[:8]!r}.")
+        raise S3Error(code, f"The credential has the date {day!r}, but the request has {date[:8]!r}.")
     listed = fields["SignedHeaders"]
     names = _signed_headers(listed) if len(listed) <= SIGNED_HEADERS_SIZE_MAX else None
     if names is None:
@@ -297,7 +300,7 @@ def _claim(fields: dict[str, str], date: str, content_sha256: str, *, presigned:
 
 @lru_cache(maxsize=64)
 def _signed_headers(text: str) -> tuple[str, ...] | None:
-    """None if it is not as it has to be. Cached, because a client signs the same headers again and again."""
+    """Return the names, or None if they are invalid. Cached, because a client signs the same headers repeatedly."""
     names = tuple(text.split(";"))
     if (
         len(names) > SIGNED_HEADERS_MAX
@@ -325,13 +328,13 @@ def _payload(content_sha256: str) -> Payload:
 
 
 def _date_of_headers(request: Request) -> tuple[str, int]:
-    """The time of signing: as a string to sign has it, and in ms."""
+    """Return the time of signing, as in the string to sign and in ms since 1970."""
     date = request.header("x-amz-date")
     date_ms = None
     if date is not None:
         date_ms = _parsed(date)
     elif (http_date := request.header("date")) is not None:
-        # Signed as ISO 8601 whatever its form, says "Transferring Payload in a Single Chunk".
+        # It is signed as ISO 8601 whatever its form ("Transferring Payload in a Single Chunk").
         date_ms = _parsed(http_date) if _DATE.fullmatch(http_date) else _parsed_http(http_date)
         date = "" if date_ms is None else _basic(date_ms)
     if date is None or date_ms is None:
@@ -340,7 +343,7 @@ def _date_of_headers(request: Request) -> tuple[str, int]:
 
 
 def _parsed(text: str) -> int | None:
-    """ms since 1970 of `YYYYMMDDTHHMMSSZ`; None for anything else, also for times before."""
+    """Return `YYYYMMDDTHHMMSSZ` in ms since 1970; None for anything else, and for earlier times."""
     return _time_ms(text) if _DATE.fullmatch(text) else None
 
 
@@ -367,7 +370,7 @@ def _basic(time_ms: int) -> str:
 
 
 def iso_8601(time_ms: int) -> str:
-    """A time as the answers of S3 have it."""
+    """Format a time as in S3 answers."""
     return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -382,7 +385,7 @@ def _skewed(date: str, now_ms: int) -> S3Error:
 
 
 def _canonical_headers(request: Request, names: tuple[str, ...]) -> bytes:
-    """Also of a header that is signed but absent, which some clients sign as an empty one."""
+    """Return the canonical headers. A signed header that is absent counts as empty, as some clients sign it."""
     values = request.header_values
     lines = []
     for name in names:
@@ -392,8 +395,8 @@ def _canonical_headers(request: Request, names: tuple[str, ...]) -> bytes:
 
 
 def _canonical_targets(request: Request, presigned: bool) -> Iterator[tuple[bytes, bytes]]:
-    """(path, query) as sent, then what differs in canonical encoding. The path is never normalised: S3's keys may
-    contain `//` and `..`."""
+    """Yield (path, query) as sent, then the forms in canonical encoding that differ from it. The path is never
+    normalised, because S3 keys may contain `//` and `..`."""
     path, query = request.raw_path or b"/", _query_as_sent(request.raw_query, presigned)
     yield path, query
     path_encoded = quote_from_bytes(unquote_to_bytes(path), safe="/-_.~").encode()
@@ -426,8 +429,8 @@ def _query_encoded(raw_query: bytes, presigned: bool) -> bytes:
 
 
 def _refuse_unsigned_headers(request: Request, claim: Claim) -> None:
-    """Every x-amz- header must be signed, or it could be added on the way: a copy source, an ACL. The one that is
-    always part of the canonical request need not be."""
+    """Raise AccessDenied unless every x-amz- header is signed. Otherwise a copy source or an ACL could be added on the
+    way. x-amz-content-sha256 is always part of the canonical request, so it need not be listed."""
     signed = {name.encode() for name in claim.signed_headers} | {b"x-amz-content-sha256"}
     unsigned = sorted({name for name, _ in request.headers if name.startswith(b"x-amz-") and name not in signed})
     if unsigned:

@@ -1,13 +1,13 @@
-"""Signature Version 2 of presigned URLs, checked on the server's side.
+"""Verifies Signature Version 2 of presigned URLs.
 
 botocore still presigns with it for the region us-east-1 unless told otherwise, and so do `aws s3 presign` and boto3.
-Requests signed in a header are to use Signature Version 4 (nos_ec.s3.signing).
+Requests signed in a header must use Signature Version 4 (nos_ec.s3.signing).
 
 Sources: "Signing and authenticating REST requests" of the S3 user guide (RESTAuthentication, "Query string request
-authentication alternative"). As there, what is signed is:
+authentication alternative"). According to it, the string to sign is:
 
     METHOD, Content-MD5, Content-Type, Expires, each with a line feed
-    the x-amz- headers, also those in the query, by name in lower case: `name:value` and a line feed
+    the x-amz- headers, including the ones in the query, by name in lower case: `name:value` and a line feed
     the path with the bucket in front, and the subresources of the query
 """
 
@@ -32,12 +32,12 @@ _SUBRESOURCE = re.compile(
     "|response-(cache-control|content-disposition|content-encoding|content-language|content-type|expires)"
 )
 _ANOTHER = re.compile(f"&({_SUBRESOURCE.pattern})(=|&|$)")
-"""A subresource inside the value of another one: what is signed is the same as if it were sent on its own."""
+"""A subresource inside the value of another one. The signature would be the same if it were sent on its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimV2:
-    """Who claims to have signed a URL. expires: seconds since 1970, as sent."""
+    """The signature of a URL, not verified yet. `expires` is in seconds since 1970, as sent."""
 
     access_key: str
     expires: str
@@ -45,8 +45,8 @@ class ClaimV2:
 
 
 def read_claim_v2(request: Request, now_ms: int) -> ClaimV2 | None:
-    """None if the query has no signature of this version. Raises AccessDenied (a part is missing, expired),
-    InvalidToken."""
+    """Read the signature from the query. Returns None if it has none of this version. Raises AccessDenied (a parameter
+    is missing, the URL has expired), InvalidToken."""
     if request.query.keys().isdisjoint(("AWSAccessKeyId", "Signature")) or "X-Amz-Signature" in request.query:
         return None
     if request.header("authorization") is not None:
@@ -68,14 +68,14 @@ def read_claim_v2(request: Request, now_ms: int) -> ClaimV2 | None:
 
 
 def verify_v2(request: Request, claim: ClaimV2, secret: str | None, host_bucket: str | None) -> Signed:
-    """secret: that of the access key, None if there is no such key. host_bucket: the bucket that the Host header names,
-    None if the path does. Raises InvalidAccessKeyId, SignatureDoesNotMatch."""
+    """Verify the signature. secret: the secret of the access key, or None if there is no such key. host_bucket: the
+    bucket in the Host header, or None if the path names it. Raises InvalidAccessKeyId, SignatureDoesNotMatch."""
     if secret is None:
         raise unknown_key(claim.access_key)
     path = request.raw_path.decode("latin-1") or "/"
     resource = path if host_bucket is None else f"/{host_bucket}{path}"
     to_sign = string_to_sign(request, claim.expires, resource)
-    # Some clients sign the path of a bucket with a slash behind it, and do not send that.
+    # Some clients sign the path of a bucket with a trailing slash, but do not send the slash.
     others = [string_to_sign(request, claim.expires, resource + "/")] if resource.count("/") == 1 else []
     if not any(_is_of(claim.signature, secret, text) for text in [to_sign, *others]):
         raise S3Error(
@@ -94,7 +94,7 @@ def _is_of(signature: str, secret: str, text: str) -> bool:
 
 
 def string_to_sign(request: Request, expires: str, resource: str) -> str:
-    """What the URL's signature is of, each byte as a character. resource: the bucket and the path."""
+    """Return the string to sign, with each byte as a character. resource: the bucket and the path."""
     meant = with_hoisted(request)
     lines = [request.method, _bytes_of(meant, "content-md5"), _bytes_of(meant, "content-type"), expires]
     amz: dict[str, list[str]] = {}
@@ -106,7 +106,8 @@ def string_to_sign(request: Request, expires: str, resource: str) -> str:
 
 
 def _subresources(request: Request) -> list[str]:
-    """Those of the query, decoded as `Request.query` decodes them: what is executed must be what is signed."""
+    """Return the subresources of the query. They are decoded as in `Request.query`, so that the request that is
+    executed is the one that was signed."""
     found = []
     for part in query_parts(request.raw_query):
         name, equals, value = (word.decode("latin-1") for word in part)
@@ -127,7 +128,7 @@ def _bytes_of(request: Request, header: str) -> str:
 
 
 def _amz_headers(request: Request) -> list[tuple[str, str]]:
-    """Of the headers, then of the query, also those that `with_hoisted` passes over."""
+    """Return the x-amz- headers, then those of the query, including the ones that `with_hoisted` ignores."""
     found = [(name.decode("latin-1"), value) for name, value in request.headers if name.startswith(b"x-amz-")]
     sent = {name for name, _ in found}
     in_query = [
