@@ -1,4 +1,4 @@
-"""What is known about an object, and how objects are named in calls."""
+"""Describes a version of an object, and parses the names of objects in calls."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from nos_ec.ports.metadata import ObjectRow
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One version of an object. size: bytes. crc32c, md5 (16 bytes): of all of them. state: where they were when this
-    was read. created_ms: when the version was stored, in Unix milliseconds. parts: of how many parts it was composed by
-    a multipart upload; then md5 is the MD5 of their MD5s, and state is that of the list of parts. None for all others.
+    """One version of an object. `get` and `open_read` accept it in place of a key, and then read exactly this version.
 
-    `attributes` are those that its PUT gave it, or `set_attributes` since. `get` and `open_read` take it in place of a
-    key, and then read exactly this version.
+    `size` is in bytes; `crc32c` and `md5` (16 bytes) cover all bytes. `state` shows where the bytes were when the
+    version was looked up. `created_ms` is when it was stored, in Unix milliseconds. `parts` is None unless the object
+    came from a multipart upload: then it is the number of parts, `md5` is the MD5 of their MD5s, and `state` is the
+    state of the list of parts. `attributes` were given by its PUT, or later by `set_attributes`.
     """
 
     key: ObjectKey
@@ -30,16 +30,16 @@ class ObjectInfo:
     created_ms: int
     parts: int | None
     row: ObjectRow = field(repr=False, compare=False)
-    """For this package alone: it says where the bytes are."""
+    """Only for use in this package: the row, which has the location of the bytes."""
 
     @property
     def attributes(self) -> dict[str, str]:
-        """Raises Corrupt when they are damaged."""
+        """The attributes of the object. Raises Corrupt when they are damaged."""
         return attributes_of(self.row)
 
 
 def info_of(row: ObjectRow) -> ObjectInfo:
-    """The public part of a row."""
+    """Return the public part of a row."""
     md5, parts = row.tag
     return ObjectInfo(
         row.key, row.version, row.users_size, row.users_crc32c, md5, row.state, row.created_ms, parts, row
@@ -47,7 +47,7 @@ def info_of(row: ObjectRow) -> ObjectInfo:
 
 
 def attributes_of(row: ObjectRow) -> dict[str, str]:
-    """The attributes of an object. Raises Corrupt, which carries its key."""
+    """Return the attributes of an object. Raises Corrupt with its key."""
     try:
         return users_attributes(row.attributes)
     except Corrupt as error:
@@ -55,7 +55,7 @@ def attributes_of(row: ObjectRow) -> dict[str, str]:
 
 
 def key_of(key: ObjectKey | str) -> ObjectKey:
-    """The key, which a string gives as `bucket/name`. Raises InvalidInput."""
+    """Return the key, which may be given as the string `bucket/name`. Raises InvalidInput."""
     if isinstance(key, ObjectKey):
         return key
     bucket, slash, name = key.partition("/")

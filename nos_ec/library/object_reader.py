@@ -13,21 +13,21 @@ from nos_ec.library.object_info import ObjectInfo
 
 WINDOW_BYTES_MIN = 256 << 10
 WINDOW_BYTES_MAX = 4 << 20
-"""After a seek, reads of a large object start small and double while they go on where the last one ended."""
+"""After a seek, reads of a large object start small, and double while each continues where the last one ended."""
 
 
 class ObjectReader(io.BufferedIOBase):
     """Reads one version, as a binary file opened for reading. A context manager. Not thread-safe.
 
-    A small object is in memory when this is made. Of a large object, a window of at most 4 MiB is in memory, and what
-    reading the next one takes. Reads raise Conflict when a large object was deleted or overwritten and its blocks are
-    gone, Corrupt, Transient (the next read then tries again), and ValueError when the reader is closed.
+    A small object is in memory from the start. Of a large object, one window of at most 4 MiB is in memory, plus the
+    buffers for reading the next one. Reads raise Conflict when a large object was deleted or overwritten and its blocks
+    are gone, Corrupt, Transient (the next read then tries again), and ValueError when the reader is closed.
     """
 
     def __init__(self, store: Store, requests: Requests, info: ObjectInfo, whole: bytes | None) -> None:
-        """whole: the object, if it is in memory."""
+        """whole: the bytes of the object if they are in memory, otherwise None."""
         self.info = info
-        """The version that is read."""
+        """The version that this reads."""
         self._store = store
         self._requests = requests
         self._position = 0
@@ -36,59 +36,59 @@ class ObjectReader(io.BufferedIOBase):
         self._segments: Iterator[bytes] | None = None
         self._window = 0
         self._from_start = True
-        self._given = 0
-        self._answered = whole is not None
-        """Whether the time until the first bytes came has been counted."""
+        self._returned = 0
+        self._first_bytes_counted = whole is not None
+        """Whether the time to the first bytes has been counted."""
 
     @property
     def name(self) -> str:
-        """`bucket/name` of the object."""
+        """The object as `bucket/name`."""
         return str(self.info.key)
 
     # --- reading ----------------------------------------------------------------------------------
     def read(self, size: int | None = -1, /) -> bytes:
-        """`size` bytes, fewer only at the end; all that are left if negative or None."""
-        left, before = self._left(size), (self._position, self._given)
+        """Return `size` bytes, fewer only at the end; all remaining bytes if `size` is negative or None."""
+        left, before = self._left(size), (self._position, self._returned)
         parts = []
         try:
             while left:
-                part = self._some(left)
+                part = self._read_some(left)
                 parts.append(part)
                 left -= len(part)
         except BaseException:
-            self._position, self._given = before  # the caller gets none of the parts
+            self._position, self._returned = before  # the caller gets none of the parts
             raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read1(self, size: int = -1, /) -> bytes:
-        """Up to `size` bytes, with one access to the store at most."""
+        """Return up to `size` bytes, with at most one access to the store."""
         left = self._left(size)
-        return self._some(left) if left else b""
+        return self._read_some(left) if left else b""
 
     def peek(self, size: int = 0, /) -> bytes:
-        """Bytes from the position on, without moving it; empty only at the end."""
+        """Return bytes from the position on without moving it; none only at the end."""
         if not self._left(-1):
             return b""
-        self._fill()
+        self._fill_buffer()
         at = self._position - self._start
         return self._buffer[at : at + max(size, io.DEFAULT_BUFFER_SIZE)]
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     # --- the position -----------------------------------------------------------------------------
     def seekable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """The position in bytes."""
+        """Return the position in bytes."""
         self._require_open()
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Move to a position, which may be behind the end. Raises ValueError for one before the start."""
+        """Move to a position, which may be after the end. Raises ValueError for one before the start."""
         self._require_open()
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.info.size}.get(whence)
         if base is None:
@@ -99,10 +99,10 @@ class ObjectReader(io.BufferedIOBase):
         return self._position
 
     def close(self) -> None:
-        """Drop what is in memory. Idempotent."""
+        """Release the memory. Idempotent."""
         if not self.closed:
             self._buffer, self._segments = b"", None
-            self._requests.gets.add(None, self._given)
+            self._requests.gets.add(None, self._returned)
         super().close()
 
     # --- parts ------------------------------------------------------------------------------------
@@ -115,30 +115,30 @@ class ObjectReader(io.BufferedIOBase):
         left = max(0, self.info.size - self._position)
         return left if size is None or size < 0 else min(size, left)
 
-    def _some(self, size: int) -> bytes:
-        """1 to `size` bytes from the position on, which is not at the end."""
-        self._fill()
+    def _read_some(self, size: int) -> bytes:
+        """Return 1 to `size` bytes from the position, which must not be at the end."""
+        self._fill_buffer()
         at = self._position - self._start
         part = self._buffer if at == 0 and len(self._buffer) <= size else self._buffer[at : at + size]
         self._position += len(part)
-        self._given += len(part)
+        self._returned += len(part)
         return part
 
-    def _fill(self) -> None:
-        """Have bytes from the position on in the buffer."""
+    def _fill_buffer(self) -> None:
+        """Read until the buffer has bytes at the position."""
         end = self._start + len(self._buffer)
         if self._start <= self._position < end:
             return
-        goes_on = self._position == end
+        continues = self._position == end
         self._buffer = b""
         self._start = self._position
         with Request(self._requests, self._requests.gets) as request:
-            if self._answered:
+            if self._first_bytes_counted:
                 request.leave_untimed()
-            self._buffer = self._next_segment() if goes_on and self._from_start else self._next_window(goes_on)
+            self._buffer = self._next_segment() if continues and self._from_start else self._next_window(continues)
             if not self._buffer:
                 raise Corrupt(f"{self.info.key} v{self.info.version}: no bytes at {self._position}", key=self.info.key)
-        self._answered = True
+        self._first_bytes_counted = True
 
     def _next_segment(self) -> bytes:
         try:
@@ -146,10 +146,10 @@ class ObjectReader(io.BufferedIOBase):
                 self._segments = self._store.resume_version(self.info.row, self._position)
             return next(self._segments, b"")
         except BaseException:
-            self._segments = None  # it has ended; the next read starts another one here
+            self._segments = None  # the iterator has ended; the next read starts another one at the position
             raise
 
-    def _next_window(self, goes_on: bool) -> bytes:
+    def _next_window(self, continues: bool) -> bytes:
         self._segments, self._from_start = None, False
-        self._window = min(2 * self._window, WINDOW_BYTES_MAX) if goes_on and self._window else WINDOW_BYTES_MIN
+        self._window = min(2 * self._window, WINDOW_BYTES_MAX) if continues and self._window else WINDOW_BYTES_MIN
         return b"".join(self._store.open_version(self.info.row, self._position, self._window))

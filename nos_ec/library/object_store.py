@@ -37,8 +37,8 @@ class ObjectStore:
     """An open store. A context manager. Safe to use from several threads; one process per ObjectStore.
 
     Objects are named by `ObjectKey(bucket, name)` or by the string `"bucket/name"`. Every call raises InvalidInput when
-    the store is closed or was opened before a fork, and may raise Transient, after which the same call may be tried
-    again. docs/PYTHON.md lists the errors.
+    the store is closed or was opened before a fork. Every call may raise Transient; then it may be repeated.
+    docs/PYTHON.md lists the errors.
     """
 
     def __init__(self, system: System) -> None:
@@ -57,23 +57,23 @@ class ObjectStore:
         self.close()
 
     def close(self) -> None:
-        """Let calls under way finish, for a minute at most, and release everything. Idempotent.
+        """Wait up to a minute for running calls, and release everything. Idempotent.
 
-        In a process that was forked from the one that opened the store, this does nothing: the connections are the
-        parent's.
+        In a process that was forked from the one that opened the store, this does nothing, because the connections
+        belong to the parent.
         """
         if not self._requests.in_this_process:
             return
         self._requests.close(CLOSE_WAIT_S_MAX)
         while self._registered:
             registry, collector = self._registered.pop()
-            with suppress(KeyError):  # the program has unregistered it
+            with suppress(KeyError):  # the program has unregistered it already
                 registry.unregister(collector)
         self._system.__exit__(None, None, None)
 
     @property
     def small_bytes_max(self) -> int:
-        """Bytes of the largest object that `put_many` takes. Larger ones get blocks of their own."""
+        """The size in bytes of the largest object that `put_many` accepts. Larger ones get blocks of their own."""
         return self._store.packed_size_max
 
     # --- writing ----------------------------------------------------------------------------------
@@ -87,37 +87,37 @@ class ObjectStore:
         if_absent: bool = False,
         if_match: bytes | ObjectInfo | None = None,
     ) -> ObjectInfo:
-        """Store an object, durably on return; it replaces the one of that name.
+        """Store an object, durably on return. It replaces the object with that name.
 
-        data: bytes, a binary file, or an iterable of bytes. size: how many bytes these are, if that is known. Then
-        fewer bytes are refused, a file is not read beyond them, and bytes or an iterable with more are refused. At most
-        one block (32 MiB by default) and the coding of 4 MiB are in memory. attributes: what `ObjectInfo.attributes`
-        returns: names of at most 255 bytes, with values; 8 KiB in all, with 3 bytes beside each.
-        if_absent: store it only if there is no object of that name. if_match: store it only if the current version has
-        this MD5, or the MD5 and the parts of this ObjectInfo. Both are judged when the object is recorded, so of
-        several such PUTs at once only one takes effect.
+        data: bytes, a binary file, or an iterable of bytes. size: the number of bytes, if it is known. Then a file is
+        not read beyond it, fewer bytes are refused, and so are bytes or an iterable with more. At most one block (32
+        MiB by default) and the encoded form of 4 MiB are in memory. attributes: later returned by
+        `ObjectInfo.attributes`. Names have at most 255 bytes; all names and values have at most 8 KiB, counting 3 more
+        bytes for each pair. if_absent: store it only if there is no object with that name. if_match: store it
+        only if the current version has this MD5, or the MD5 and the number of parts of this ObjectInfo. Both conditions
+        are judged when the object is recorded, so only one of several concurrent PUTs takes effect.
 
-        After an error the previous version, if any, is still the current one, unless the outcome of the last step is
-        unknown (a Transient): a repeated PUT is right in both cases. Raises PreconditionFailed (if_absent or if_match
-        does not hold), NotFound (if_match without an object), InvalidInput, NoSpace, Transient, Conflict
-        (the PUT of a large object stalled for longer than its lease), TypeError for data that is not binary, and what
-        reading `data` raises.
+        After an error the previous version, if any, is still current, unless the outcome of the last step is unknown (a
+        Transient). Repeating the PUT is correct in both cases. Raises PreconditionFailed (if_absent or if_match does
+        not hold), NotFound (if_match without an object), InvalidInput, NoSpace, Transient, Conflict (the PUT of a large
+        object stalled for longer than its lease), TypeError for data that is not binary, and any error from reading
+        `data`.
         """
         with Request(self._requests, self._requests.puts) as request:
-            whole, given = key_of(key), encode_attributes(attributes or {})
+            whole_key, encoded = key_of(key), encode_attributes(attributes or {})
             condition = _condition(if_absent, if_match)
             if isinstance(data, Buffer):
-                row = self._store.put(whole, BytesIO(_of_size(data, size)), given, condition)
+                row = self._store.put(whole_key, BytesIO(_of_size(data, size)), encoded, condition)
             else:
                 source = PutSource(data, size, self._requests.timer)
-                row = self._store.put(whole, source, given, condition)
+                row = self._store.put(whole_key, source, encoded, condition)
                 request.leave_out(source.seconds)
             request.size = row.size
             return info_of(row)
 
     def put_many(self, objects: Sequence[tuple[ObjectKey | str, bytes]]) -> Sequence[ObjectInfo]:
-        """Store several small objects without attributes, all of them or none; much faster than one by one. Raises
-        InvalidInput when one has more than `small_bytes_max` bytes, NoSpace, Transient."""
+        """Store several small objects without attributes, either all or none. This is much faster than one by one.
+        Raises InvalidInput when one has more than `small_bytes_max` bytes, NoSpace, Transient."""
         with Request(self._requests, self._requests.puts):
             rows = self._store.put_many([(key_of(key), data) for key, data in objects])
         for row in rows:
@@ -125,35 +125,35 @@ class ObjectStore:
         return [info_of(row) for row in rows]
 
     def set_attributes(self, key: ObjectKey | str, attributes: Mapping[str, str]) -> ObjectInfo:
-        """Replace the attributes of the current version, durably; its bytes and its version stay. Returns it. Of two
-        calls at the same time, the later one stands. Raises NotFound, InvalidInput, Transient."""
+        """Replace the attributes of the current version, durably. Its bytes and its version number stay. Returns the
+        version. Of two concurrent calls, the later one wins. Raises NotFound, InvalidInput, Transient."""
         with Request(self._requests, self._requests.changes):
             return info_of(self._store.set_attributes(key_of(key), encode_attributes(attributes)))
 
     def delete(self, key: ObjectKey | str, *, if_match: bytes | ObjectInfo | None = None) -> ObjectInfo:
-        """Delete an object, durably; into the trash if `trash.keep_days` is set. Returns what it was. if_match: delete
-        it only if it has this MD5, as of `put`. Raises NotFound, PreconditionFailed (it has another MD5), InvalidInput,
-        Transient."""
+        """Delete an object, durably; it moves to the trash if `trash.keep_days` is set. Returns the deleted version.
+        if_match: delete it only if it has this MD5, as for `put`. Raises NotFound, PreconditionFailed (it has another
+        MD5), InvalidInput, Transient."""
         with Request(self._requests, self._requests.deletes):
             return info_of(self._store.delete(key_of(key), condition=_condition(False, if_match)))
 
     def delete_many(self, keys: Iterable[ObjectKey | str]) -> Sequence[ObjectInfo]:
-        """Delete several objects, as `delete` does; skips those that do not exist. Returns what they were, in the order
-        of `keys`. Raises InvalidInput, Transient: some are then deleted, and calling again is safe."""
+        """Delete several objects as `delete` does, skipping keys without an object. Returns the deleted versions in the
+        order of `keys`. Raises InvalidInput, and Transient: then some may be deleted, and calling again is safe."""
         with Request(self._requests, self._requests.deletes):
             return [info_of(row) for row in self._store.delete_many([key_of(key) for key in keys])]
 
     # --- reading ----------------------------------------------------------------------------------
     def head(self, key: ObjectKey | str) -> ObjectInfo:
-        """The current version. Raises NotFound, InvalidInput, Transient."""
+        """Return the current version. Raises NotFound, InvalidInput, Transient."""
         with Request(self._requests, self._requests.heads):
             return info_of(self._store.head(key_of(key)))
 
     def get(self, key: ObjectKey | str | ObjectInfo, start: int = 0, length: int | None = None) -> bytes:
-        """The bytes of an object, or a range of them, cut off at the end. For objects that fit into memory.
+        """Return the bytes of an object that fits into memory, or a range of them, which may end after the object.
 
-        An ObjectInfo stands for exactly that version; Conflict says that it is gone. Raises NotFound, InvalidInput (a
-        range that starts before 0 or behind the end), Corrupt, Transient.
+        An ObjectInfo stands for exactly that version; Conflict is raised if it is gone. Raises NotFound, InvalidInput
+        (a range that starts before 0 or after the end), Corrupt, Transient.
         """
         with Request(self._requests, self._requests.gets) as request:
             if isinstance(key, ObjectInfo):
@@ -164,9 +164,9 @@ class ObjectStore:
             return data
 
     def open_read(self, key: ObjectKey | str | ObjectInfo) -> ObjectReader:
-        """A binary file over one version, for objects of any size; `reader.info` tells which version.
+        """Open one version of an object of any size as a binary file. `reader.info` is the version.
 
-        An ObjectInfo stands for exactly that version; Conflict says that it is gone. Raises NotFound, InvalidInput,
+        An ObjectInfo stands for exactly that version; Conflict is raised if it is gone. Raises NotFound, InvalidInput,
         Corrupt, Transient.
         """
         with Request(self._requests, self._requests.gets) as request:
@@ -185,10 +185,11 @@ class ObjectStore:
 
     # --- listing ----------------------------------------------------------------------------------
     def list(self, bucket: str, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
-        """Objects of a bucket whose names begin with `prefix` and come after `after`, in the byte order of UTF-8.
+        """Yields the objects of a bucket whose names begin with `prefix` and come after `after`, in the byte order of
+        UTF-8.
 
-        They are read page by page while the caller goes on. Objects that are stored or deleted meanwhile may be
-        included or not. Raises InvalidInput, Transient.
+        Pages are read as the caller iterates. Objects that are stored or deleted meanwhile may be included or not.
+        Raises InvalidInput, Transient.
         """
         while True:
             with Request(self._requests, self._requests.lists):
@@ -201,11 +202,11 @@ class ObjectStore:
     def list_folder(
         self, bucket: str, prefix: str = "", delimiter: str = "/", *, after: str = ""
     ) -> Iterator[ObjectInfo | str]:
-        """As `list`, but names that have a delimiter behind `prefix` are folded into one entry: the folder, a str that
-        ends with the delimiter. Objects in a folder are not read, however many there are.
+        """Like `list`, but names with a delimiter after `prefix` are folded into one entry: the folder, a str that ends
+        with the delimiter. Objects in a folder are not read, however many there are.
 
-        after: goes on behind this name or folder; the folder in which `after` lies is passed over. Raises InvalidInput,
-        Transient.
+        after: the listing continues after this name or folder, and skips the folder that contains it. Raises
+        InvalidInput, Transient.
         """
         while True:
             with Request(self._requests, self._requests.lists):
@@ -217,7 +218,7 @@ class ObjectStore:
             after = page.next_after
 
     def buckets(self) -> Iterator[str]:
-        """Names of all buckets that hold an object, in the byte order of UTF-8. Raises Transient."""
+        """Yields the names of all buckets that have an object, in the byte order of UTF-8. Raises Transient."""
         after = ""
         while True:
             with Request(self._requests, self._requests.lists):
@@ -231,7 +232,7 @@ class ObjectStore:
     def register(self, registry: CollectorRegistry) -> None:
         """Export the metrics of this store's requests (docs/METRICS.md, service `library`) until it is closed.
 
-        Raises ValueError when the registry already has the metrics of a store: use one registry for each.
+        Raises ValueError when the registry already has the metrics of a store. Use one registry per store.
         """
         if any(known is registry for known, _ in self._registered):
             raise ValueError("the metrics of this store are registered already")

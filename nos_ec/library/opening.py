@@ -15,10 +15,10 @@ CONFIG_SUFFIX = ".toml"
 
 
 def open_store(where: Settings | str | os.PathLike[str], *, create: bool = False) -> ObjectStore:
-    """Open a store: an ObjectStore, to be closed or used in a `with` statement.
+    """Open a store. Close the ObjectStore that is returned, or use it in a `with` statement.
 
-    where: settings; or the path of a configuration file (`*.toml`); or the folder of an embedded store with the default
-    settings. The environment is not read; `load_settings(path, os.environ)` does that.
+    where: settings, the path of a configuration file (`*.toml`), or the folder of an embedded store with the default
+    settings. The environment is not read; `load_settings(path, os.environ)` reads it.
     create: initialise the store first, unless it exists.
 
     Log messages go to the standard `logging`, unless the program has configured structlog. Raises ConfigError when the

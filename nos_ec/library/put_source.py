@@ -14,15 +14,16 @@ class Readable(Protocol):
     """A binary file, or anything that is read like one."""
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; empty only at the end."""
+        """Return up to `size` bytes; none only at the end."""
         ...
 
 
 class PutSource:
-    """What a PUT reads: the bytes of a file or an iterable, checked. `seconds`: the time that reading them took."""
+    """Reads and checks the bytes of a PUT from a file or an iterable. `seconds` is the time that reading took."""
 
     def __init__(self, source: Readable | Iterable[Buffer], size: int | None, timer: Callable[[], float]) -> None:
-        """size: bytes to take; None: all. A file is not read beyond them. Raises TypeError, InvalidInput."""
+        """size: the number of bytes to read; None for all. A file is not read beyond them. Raises TypeError,
+        InvalidInput."""
         if size is not None and size < 0:
             raise InvalidInput(f"a size of {size} bytes; give 0 or more")
         if isinstance(source, str):
@@ -39,8 +40,9 @@ class PutSource:
             self._read = self._pieces.read
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; empty only at the end. Raises InvalidInput when the source has not `size` bytes or cannot
-        be read without waiting, TypeError when it gives no bytes, and what the source raises."""
+        """Return up to `size` bytes; none only at the end. Raises InvalidInput when the source is non-blocking or does
+        not have the given number of bytes, TypeError when it returns something other than bytes, and any error of the
+        source."""
         wanted = size if self._size is None else min(size, self._size - self._count)
         if not wanted:
             if self._pieces is not None and self._pieces.read(1):
@@ -63,14 +65,14 @@ class PutSource:
 
 
 class Pieces:
-    """Reads an iterable of pieces as a file."""
+    """Reads an iterable of pieces like a file."""
 
     def __init__(self, pieces: Iterable[Buffer]) -> None:
         self._pieces: Iterator[Buffer] = iter(pieces)
         self._rest = memoryview(b"")
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; empty only at the end."""
+        """Return up to `size` bytes; none only at the end."""
         while not self._rest:
             try:
                 piece = next(self._pieces)

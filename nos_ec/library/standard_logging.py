@@ -1,4 +1,4 @@
-"""Log messages of the engine, for programs that use it as a library."""
+"""Sends the log messages of the engine to the standard `logging` of a program that uses it as a library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import structlog
 
 
 def log_through_logging() -> None:
-    """Send log messages to the standard `logging`, to loggers named after our modules.
+    """Send log messages to the standard `logging`, to loggers named after the modules of this package.
 
     Does nothing when the program has configured structlog. Without this, structlog would print to standard output,
     which belongs to the program.

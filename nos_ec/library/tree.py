@@ -1,4 +1,4 @@
-"""Bulk loading of files: small ones in batches, large ones as streams."""
+"""Loads many files: small ones in batches, large ones as streams."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ def load_tree(
 ) -> Loaded:
     """PUT every file, and call `on_file` with its size in bytes when it is durable.
 
-    on_problem: called with the path and the reason of each file that cannot be read; without it, raises InvalidInput
-    naming the first. on_changed: called with the path of each that changed while it was read, and is stored as it was
-    read. Raises NoSpace, Transient.
+    on_problem: called with the path of each file that cannot be read, and the reason. Without it, the first such file
+    raises InvalidInput. on_changed: called with the path of each file that changed while it was read; the object has
+    the bytes as they were read. Raises NoSpace, Transient.
 
-    Memory: one batch of at most BATCH_BYTES_MAX plus one small object, or one block of a large one.
+    Keeps one batch of at most BATCH_BYTES_MAX plus one small object in memory, or one block of a large object.
     """
     return _Load(store, on_file, on_problem, on_changed).run(files)
 
 
 class _SourceFailed(InvalidInput):
-    """A file could not be read to its end. An error of this kind makes a large PUT clean up at once."""
+    """A file could not be read to its end. As a NosError, it makes a large PUT clean up at once."""
 
 
 class _SourceFile:
     """A regular file. Reading raises _SourceFailed."""
 
     def __init__(self, path: Path) -> None:
-        """Does not wait for a pipe, and follows no link at the end of the path. Raises OSError, _SourceFailed."""
+        """Open the file without waiting for a pipe or following a link. Raises OSError, _SourceFailed."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         self._file = FileIO(fd, "rb")
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -78,7 +78,7 @@ class _SourceFile:
         self._file.seek(0)
 
     def changed(self) -> bool:
-        """Whether it has been written to since it was opened."""
+        """Return whether the file was written to since it was opened."""
         return self._state() != self._opened
 
     def _state(self) -> tuple[int, int]:
@@ -108,7 +108,7 @@ class _Load:
         for key, path in files:
             try:
                 with _SourceFile(path) as file:
-                    self._load(key, file)
+                    self._load_file(key, file)
                     if file.changed():
                         self._on_changed(path)
             except FileNotFoundError:
@@ -120,11 +120,11 @@ class _Load:
         self._flush()
         return self._loaded
 
-    def _load(self, key: ObjectKey, file: _SourceFile) -> None:
+    def _load_file(self, key: ObjectKey, file: _SourceFile) -> None:
         data = read_up_to(file, self._store.packed_size_max + 1)
         if len(data) > self._store.packed_size_max:
             file.rewind()
-            self._note(self._store.put(key, file).size)
+            self._count(self._store.put(key, file).size)
             return
         self._batch.append((key, data))
         self._batch_bytes += len(data)
@@ -135,11 +135,11 @@ class _Load:
         if self._batch:
             self._store.put_many(self._batch)
         for _, data in self._batch:
-            self._note(len(data))
+            self._count(len(data))
         self._batch.clear()
         self._batch_bytes = 0
 
-    def _note(self, size: int) -> None:
+    def _count(self, size: int) -> None:
         self._loaded.objects += 1
         self._loaded.bytes += size
         self._on_file(size)
