@@ -1,6 +1,6 @@
-"""Reads objects that are composed of parts: the manifest, then the parts that have the bytes.
+"""Reads objects that are composed of parts: first the manifest, then the parts, which have the bytes.
 
-9  the manifests of at most MANIFEST_PARTS_MAX parts are remembered, and one window of a part is in memory
+9  the cached manifests have at most MANIFEST_PARTS_MAX parts, and one window of a part is in memory
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from nos_ec.core.parts import Composition, Manifest, ManifestPart, decode_manife
 from nos_ec.ports.metadata import ObjectRow
 
 MANIFEST_PARTS_MAX = 50_000
-"""Parts of the manifests that are remembered: some 10 MB."""
+"""The number of parts in all cached manifests, about 10 MB."""
 
 
 class Manifests:
-    """The manifests that were read last, by what the rows of their objects say: after a rebuild, two objects may be
-    composed of one upload, of which one is in the trash. Safe to call from several threads."""
+    """A cache of the manifests that were read last. Its keys are the compositions in the rows and not the upload ids:
+    after a rebuild, two objects may be composed of one upload, one of them in the trash. Safe to call from several
+    threads."""
 
     def __init__(self, parts_max: int = MANIFEST_PARTS_MAX) -> None:
         self._parts_max = parts_max
@@ -28,7 +29,7 @@ class Manifests:
         self._parts = 0
 
     def find(self, composition: Composition) -> Manifest | None:
-        """The manifest of this object, if it is known."""
+        """Return the manifest of an object if it is cached."""
         with self._lock:
             found = self._known.get(composition)
             if found is not None:
@@ -36,7 +37,7 @@ class Manifests:
             return found
 
     def keep(self, composition: Composition, manifest: Manifest) -> None:
-        """Remember it, and forget those that were not used for longest."""
+        """Cache a manifest, and drop the least recently used ones."""
         with self._lock:
             if composition in self._known:
                 return
@@ -48,14 +49,14 @@ class Manifests:
 
 
 def manifest_in(data: bytes, row: ObjectRow, composition: Composition) -> Manifest:
-    """The manifest that the bytes of an object are. Raises Corrupt, which carries its key."""
+    """Decode the manifest in the bytes of an object. Raises Corrupt with its key."""
     try:
         manifest = decode_manifest(data)
     except Corrupt as error:
         raise Corrupt(f"{row.key} v{row.version}: {error}", key=row.key) from error
-    told = (composition.upload_id, composition.size, composition.parts)
-    if told != (manifest.upload_id, manifest.size, len(manifest.parts)):
-        raise Corrupt(f"{row.key} v{row.version}: its manifest is not the one that its attributes tell", key=row.key)
+    expected = (composition.upload_id, composition.size, composition.parts)
+    if expected != (manifest.upload_id, manifest.size, len(manifest.parts)):
+        raise Corrupt(f"{row.key} v{row.version}: its manifest does not match its attributes", key=row.key)
     return manifest
 
 
@@ -67,8 +68,8 @@ def read_parts(
     find: Callable[[ManifestPart], ObjectRow],
     read: Callable[[ObjectRow, int, int], Iterator[bytes]],
 ) -> Iterator[bytes]:
-    """Bytes [first, end) of a composed object, in windows. find: looks up the row of a part. read: bytes of it, from an
-    offset on, so many. Raises NotFound when a part is gone, Corrupt, Transient."""
+    """Yield the bytes [first, end) of a composed object in windows. find: looks up the row of a part. read(row, offset,
+    length): reads bytes of a part. Raises NotFound when a part is gone, Corrupt, Transient."""
     at = first
     while at < end:
         index = manifest.index_at(at)
@@ -76,7 +77,7 @@ def read_parts(
         stop = min(end, start + part.size)
         found = find(part)
         if (found.size, found.crc32c) != (part.size, part.crc32c):
-            raise Corrupt(f"{row.key} v{row.version}: part {part.number} is another one than was listed", key=row.key)
+            raise Corrupt(f"{row.key} v{row.version}: part {part.number} is not the one in the manifest", key=row.key)
         try:
             yield from read(found, at - start, stop - at)
         except Conflict:
@@ -85,7 +86,7 @@ def read_parts(
 
 
 def row_of_part(row: ObjectRow, manifest: Manifest, part: ManifestPart, get: Callable[..., ObjectRow]) -> ObjectRow:
-    """The row of a part. Raises NotFound, which names the object."""
+    """Return the row of a part. Raises NotFound with the key of the object."""
     try:
         return get(part_key(row.key.bucket, manifest.upload_id, part.number))
     except NotFound:

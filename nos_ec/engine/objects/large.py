@@ -1,9 +1,10 @@
-"""Objects too large for a stripe group: written directly to blocks of their own, one segment and one group per block.
+"""Writes and reads objects that are too large for a stripe group. They get blocks of their own, with one segment and
+one group per block.
 
-The group of such a block spans all of its stripes: one 4 KiB header for up to 32 MiB, and the block describes
-itself like any other (invariant 7). If the store does not accept it, its bytes are written to another block, a limited
-number of times (engine/packing/stripe_writer.py says why). The bytes behind the last whole stripe are the tail, an
-object of its own (core.tails), which is stored when the blocks are, before the row of the object.
+The group of such a block spans all its stripes: one 4 KiB header for up to 32 MiB, so that the block describes itself
+like any other (invariant 7). If the store refuses a block, its bytes are written to another block, a limited number of
+times (engine/packing/stripe_writer.py explains why). The bytes after the last whole stripe are the tail, an object of
+its own (core.tails), which is stored after the blocks and before the row of the object.
 
 9  one block is in memory while an object is written (engine/objects/large_block.py), and one window while it is read
 """
@@ -64,17 +65,17 @@ from nos_ec.ports.placement import Placement
 
 _CRC32C = Model("CRC32C")
 _NUMBERS = 500
-"""How many version numbers of one parity (`core.versions.numbered`) a millisecond has."""
+"""The number of version numbers of one parity (`core.versions.numbered`) in a millisecond."""
 _TURN = 389
-"""Has no factor in common with it."""
+"""Has no common factor with _NUMBERS, so that every number is used before one repeats."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class TailPuts:
-    """put: stores a tail durably, under its key, as the tail of a block. Raises NoSpace, Transient, and Conflict when
-    the block is not OPEN any more. size_max: bytes of the largest object that it can store."""
+    """How tails are stored. `put` stores a tail durably; it raises NoSpace, Transient, and Conflict when the block is
+    not OPEN any more. `size_max` is the size of the largest tail in bytes."""
 
     put: Callable[[PutRequest, bytes], object]
     size_max: int
@@ -103,15 +104,15 @@ class LargeObjects:
         self._turns = count()
 
     def put(self, request: PutRequest, head: bytes, rest: ByteStream, tails: TailPuts | None = None) -> ObjectRow:
-        """Store `head` followed by all of `rest`. Durable on return. tails: without it, no tail is cut.
+        """Store `head` followed by all of `rest`. Durable on return. tails: how the tail is stored; None cuts no tail.
 
-        Raises NoSpace, Transient, LeaseLost. The blocks written so far are then left to recovery, and GC deletes
-        them, with the tail, and the old version stays current.
+        Raises NoSpace, Transient, LeaseLost. Then recovery takes over the blocks written so far, GC deletes them and
+        the tail, and the old version stays current.
 
-        Also raises PreconditionFailed, or NotFound, when the `condition` does not hold: before anything is written,
-        or at the end, when a version was stored or deleted meanwhile; and NoSuchUpload when the upload of which it is
-        to be a part was completed or aborted. The last block is then deleted before this is raised, so that no rebuild
-        of the metadata finds a whole object, and GC deletes the others. If that fails, Transient is raised instead.
+        Also raises PreconditionFailed or NotFound when the condition does not hold, either before anything is written,
+        or at the end, when a version was stored or deleted meanwhile. Raises NoSuchUpload when the upload of a part was
+        completed or aborted. The last block is then deleted first, so that a rebuild of the metadata does not find a
+        whole object, and GC deletes the others. If the deletion fails, Transient is raised instead.
         """
         if (refusal := self._refusal(request)) is not None:
             raise refusal
@@ -132,13 +133,13 @@ class LargeObjects:
                 for block_id in made:
                     remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms(), self._trail)
                 if isinstance(error, NotFound | Conflict) and not loan.renew():
-                    # Other processes have since recovered the blocks, or even collected them.
+                    # Other processes have since recovered the blocks, or even deleted them.
                     raise LeaseLost(
                         f"{request.key}: its writer stalled for longer than its lease; PUT it again", key=request.key
                     ) from error
                 raise
             if len(made) > len(new.segments):
-                loan.retire()  # the store did not accept the others, which are OPEN
+                loan.retire()  # the store refused the other blocks, which stay OPEN
         if isinstance(recorded, NosError):
             raise self._refused(new, recorded, made)
         kill_point("large.recorded")
@@ -147,7 +148,7 @@ class LargeObjects:
         return self._row_of(new, now_ms)
 
     def _refused(self, new: NewLargeObject, refusal: NosError, made: Sequence[BlockId]) -> NosError:
-        """Return the answer, after deleting its last segment, which alone shows that the object is whole."""
+        """Delete the last block, the only one that marks the object as whole, and return the answer to the PUT."""
         kill_point("large.refused")
         last = new.segments[-1].extent.block_id
         self._trail.record([late_block(last, "its PUT was refused")])
@@ -157,7 +158,7 @@ class LargeObjects:
             _log.warning("last block of a refused PUT not deleted", block=last.hex(), error=str(error))
         else:
             kill_point("large.voided")
-            if len(made) == len(new.segments):  # otherwise another block may have that segment, too
+            if len(made) == len(new.segments):  # otherwise a refused block may contain the last segment as well
                 return refusal
         return not_voided(refusal)
 
@@ -185,8 +186,8 @@ class LargeObjects:
             return None
 
     def _row_of(self, new: NewLargeObject, now_ms: int) -> ObjectRow:
-        """Return the row of this PUT, never that of another one. If it was overwritten or deleted meanwhile, return the
-        row as it was, with an id that no object has: the PUT did take effect, and the later outcome stands."""
+        """Return the row of this PUT, never the row of another one. If the object was overwritten or deleted meanwhile,
+        return the row as it was, with the object id 0: the PUT did take effect before."""
         row = self._current(new.key)
         if (row is None or row.version != new.version) and new.versioning is Versioning.ENABLED:
             with suppress(NotFound):
@@ -210,11 +211,11 @@ class LargeObjects:
     def _write(
         self, request: PutRequest, stream: ReadAhead, loan: Loan, made: list[BlockId], tail_max: int
     ) -> tuple[NewLargeObject, bytes]:
-        """Write all segments. Returns the tail, of at most `tail_max` bytes, as well. Adds the id of each block to
-        `made` when it is allocated, so that `made` is right after a failure too.
+        """Write all segments. Returns the object to record, and the bytes of its tail, at most `tail_max`. Adds the id
+        of each block to `made` when it is allocated, so that `made` is correct after a failure, too.
 
-        The version is that of the time when the first block is full, or the stream has ended: of two PUTs that fit into
-        a block, the one whose bytes are whole last wins, however early it began."""
+        The version is assigned when the first block is full or the stream has ended. So of two PUTs that fit into a
+        block, the one whose bytes are complete last wins, however early it began."""
         version = 0
         md5 = hashlib.md5(usedforsecurity=False)
         crc32c = 0
@@ -251,18 +252,19 @@ class LargeObjects:
             of_all=request.versioning is not None,
             conditional=request.condition is not None,
         )
-        # Each PUT of a process in a millisecond has another number, with the same parity.
+        # Each PUT of a process within a millisecond gets another number with the same parity.
         return version + next(self._turns) * _TURN % _NUMBERS * 2
 
     def _front(self, key: ObjectKey, attributes: bytes) -> int:
-        """Bytes of header and name. Those of the last segment, which nobody knows to be the last before it is read."""
+        """Return the space for header and name in bytes, as the last segment needs it: a segment is known to be the
+        last one only after it was read."""
         record_size = name_record_size(key.bucket, key.name, (0, 0), attributes)
         return header_length(1) + names_size_max(record_size)
 
     def _write_block(
         self, block: LargeBlock, about: tuple[int, int, bytes], loan: Loan, made: list[BlockId]
     ) -> Segment:
-        """about: version, size and attributes of the object, as the name record of this segment has them."""
+        """Write a segment to a new block. about: version, size and attributes for the name record of this segment."""
         require_space(self._blocks, block.stripes * self._blocks.geometry.stripe_size, self._reserve_bytes)
         for tries_left in reversed(range(APPEND_TRIES)):
             block_id = self._placement.new_block_id()
@@ -274,14 +276,14 @@ class LargeObjects:
                 self._create(loan.lease, block_id, block.group(place, *about))
                 return Segment(Extent(block_id, block.front, block.length), block.crc32c)
             except NosError as error:
-                # The block stays with this lease, whose release leaves it to recovery.
+                # The block stays under this lease. Recovery takes it over when the lease is released.
                 if not tries_left or not another_place_may_do(self._placement, error):
                     raise
                 _log.warning("segment not written; trying another block", error=str(error), tries_left=tries_left)
         raise AssertionError("unreachable")
 
     def _allocate(self, block_id: BlockId, loan: Loan, made: Sequence[BlockId]) -> None:
-        """The first block of a PUT may find that the lease was lost while no PUT used it: then it takes another one."""
+        """Allocate a block. If the lease was lost while unused, the first block of a PUT takes another lease."""
         try:
             self._metadata.allocate_block(loan.lease, block_id, BlockKind.LARGE, self._clock.now_ms())
         except LeaseLost:
@@ -291,7 +293,7 @@ class LargeObjects:
             self._metadata.allocate_block(loan.lease, block_id, BlockKind.LARGE, self._clock.now_ms())
 
     def _create(self, lease: Lease, block_id: BlockId, data: bytearray) -> None:
-        """Create the block with its only group, and seal it."""
+        """Write the block with its only group, and seal it."""
         try:
             self._blocks.create(block_id, data)
         except NoSpace:
@@ -303,9 +305,9 @@ class LargeObjects:
     def read(
         self, row: ObjectRow, offset: int, length: int, read_tail: Callable[[ObjectKey, int, int, int], Iterator[bytes]]
     ) -> Iterator[bytes]:
-        """Bytes [offset, offset + length) of a large object, in windows of at most WINDOW_BYTES. The last window of a
-        segment that is read as a whole is returned only if the CRC of the segment is right. read_tail: reads the object
-        with this key, which must have so many bytes, from an offset on, so many.
+        """Yield the bytes [offset, offset + length) of a large object in windows of at most WINDOW_BYTES. The last
+        window of a segment that is read as a whole is returned only if the CRC of the segment is right.
+        read_tail(key, size, offset, length): reads bytes of the tail, which must have `size` bytes.
 
         Raises NotFound when that version is gone before the first byte is read, Corrupt, Transient.
         """
@@ -320,7 +322,7 @@ class LargeObjects:
             yield from read_tail(key, size, first - (row.size - size), end - first)
 
     def segment_start(self, row: ObjectRow, offset: int) -> int:
-        """Where the segment begins, or the tail, that has the byte at `offset`. Raises NotFound when the version is
+        """Return where the segment or tail with the byte at `offset` begins. Raises NotFound when the version is
         gone."""
         start = end = 0
         for segment in self._segments(row):
@@ -344,7 +346,7 @@ class LargeObjects:
             at += segment.extent.length
 
     def _read_segment(self, segment: Segment, begin: int, stop: int, key: ObjectKey, what: str) -> Iterator[bytes]:
-        """Bytes [begin, stop) of a segment."""
+        """Yield the bytes [begin, stop) of a segment."""
         extent = segment.extent
         whole = (begin, stop) == (0, extent.length)
         crc32c = 0
@@ -359,5 +361,5 @@ class LargeObjects:
 
 
 def _tail_place(row: ObjectRow, segments: Sequence[Segment]) -> tuple[ObjectKey, int] | None:
-    """The key of the tail, and its bytes; None without one."""
+    """Return the key of the tail and its size in bytes, or None without a tail."""
     return tail_place(row.size, [(segment.extent.block_id, segment.extent.length) for segment in segments])

@@ -1,7 +1,7 @@
-"""The bytes of one block of a large object, which the engine has in memory once while they are written. On Ceph,
-librados has them a second time.
+"""The bytes of one block of a large object. The engine holds them in memory once while they are written; on Ceph,
+librados holds a second copy.
 
-They are read from the stream straight to where they are in the block, behind room for the header and the names. Those
+The bytes are read from the stream directly to their place in the block, after space for the header and the names, which
 are filled in for each place that the block is written to.
 """
 
@@ -22,14 +22,14 @@ WINDOW_BYTES = 4 << 20
 
 
 class LargeBlock:
-    """A block with the bytes of a large object from `offset` on, behind `front` bytes for header and names."""
+    """A block with the bytes of a large object from `offset` on, after `front` bytes for header and names."""
 
     def __init__(self, geometry: Geometry, key: ObjectKey, offset: int, front: int) -> None:
         self.front = front
         self.length = 0
         """Bytes of data."""
         self.crc32c = 0
-        """Of the data."""
+        """The CRC32C of the data."""
         self._geometry = geometry
         self._key = key
         self._offset = offset
@@ -37,11 +37,11 @@ class LargeBlock:
 
     @property
     def stripes(self) -> int:
-        """Stripes that it takes."""
+        """The number of stripes of the block."""
         return self._geometry.stripes_for(self.front + self.length)
 
     def fill(self, stream: ByteStream) -> Iterator[bytes]:
-        """Take data from the stream until the block is full or the stream ends. Yields it, a window at a time."""
+        """Read data from the stream until the block is full or the stream ends. Yields the data in windows."""
         while left := self._geometry.block_size - len(self._bytes):
             window = stream.read(min(left, WINDOW_BYTES))
             if not window:
@@ -53,8 +53,8 @@ class LargeBlock:
         self._bytes += bytes(self.stripes * self._geometry.stripe_size - len(self._bytes))
 
     def cut_tail(self, size_max: int) -> bytes:
-        """Take the bytes behind the last whole stripe out of the block, once it is filled, and return them; none where
-        no tail is to be cut (core.tails), or where it would have more than `size_max` bytes."""
+        """Remove the bytes after the last whole stripe from the filled block, and return them. Returns none if no tail
+        is to be cut (core.tails), or if it would have more than `size_max` bytes."""
         count = tail_length(self.front, self.length, self._geometry.stripe_size)
         if not 0 < count <= size_max:
             return b""
@@ -69,8 +69,8 @@ class LargeBlock:
         return tail
 
     def group(self, place: GroupPlace, version: int, object_size: int, attributes: bytes) -> bytearray:
-        """The whole block, once it is filled, as the group that is written to `place`. version: of the object. The next
-        call changes it."""
+        """Return the filled block as the group to be written to `place`. version: the version of the object. The next
+        call changes the returned bytes."""
         segment = self._offset, object_size
         item = GroupItem(self._key, version, self.front, self.length, self.crc32c, segment, attributes)
         front = header_and_names(self._geometry, place, [item])
@@ -79,8 +79,8 @@ class LargeBlock:
 
 
 def windows(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Offset and length of each window of a range of a block. They end at multiples of WINDOW_BYTES, so that no page is
-    read twice."""
+    """Yield the offset and length of each window of a range of a block. Windows end at multiples of WINDOW_BYTES, so
+    that no page is read twice."""
     while start < end:
         stop = min(end, (start // WINDOW_BYTES + 1) * WINDOW_BYTES)
         yield start, stop - start

@@ -1,8 +1,8 @@
-"""The lease under which a process writes large objects: one for all of them, held until the process ends.
+"""The lease with which a process writes large objects. All PUTs share it, and it is held until the process ends.
 
-A lease of its own would cost each PUT two transactions more. But blocks that a PUT has left OPEN are left to recovery
-by releasing the lease that they are under. So a PUT that leaves some takes the lease out of use: the next PUT takes
-another one, and this one is released when the PUTs that go on under it are over.
+A separate lease would cost each PUT two more transactions. But recovery takes over blocks that a PUT left OPEN only
+after their lease was released. So a PUT that leaves OPEN blocks retires the lease: the next PUT acquires another one,
+and the retired lease is released when the last PUT with it has ended.
 
 8  every block is OPEN under the lease of its PUT until it is recorded, or until that lease is released or lost
 """
@@ -19,7 +19,7 @@ from nos_ec.ports.metadata import Lease, Leases
 
 
 class LentLease:
-    """A lease, and how many PUTs are under way under it."""
+    """A lease, and the number of running PUTs with it."""
 
     def __init__(self, held: HeldLease) -> None:
         self.held = held
@@ -27,12 +27,12 @@ class LentLease:
 
     @property
     def lease(self) -> Lease:
-        """What writing takes."""
+        """The lease to write with."""
         return self.held.lease
 
 
 class Loan:
-    """What one PUT borrows: a lease, for which it may get another one."""
+    """The lease of one PUT, which it may exchange for another one."""
 
     def __init__(self, lender: LargeLease, lent: LentLease) -> None:
         self._lender = lender
@@ -40,11 +40,11 @@ class Loan:
 
     @property
     def lease(self) -> Lease:
-        """What writing takes."""
+        """The lease to write with."""
         return self.lent.lease
 
     def exchange(self) -> None:
-        """Take another lease, because this one was lost before the PUT had anything under it. Raises Conflict,
+        """Take another lease, because this one was lost before the PUT allocated a block with it. Raises Conflict,
         Transient."""
         old = self.lent
         self._lender.retire(old)
@@ -52,7 +52,7 @@ class Loan:
         self._lender.take_back(old)
 
     def renew(self) -> bool:
-        """Whether the lease is not lost."""
+        """Return whether the lease is still held."""
         return self.lent.held.renew()
 
     def retire(self) -> None:
@@ -76,7 +76,7 @@ class LargeLease:
 
     @contextmanager
     def lent(self) -> Iterator[Loan]:
-        """The lease for one PUT. After an error, the next PUT gets another one. Raises Conflict, Transient."""
+        """Yields the lease for one PUT. After an error, the next PUT gets another one. Raises Conflict, Transient."""
         loan = Loan(self, self.lend())
         try:
             yield loan
@@ -87,13 +87,13 @@ class LargeLease:
             self.take_back(loan.lent)
 
     def retire(self, lent: LentLease) -> None:
-        """Lend it no more: blocks are OPEN under it that nobody will write."""
+        """Stop lending this lease, because it has OPEN blocks that will not be written."""
         with self._lock:
             if self._current is lent:
                 self._current = None
 
     def close(self) -> None:
-        """Release the lease, or let the last PUT do it. A later PUT takes another one."""
+        """Release the lease, or let the last PUT release it. A later PUT acquires another one."""
         with self._lock:
             lent, self._current = self._current, None
             unused = lent is not None and lent.puts == 0
@@ -101,10 +101,10 @@ class LargeLease:
             lent.held.__exit__(None, None, None)
 
     def lend(self) -> LentLease:
-        """The lease, for one PUT more. Raises Conflict, Transient."""
+        """Lend the lease to one more PUT. Raises Conflict, Transient."""
         with self._lock:
             lent = self._current
-            # One that has expired may have been fenced: this process was suspended, or the metadata store was away.
+            # An expired lease may be fenced: the process was suspended, or the metadata store was unreachable.
             if lent is not None and not lent.held.left_ms():
                 self._current = None
                 if lent.puts == 0:
@@ -116,7 +116,7 @@ class LargeLease:
             return self._current
 
     def take_back(self, lent: LentLease) -> None:
-        """One PUT less. Releases a lease that is no longer lent when its last PUT is over."""
+        """Take the lease back from a PUT. Releases a retired lease after its last PUT."""
         with self._lock:
             lent.puts -= 1
             over = lent.puts == 0 and self._current is not lent

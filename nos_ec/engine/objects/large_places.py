@@ -1,4 +1,4 @@
-"""Where the bytes of a large object are: its segments, and its tail."""
+"""Locates the bytes of a large object: its segments and its tail."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from nos_ec.ports.metadata import ObjectRow, Objects
 
 
 def own_extents(metadata: Objects, row: ObjectRow) -> list[Extent]:
-    """The places in blocks of the bytes of an object, in order, without the tail of a large one; none for an object
-    that waits. Raises Transient."""
+    """Return the extents of an object in order, without the tail of a large one. An object that is not packed yet has
+    none. Raises Transient."""
     if row.extent is not None:
         return [row.extent]
     if row.state is not ObjectState.LARGE:
@@ -22,16 +22,16 @@ def own_extents(metadata: Objects, row: ObjectRow) -> list[Extent]:
 
 
 def tail_of(metadata: Objects, row: ObjectRow, extents: Sequence[Extent]) -> ObjectRow | None:
-    """The row of the tail of a large object with these segments; None without one. Raises Transient."""
+    """Return the row of the tail of a large object with these segments, or None. Raises Transient."""
     place = tail_place(row.size, [(extent.block_id, extent.length) for extent in extents])
     if place is None:
         return None
     try:
         return metadata.get(place[0])
     except NotFound:
-        return None  # the object was deleted meanwhile, or `check` says that its tail is missing
+        return None  # the object was deleted meanwhile; otherwise `check` reports that its tail is missing
 
 
 def with_tail(extents: Sequence[Extent], tail: ObjectRow | None) -> list[Extent]:
-    """These places, and that of the tail, unless it waits to be packed."""
+    """Return these extents and the extent of the tail, unless the tail is not packed yet."""
     return [*extents] if tail is None or tail.extent is None else [*extents, tail.extent]

@@ -1,13 +1,14 @@
-"""Remembers rows of recently read objects, so that reading one again does not ask the database where it is.
+"""Caches the rows of recently read objects, so that reading an object again needs no query for its location.
 
-The cache weakens one guarantee. A row is trusted until it reaches the maximum age, so an overwrite or delete by another
-process is seen that much later. Until then readers get the old version, whole and checked, as long as its bytes exist.
-The cache never returns wrong bytes: a packed extent and a landing copy hold one version forever, and a reader that
-finds them gone, or different from the row, looks the row up again.
+The cache weakens one guarantee: a row is trusted until it reaches the maximum age, so readers see an overwrite or
+delete by another process with that delay. Until then they get the old version, complete and checked, while its bytes
+exist.
+Readers never get wrong bytes: a packed extent and a landing copy belong to one version forever, and a reader that finds
+them gone, or different from the row, looks the row up again.
 
 Kept here:
   a  at most `objects_max` rows, none older than `age_ms_max`
-  b  after `forget`, no row that was looked up before it is returned again, not even by a look-up in progress
+  b  after `forget`, no row from an earlier look-up is returned, even if that look-up is still running
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ObjectRow
 
 _STRIPES = 256
-"""Number of change counters, over which keys are spread by hash. When a key changes, look-ups in progress of all keys
-with the same counter are not remembered."""
+"""The number of change counters, to which keys are mapped by hash. When a key changes, running look-ups of all keys
+with the same counter are not cached."""
 
 
 class LocationCache:
-    """Remembers rows; none if `objects_max` is 0. Safe to call from several threads. `get` is Metadata.get."""
+    """A cache of rows, disabled if `objects_max` is 0. Safe to call from several threads. `get` is Metadata.get."""
 
     def __init__(self, clock: Clock, objects_max: int, age_ms_max: int) -> None:
         self._clock = clock
@@ -34,15 +35,15 @@ class LocationCache:
         self._age_ms_max = age_ms_max
         self._lock = threading.Lock()
         self._rows: OrderedDict[ObjectKey, tuple[ObjectRow, int]] = OrderedDict()
-        """Each row with the time when it was looked up; the one that was requested last comes last."""
+        """Each row with the time of its look-up, the most recently requested row last."""
         self._changes = [0] * _STRIPES
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def find(self, key: ObjectKey, get: Callable[[ObjectKey], ObjectRow]) -> ObjectRow:
-        """The row: a remembered one if it is younger than the maximum age, else as the metadata has it now. Raises
-        NotFound, Transient."""
+        """Return a cached row if it is younger than the maximum age, otherwise look it up. Raises NotFound,
+        Transient."""
         if not self._objects_max:
             return get(key)
         now_ms = self._clock.now_ms()
@@ -54,7 +55,7 @@ class LocationCache:
         return self.look_up(key, get)
 
     def look_up(self, key: ObjectKey, get: Callable[[ObjectKey], ObjectRow]) -> ObjectRow:
-        """The row as the metadata has it now. It is remembered. Raises NotFound, Transient."""
+        """Look up the row in the metadata, and cache it. Raises NotFound, Transient."""
         if not self._objects_max:
             return get(key)
         stripe = hash(key) % _STRIPES
@@ -72,7 +73,7 @@ class LocationCache:
         return row
 
     def forget(self, keys: Iterable[ObjectKey]) -> None:
-        """Forget the rows of these keys. To be called after every change of them, even if its outcome is unknown."""
+        """Drop the rows of these keys. Call this after every change of them, even if its outcome is unknown."""
         if not self._objects_max:
             return
         with self._lock:

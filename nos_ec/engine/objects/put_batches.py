@@ -33,16 +33,16 @@ class PutBatches:
         self._locations = locations
 
     def store(self, puts: Sequence[Put], *, together: bool = False) -> list[ObjectRow | NosError]:
-        """Make objects durable, in the order of `puts` where keys repeat. Returns for each its row, or why it alone is
-        not stored; an outcome may be unknown, so a repeated PUT is right. PreconditionFailed or NotFound: its condition
-        did not hold.
+        """Make objects durable, in the order of `puts` where keys repeat. Returns for each object its row, or the error
+        of this object alone: PreconditionFailed or NotFound if its condition did not hold, or Transient, after which
+        its outcome may be unknown and the PUT should be repeated.
 
-        together: store all of them or none; raises the first error. Otherwise raises no Transient. After any other
-        error nothing is stored.
+        together: store either all objects or none, and raise the first error. Otherwise Transient is only returned,
+        never raised. After any other error nothing is stored.
 
-        A rebuild of the metadata knows only the bytes that landed, not what the transaction decided. So a condition is
-        judged before the bytes land, and again in the transaction. The bytes of a PUT that is refused only then are
-        made void before it is answered; if that fails, the answer is Transient.
+        A rebuild of the metadata finds only the bytes that landed, not the decision of the transaction. So a condition
+        is judged before the bytes land, and again in the transaction. If a PUT is refused only there, its bytes are
+        made void before the answer; if that fails, the answer is Transient.
         """
         try:
             current = self._current(puts)
@@ -59,13 +59,13 @@ class PutBatches:
         return [answers[index] for index in range(len(puts))]
 
     def _current(self, puts: Sequence[Put]) -> Mapping[ObjectKey, ObjectRow]:
-        """The current versions of the keys of conditional PUTs."""
+        """Return the current versions of the keys of conditional PUTs."""
         keys = {new.key for new, _ in puts if new.condition is not None}
         return self._metadata.rows_of(keys) if keys else {}
 
     def _after(self, put: Put, current: Mapping[ObjectKey, ObjectRow]) -> Put:
-        """Return the PUT with a time after the version that its condition was judged by, so that a rebuild finds the
-        two in order even if the clocks of their processes differ."""
+        """Return the PUT with a time after the version that its condition was judged on, so that a rebuild orders the
+        two correctly even if the clocks of their processes differ."""
         new, data = put
         row = None if new.condition is None else current.get(new.key)
         if row is None or put_ms_of(row.version) < self._clock.now_ms():
@@ -82,7 +82,7 @@ class PutBatches:
             placed = [(p, a) for p, a in zip(places, answers, strict=True) if isinstance(p, bytes)]
             given_up -= {place for place, answer in placed if isinstance(answer, ObjectRow)}
             kept = _void(landed, {place for place, answer in placed if isinstance(answer, REFUSALS)})
-        except REFUSALS as error:  # of PUTs that are to be stored together: nothing is recorded
+        except REFUSALS as error:  # raised for PUTs that are stored together: nothing is recorded
             if _void(landed, given_up):
                 raise not_voided(error) from error
             raise
@@ -133,8 +133,8 @@ class PutBatches:
 
 
 def _refused(puts: Sequence[Put], current: Mapping[ObjectKey, ObjectRow]) -> dict[int, NosError]:
-    """Return the PUTs whose condition does not hold at present, by index, and why. A PUT whose key is stored by an
-    earlier one of the batch is judged only in the transaction."""
+    """Return the errors of the PUTs whose condition does not hold at present, by index. If an earlier PUT of the batch
+    has the same key, the condition is judged only in the transaction."""
     refused: dict[int, NosError] = {}
     stored = set[ObjectKey]()
     for index, (new, _) in enumerate(puts):
@@ -149,7 +149,7 @@ def _refused(puts: Sequence[Put], current: Mapping[ObjectKey, ObjectRow]) -> dic
 
 
 def _void(landed: LandedBatch, refused: Collection[LandingId]) -> Collection[LandingId]:
-    """Make the refused copies void. Returns those that are not void."""
+    """Make the refused copies void. Returns the copies for which this failed."""
     if not refused:
         return ()
     kill_point("put.refused")
@@ -159,7 +159,7 @@ def _void(landed: LandedBatch, refused: Collection[LandingId]) -> Collection[Lan
 
 
 def _each(error: Transient, count: int) -> list[NosError]:
-    """The error once for each object, as several threads will raise it."""
+    """Return one copy of the error per object, because several threads will raise it."""
     errors = [error, *(copy(error) for _ in range(1, count))]
     for other in errors[1:]:
         other.__cause__ = error.__cause__
@@ -168,12 +168,12 @@ def _each(error: Transient, count: int) -> list[NosError]:
 
 @dataclass(frozen=True, slots=True)
 class _NotLanded:
-    """A batch of which nothing landed."""
+    """The outcome of a batch of which nothing landed."""
 
     outcomes: Sequence[NosError]
 
     def void(self, refused: Collection[LandingId]) -> list[LandingId]:  # noqa: ARG002
-        """Nothing has landed."""
+        """Return none, because nothing has landed."""
         return []
 
     def settle(self, not_recorded: Collection[LandingId]) -> None:

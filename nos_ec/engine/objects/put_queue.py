@@ -1,15 +1,15 @@
 """Gathers the concurrent PUTs of a process into batches, without a thread or a timer of its own.
 
-A PUT that finds a free slot leads: it takes the PUTs that wait, stores all of them as one batch, hands its slot to the
-PUT that has waited longest, and wakes its batch. So a lone PUT waits for nobody, and the batch under way is the window
-in which the next one gathers. There are as many slots as the lander wants batches under way.
+A PUT that finds a free slot becomes a leader: it takes the waiting PUTs, stores all of them as one batch, passes its
+slot to the PUT that has waited longest, and wakes its batch. So a single PUT does not wait, and the next batch gathers
+while the current one is stored. There are as many slots as the lander wants concurrent batches.
 
-A batch takes as long as its slowest copy. While every slot has been busy for CALM_S with a batch that does not end (a
-placement group may be away), PUTs lead alone, besides the slots: so the copies that hang hold up few others.
+A batch takes as long as its slowest copy. When every slot has been busy for CALM_S with one batch (a placement group
+may be unavailable), some PUTs lead alone in addition to the slots. So copies that hang delay few other PUTs.
 
-1  every PUT gets its own row or its own error, also when the thread that leads is interrupted
-9  what waits are the callers' own bytes, each at most an object that is packed; nothing is copied. When many of them
-   wait, further PUTs wait before they read their bytes
+1  every PUT gets its own row or its own error, even if the leading thread is interrupted
+9  the waiting bytes belong to the callers, each at most one object that is packed, and are not copied. When many wait,
+   further PUTs wait before they read their bytes
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from nos_ec.engine.objects.put_batches import REFUSALS, Put, PutBatches
 from nos_ec.ports.metadata import NewObject, ObjectRow
 
 CALM_S = 1.0
-"""A batch that takes longer may hang, until the time limit of an operation is over."""
+"""A batch that takes longer may hang until the time limit of an operation."""
 ALONE_MAX = 64
-"""Most PUTs that lead besides the slots."""
+"""Most PUTs that lead in addition to the slots."""
 WAIT_S_MAX = 30.0
-"""How long a PUT waits for its turn: as long as Ceph's operations may take by default (ceph.op_timeout_ms). It is the
-only wait that neither the lander nor the metadata limits."""
+"""How long a PUT waits for its turn: the default time limit of Ceph's operations (ceph.op_timeout_ms). Neither the
+lander nor the metadata limits this wait."""
 WAITING_BYTES_MAX = 64 << 20
-"""While more than this waits, further PUTs do not read their bytes yet: some seconds' work of a busy process."""
+"""While more bytes than this wait, further PUTs do not read theirs yet: a few seconds' work of a busy process."""
 DOOR_S = 0.02
-"""How often these look again."""
+"""How often such PUTs check again."""
 BATCH_OBJECTS_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class _Caller:
-    """A PUT under way."""
+    """A running PUT."""
 
     __slots__ = ("_turn", "answer", "batch", "data", "new", "taken")
 
@@ -49,52 +49,52 @@ class _Caller:
         self.data = data
         self.answer: ObjectRow | Exception | None = None
         self.taken = False
-        """Whether it is in the batch of another."""
+        """Whether the PUT is in the batch of another caller."""
         self.batch = [self]
-        """What it stores when it leads."""
+        """The PUTs that it stores as a leader."""
         self._turn = Lock()
         self._turn.acquire()
 
     def wait(self) -> bool:
-        """Wait until woken. Returns False after CALM_S; if it is in a batch, the leader always wakes it: the wait is
-        bounded by the time limits of lander and metadata."""
+        """Wait until woken. Returns False after CALM_S. A PUT in a batch waits without limit, because its leader always
+        wakes it within the time limits of lander and metadata."""
         return self._turn.acquire(timeout=-1 if self.taken else CALM_S)
 
     def wake(self) -> None:
-        """Let it look again."""
-        with suppress(RuntimeError):  # it was woken already
+        """Let the caller check again."""
+        with suppress(RuntimeError):  # the caller was woken already
             self._turn.release()
 
 
 class PutQueue:
     """The queue of one process's PUTs into one store. Safe to call from several threads.
 
-    timer: returns monotonic seconds, from any start.
+    timer: returns monotonic seconds.
 
-    A KeyboardInterrupt may come between any two steps of the main thread. So each step that changes several things
-    changes them in an order in which `_give_up`, which then runs, completes it. That runs twice, so that a second
-    interrupt, while it runs, leaves nobody waiting.
+    A KeyboardInterrupt may come between any two steps of the main thread. So a step with several changes makes them in
+    an order that lets `_give_up`, which runs then, complete the step. `_give_up` runs twice, so that a second interrupt
+    during the first run leaves no caller waiting.
     """
 
     def __init__(self, batches: PutBatches, timer: Callable[[], float]) -> None:
         self.batches = batches
         self.batch_objects = Histogram(BATCH_OBJECTS_BOUNDS)
-        """The number of objects of each batch so far."""
+        """The numbers of objects in the batches so far."""
         self._timer = timer
         self._lock = Lock()
         self._waiting: deque[_Caller] = deque()
         self._waiting_bytes = 0
         self._leaders: dict[_Caller, float] = {}
-        """Who holds a slot, since when."""
+        """The callers that hold a slot, with the time since when."""
         self._alone: set[_Caller] = set()
 
     @property
     def waiting(self) -> int:
-        """PUTs that wait for their turn."""
+        """The number of PUTs that wait for their turn."""
         return len(self._waiting)
 
     def wait_for_room(self) -> None:
-        """To be called before the bytes of a PUT are read. Raises Transient."""
+        """Wait while too many bytes wait. Call this before reading the bytes of a PUT. Raises Transient."""
         waited_s = 0.0
         while self._waiting_bytes > WAITING_BYTES_MAX:
             if waited_s >= WAIT_S_MAX:
@@ -103,13 +103,13 @@ class PutQueue:
             waited_s += DOOR_S
 
     def put(self, new: NewObject, data: bytes) -> ObjectRow:
-        """Store one object, together with others; durable on return. Raises PreconditionFailed, or NotFound (its
+        """Store one object, together with others. Durable on return. Raises PreconditionFailed or NotFound (the
         condition does not hold), NoSpace, Transient."""
         caller = _Caller(new, data)
         try:
             self._store_with_others(caller)
         except BaseException:
-            self._give_up(caller)  # once more: a second interrupt may have cut off the first time
+            self._give_up(caller)  # again, because a second interrupt may have cut off the first run
             raise
         if isinstance(caller.answer, ObjectRow):
             return caller.answer
@@ -125,12 +125,12 @@ class PutQueue:
             raise
 
     def _give_up(self, caller: _Caller) -> None:
-        """Let nobody wait for a caller that has failed or was interrupted. Completes what was done of it before."""
+        """Release all PUTs that wait for a caller that failed or was interrupted. Completes a step that was begun."""
         self._withdraw(caller)
         self._end(caller)
 
     def _leads(self, caller: _Caller) -> bool:
-        """Wait until it is the caller's turn to lead; False when another has stored its object. Raises Transient."""
+        """Wait until the caller may lead. Returns False when another caller has stored its object. Raises Transient."""
         with self._lock:
             self._waiting_bytes += len(caller.data)
             self._waiting.append(caller)
@@ -151,7 +151,8 @@ class PutQueue:
         return False
 
     def _goes_alone(self, caller: _Caller) -> bool:
-        """Whether all slots seem to hang and one more PUT may lead besides them. Then it does. Holds the lock."""
+        """Make the caller lead alone if all slots seem to hang and few do so already. Returns whether it leads. Call it
+        with the lock held."""
         now_s = self._timer()
         if len(self._alone) >= ALONE_MAX or any(now_s - since_s <= CALM_S for since_s in self._leaders.values()):
             return False
@@ -168,7 +169,7 @@ class PutQueue:
         self._end(caller)
 
     def _gather(self, leader: _Caller) -> None:
-        """Take those that wait, the oldest first, up to the lander's limits."""
+        """Take waiting PUTs into the batch, the oldest first, up to the limits of the lander."""
         batch, lander = leader.batch, self.batches.lander
         with self._lock:
             keys = {leader.new.key}
@@ -176,8 +177,7 @@ class PutQueue:
             while self._waiting and len(batch) < lander.batch_objects_max:
                 oldest = self._waiting[0]
                 room -= len(oldest.data)
-                # A condition is judged before the batch lands: objects that the batch itself stores do not exist yet at
-                # that point.
+                # A condition is judged before the batch lands, when the objects of the batch itself do not exist yet.
                 if room < 0 or (oldest.new.condition is not None and oldest.new.key in keys):
                     break
                 keys.add(oldest.new.key)
@@ -187,8 +187,8 @@ class PutQueue:
             self.batch_objects.add(len(batch))
 
     def _store(self, puts: Sequence[Put]) -> Sequence[ObjectRow | Exception]:
-        """Store a batch. What fails as a whole for another reason than a failure that may pass (damage to a row that
-        one of them overwrites, for example) is stored one by one: nothing of it is stored yet."""
+        """Store a batch. If it fails as a whole with an error other than Transient, such as a damaged row that one PUT
+        overwrites, nothing is stored yet, and the PUTs are stored one by one."""
         try:
             return self.batches.store(puts)
         except Exception as error:
@@ -197,7 +197,7 @@ class PutQueue:
         return [_in_doubt(self._store([put])[0]) for put in puts]
 
     def _end(self, leader: _Caller) -> None:
-        """Hand the slot on and wake the batch. Those without an answer are told that there will be none."""
+        """Pass the slot on and wake the batch. PUTs without an answer get a Transient."""
         with self._lock:
             self._leaders.pop(leader, None)
             self._alone.discard(leader)
@@ -209,7 +209,7 @@ class PutQueue:
             member.wake()
 
     def _fill_slots(self) -> None:
-        """Give free slots to those who have waited longest. Holds the lock."""
+        """Give free slots to the PUTs that have waited longest. Call it with the lock held."""
         while self._waiting:
             oldest = self._waiting[0]
             if oldest not in self._leaders:
@@ -225,7 +225,7 @@ class PutQueue:
         self._waiting.popleft()
 
     def _withdraw(self, caller: _Caller) -> bool:
-        """Take it from those that wait. Returns False if it is not among them."""
+        """Remove a waiting caller. Returns False if it does not wait."""
         with self._lock:
             if caller not in self._waiting:
                 return False
@@ -235,12 +235,12 @@ class PutQueue:
 
     def _too_long(self) -> Transient:
         return Transient(
-            f"{len(self._waiting)} PUTs have waited for others for {WAIT_S_MAX:.0f} s: landing store or metadata store"
-            " is too slow for them, or does not answer; look at both, and try again with fewer at a time"
+            f"{len(self._waiting)} PUTs have waited for others for {WAIT_S_MAX:.0f} s: the landing store or the"
+            " metadata store is too slow or does not answer; check both, and try again with fewer PUTs at a time"
         )
 
 
 def _in_doubt(answer: ObjectRow | Exception) -> ObjectRow | Exception:
-    """The answer to a PUT that has landed before with a batch that failed as a whole. What landed then may be there, so
-    it must not be answered as refused."""
+    """Return the answer to a PUT that may have landed before, with a batch that failed as a whole. These bytes may
+    remain, so it must not be answered as refused."""
     return not_voided(answer) if isinstance(answer, REFUSALS) else answer

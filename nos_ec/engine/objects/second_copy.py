@@ -15,7 +15,7 @@ _PUT_MS_USUAL = 2_000
 
 
 def copy_ranges(row: ObjectRow, put_ms_max: int) -> Iterator[tuple[LandingId, LandingId]]:
-    """Ranges of ids, ends included, in which the copy of this version may be, the likeliest first: see SecondCopies."""
+    """Yield the ranges of ids, ends included, that may contain the copy of this version, the likeliest first."""
     last_ms = row.created_ms + _PUT_MS_USUAL
     for first, last in (
         timed_ids_between(row.created_ms - _PUT_MS_USUAL, last_ms),
@@ -26,12 +26,15 @@ def copy_ranges(row: ObjectRow, put_ms_max: int) -> Iterator[tuple[LandingId, La
 
 
 class SecondCopies:
-    """Finds and reads these copies. A row does not name the copy that it came from. But a landing id begins with the
-    time when it was made, which is the row's time less the duration of the PUT, or with the time when the segment of
-    the landing log was opened that the copy lies in. That may be long before: a segment made ahead of need waits OPEN
-    until a PUT comes. So all segments are asked about that were opened before the PUT and not sealed then; there are
-    few. A record that was copied to a later segment is not found: it is read again once the reaper goes back to it.
-    put_ms_max: longest duration of a PUT."""
+    """Finds and reads these copies. put_ms_max: the longest duration of a PUT.
+
+    A row does not name the copy that it came from. But the id of a copy in the landing store begins with the time when
+    it was created, which is the time of the row minus the duration of the PUT. The id of a record in the landing log
+    begins with the time when its segment was opened. That may be much earlier, because a segment that is prepared in
+    advance stays OPEN until a PUT uses it. So the search covers every segment that was open at the time of the PUT;
+    there are few. A record that was copied to a later segment is not found; it can be read again once the reaper points
+    the row back to it.
+    """
 
     def __init__(self, metadata: LandingQueue, landing: LandingStore, put_ms_max: int) -> None:
         self._metadata = metadata
@@ -39,7 +42,7 @@ class SecondCopies:
         self._put_ms_max = put_ms_max
 
     def read(self, row: ObjectRow) -> bytes | None:
-        """The checked bytes of this version. None when its copy is gone or damaged.
+        """Return the checked bytes of this version, or None when its copy is gone or damaged.
 
         Takes one or two look-ups in the metadata, rarely three. Raises Transient.
         """
@@ -47,7 +50,8 @@ class SecondCopies:
         return None if landing_id is None else self._read(row, landing_id)
 
     def find(self, row: ObjectRow) -> LandingId | None:
-        """The queued copy of this version, whatever it holds; None when there is none. Raises Transient."""
+        """Return the id of the queued copy of this version without reading it; None if there is none. Raises
+        Transient."""
         for first, last in copy_ranges(row, self._put_ms_max):
             landing_id = self._metadata.queued_copy(row, first, last)
             if landing_id is not None:

@@ -1,4 +1,4 @@
-"""Reading from the streams that clients provide."""
+"""Reads the streams that clients provide."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from nos_ec.core.errors import InvalidInput
 class ByteStream(Protocol):
     """The source of a PUT: any binary file object that blocks until it has bytes.
 
-    A read may return fewer bytes than were asked for, although more follow. Call `read_up_to` where fewer bytes would
-    be mistaken for the end."""
+    A read may return fewer bytes than requested although more follow. Use `read_up_to` where fewer bytes would be taken
+    for the end."""
 
     def read(self, size: int, /) -> bytes | None:
-        """Return 1 to `size` bytes; none only at the end, and then on every further call. None, which a non-blocking
+        """Return 1 to `size` bytes, and b"" only at the end, on every further call as well. None, which a non-blocking
         file may return, is refused."""
         ...
 
@@ -27,22 +27,22 @@ class ReadAhead:
         self._rest = rest
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; empty only at the end. Raises InvalidInput as `read_up_to` does."""
+        """Return up to `size` bytes; none only at the end. Raises InvalidInput as `read_up_to` does."""
         found = self._head[:size]
         self._head = self._head[size:]
         return found or _read_some(self._rest, size)
 
     def at_end(self) -> bool:
-        """Whether nothing follows. Reads one byte to know."""
+        """Return whether the stream has ended. Reads one byte ahead to find out."""
         if not self._head:
             self._head = _read_some(self._rest, 1)
         return not self._head
 
 
 def read_up_to(stream: ByteStream, size: int) -> bytes:
-    """`size` bytes of the stream, fewer only at its end, even if single reads return less.
+    """Return `size` bytes of the stream, fewer only at its end, even if single reads return fewer.
 
-    Raises InvalidInput for a stream that does not wait for its bytes: what it lacks at present is not its end.
+    Raises InvalidInput for a non-blocking stream: a lack of bytes would be taken for its end.
     """
     buffers = []
     left = size

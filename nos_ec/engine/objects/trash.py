@@ -1,4 +1,4 @@
-"""The trash: finds deleted objects there, brings them back, and removes what has expired (docs/adr/0028).
+"""The trash: finds and restores deleted objects, and removes expired ones (docs/adr/0028).
 
 9  a page of rows is in memory
 """
@@ -18,7 +18,7 @@ from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import ObjectRow, Trash, TrashMark
 
 PAGE_ROWS = 1000
-"""Rows that are looked at, or changed by one transaction."""
+"""Rows that one query reads, or one transaction changes."""
 FAILURES_MAX = 3
 
 _log = structlog.get_logger(__name__)
@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """Objects that were removed from the trash, and their bytes."""
+    """The number of objects that were removed from the trash, and their bytes."""
 
     objects: int = 0
     bytes: int = 0
@@ -36,15 +36,15 @@ class Purged:
 
 
 class TrashCan:
-    """Safe to use from several processes at once."""
+    """Access to the trash. Safe to use from several processes at once."""
 
     def __init__(self, metadata: Trash, clock: Clock) -> None:
         self._metadata = metadata
         self._clock = clock
 
     def pages(self, bucket: str = "", prefix: str = "") -> Iterator[Sequence[ObjectRow]]:
-        """All rows of the trash, or those of a bucket whose names begin with `prefix`, what is kept longest first. Rows
-        that come into the trash meanwhile may be left out. Raises Transient."""
+        """Yields pages of all rows of the trash, or of the rows of a bucket whose names begin with `prefix`. The row
+        that is kept longest comes first. Rows that are added meanwhile may be missing. Raises Transient."""
         before: TrashMark | None = None
         while True:
             page = self._metadata.trash_page(before, PAGE_ROWS, bucket, prefix)
@@ -55,7 +55,8 @@ class TrashCan:
             before = page.before
 
     def find(self, key: ObjectKey, version: int | None = None) -> ObjectRow:
-        """The version of a key that the trash keeps longest, or this one. Looks through the trash. Raises NotFound."""
+        """Search the trash for a version of a key; without `version`, for the one that is kept longest. Raises
+        NotFound."""
         for page in self.pages(key.bucket, key.name):
             for row in page:
                 if row.key == key and version in (None, row.version):
@@ -71,22 +72,22 @@ class TrashCan:
         raise in_use(row)
 
     def undelete_many(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
-        """Make those of these versions current again whose keys are not in use. Returns them. Raises Transient."""
+        """Make the versions current again whose keys are not in use. Returns them. Raises Transient."""
         back = self._metadata.undelete(rows)
         kill_point("trash.undeleted")
         return back
 
     def purge(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
-        """Remove rows of the trash, and release their bytes. Returns those that were there. Raises
+        """Remove rows from the trash, and release their bytes. Returns the rows that were still there. Raises
         Transient."""
         gone = self._metadata.purge_trash(rows, self._clock.now_ms())
         kill_point("trash.purged")
         return gone
 
     def expire(self, beat: Beat = unwatched, stop: Event | None = None) -> Purged:
-        """Remove what has expired. `stop` ends it early. A row that cannot be removed, because the metadata is damaged,
-        is logged and passed over. Raises what FAILURES_MAX rows in succession failed with, such as Transient; the next
-        run continues from there."""
+        """Remove expired objects. `stop` ends it early. A row that cannot be removed, because the metadata is damaged,
+        is logged and skipped. Raises the error of FAILURES_MAX failures in a row, such as Transient; the next run
+        continues from there."""
         total = Purged()
         after: TrashMark | None = None
         while stop is None or not stop.is_set():
@@ -95,12 +96,12 @@ class TrashCan:
             if not expired:
                 break
             after = TrashMark(expired[-1].trash_until_ms or 0, expired[-1].object_id)
-            gone = self._purge_what_can_be(expired, beat)
+            gone = self._purge_expired(expired, beat)
             total += Purged(len(gone), sum(row.users_size for row in gone))
         return total
 
-    def _purge_what_can_be(self, rows: Sequence[ObjectRow], beat: Beat) -> list[ObjectRow]:
-        """All of them at once, or else one after the other."""
+    def _purge_expired(self, rows: Sequence[ObjectRow], beat: Beat) -> list[ObjectRow]:
+        """Remove all rows at once, or one by one if that fails."""
         try:
             return self.purge(rows)
         except Exception as error:
@@ -116,13 +117,13 @@ class TrashCan:
                 failures += 1
                 if failures == FAILURES_MAX:
                     raise
-                say = _log.warning if isinstance(error, NosError) else _log.exception
-                say("not removed from the trash", object=str(row.key), version=row.version, error=str(error))
+                log = _log.warning if isinstance(error, NosError) else _log.exception
+                log("not removed from the trash", object=str(row.key), version=row.version, error=str(error))
         return gone
 
 
 def in_use(row: ObjectRow) -> Conflict:
-    """The error of a version whose key has a current one."""
+    """Return the error for a version whose key has a current version."""
     key = row.key
     return Conflict(
         f"object {key} is in use: another version was stored after the delete. To bring this one back, save the other"

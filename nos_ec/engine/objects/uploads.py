@@ -45,34 +45,34 @@ PAGE_PARTS = 1000
 COMPLETE_TRIES = 10
 """Each further try means that a part was stored during the previous one."""
 COMPLETE_BACK_OFF = BackOff(first_ms=10, max_ms=500)
-"""Between tries: 2 s in all for the parts that are under way, but no longer, as a thread of the gateway waits."""
+"""The wait between tries. It gives running parts 2 s in all, and no more, because a thread of the gateway waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A part of an upload. row: its object, of which size, md5, attributes and created_ms are of interest."""
+    """A part of an upload. Of its `row`, callers use size, md5, attributes and created_ms."""
 
     number: int
     row: ObjectRow
 
 
 Choose = Callable[[Sequence[StoredPart]], tuple[Sequence[StoredPart], Mapping[str, str]]]
-"""Given the parts of an upload, returns those that its object is to have, and the attributes of the object."""
+"""Given the stored parts of an upload, returns the parts of its object and the attributes of the object."""
 
 
 class MultipartUploads:
-    """Safe to call from several threads."""
+    """Creates, completes and aborts multipart uploads. Safe to call from several threads."""
 
     def __init__(self, store: Store, metadata: Metadata, clock: Clock, new_id: Callable[[], bytes]) -> None:
-        """new_id: returns an id as of `timed_id`."""
+        """new_id: returns an id like `timed_id`."""
         self._store = store
         self._metadata = metadata
         self._clock = clock
         self._new_id = new_id
 
     def create(self, key: ObjectKey, owner: str, attributes: bytes) -> UploadRow:
-        """Begin an upload, durably. attributes: kept for the caller, to be given to the object. Raises InvalidInput
-        (the name of the bucket is too long, or the attributes are too many), Transient."""
+        """Begin an upload, durably. attributes: kept for the caller, who gives them to the object. Raises InvalidInput
+        (the name of the bucket is too long, or there are too many attributes), Transient."""
         parts_bucket(key.bucket)
         require_space(decode_attributes(attributes))
         row = UploadRow(
@@ -82,14 +82,14 @@ class MultipartUploads:
         return row
 
     def find(self, upload_id: UploadId, key: ObjectKey) -> UploadRow:
-        """The row of an upload into this key, OPEN or COMPLETED. Raises NoSuchUpload, Transient."""
+        """Return the row of an OPEN or COMPLETED upload of this key. Raises NoSuchUpload, Transient."""
         row = self._metadata.upload(upload_id)
         if row is None or row.key != key or row.state is UploadState.DOOMED:
             raise _missing(upload_id, key)
         return row
 
     def find_open(self, upload_id: UploadId, key: ObjectKey) -> UploadRow:
-        """The row of an OPEN upload into this key. Raises NoSuchUpload, Transient."""
+        """Return the row of an OPEN upload of this key. Raises NoSuchUpload, Transient."""
         row = self.find(upload_id, key)
         if row.state is not UploadState.OPEN:
             raise _missing(upload_id, key)
@@ -101,17 +101,17 @@ class MultipartUploads:
         return self._store.put_request(part_request(upload, number, attributes), stream)
 
     def list_parts(self, upload: UploadRow, after: int, limit: int) -> list[StoredPart]:
-        """Parts with numbers above `after`, in their order. Raises Transient."""
+        """Return up to `limit` parts with numbers above `after`, in their order. Raises Transient."""
         return self.parts_of(upload.key, upload.upload_id, after, limit)
 
     def parts_of(self, key: ObjectKey, upload_id: UploadId, after: int, limit: int) -> list[StoredPart]:
-        """The same of an upload into this key, whatever its state."""
+        """Like `list_parts`, for an upload of this key in any state."""
         prefix, bucket = parts_prefix(upload_id), parts_bucket(key.bucket)
         rows = self._store.list_objects(bucket, prefix, f"{prefix}{after:05}", limit)
         return [StoredPart(part_number(row.key), row) for row in rows]
 
     def all_parts(self, upload: UploadRow) -> Iterator[StoredPart]:
-        """In their order. Raises Transient."""
+        """Yields all parts in their order. Raises Transient."""
         after = 0
         while page := self.list_parts(upload, after, PAGE_PARTS):
             yield from page
@@ -124,9 +124,9 @@ class MultipartUploads:
         condition: Condition | None = None,
         versioning: Versioning | None = None,
     ) -> ObjectRow:
-        """Make one object of the parts, durably. choose: given all parts, returns those that the object is to have, at
-        least one, in ascending order of their numbers, and its attributes; what it raises is raised. It is asked again,
-        after a wait, if another part was stored meanwhile. The parts that it does not choose are deleted.
+        """Make one object of the parts, durably. choose: given all parts, returns the parts of the object, at least one
+        and in ascending order of their numbers, and its attributes; its errors are passed on. It is called again, after
+        a wait, if another part was stored meanwhile. The other parts are deleted.
 
         Raises NoSuchUpload, PreconditionFailed or NotFound (the condition does not hold), InvalidInput (too many
         attributes), NoSpace, Transient.
@@ -149,11 +149,11 @@ class MultipartUploads:
             left = [part.row.key for part in stored if part.number not in numbers]
             self._metadata.delete_many(left, self._clock.now_ms())
             return made
-        raise Transient(f"{upload.key}: parts are stored again and again while it is completed; try again")
+        raise Transient(f"{upload.key}: parts were stored repeatedly while the upload was completed; try again")
 
     def completed(self, upload: UploadRow, choose: Choose) -> ObjectRow:
-        """Return the object that an upload became, if it is the current one of its key and consists of the parts that
-        `choose` chooses. Raises NoSuchUpload, NotFound, Transient, and what `choose` raises."""
+        """Return the object of a completed upload, if it is the current version of its key and consists of the parts
+        that `choose` returns. Raises NoSuchUpload, NotFound, Transient, and the errors of `choose`."""
         row = self._store.head(upload.key)
         if row.composition is None or row.composition.upload_id != upload.upload_id:
             raise _missing(upload.upload_id, upload.key)
@@ -163,7 +163,7 @@ class MultipartUploads:
         return row
 
     def abort(self, upload_id: UploadId, key: ObjectKey) -> None:
-        """Give an OPEN upload up, durably. No part of it is recorded any more; GC deletes those that were. Raises
+        """Abort an OPEN upload, durably. From then on no part can be recorded; GC deletes the recorded ones. Raises
         NoSuchUpload, Transient."""
         self.find_open(upload_id, key)
         if not self._metadata.abort_upload(upload_id, self._clock.now_ms()):
@@ -171,12 +171,12 @@ class MultipartUploads:
         kill_point("upload.aborted")
 
     def abort_all(self, bucket: str) -> None:
-        """Give all uploads into a bucket up, which is to be deleted. Raises Transient."""
+        """Abort all uploads into a bucket that is to be deleted. Raises Transient."""
         while self._metadata.abort_uploads(bucket, PAGE_PARTS, self._clock.now_ms()) == PAGE_PARTS:
             pass
 
     def list_uploads(self, bucket: str, prefix: str, after: tuple[str, UploadId] | None, limit: int) -> list[UploadRow]:
-        """OPEN uploads into a bucket, in the order of name and id. Raises Transient."""
+        """Return a page of the OPEN uploads into a bucket, in the order of name and id. Raises Transient."""
         return self._metadata.list_uploads(bucket, prefix, after, limit)
 
 
