@@ -112,7 +112,7 @@ class PutBatches:
         answers: dict[int, ObjectRow | NosError] = {}
         for index, (one, place) in enumerate(zip(new, places, strict=True)):
             if not isinstance(place, NosError):
-                landed[index] = replace(one, landing_id=place)
+                landed[index] = _landed(one, place)
             elif together:
                 raise place
             else:
@@ -130,6 +130,11 @@ class PutBatches:
             return _each(error, len(new))
         finally:
             self._locations.forget(one.key for one in new)
+
+
+def _landed(new: NewObject, place: LandingId) -> NewObject:
+    # `replace` takes several times as long, and this runs for every PUT.
+    return NewObject(new.request, new.size, new.crc32c, new.md5, place, new.due_ms, new.put_ms)
 
 
 def _refused(puts: Sequence[Put], current: Mapping[ObjectKey, ObjectRow]) -> dict[int, NosError]:
