@@ -170,13 +170,13 @@ class ObjectStore:
         Corrupt, Transient.
         """
         with Request(self._requests, self._requests.gets) as request:
-            row = key.row if isinstance(key, ObjectInfo) else self._store.find(key_of(key))
+            row = key.row if isinstance(key, ObjectInfo) else self._store.resolve(key_of(key))
             whole = None
             if not row.in_windows:
                 if isinstance(key, ObjectInfo):
                     segments = self._store.open_version(row)
                 else:
-                    row, segments = self._store.follow(row)
+                    row, segments = self._store.read(row)
                 if not row.in_windows:
                     whole = b"".join(segments)
             if whole is None:

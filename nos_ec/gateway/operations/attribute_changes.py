@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from threading import Event
 
 from nos_ec.core.errors import Transient
-from nos_ec.engine.objects.store import READ_TRIES, Store
+from nos_ec.engine.objects.reading import READ_TRIES
+from nos_ec.engine.objects.store import Store
 from nos_ec.engine.retry_queue import BackOff
 from nos_ec.gateway.message.object_headers import encoded
 from nos_ec.ports.clock import Clock

@@ -12,7 +12,8 @@ from nos_ec.core.errors import Conflict, NosError, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import PARTS_MAX, UploadId
 from nos_ec.core.versions import Versioning
-from nos_ec.engine.objects.store import READ_TRIES, Store
+from nos_ec.engine.objects.reading import READ_TRIES
+from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.uploads import MultipartUploads
 from nos_ec.gateway.auth.access import Access, BucketAccess
 from nos_ec.gateway.auth.acls import acl_of_headers, grants_of

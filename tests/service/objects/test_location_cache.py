@@ -92,9 +92,9 @@ def test_own_changes_are_seen_at_once(bench: Bench, gateway: System) -> None:
 def test_changed_attributes_are_seen_at_once(bench: Bench, gateway: System) -> None:
     key, store = bench.put(gateway, "n", b"data"), gateway.store()
     bench.assert_readable(gateway)
-    assert store.find(key).attributes == b""
+    assert store.resolve(key).attributes == b""
     row = store.set_attributes(key, encode_attributes({"a": "b"}))
-    assert store.find(key) == row
+    assert store.resolve(key) == row
 
 
 def test_changes_by_another_process_are_seen_late_and_whole(bench: Bench, gateway: System) -> None:

@@ -80,17 +80,17 @@ def test_a_range_may_go_to_the_end(bench: Bench, system: System, size: int) -> N
 def test_a_version_is_read_wherever_it_is_and_no_other_in_its_place(bench: Bench, system: System, size: int) -> None:
     key = bench.put(system, "it", bench.data(size))
     store, data = system.store(), bench.acknowledged[key]
-    row = store.find(key)
+    row = store.resolve(key)
     bench.pack(system)
     bench.settle(system)  # the landing copy is deleted
     assert b"".join(store.open_version(row)) == data
-    assert b"".join(store.follow(row)[1]) == data
+    assert b"".join(store.read(row)[1]) == data
     bench.put(system, "it", b"new")
     for block in list(system.blocks.list_blocks()):
         system.blocks.delete(block)
     with pytest.raises(Conflict, match="deleted or overwritten"):
         b"".join(store.open_version(row))
-    found, segments = store.follow(row)
+    found, segments = store.read(row)
     assert (found, b"".join(segments)) == (store.head(key), b"new")
     bench.delete(system, key)
     with pytest.raises(Conflict, match="deleted or overwritten"):

@@ -16,7 +16,8 @@ from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.core.errors import Conflict, NosError, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.versions import Versioning
-from nos_ec.engine.objects.store import READ_TRIES, Store
+from nos_ec.engine.objects.reading import READ_TRIES
+from nos_ec.engine.objects.store import Store
 from nos_ec.gateway.operations.attribute_changes import AttributeChanges
 from tests.rig.fakes.clock import FakeClock
 from tests.service.conftest import CHUNK, STRIPE, Bench
