@@ -260,5 +260,5 @@ def _condition(if_absent: bool, if_match: bytes | ObjectInfo | None) -> Conditio
 def _of_size(data: Buffer, size: int | None) -> bytes:
     found = data if isinstance(data, bytes) else bytes(data)
     if size is not None and len(found) != size:
-        raise InvalidInput(f"{len(found)} bytes given where size says {size}")
+        raise InvalidInput(f"size is {size}, but the data has {len(found)} bytes")
     return found

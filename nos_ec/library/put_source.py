@@ -54,10 +54,10 @@ class PutSource:
         finally:
             self.seconds += self._timer() - started_s
         if found is None:
-            raise InvalidInput("the source of a PUT has no bytes at present; give one that waits for them")
+            raise InvalidInput("the source of a PUT is non-blocking and has no bytes at present; use a blocking one")
         data = bytes(_binary(found))
         if len(data) > wanted:
-            raise InvalidInput(f"the source of a PUT gave {len(data)} bytes where {wanted} were asked for")
+            raise InvalidInput(f"the source of a PUT returned {len(data)} bytes, but {wanted} were requested")
         self._count += len(data)
         if not data and self._size is not None:
             raise InvalidInput(f"the source of a PUT ended after {self._count} bytes instead of {self._size}")
@@ -86,4 +86,4 @@ class Pieces:
 def _binary(found: object) -> Buffer:
     if isinstance(found, Buffer):
         return found
-    raise TypeError(f"the source of a PUT gave {type(found).__name__} instead of bytes; open files as binary")
+    raise TypeError(f"the source of a PUT returned {type(found).__name__} instead of bytes; open files as binary")

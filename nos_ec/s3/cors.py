@@ -86,7 +86,7 @@ def _rule(element: Element) -> CorsRule:
             raise S3Error("InvalidRequest", f"Found unsupported HTTP method in CORS config: {method!r}.")
     for pattern in [*origins, *headers]:
         if pattern.count("*") > 1:
-            raise S3Error("InvalidRequest", f"{pattern!r} can not have more than one wildcard.")
+            raise S3Error("InvalidRequest", f"{pattern!r} cannot have more than one wildcard.")
     for name in [*headers, *exposed]:
         if not is_header_name(name.lower()):
             raise S3Error("InvalidRequest", f"{name!r} in a CORS rule has characters that a header name cannot have.")

@@ -216,7 +216,7 @@ def _claim_of_header(request: Request, authorization: str, now_ms: int) -> Claim
     for part in rest.split(","):
         name, equals, value = part.strip(" \t").partition("=")
         if not equals or name in fields:
-            raise S3Error("AuthorizationHeaderMalformed", f"The authorization header has a bad part {name!r}.")
+            raise S3Error("AuthorizationHeaderMalformed", f"The authorization header has the invalid part {name!r}.")
         fields[name] = value
     if fields.keys() != {"Credential", "SignedHeaders", "Signature"}:
         raise S3Error(

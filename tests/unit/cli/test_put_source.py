@@ -108,7 +108,7 @@ def test_a_source_that_gives_too_much_is_refused() -> None:
         def read(self, size: int, /) -> bytes:
             return bytes(size + 1)
 
-    with pytest.raises(InvalidInput, match="gave 6 bytes where 5 were asked for"):
+    with pytest.raises(InvalidInput, match="returned 6 bytes, but 5 were requested"):
         source(TooMuch()).read(5)
     with pytest.raises(InvalidInput, match="-1 bytes"):
         source([], -1)

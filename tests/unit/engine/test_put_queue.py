@@ -567,7 +567,7 @@ def test_a_put_waits_for_its_turn_for_a_limited_time(bench: Bench, monkeypatch: 
     monkeypatch.setattr(put_queue, "CALM_S", 0.01)
     monkeypatch.setattr(put_queue, "WAIT_S_MAX", 0.05)
     go_on, leading = bench.put_halted("first")
-    with pytest.raises(Transient, match="does not answer; look at both, and try again"):
+    with pytest.raises(Transient, match="does not answer; check both, and try again"):
         bench.queue.put(*new_put("late"))
     assert bench.queue.waiting == 0
     go_on.set()
