@@ -28,7 +28,7 @@ class Manifests:
         self._known: OrderedDict[Composition, Manifest] = OrderedDict()
         self._parts = 0
 
-    def find(self, composition: Composition) -> Manifest | None:
+    def find_manifest(self, composition: Composition) -> Manifest | None:
         """Return the manifest of an object if it is cached."""
         with self._lock:
             found = self._known.get(composition)
@@ -36,7 +36,7 @@ class Manifests:
                 self._known.move_to_end(composition)
             return found
 
-    def keep(self, composition: Composition, manifest: Manifest) -> None:
+    def keep_manifest(self, composition: Composition, manifest: Manifest) -> None:
         """Cache a manifest, and drop the least recently used ones."""
         with self._lock:
             if composition in self._known:

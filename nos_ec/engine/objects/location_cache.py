@@ -8,7 +8,7 @@ them gone, or different from the row, looks the row up again.
 
 Kept here:
   a  at most `objects_max` rows, none older than `age_ms_max`
-  b  after `forget`, no row from an earlier look-up is returned, even if that look-up is still running
+  b  after `forget_rows`, no row from an earlier look-up is returned, even if that look-up is still running
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LocationCache:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def find(self, key: ObjectKey, get: Callable[[ObjectKey], ObjectRow]) -> ObjectRow:
+    def find_row(self, key: ObjectKey, get: Callable[[ObjectKey], ObjectRow]) -> ObjectRow:
         """Return a cached row if it is younger than the maximum age, otherwise look it up. Raises NotFound,
         Transient."""
         if not self._objects_max:
@@ -52,9 +52,9 @@ class LocationCache:
             if row is not None and 0 <= now_ms - since_ms < self._age_ms_max:
                 self._rows.move_to_end(key)
                 return row
-        return self.look_up(key, get)
+        return self.look_up_row(key, get)
 
-    def look_up(self, key: ObjectKey, get: Callable[[ObjectKey], ObjectRow]) -> ObjectRow:
+    def look_up_row(self, key: ObjectKey, get: Callable[[ObjectKey], ObjectRow]) -> ObjectRow:
         """Look up the row in the metadata, and cache it. Raises NotFound, Transient."""
         if not self._objects_max:
             return get(key)
@@ -72,7 +72,7 @@ class LocationCache:
                     self._rows.popitem(last=False)
         return row
 
-    def forget(self, keys: Iterable[ObjectKey]) -> None:
+    def forget_rows(self, keys: Iterable[ObjectKey]) -> None:
         """Drop the rows of these keys. Call this after every change of them, even if its outcome is unknown."""
         if not self._objects_max:
             return

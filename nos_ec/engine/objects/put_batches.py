@@ -32,7 +32,7 @@ class PutBatches:
         self._clock = clock
         self._locations = locations
 
-    def store(self, puts: Sequence[Put], *, together: bool = False) -> list[ObjectRow | NosError]:
+    def store_puts(self, puts: Sequence[Put], *, together: bool = False) -> list[ObjectRow | NosError]:
         """Make objects durable, in the order of `puts` where keys repeat. Returns for each object its row, or the error
         of this object alone: PreconditionFailed or NotFound if its condition did not hold, or Transient, after which
         its outcome may be unknown and the PUT should be repeated.
@@ -129,7 +129,7 @@ class PutBatches:
                 raise
             return _each(error, len(new))
         finally:
-            self._locations.forget(one.key for one in new)
+            self._locations.forget_rows(one.key for one in new)
 
 
 def _landed(new: NewObject, place: LandingId) -> NewObject:

@@ -190,7 +190,7 @@ class PutQueue:
         """Store a batch. If it fails as a whole with an error other than Transient, such as a damaged row that one PUT
         overwrites, nothing is stored yet, and the PUTs are stored one by one."""
         try:
-            return self.batches.store(puts)
+            return self.batches.store_puts(puts)
         except Exception as error:
             if len(puts) == 1:
                 return [error]

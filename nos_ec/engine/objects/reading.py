@@ -143,13 +143,13 @@ class ObjectReads:
     def resolve(self, key: ObjectKey, reach: int = 0) -> ObjectRow:
         """Return the row of the current version, or a cached one (get.location_cache_ms). If the cached object has
         fewer than `reach` bytes, the row is looked up again. Raises NotFound, Transient."""
-        row = self._locations.find(key, self._metadata.get)
-        return row if reach <= row.users_size else self._locations.look_up(key, self._metadata.get)
+        row = self._locations.find_row(key, self._metadata.get)
+        return row if reach <= row.users_size else self._locations.look_up_row(key, self._metadata.get)
 
     def _resolve_again(self, row: ObjectRow) -> ObjectRow:
         """Return the row of this version as it is now, or else the row of the current version. Raises NotFound."""
         try:
-            current = self._locations.look_up(row.key, self._metadata.get)
+            current = self._locations.look_up_row(row.key, self._metadata.get)
         except NotFound:
             found = self._metadata.same_version(row)
             if found is None:
@@ -206,13 +206,13 @@ class ObjectReads:
 
     def _manifest(self, row: ObjectRow, composition: Composition) -> Manifest:
         """Raises NotFound when the version is gone, Corrupt, Transient."""
-        manifest = self._manifests.find(composition)
+        manifest = self._manifests.find_manifest(composition)
         if manifest is None:
             opened = self._read_own(row, 0, None)
             if not _is_same(opened.row, row):
                 raise NotFound(f"{row.key} v{row.version} was deleted or overwritten; read it again", key=row.key)
             manifest = manifest_in(b"".join(opened.windows), row, composition)
-            self._manifests.keep(composition, manifest)
+            self._manifests.keep_manifest(composition, manifest)
         return manifest
 
     # --- the object's own bytes -------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class ObjectReads:
     def _read_tail(self, key: ObjectKey, size: int, first: int, count: int) -> Iterator[bytes]:
         """Read bytes of the tail of a large object, which must have `size` bytes. A tail never gets another version.
         Raises NotFound, Corrupt, Transient."""
-        tail = self._locations.find(key, self._metadata.get)
+        tail = self._locations.find_row(key, self._metadata.get)
         if tail.size != size:
             raise Corrupt(f"{key}: a tail of {tail.size} bytes instead of {size}", key=key)
         return self._read_own(tail, first, None if (first, count) == (0, size) else count).windows

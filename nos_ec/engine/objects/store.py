@@ -135,7 +135,7 @@ class Store(ObjectReads):
                     f"{key}: {len(data)} bytes; put_many takes {self._options.packed_size_max} at most", key=key
                 )
         puts = [(self._new_object(PutRequest(key), data), data) for key, data in objects]
-        rows = self._puts.batches.store(puts, together=True)
+        rows = self._puts.batches.store_puts(puts, together=True)
         return [row for row in rows if isinstance(row, ObjectRow)]
 
     def set_attributes(self, key: ObjectKey, attributes: bytes) -> ObjectRow:
@@ -154,7 +154,7 @@ class Store(ObjectReads):
         try:
             return self._metadata.set_attributes(row, with_stores_attributes(attributes, row.attributes))
         finally:
-            self._locations.forget([row.key])
+            self._locations.forget_rows([row.key])
 
     def delete(self, key: ObjectKey, *, permanently: bool = False, condition: Condition | None = None) -> ObjectRow:
         """Delete an object, durably. It moves to the trash, if there is one, unless `permanently` is set. Returns its
@@ -165,7 +165,7 @@ class Store(ObjectReads):
         try:
             row = self._metadata.delete(key, now_ms, self._until_ms(now_ms, permanently), condition)
         finally:
-            self._locations.forget([key])
+            self._locations.forget_rows([key])
         kill_point("delete.done")
         return row
 
@@ -184,7 +184,7 @@ class Store(ObjectReads):
             try:
                 rows += self._metadata.delete_many(batch, now_ms, self._until_ms(now_ms, permanently))
             finally:
-                self._locations.forget(batch)
+                self._locations.forget_rows(batch)
             kill_point("delete.done")
         return rows
 
@@ -203,7 +203,7 @@ class Store(ObjectReads):
             except Transient as error:
                 answers += [error] * len(batch)
             finally:
-                self._locations.forget([one.key for one in batch])
+                self._locations.forget_rows([one.key for one in batch])
             kill_point("delete.done")
         return answers
 
@@ -271,7 +271,7 @@ class Store(ObjectReads):
         try:
             return self._large.put(request, head, rest, self._tails)
         finally:
-            self._locations.forget([key])
+            self._locations.forget_rows([key])
 
 
 def _refuse_reserved(key: ObjectKey) -> None:

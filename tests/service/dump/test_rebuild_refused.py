@@ -167,7 +167,7 @@ class TestRefused:
             requests = [PutRequest(ObjectKey("b", name), condition=ABSENT) for name in ("a", "lock")]
             new = [(system.store()._new_object(request, b"x"), b"x") for request in requests]
             with meanwhile(system, lambda: put(other, SMALL)), pytest.raises(PreconditionFailed):
-                puts.store(new, together=True)
+                puts.store_puts(new, together=True)
         assert rebuilt(bench, cli) == [SMALL]
 
     @pytest.mark.parametrize("size", [1000, LARGE], ids=["small", "large"])

@@ -274,7 +274,7 @@ def test_conditions_are_judged_before_anything_lands(bench: Bench) -> None:
         bench.queue.put(*new_put("there", condition=ABSENT))
     assert (len(bench.stores.batches), bench.stores.looked_up) == (batches, [["there"]])
     puts = [new_put("there", condition=ABSENT), new_put("new", condition=ABSENT), new_put("other")]
-    answers = bench.queue.batches.store(puts)
+    answers = bench.queue.batches.store_puts(puts)
     assert [type(answer) for answer in answers] == [PreconditionFailed, ObjectRow, ObjectRow]
     assert (bench.stores.batches[-1], bench.stores.looked_up[-1]) == (["new", "other"], ["new", "there"])
     bench.assert_idle()
@@ -301,7 +301,7 @@ def test_what_is_refused_is_void_before_it_is_answered(bench: Bench) -> None:
         "unknown": Transient("not now"),
     }
     stores.not_voided = {"kept"}
-    answers = bench.queue.batches.store([new_put(name) for name in ("refused", "stored", "kept", "unknown")])
+    answers = bench.queue.batches.store_puts([new_put(name) for name in ("refused", "stored", "kept", "unknown")])
     assert [type(answer) for answer in answers] == [PreconditionFailed, ObjectRow, Transient, Transient]
     assert "send it again" in str(answers[2])
     assert (sorted(stores.void), stores.given_up) == (["kept", "refused"], ["kept", "refused", "unknown"])
