@@ -114,11 +114,13 @@ class LargeObjects:
         completed or aborted. The last block is then deleted first, so that a rebuild of the metadata does not find a
         whole object, and GC deletes the others. If the deletion fails, Transient is raised instead.
         """
+        # 1. Judge the condition early, so that nothing is written in vain.
         if (refusal := self._refusal(request)) is not None:
             raise refusal
         with self._lease.lent() as loan:
             made: list[BlockId] = []
             try:
+                # 2. Write the blocks, then the tail, then the row.
                 size_max = 0 if tails is None else tails.size_max
                 new, tail = self._write(request, ReadAhead(head, rest), loan, made, size_max)
                 kill_point("large.written")
@@ -130,6 +132,7 @@ class LargeObjects:
                 now_ms = self._clock.now_ms()
                 recorded = self._metadata.record_large(new, loan.lease, now_ms)
             except NosError as error:
+                # 3. After a failure, delete blocks that were created after GC had already collected them.
                 for block_id in made:
                     remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms(), self._trail)
                 if isinstance(error, NotFound | Conflict) and not loan.renew():
@@ -140,6 +143,7 @@ class LargeObjects:
                 raise
             if len(made) > len(new.segments):
                 loan.retire()  # the store refused the other blocks, which stay OPEN
+        # 4. Answer with the row of this PUT, or with the refusal of the transaction.
         if isinstance(recorded, NosError):
             raise self._refused(new, recorded, made)
         kill_point("large.recorded")

@@ -73,13 +73,16 @@ class PutBatches:
         return replace(new, put_ms=put_ms_of(row.version) + 1), data
 
     def _store(self, puts: Sequence[Put], *, together: bool) -> list[ObjectRow | NosError]:
+        # 1. Land the bytes.
         landed = self._land(puts, together=together)
         places = landed.outcomes
         given_up = {place for place in places if isinstance(place, bytes)}
         kept: Collection[LandingId] = ()
         try:
+            # 2. Record the rows.
             answers = self._record([new for new, _ in puts], places, together=together)
             placed = [(p, a) for p, a in zip(places, answers, strict=True) if isinstance(p, bytes)]
+            # 3. Make the bytes of refused PUTs void.
             given_up -= {place for place, answer in placed if isinstance(answer, ObjectRow)}
             kept = _void(landed, {place for place, answer in placed if isinstance(answer, REFUSALS)})
         except REFUSALS as error:  # raised for PUTs that are stored together: nothing is recorded
@@ -87,6 +90,7 @@ class PutBatches:
                 raise not_voided(error) from error
             raise
         finally:
+            # 4. Report the copies without a row to the lander.
             landed.settle(given_up)
         kill_point("put.recorded")
         return [

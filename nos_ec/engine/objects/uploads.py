@@ -135,8 +135,10 @@ class MultipartUploads:
             if tries:
                 self._clock.wait(Event(), COMPLETE_BACK_OFF.wait_ms(tries))
             current = self.find_open(upload.upload_id, upload.key)
+            # 1. Choose among the parts that are stored now.
             stored = list(self.all_parts(current))
             chosen, attributes = choose(stored)
+            # 2. Store their list as the object, unless another part was stored meanwhile (a Conflict).
             manifest, composition = _composition(current.upload_id, [part.row for part in chosen])
             step = Completes(current.upload_id, current.revision)
             request = PutRequest(current.key, composed(attributes, composition), condition, versioning, step)
@@ -145,6 +147,7 @@ class MultipartUploads:
             except Conflict:
                 continue
             kill_point("upload.completed")
+            # 3. Delete the other parts.
             numbers = {part.number for part in chosen}
             left = [part.row.key for part in stored if part.number not in numbers]
             self._metadata.delete_many(left, self._clock.now_ms())
