@@ -409,7 +409,7 @@ def test_a_completion_waits_longer_and_longer_for_parts(gateway: Gateway, ann: A
         return parts, {}
 
     last = 0
-    with pytest.raises(Transient, match="again and again"):
+    with pytest.raises(Transient, match="were stored repeatedly"):
         uploads.complete(upload, choose)
     assert tries_ms == [0, 10, 30, 70, 150, 310, 630, 1130, 1630, 2130]
     tries_ms.clear()
