@@ -121,7 +121,7 @@ class Forgotten(LocationCache):
         super().__init__(FakeClock(), 0, 0)
         self.names: list[str] = []
 
-    def forget(self, keys: Any) -> None:
+    def forget_rows(self, keys: Any) -> None:
         self.names += [key.name for key in keys]
 
 
