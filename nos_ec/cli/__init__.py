@@ -10,10 +10,10 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Entry point of `nos-ec`."""
+    """Run the command `nos-ec`, and end the process with its exit code."""
     end_quietly()  # loading the rest takes a second
     protect_stderr()
-    gc.disable()  # what is loaded stays: to go over it again and again takes a tenth of that time
+    gc.disable()  # loaded modules stay alive, so collecting while loading is useless; it takes a tenth of the time
     from nos_ec.cli.app import commands, run
     from nos_ec.cli.terminal.ending import end_with
 

@@ -1,4 +1,4 @@
-"""`python -m nos_ec.cli` is `nos-ec`."""
+"""Runs `nos-ec` for `python -m nos_ec.cli`."""
 
 from nos_ec.cli import main
 

@@ -1,7 +1,7 @@
 """The command line: commands, global options, exit codes.
 
-Loading the modules of all commands takes half as long again as loading that of one. So only that of the command that is
-asked for is loaded.
+Loading the modules of all commands takes 1.5 times as long as loading one, so only the module of the requested command
+is loaded.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def root(
     ] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Global options."""
+    """Apply the global options."""
     if version:
         typer.echo(f"nos-ec {__version__}")
         raise typer.Exit
@@ -68,8 +68,8 @@ def root(
 
 
 def commands(arguments: Sequence[str]) -> typer.core.TyperGroup:
-    """`nos-ec` with the command that these arguments ask for and those of its module; with all commands if that is not
-    clear, as when help is asked for."""
+    """Return `nos-ec` with only the commands of the module that these arguments need. If they do not begin with a
+    command, as in `nos-ec --help`, all commands are registered."""
     words = list(arguments)
     while words and words[0].partition("=")[0] == "--config":
         del words[: 1 if "=" in words[0] else 2]
@@ -78,13 +78,14 @@ def commands(arguments: Sequence[str]) -> typer.core.TyperGroup:
 
 
 def all_commands() -> typer.core.TyperGroup:
-    """`nos-ec` with its commands."""
+    """Return `nos-ec` with all its commands."""
     return _registered(*MODULES)
 
 
 @cache
 def _registered(*modules: str) -> typer.core.TyperGroup:
-    """With the commands of these modules. Made once, because that takes longer than some commands do."""
+    """Return `nos-ec` with the commands of these modules. It is cached, because building it takes longer than some
+    commands do."""
     app = typer.Typer(
         name="nos-ec",
         help="Packs small objects into full erasure-coded stripes, and reclaims the holes that deletes leave.",

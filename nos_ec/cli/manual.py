@@ -1,4 +1,4 @@
-"""The man page nos-ec(1), written from the commands themselves and the table of exit codes in docs/CLI.md.
+"""Writes the man page nos-ec(1) from the commands themselves and the table of exit codes in docs/CLI.md.
 
 usage: python -m nos_ec.cli.manual docs/CLI.md 2026-01-31 > nos-ec.1
 """
@@ -24,15 +24,17 @@ _ENVIRONMENT = {
 }
 _FILES = {
     "./nos-ec.toml": "Read if neither --config nor NOS_EC_CONFIG names a file.",
-    "/etc/nos-ec/nos-ec.toml": "Read if there is none of these. The units and the crontab name it.",
-    "/usr/share/nos-ec": "The folders docs and deploy, to which messages refer, where nos_ec is a Debian package.",
+    "/etc/nos-ec/nos-ec.toml": "Read if none of the above is given or exists. The systemd units and the crontab name"
+    " it.",
+    "/usr/share/nos-ec": "Contains the folders docs and deploy, to which messages refer, if nos_ec is installed as a"
+    " Debian package.",
 }
 
 
 def manual(reference: str, date: str) -> str:
-    """The page in roff (man macros). `reference` is the text of docs/CLI.md, `date` is YYYY-MM-DD.
+    """Return the page in roff (man macros). `reference` is the text of docs/CLI.md, `date` is YYYY-MM-DD.
 
-    Raises ValueError when the reference has no table of exit codes.
+    Raises ValueError if the reference has no table of exit codes.
     """
     root = all_commands()
     context = root.make_context(NAME, [], resilient_parsing=True)
@@ -58,7 +60,7 @@ def manual(reference: str, date: str) -> str:
 
 
 def exit_codes(reference: str) -> dict[str, str]:
-    """{code: meaning} of the table below `## Exit codes`. Raises ValueError when there is none."""
+    """Return {code: meaning} from the table under `## Exit codes`. Raises ValueError if there is no such table."""
     section = reference.partition("\n## Exit codes\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\d+) \| (.+) \| (.*) ?\|$", section, re.MULTILINE)
     if not rows:
@@ -71,7 +73,7 @@ def _sentences(*texts: str) -> str:
 
 
 def _commands(group: Any, context: Any) -> Iterator[tuple[Any, list[str], Any]]:
-    """(command, its words, its context) of every command, those of groups too."""
+    """Yields (command, its words, its context) for every command, including the commands of groups."""
     for name, command in sorted(group.commands.items()):
         if command.hidden:
             continue
@@ -100,13 +102,14 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _filled(text: str) -> list[str]:
-    # A line that begins with a dot or a quote would be a request of roff.
+    # roff would take a line that begins with a dot or a quote as a request.
     broken = wrap(text, _LINE_MAX, break_long_words=False, break_on_hyphens=False)
     return [re.sub(r"^(?=[.'])", r"\\&", _plain(line)) for line in broken]
 
 
 def _plain(text: str) -> str:
-    """Text as roff shows it literally; a hyphen that may be copied into a shell is not a dash."""
+    """Escape a text for roff, so that it is shown literally. Hyphens stay hyphens, so that options can be copied into a
+    shell."""
     return text.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
 
 

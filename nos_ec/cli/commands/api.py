@@ -1,4 +1,4 @@
-"""api."""
+"""The command api."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 def api(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Serve the read-only admin API over HTTP. Runs until SIGTERM. Requires a token (docs/API.md)."""
-    # Imported here: `nos-ec --help` loads this module, and needs no FastAPI.
+    # Imported here, because `nos-ec --help` loads this module and does not need FastAPI.
     from nos_ec.api.access import find_token
     from nos_ec.api.app import make_app
     from nos_ec.api.readings import Readings

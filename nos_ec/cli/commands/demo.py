@@ -1,4 +1,4 @@
-"""demo."""
+"""The command demo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nos_ec.demo.run import REPLICAS, Demo, DemoOptions, Report
 from nos_ec.demo.s3 import BUCKET, Access
 
 CONSUMERS = 3
-"""Processes that share the work if the message log supports it."""
+"""Consumer processes that share the work if the message log is Kafka."""
 
 
 def register(app: typer.Typer) -> None:
@@ -53,12 +53,12 @@ def demo(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the store afterwards.")] = False,
     s3: Annotated[
-        bool, typer.Option("--s3", help="Store through an S3 gateway, and read there too. Needs botocore.")
+        bool, typer.Option("--s3", help="Store and read through an S3 gateway as well. Needs botocore.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Take a real folder through the whole pipeline. Shows how much space it saves. Exits with 6 if a single byte
-    differs, and with 7 if a read was not answered."""
+    differs, and with 7 if a read failed."""
     settings = context(ctx).settings()
     with ticking() as tick:
         place = root or Path(tempfile.mkdtemp(prefix="nos-ec-demo-"))
@@ -90,18 +90,18 @@ def demo(
         raise Corrupt(f"{report.verify.mismatches} reads differ; the first: {report.verify.first_mismatch}")
     if report.verify.unanswered:
         raise Transient(
-            f"{report.verify.unanswered} reads were not answered; the first:"
-            f" {report.verify.first_unanswered}; all others match the files"
+            f"{report.verify.unanswered} reads failed; the first: {report.verify.first_unanswered}; all others match"
+            " the files"
         )
 
 
 def _program() -> str:
-    """How to start this program: by its name, if it is on the PATH."""
+    """Return the words that start this program: its name, if that is on the PATH."""
     return "nos-ec" if shutil.which("nos-ec") else f"{sys.executable} -m nos_ec"
 
 
 def _s3_text(run: Demo, access: Access) -> str:
-    """How to use the kept store with S3 clients."""
+    """Return instructions for using the kept store with S3 clients."""
     return "\n".join(
         [
             "for S3 clients, serve it:",
@@ -145,7 +145,7 @@ def _print(report: Report) -> None:
     colour = "red" if verify.mismatches else "green"
     reads.add_row("mismatches", f"[bold {colour}]{verify.mismatches}[/]")
     if verify.unanswered:
-        reads.add_row("not answered", f"[bold red]{verify.unanswered}[/]")
+        reads.add_row("failed", f"[bold red]{verify.unanswered}[/]")
     out.print(reads)
     collection = Table(title="GC", title_justify="left", show_header=False)
     collection.add_row("objects deleted", f"{figures['deleted_objects']:,}")
@@ -171,5 +171,5 @@ def _lost_text(lost: dict[str, Any] | None) -> tuple[str, str]:
 
 
 def _figure(value: float | None, form: str) -> str:
-    """A ratio, or '-' if there was nothing to divide by."""
+    """Format a ratio; '-' if there was nothing to divide by."""
     return "-" if value is None else format(value, form)

@@ -1,4 +1,4 @@
-"""gc limit, gc pause, gc resume, gc status."""
+"""The commands gc limit, gc pause, gc resume and gc status."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def gc_limit(
     reset: Annotated[bool, typer.Option("--reset", help="Return to the limits of the settings.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Limit GC on all hosts, also a run that goes on.
+    """Limit GC on all hosts, including a run in progress.
 
-    A run looks every 5 seconds. Without options, the limits are shown. They stay until they are changed or reset. They
-    do not hold while PUTs are refused for lack of space.
+    A run checks the limits every 5 seconds. Without options, the command shows them. They stay until they are changed
+    or reset. They are ignored while PUTs are refused for lack of space.
     """
     count_bytes = None if bytes_per_s is None else rate_of(bytes_per_s, "--bytes-per-s")
     asked = count_bytes is not None or operations_per_s is not None
@@ -69,18 +69,18 @@ def gc_limit(
 
 
 def gc_pause(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Pause GC on all hosts until gc resume.
+    """Pause GC on all hosts until `gc resume`.
 
-    A run that goes on ends within seconds; what it has moved stays moved. Runs that begin meanwhile end at once, with
-    0, after housekeeping. Blocks that are emptied are not deleted either.
+    A run in progress ends within seconds, and keeps what it has done. Runs that begin during the pause do only
+    housekeeping, and exit with 0. Emptied blocks are not deleted either.
     """
     _set_paused(ctx, True, as_json)
 
 
 def gc_resume(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Let GC go on after gc pause.
+    """Let GC continue after `gc pause`.
 
-    A daemon begins within 5 seconds; runs from cron at their next time.
+    A daemon continues within 5 seconds; cron starts the next run as scheduled.
     """
     _set_paused(ctx, False, as_json)
 
@@ -88,14 +88,14 @@ def gc_resume(ctx: typer.Context, as_json: AsJson = False) -> None:
 def _set_paused(ctx: typer.Context, paused: bool, as_json: bool) -> None:
     with context(ctx).system() as system:
         now = GcControl(system.metadata).change(lambda control: replace(control, paused=paused))
-    text = "GC is paused; `nos-ec gc resume` lets it go on" if paused else "GC is not paused"
+    text = "GC is paused; `nos-ec gc resume` lets it continue" if paused else "GC is not paused"
     emit(asdict(now), as_json, lambda: out.print(text))
 
 
 def gc_status(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Show whether GC runs, its limits, and how far it is.
+    """Show whether GC runs, its limits and its progress.
 
-    The last run is shown also after its end.
+    After a run has ended, its results are shown.
     """
     with context(ctx).system() as system:
         data = gc_status_data(system)
@@ -103,11 +103,11 @@ def gc_status(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 
 def gc_status_data(system: System) -> dict[str, Any]:
-    """What `gc status` prints. Sizes in bytes, times in ms of Unix time.
+    """Return the data that `gc status` prints. Sizes are in bytes, times in milliseconds of Unix time.
 
-    running: whether a process holds the lease of GC. run: the last run, null if there was none. Its bytes_left and
-    left_ms estimate what is left; left_ms is null while the rate is 0. A run that is not running and has no ended_ms
-    was killed.
+    `running` is whether a process holds the lease of GC. `run` is the last run, null if there was none. Its bytes_left
+    and left_ms estimate the remaining work; left_ms is null while the rate is 0. A run that is not running and has no
+    ended_ms was killed.
     """
     now_ms = system.clock.now_ms()
     leases = system.metadata.list_leases(LEASE_NAME)
@@ -122,7 +122,7 @@ def gc_status_data(system: System) -> dict[str, Any]:
 
 
 def _limits(system: System, control: Control) -> dict[str, int | bool]:
-    """The limits that hold, 0 for none, and whether they are those of the settings."""
+    """Return the limits in force (0 means no limit), and whether they come from the settings."""
     gc = system.settings.gc
     return {
         "bytes_per_s": gc.bytes_per_s if control.bytes_per_s is None else control.bytes_per_s,

@@ -1,4 +1,4 @@
-"""What gc plan and gc run print."""
+"""The output of gc plan and gc run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nos_ec.ports.metadata import Totals, WaitingBlocks, WaitReason
 
 
 def show_plan(plan: CollectionPlan, totals: Totals, as_json: bool, costs: Sequence[TargetCost] | None = None) -> None:
-    """Print what a run would do. costs: what other targets of space would cost, if asked for."""
+    """Print what a run would do. `costs` are the costs of other space targets, if requested."""
     data = plan_data(plan, totals)
     if costs is not None:
         data["targets"] = [asdict(one) for one in costs]
@@ -41,7 +41,7 @@ def show_plan(plan: CollectionPlan, totals: Totals, as_json: bool, costs: Sequen
         for cost in costs or ():
             out.print(_cost_text(cost))
         if plan.outlook.behind is not None:
-            out.print(f"not all that the policy asks for: {_BEHIND[plan.outlook.behind]}")
+            out.print(f"less than the policy asks for: {_BEHIND[plan.outlook.behind]}")
         for waiting in plan.waiting:
             out.print(_waiting_text(waiting))
         if totals.trash_objects:
@@ -86,12 +86,12 @@ def _space_text(outlook: Outlook) -> str:
 
 
 _BEHIND = {
-    Behind.BUDGET: "a run rewrites at most gc.copy_bytes_max; the next one goes on",
-    Behind.BLOCKS: "a run rewrites at most gc.blocks_max_per_run blocks; the next one goes on",
+    Behind.BUDGET: "a run rewrites at most gc.copy_bytes_max; the next run continues",
+    Behind.BLOCKS: "a run rewrites at most gc.blocks_max_per_run blocks; the next run continues",
     Behind.PRICE: "the other blocks are not sealed, or not worth copying yet (gc.price_days_min)",
     Behind.SET_ASIDE: "other blocks could not be collected, and are set aside for a while",
     Behind.SPACE: "there is not enough free space to write survivors",
-    Behind.STOPPED: "the run was ended early; the next one goes on",
+    Behind.STOPPED: "the run was ended early; the next run continues",
     Behind.GAIN: "rewriting the other blocks would take as much space as it frees",
 }
 
@@ -117,7 +117,7 @@ def _waiting_text(waiting: WaitingBlocks) -> str:
 
 
 def show_result(result: CollectionResult, block_grace_ms: int, as_json: bool) -> None:
-    """Print what a run did."""
+    """Print what a run has done."""
 
     def human() -> None:
         moved = f"{count_text(result.objects_moved, 'live object')}, {size_text(result.bytes_moved)}, rewritten"
@@ -135,9 +135,9 @@ def show_result(result: CollectionResult, block_grace_ms: int, as_json: bool) ->
             )
         _print_space(result)
         if result.stopped is not None:
-            out.print(f"{_STOPPED[result.stopped]}; the next run goes on from here")
+            out.print(f"{_STOPPED[result.stopped]}; the next run continues from here")
         for unreadable in result.unreadable:
-            out.print(f"cannot be read, so its block is kept: {unreadable}", markup=False)
+            out.print(f"its block is kept, because this object cannot be read: {unreadable}", markup=False)
         _print_more(result.unreadable_objects - len(result.unreadable), "object")
         for parked in result.parked:
             out.print(f"not collected, will be retried later: {parked}", markup=False)
@@ -152,7 +152,7 @@ def _print_space(result: CollectionResult) -> None:
         against = "" if target is None else f"; target {target:g}"
         out.print(f"space amplification: {result.space_amplification:.3f}{against}")
     if result.behind is not None:
-        out.print(f"not all that the policy asks for: {_BEHIND[result.behind]}")
+        out.print(f"less than the policy asks for: {_BEHIND[result.behind]}")
 
 
 def _print_more(count: int, what: str) -> None:

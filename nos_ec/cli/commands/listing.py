@@ -1,4 +1,4 @@
-"""ls: the buckets of a store, or the objects of a bucket."""
+"""The command ls, which lists the buckets of a store or the objects of a bucket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Folder:
 
 
 _Listed = ObjectRow | _Folder | str
-"""An object with its row, its name alone, or a folder."""
+"""An entry: the row of an object, a folder, or only the name of an object."""
 
 
 def ls(
@@ -41,14 +41,16 @@ def ls(
     ] = False,
     delimiter: Annotated[
         str,
-        typer.Option(help="Show a folder in place of the objects that have this behind PREFIX, such as /."),
+        typer.Option(
+            help="Group the names that contain this string after PREFIX, such as /, and show each group as a folder."
+        ),
     ] = "",
     as_json: AsJson = False,
 ) -> None:
     """List buckets, or the objects of a bucket. In byte order of their names; with -l, their sizes and states."""
     bucket, _, prefix = where.partition("/")
     if delimiter and (summarize or not bucket):
-        raise InvalidInput("--delimiter needs BUCKET or BUCKET/PREFIX, and does not go with --summarize")
+        raise InvalidInput("--delimiter needs BUCKET or BUCKET/PREFIX, and cannot be combined with --summarize")
     with context(ctx).system() as system:
         if bucket:
             after = after.removeprefix(f"{bucket}/")
@@ -58,7 +60,9 @@ def ls(
                 found = _found(system.store(), bucket, prefix, after, limit, rows=long or summarize, to_end=summarize)
             next_after = _print_objects(found, bucket, limit, long, summarize, as_json, delimiter)
         elif long or summarize:
-            raise InvalidInput("-l and --summarize need BUCKET or BUCKET/PREFIX; `nos-ec status` has the sums of all")
+            raise InvalidInput(
+                "-l and --summarize need BUCKET or BUCKET/PREFIX; `nos-ec status` shows the sums of the whole store"
+            )
         else:
             buckets = system.store().list_buckets(after, limit + 1)
             next_after = buckets[limit - 1] if len(buckets) > limit else None
@@ -70,8 +74,8 @@ def ls(
 def _found(
     store: Store, bucket: str, prefix: str, after: str, limit: int, *, rows: bool, to_end: bool
 ) -> Iterator[list[_Listed]]:
-    """Pages of what is listed, and enough more to tell whether it ends there. The names alone are in an index; a row
-    costs a look-up. Raises NotFound for a bucket without objects."""
+    """Return pages of entries, with one entry more than the limit to detect the end. Names alone come from an index,
+    but every row costs a look-up. Raises NotFound for a bucket without objects."""
     page_max = _PAGE + 1 if to_end else min(limit, _PAGE) + 1
     if rows:
         found: Iterator[list[Any]] = pages(store, bucket, prefix, after, page_max)
@@ -81,7 +85,7 @@ def _found(
 
 
 def _folded(store: Store, bucket: str, prefix: str, delimiter: str, after: str, limit: int) -> Iterator[list[_Listed]]:
-    """As `_found`, with folders."""
+    """Return pages of entries like `_found`, with folders."""
     found = entry_pages(store, bucket, prefix, delimiter, after, min(limit, _PAGE) + 1)
     folded = ([_Folder(one) if isinstance(one, str) else one for one in page] for page in found)
     yield from _of_some(store, bucket, folded)
@@ -104,8 +108,8 @@ def _print_objects(
     as_json: bool,
     delimiter: str,
 ) -> str | None:
-    """Print page by page for people; JSON is one line and needs all that it shows. Returns the name after which the
-    listing continues; None when it is complete."""
+    """Print the entries. People see each page at once, but JSON is a single line, so its entries are collected first.
+    Returns the name after which the listing continues; None when it is complete."""
     shown: list[_Listed] = []
     count = size = listed = 0
     last = ""
@@ -155,7 +159,7 @@ def _data(bucket: str, listed: _Listed, long: bool) -> dict[str, Any]:
 
 
 def row_data(row: ObjectRow) -> dict[str, Any]:
-    """The data of an object that `ls -l` and `stat` print. Raises Corrupt when its attributes are damaged."""
+    """Return the data of an object that `ls -l` and `stat` print. Raises Corrupt if its attributes are damaged."""
     md5, parts = row.tag
     return {
         "bucket": row.key.bucket,
@@ -174,7 +178,7 @@ def row_data(row: ObjectRow) -> dict[str, Any]:
 def _print_more_hint(
     found: Context, where: str, next_after: str | None, limit: int, long: bool, delimiter: str
 ) -> None:
-    """Print on stderr that the listing continues, and the command that continues it."""
+    """Print on stderr that there are more entries, with the command that lists them."""
     if next_after is not None:
         options = [
             *(["-l"] if long else []),

@@ -1,4 +1,4 @@
-"""put, get, rm, ls, stat."""
+"""The commands put, get, rm and stat."""
 
 from __future__ import annotations
 
@@ -51,13 +51,15 @@ def put(
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Store every file below a folder.")] = False,
     attributes: Annotated[
         list[str] | None,
-        typer.Option("--attribute", metavar="NAME=VALUE", help="What `stat` is to show; may be given several times."),
+        typer.Option(
+            "--attribute", metavar="NAME=VALUE", help="Attribute that `stat` will show; may be given several times."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Store a file, or stdin. Overwrites an existing object. The data is durable when the command returns.
 
-    With -r: store every file below a folder. What cannot be stored is named, the others are stored.
+    With -r: store every file below a folder. Files that cannot be stored are named; the others are stored.
     """
     given = _attributes(attributes or [])
     if recursive:
@@ -88,7 +90,7 @@ def _attributes(pairs: list[str]) -> bytes:
 def get(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="With -r: BUCKET or BUCKET/PREFIX.")],
-    folder: Annotated[Path | None, typer.Argument(metavar="[FOLDER]", help="With -r: where to write to.")] = None,
+    folder: Annotated[Path | None, typer.Argument(metavar="[FOLDER]", help="With -r: the folder to write to.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write; '-' for stdout.")] = Path("-"),
     byte_range: Annotated[
         str | None, typer.Option("--range", help="FIRST-LAST (inclusive), FIRST- or -COUNT, as in HTTP.")
@@ -98,14 +100,15 @@ def get(
     ] = False,
     skip_existing: Annotated[
         bool,
-        typer.Option("--skip-existing", help="With -r: leave files alone that have the size and MD5 of the object."),
+        typer.Option("--skip-existing", help="With -r: skip files that have the size and MD5 of their object."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read an object, or a range of it. The CRC of a whole read is checked before the output file appears. --json needs
     --output, because stdout cannot carry both the object and the report.
 
-    With -r: write every object below a prefix to a file. What cannot be a file is named, the others are written.
+    With -r: write every object below a prefix to a file. Objects that cannot be files are named; the others are
+    written.
     """
     if recursive:
         if folder is None or output != Path("-") or byte_range is not None:
@@ -135,7 +138,7 @@ def rm(
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Delete every object below a prefix.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With -r: do not ask.")] = False,
     permanently: Annotated[
-        bool, typer.Option("--permanently", help="Not into the trash, whatever trash.keep_days says.")
+        bool, typer.Option("--permanently", help="Bypass the trash, even if trash.keep_days is set.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -143,7 +146,8 @@ def rm(
 
     If trash.keep_days is set, they go into the trash, from which `nos-ec undelete` brings them back.
 
-    With -r: delete every object below a prefix: photos/2026 is what begins with 2026/, not 2026x or 2026 itself.
+    With -r: delete every object below a prefix. photos/2026 stands for all names that begin with 2026/, not for 2026x
+    or 2026 itself.
     """
     if recursive:
         if len(names) > 1:
@@ -160,7 +164,7 @@ def rm(
     def show() -> None:
         print_lines(map(printable, deleted))
         if days and deleted:
-            out.print(f"in the trash for {count_text(days, 'day')}; `nos-ec undelete` brings back what is there")
+            out.print(f"in the trash for {count_text(days, 'day')}; `nos-ec undelete` brings them back")
 
     emit({"deleted": deleted, "missing": missing, "trash_days": days}, as_json, show)
     if missing:
@@ -216,7 +220,7 @@ def _open_object(store: Store, key: ObjectKey, byte_range: str | None) -> tuple[
         not dash
         or not (first or last)
         or not all(part == "" or (part.isascii() and part.isdigit()) for part in (first, last))
-        or len(byte_range) > _RANGE_CHARS_MAX  # Python refuses to read numbers of thousands of digits
+        or len(byte_range) > _RANGE_CHARS_MAX  # Python refuses to parse numbers of thousands of digits
     ):
         raise InvalidInput(f"--range {byte_range!r}: use FIRST-LAST, FIRST- or -COUNT with whole numbers")
     if last and first and int(last) < int(first):
@@ -237,7 +241,8 @@ def _refuse_folder(output: Path) -> None:
 
 
 def _write_out(output: Path, segments: Iterable[bytes]) -> int:
-    """Write to stdout, or to a file that appears only once it is complete. Devices and pipes are written directly."""
+    """Write to stdout, or to a file that appears only once it is complete, and return the number of bytes. Devices and
+    pipes are written directly. Raises InvalidInput."""
     if output == Path("-"):
         return sum(stdout.write_bytes(segment) for segment in segments)
     try:
@@ -250,7 +255,7 @@ def _write_out(output: Path, segments: Iterable[bytes]) -> int:
 
 
 def _write_file(output: Path, segments: Iterable[bytes]) -> int:
-    draft = output.with_name(f".nos-ec-{os.getpid()}.part")  # short: a name may be as long as names can be
+    draft = output.with_name(f".nos-ec-{os.getpid()}.part")  # short, because `output` may have a name of maximum length
     try:
         with draft.open("wb") as file:
             written = sum(file.write(segment) for segment in segments)

@@ -1,4 +1,4 @@
-"""s3 key, s3 bucket and s3 grant; s3_serve and s3_lifecycle have the other commands of s3."""
+"""The commands s3 key, s3 bucket and s3 grant. The other commands of s3 are in s3_serve.py and s3_lifecycle.py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ key_app = typer.Typer(help="Access keys.", no_args_is_help=True, rich_markup_mod
 bucket_app = typer.Typer(help="Buckets and who may use them.", no_args_is_help=True, rich_markup_mode=None)
 
 _Key = Annotated[str, typer.Argument(metavar="KEY", help="The access key.")]
-_Account = Annotated[str, typer.Argument(metavar="ACCOUNT", help="Whose it is; root may do everything.")]
+_Account = Annotated[str, typer.Argument(metavar="ACCOUNT", help="The owner of the key; root may do everything.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -60,10 +60,10 @@ def key_create(
     account: _Account,
     note: Annotated[str, typer.Option("--note", help="What the key is for.")] = "",
     access_key: Annotated[
-        str | None, typer.Option("--access-key", help="Its name, to go on with a key of another store.")
+        str | None, typer.Option("--access-key", help="Name of the key, to keep using a key of another store.")
     ] = None,
     secret_file: Annotated[
-        Path | None, typer.Option("--secret-file", help="File with its secret, instead of a new one.")
+        Path | None, typer.Option("--secret-file", help="File with its secret. Default: a new secret.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -96,7 +96,7 @@ def key_enable(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) ->
 
 
 def key_rotate(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) -> None:
-    """Give an access key a new secret, and print it. The old one is refused from then on."""
+    """Give an access key a new secret, and print it. The old secret is refused from then on."""
     with _accounts(ctx) as accounts:
         new = accounts.rotate_key(_masters(ctx), access_key)
     _show_new(new, as_json)
@@ -112,7 +112,8 @@ def key_remove(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) ->
 def key_reencrypt(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Encrypt all secrets with the first master key of s3.master_key_file.
 
-    For a new master key: put it into the first line, run this, restart the gateways, and remove the other lines.
+    To change the master key: put the new one into the first line, run this command, restart the gateways, and remove
+    the other lines.
     """
     with _accounts(ctx) as accounts:
         changed = accounts.encrypt_again(_masters(ctx))
@@ -125,7 +126,7 @@ def bucket_create(
     owner: Annotated[str, typer.Option("--owner", help="The account that owns it.")] = ROOT_ACCOUNT,
     as_json: AsJson = False,
 ) -> None:
-    """Create a private bucket. One of the same owner may be there already."""
+    """Create a private bucket. Does nothing if its owner already has it."""
     with _accounts(ctx) as accounts:
         row = accounts.create_bucket(bucket, owner)
     emit(_bucket(row, {}), as_json, lambda: out.print(f"bucket {row.name} belongs to {row.owner}", markup=False))
@@ -133,12 +134,12 @@ def bucket_create(
 
 def bucket_list(
     ctx: typer.Context,
-    owner: Annotated[str | None, typer.Option("--owner", help="Only those that belong to this account.")] = None,
+    owner: Annotated[str | None, typer.Option("--owner", help="Only buckets of this account.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the buckets, their owners, and what others may do in them.
 
-    The account root also has the buckets that nobody created, because objects were put into them.
+    Buckets that were not created, but exist because objects were put into them, belong to the account root.
     """
     with _accounts(ctx) as accounts:
         found = list(accounts.buckets(owner))
@@ -151,11 +152,12 @@ def bucket_give(
     account: Annotated[str, typer.Argument(metavar="ACCOUNT", help="Its new owner.")],
     as_json: AsJson = False,
 ) -> None:
-    """Give a bucket and its objects to another account. The one before can do nothing there, unless it gets a grant."""
+    """Give a bucket and its objects to another account. The previous owner loses all rights there, unless it gets a
+    grant."""
     with _accounts(ctx) as accounts:
         accounts.give_bucket(bucket, account)
-    said = f"bucket {bucket} belongs to {account}"
-    emit({"bucket": bucket, "owner": account}, as_json, lambda: out.print(said, markup=False))
+    text = f"bucket {bucket} belongs to {account}"
+    emit({"bucket": bucket, "owner": account}, as_json, lambda: out.print(text, markup=False))
 
 
 def grant(
@@ -165,13 +167,13 @@ def grant(
     rights: Annotated[str, typer.Argument(metavar="RIGHTS", help="Some of read,write,list,owner; or none.")],
     as_json: AsJson = False,
 ) -> None:
-    """Set what an account may do in a bucket of another one, in place of what it could do before."""
+    """Set what an account may do in another account's bucket. Replaces its previous rights there."""
     given = rights_of(rights)
     with _accounts(ctx) as accounts:
         accounts.grant(bucket, account, given)
     words = words_of(given)
-    said = f"{account} may do this in {bucket}: {', '.join(words) or 'nothing'}"
-    emit({"bucket": bucket, "account": account, "rights": words}, as_json, lambda: out.print(said, markup=False))
+    text = f"{account} may do this in {bucket}: {', '.join(words) or 'nothing'}"
+    emit({"bucket": bucket, "account": account, "rights": words}, as_json, lambda: out.print(text, markup=False))
 
 
 @contextmanager
@@ -195,8 +197,8 @@ def _read(path: Path) -> str:
 def _set_state(ctx: typer.Context, access_key: str, state: KeyState, as_json: bool) -> None:
     with _accounts(ctx) as accounts:
         accounts.set_key_state(access_key, state)
-    said = f"{access_key} is {state.value}"
-    emit({"access_key": access_key, "state": state.value}, as_json, lambda: out.print(said, markup=False))
+    text = f"{access_key} is {state.value}"
+    emit({"access_key": access_key, "state": state.value}, as_json, lambda: out.print(text, markup=False))
 
 
 def _show_new(new: NewKey, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""s3 lifecycle list and s3 lifecycle run."""
+"""The commands s3 lifecycle list and s3 lifecycle run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from nos_ec.core.expiry import ExpiryRule
 from nos_ec.engine.expiry.lifecycle_bucket import Expired
 from nos_ec.engine.expiry.lifecycle_walk import WalkState, read_walk
 
-lifecycle_app = typer.Typer(help="When objects of buckets expire.", no_args_is_help=True, rich_markup_mode=None)
+lifecycle_app = typer.Typer(
+    help="Lifecycle rules: when objects of buckets expire.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -27,9 +29,9 @@ def register(app: typer.Typer) -> None:
 
 
 def lifecycle_list(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List the buckets with lifecycle rules, and where the walk of the day is.
+    """List the buckets with lifecycle rules, and the progress of the daily walk.
 
-    GC applies the rules: its runs walk along these buckets once a day.
+    GC applies the rules: once a day it walks through these buckets.
     """
     with context(ctx).system() as system:
         rules = dict(lifecycle_walk_of(system).rules())
@@ -47,23 +49,23 @@ def lifecycle_list(ctx: typer.Context, as_json: AsJson = False) -> None:
 def lifecycle_run(
     ctx: typer.Context,
     bucket: Annotated[str | None, typer.Argument(metavar="[BUCKET]", help="A bucket. Default: all with rules.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what has expired.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what has expired.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete now what has expired, and abort uploads by the rules, without waiting for GC.
+    """Delete expired objects and abort uploads by the rules now, without waiting for GC.
 
-    A bucket that fails is named, and the others are done. The walk of the day is not touched.
+    Buckets that fail are named; the others are processed. The daily walk is not affected.
     """
     with context(ctx).system() as system:
         found = _apply(system, bucket, dry_run=dry_run)
-    data = {"dry_run": dry_run, "buckets": [{"bucket": name, **told} for name, told in found.items()]}
+    data = {"dry_run": dry_run, "buckets": [{"bucket": name, **result} for name, result in found.items()]}
     emit(data, as_json, lambda: _print_found(found, dry_run=dry_run))
-    if any(told["error"] for told in found.values()):
+    if any(result["error"] for result in found.values()):
         raise Transient("the rules of some buckets could not be applied; see above, and try again")
 
 
 def _apply(system: System, bucket: str | None, *, dry_run: bool) -> dict[str, dict[str, Any]]:
-    """For each bucket, what has expired, and the error if it failed."""
+    """Apply the rules, and return for each bucket what has expired, and the error if it failed. Raises NotFound."""
     lifecycle = lifecycle_walk_of(system)
     found: dict[str, dict[str, Any]] = {}
     for name, rules in lifecycle.rules():
@@ -87,14 +89,14 @@ def _apply(system: System, bucket: str | None, *, dry_run: bool) -> dict[str, di
 def _print(rules: dict[str, list[ExpiryRule] | None], walk: WalkState | None, now_ms: int) -> None:
     for bucket, found in rules.items():
         for rule in found or ():
-            said = f"{bucket}/{rule.prefix}  {rule.rule_id}  {_action(rule)}{'' if rule.enabled else '  (disabled)'}"
-            out.print(printable(said), markup=False)
+            text = f"{bucket}/{rule.prefix}  {rule.rule_id}  {_action(rule)}{'' if rule.enabled else '  (disabled)'}"
+            out.print(printable(text), markup=False)
         if found is None:
             out.print(f"{printable(bucket)}  cannot be read", markup=False)
     if not rules:
         out.print("no bucket has lifecycle rules", markup=False)
     if walk is None:
-        out.print("no walk yet; GC makes one a day", markup=False)
+        out.print("no walk yet; GC walks through the buckets once a day", markup=False)
         return
     if walk.ended_ms is not None:
         state = f"ended {time_text(walk.ended_ms)}"
@@ -103,9 +105,9 @@ def _print(rules: dict[str, list[ExpiryRule] | None], walk: WalkState | None, no
         state = f"is at {printable(where)}" if where else "has begun"
     done = walk.done
     examined, uploads = count_text(done.examined, "object"), count_text(done.uploads, "upload")
-    said = f"{examined} looked at, {done.objects:,} deleted ({size_text(done.bytes)}), {uploads} aborted"
-    said += _versions_text(done.versions, done.markers, "removed")
-    out.print(f"walk of {time_text(walk.started_ms)}: {state}; {said}", markup=False)
+    text = f"{examined} examined, {done.objects:,} deleted ({size_text(done.bytes)}), {uploads} aborted"
+    text += _versions_text(done.versions, done.markers, "removed")
+    out.print(f"walk of {time_text(walk.started_ms)}: {state}; {text}", markup=False)
     for bucket, (tries, due_ms) in walk.failed.items():
         left_s = max(0, due_ms - now_ms) // 1000
         out.print(f"{printable(bucket)} has failed {tries} times; again in {left_s} s", markup=False)
@@ -136,15 +138,16 @@ def _print_found(found: dict[str, dict[str, Any]], *, dry_run: bool) -> None:
     if not found:
         out.print("no bucket has lifecycle rules", markup=False)
     done = ("to be deleted", "to be aborted") if dry_run else ("deleted", "aborted")
-    for bucket, told in found.items():
-        objects = f"{told['objects']:,} of {count_text(told['examined'], 'object')}"
-        said = f"{objects} ({size_text(told['bytes'])}) {done[0]}, {count_text(told['uploads'], 'upload')} {done[1]}"
-        said += _versions_text(told["versions"], told["markers"], "to be removed" if dry_run else "removed")
-        out.print(f"{printable(bucket)}: {told['error'] or said}", markup=False)
+    for bucket, result in found.items():
+        objects = f"{result['objects']:,} of {count_text(result['examined'], 'object')}"
+        uploads = count_text(result["uploads"], "upload")
+        text = f"{objects} ({size_text(result['bytes'])}) {done[0]}, {uploads} {done[1]}"
+        text += _versions_text(result["versions"], result["markers"], "to be removed" if dry_run else "removed")
+        out.print(f"{printable(bucket)}: {result['error'] or text}", markup=False)
 
 
 def _versions_text(versions: int, markers: int, done: str) -> str:
-    """What was removed of noncurrent versions and delete markers; nothing in a bucket without."""
+    """Describe the removed noncurrent versions and delete markers; return '' if there are none."""
     if not versions and not markers:
         return ""
     return f"; {count_text(versions, 'noncurrent version')} and {count_text(markers, 'delete marker')} {done}"

@@ -1,4 +1,4 @@
-"""s3 serve, and the processes that it starts."""
+"""The command s3 serve, and the worker processes that it starts."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 _TURN_MS = 500
 _READY_MS = 5000
-"""How often a process looks whether it is ready."""
+"""How often a worker checks whether it is ready."""
 
 
 def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Serve S3 clients over HTTP. Runs until SIGTERM. Requires a master key (docs/S3.md)."""
-    # Imported here, as below: the other commands of `nos-ec s3` load this module, and need no server.
+    # Imported here and below, because the other commands of `nos-ec s3` load this module and do not need the server.
     from nos_ec.gateway.server.certificate import find_certificate
     from nos_ec.gateway.server.http_server import listening_for_gateways
 
@@ -69,11 +69,11 @@ def worker(
     ctx: typer.Context,
     listener: Annotated[int, typer.Option("--listener", help="Descriptor of the listening socket.")],
     channel: Annotated[int, typer.Option("--channel", help="Descriptor of the socket to the supervisor.")],
-    counts: Annotated[int, typer.Option("--counts", help="Descriptor of the counts of connections.")],
+    counts: Annotated[int, typer.Option("--counts", help="Descriptor of the shared connection counts.")],
     number: Annotated[int, typer.Option("--number", help="Number of this process.")],
     as_json: AsJson = False,  # noqa: ARG001
 ) -> None:
-    """Serve requests as one of several processes of s3 serve, which starts it."""
+    """Serve requests as one of several worker processes of s3 serve, which starts them."""
     from nos_ec.gateway.server.connection_counts import ConnectionCounts
     from nos_ec.gateway.server.reports import REPORT_MS, Report
 
@@ -92,12 +92,12 @@ def worker(
         monitor.health.started()
         ready = monitor.health.ready()
 
-        def look() -> None:
+        def check_readiness() -> None:
             nonlocal ready
             while not system.clock.wait(stop, _READY_MS):
                 ready = monitor.health.ready()
 
-        threading.Thread(target=look, name="readiness", daemon=True).start()
+        threading.Thread(target=check_readiness, name="readiness", daemon=True).start()
 
         def report() -> None:
             samples, stalled = list(monitor.metrics.samples()), monitor.health.alive().problems
@@ -115,7 +115,7 @@ def worker(
 
 
 def _end_with(supervisor: socket.socket, stop: Event) -> None:
-    """Set `stop` when the supervisor has ended. It sends nothing."""
+    """Set `stop` when the supervisor has ended, which closes the channel. It never sends anything."""
     with suppress(OSError):
         supervisor.recv(1)
     stop.set()
@@ -125,7 +125,7 @@ def _end_with(supervisor: socket.socket, stop: Event) -> None:
 def _gateway(
     system: System, listener: socket.socket, share: tuple[ConnectionCounts, int] | None = None
 ) -> Iterator[tuple[GatewayServer, Monitor]]:
-    """A gateway that serves requests, and its monitor. share: see GatewayServer."""
+    """Yields a gateway that serves requests, and its monitor. For `share` see GatewayServer."""
     from nos_ec.gateway.server.certificate import find_certificate
     from nos_ec.gateway.server.http_server import GatewayServer, make_service
     from nos_ec.gateway.server.samples import gateway_samples
@@ -155,13 +155,15 @@ def _require_running(server: GatewayServer) -> None:
 
 
 def _serve_alone(system: System, listener: socket.socket, stop: Event, show: Callable[[], None]) -> None:
-    """Serve in this process."""
+    """Serve requests in this process until `stop` is set."""
     from nos_ec.gateway.server.samples import process_samples
 
     port = system.settings.monitoring.s3_port
     with end_when_shut_out(system, stop), ExitStack() as outer, _gateway(system, listener) as (server, monitor):
         monitor.metrics.add("processes", lambda: process_samples(1, 0))
-        outer.enter_context(endpoint(monitor, system.settings, port))  # answers while the last requests are finished
+        outer.enter_context(
+            endpoint(monitor, system.settings, port)
+        )  # still answers while the last requests are finished
         with pulse(monitor, system.clock):
             show()
             while not system.clock.wait(stop, _TURN_MS):
@@ -176,7 +178,7 @@ def _supervise(
     show: Callable[[], None],
     as_json: bool,
 ) -> None:
-    """Let several processes serve."""
+    """Let several worker processes serve requests until `stop` is set."""
     from nos_ec.gateway.server.connection_counts import ConnectionCounts
     from nos_ec.gateway.server.supervisor import Supervisor
 

@@ -1,4 +1,4 @@
-"""init, producer, consumer, gc plan, gc run."""
+"""The commands init, producer, consumer, gc plan and gc run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nos_gc.assemble import gc_service, rebuild_thread, scrub_thread
 from nos_producer.assemble import producer_service
 
 TARGETS_SHOWN = (1.1, 1.2, 1.4)
-"""Space amplifications of which `gc plan --targets` shows the costs."""
+"""Space amplifications whose costs `gc plan --targets` shows."""
 
 Once = Annotated[bool, typer.Option("--once", help="Do all pending work, then exit.")]
 
@@ -50,11 +50,11 @@ def init(
     as_json: AsJson = False,
     new_shard: Annotated[
         list[int] | None,
-        typer.Option("--new-shard", min=0, help="Recreate this shard, empty, after it was lost for good."),
+        typer.Option("--new-shard", min=0, help="Recreate this shard, empty, after it was permanently lost."),
     ] = None,
     new_device: Annotated[
         list[int] | None,
-        typer.Option("--new-device", min=0, help="Replace this device of the landing log, which was lost for good."),
+        typer.Option("--new-device", min=0, help="Replace this device of the landing log, which was permanently lost."),
     ] = None,
 ) -> None:
     """Create the configured store, or bring its schema up to date. Safe to repeat."""
@@ -111,7 +111,7 @@ def _produce(system: System, stop: Event) -> None:
 
 
 def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) -> None:
-    """Pack published objects into stripes. Runs until SIGTERM, or with --once until all of them are done.
+    """Pack published objects into stripes. Runs until SIGTERM, or with --once until all objects are packed.
 
     Also seals the blocks of dead writers, and deletes landing copies whose grace period is over.
     """
@@ -169,15 +169,15 @@ def gc_plan(
     ctx: typer.Context,
     targets: Annotated[
         bool,
-        typer.Option("--targets", help="Show as well what it would cost to reach other targets of space."),
+        typer.Option("--targets", help="Also show what it would cost to reach other space targets."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show which blocks a run would collect and rewrite. Reads rows and headers, not objects; changes nothing.
 
-    For each block: the break-even price in days (docs/GC.md), and what is read, written and freed. A block marked
-    keep was looked at too, but rewriting it would give too little space back, or a limit of the run is reached. What
-    else is dead, but cannot be freed now, is listed by the reason.
+    For each block, it shows the break-even price in days (docs/GC.md), and the bytes to be read, written and freed. A
+    block marked keep was examined too, but rewriting it would free too little space, or a limit of the run is reached.
+    Other dead bytes, which cannot be freed now, are listed by the reason.
     """
     with context(ctx).system() as system:
         service = gc_service(system)
@@ -199,8 +199,8 @@ def gc_run(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite the live objects of the blocks that gc.policy chooses. A later run deletes the emptied blocks, when their
-    grace period is over."""
+    """Rewrite the live objects of the blocks that gc.policy chooses. A later run deletes the emptied blocks after their
+    grace period."""
     if max_duration is not None and not once:
         raise InvalidInput("--max-duration ends a single run, and --loop runs for ever; give one of them")
     if not apply:
@@ -228,7 +228,7 @@ def gc_run(
 
 
 def _keep_totals(system: System) -> None:
-    """Where only cron runs GC, nothing else may note the usage of the last days."""
+    """Store the totals, because without daemons (GC from cron) nothing else may record the usage of the last days."""
     with suppress(Transient):
         system.store_totals().keep()
 

@@ -1,4 +1,4 @@
-"""undelete, trash list and trash empty."""
+"""The commands undelete, trash list and trash empty."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from nos_ec.ports.metadata import ObjectRow
 
 LISTED_MAX = 1000
 RESTORED_MAX = 1_000_000
-"""Objects that `undelete -r` remembers, to tell their older versions from versions that it could not bring back."""
+"""How many restored objects `undelete -r` remembers, to distinguish their older versions from failures."""
 Where = Annotated[
     str,
-    typer.Argument(metavar="[BUCKET[/NAME]]", help="An object, or what is below BUCKET/NAME/. Default: all."),
+    typer.Argument(metavar="[BUCKET[/NAME]]", help="An object, or all objects below BUCKET/NAME/. Default: all."),
 ]
 
-trash_app = typer.Typer(help="What was deleted and can be brought back.", no_args_is_help=True, rich_markup_mode=None)
+trash_app = typer.Typer(help="Deleted objects that can be brought back.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:
@@ -81,7 +81,7 @@ def undelete(
 
 
 def _hint(system: System, key: ObjectKey) -> str:
-    """What else may have been meant."""
+    """Return the end of the error message: what else the user may have meant."""
     if any(system.trash().pages(key.bucket, f"{key.name}/")):
         return f"; to bring back what is below {key}/, use -r"
     return _if_off(system)
@@ -100,7 +100,7 @@ def _undelete_tree(ctx: typer.Context, target: str, between: tuple[str | None, s
             where = f"{printable(bucket)}/{printable(prefix)}"
             raise NotFound(f"nothing below {where} is in the trash{_if_off(system)}")
         restored: set[int] = set()
-        with counter.told(f"below {bucket}/{prefix}"), progress() as bar:
+        with counter.reporting_totals(f"below {bucket}/{prefix}"), progress() as bar:
             count = counting(bar, "undelete", counter)
             for page in can.pages(bucket, prefix):
                 wanted = [row for row in page if deleted.has(row)]
@@ -114,7 +114,8 @@ def _undelete_tree(ctx: typer.Context, target: str, between: tuple[str | None, s
 def _name_the_rest(
     system: System, wanted: Sequence[ObjectRow], back: set[int], restored: set[int], counter: ItemCounter
 ) -> None:
-    """restored: what this command has brought back so far, of which older versions stay in the trash."""
+    """Report the rows that were not brought back. `restored` has the ids of the objects that this command has brought
+    back so far; older versions of these stay in the trash."""
     rest = [row for row in wanted if row.object_id not in back]
     current = system.metadata.rows_of({row.key for row in rest})
     for row in rest:
@@ -130,14 +131,14 @@ def _name_the_rest(
 
 @dataclass(frozen=True, slots=True)
 class _Between:
-    """Times of deletion."""
+    """A range of deletion times: since_ms is included, until_ms is not; None means no limit."""
 
     since_ms: int | None
     until_ms: int | None
 
     @classmethod
     def of(cls, between: tuple[str | None, str | None], now_ms: int) -> _Between:
-        """Raises InvalidInput."""
+        """Parse --since and --until. Raises InvalidInput."""
         since, until = between
         return cls(
             None if since is None else time_of(since, "--since", now_ms),
@@ -145,7 +146,7 @@ class _Between:
         )
 
     def has(self, row: ObjectRow) -> bool:
-        """Whether it was deleted then."""
+        """Return whether the object was deleted in this range."""
         at_ms = row.trashed_ms or 0
         return (self.since_ms is None or at_ms >= self.since_ms) and (self.until_ms is None or at_ms < self.until_ms)
 
@@ -158,10 +159,10 @@ def trash_list(
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of lines.")] = LISTED_MAX,
     as_json: AsJson = False,
 ) -> None:
-    """List what is in the trash, and until when.
+    """List the objects in the trash, and until when they are kept.
 
-    What is kept longest comes first. --since and --until are times of deletion. The sums at the end are of all that was
-    deleted then, also of what is not shown.
+    Objects that are kept longest come first. --since and --until are times of deletion. The sums at the end include
+    matching objects that are not shown.
     """
     shown: list[dict[str, Any]] = []
     count = size = 0
@@ -196,9 +197,9 @@ def trash_empty(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Permanently delete what is in the trash, before its time.
+    """Permanently delete the objects in the trash now.
 
-    GC then frees the space, as after any delete.
+    GC then frees their space, as after any delete.
     """
     trash = f"the trash of {printable(where)}" if where else "the trash"
     if not yes:
@@ -208,7 +209,7 @@ def trash_empty(
         can = system.trash()
         if not yes:
             ask(f"Permanently delete everything in {trash}? [y/N] ")
-        with counter.told(f"permanently from {trash}"), progress() as bar:
+        with counter.reporting_totals(f"permanently from {trash}"), progress() as bar:
             count = counting(bar, "trash empty", counter)
             for page in _pages(can, where):
                 for row in can.purge(page):
@@ -216,7 +217,8 @@ def trash_empty(
 
 
 def _pages(can: TrashCan, where: str) -> Iterator[Sequence[ObjectRow]]:
-    """The rows of an object, or of all below it, or of a bucket, or all. Raises InvalidInput, Transient."""
+    """Yields pages of rows in the trash: of an object and the objects below it, of a bucket, or of the whole store.
+    Raises InvalidInput, Transient."""
     if not where:
         yield from can.pages()
         return

@@ -1,4 +1,4 @@
-"""Files and folders on the user's side: copies trees of them to and from a bucket, and writes files atomically.
+"""Local files and folders: copies trees of files to and from a bucket, and writes files atomically.
 
-May import `terminal` and everything below the CLI. Begin with trees.py.
+May import `terminal` and everything below the CLI. Start reading with trees.py.
 """

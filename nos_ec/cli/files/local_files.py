@@ -1,5 +1,4 @@
-"""Files on this machine: those below a folder to be stored, those below a folder to which objects are written, and
-reports that a command writes."""
+"""Local files: walks the files to be stored, writes objects to files below a folder, and writes reports."""
 
 from __future__ import annotations
 
@@ -20,16 +19,17 @@ from nos_ec.core.killpoints import kill_point
 SEGMENT_BYTES_MAX = 255
 _HASHED_BYTES = 1 << 20
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE})
-"""Errors that every other file would meet too."""
+"""Errors that would also occur for every other file."""
 
 
 def files_below(
     folder: Path, on_problem: Callable[[str, str], object], on_other: Callable[[str, str], object]
 ) -> Iterator[Path]:
-    """Yield the regular files below a folder, the names of each folder in order.
+    """Yields the regular files below a folder, in the order of their names within each folder.
 
-    on_problem: called with the path and the reason of what cannot be read. on_other: the same for what is no file: a
-    link, pipe, socket or device. Memory: the names in the folders on the way to the current file.
+    Calls `on_problem` with the path and the reason for everything that cannot be read, and `on_other` in the same way
+    for everything that is not a file: links, pipes, sockets and devices. Keeps in memory the names in all folders on
+    the path to the current file.
     """
     way = [_entries(folder, on_problem)]
     while way:
@@ -60,8 +60,7 @@ def _entries(folder: Path, on_problem: Callable[[str, str], object]) -> Iterator
 
 
 def require_new(path: Path, what: str) -> None:
-    """Raises InvalidInput if there is a file of this name, or if this user may not search its folder. what: the
-    option."""
+    """Raise InvalidInput if the file exists, or if this user may not search its folder. `what` is the option's name."""
     try:
         exists = path.exists()
     except OSError as error:
@@ -72,8 +71,8 @@ def require_new(path: Path, what: str) -> None:
 
 @contextmanager
 def report_file(path: Path, what: str) -> Iterator[BinaryIO]:
-    """A file that has this path once it is whole and on the disk. what: the option, for messages. Nothing is left of it
-    after an error. Raises NoSpace, InvalidInput."""
+    """Yields a file to write to, which gets its name once it is complete and on the disk. After an error it is removed.
+    `what` is the option's name, for messages. Raises NoSpace, InvalidInput."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:
@@ -94,17 +93,17 @@ def report_file(path: Path, what: str) -> Iterator[BinaryIO]:
 
 
 class CannotBeFile(Exception):
-    """An object's name cannot be the path of a file here, or something is in its place; the text gives the reason."""
+    """An object's name cannot be a path on this machine, or another item is in its place; the text gives the reason."""
 
 
 class TargetFolder:
-    """A folder that objects are written below. Nothing is written outside it: no link below it is followed.
+    """A folder below which objects are written as files. Nothing is written outside it: no link below it is followed.
 
-    A context manager. Not safe to use from several threads.
+    It is a context manager, and not safe to use from several threads.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Creates the folder if it is missing. Raises InvalidInput."""
+        """Create the folder if it is missing. Raises InvalidInput."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -122,8 +121,9 @@ class TargetFolder:
         os.close(self._root)
 
     def has(self, name: str, size: int, md5: bytes, part_sizes: Callable[[], Sequence[int]] | None = None) -> bool:
-        """Whether a regular file of this name has this size and MD5. part_sizes: of an object in parts, whose MD5 is
-        that of the MD5s of its parts; called if the size is right. What it raises goes through."""
+        """Return whether a regular file of this name has this size in bytes and this MD5. For a multipart object, whose
+        MD5 is the MD5 of the MD5s of its parts, `part_sizes` returns the sizes of the parts; it is called only if the
+        size matches, and its errors are passed on."""
         *folders, last = _segments(name)
         with suppress(OSError, CannotBeFile):
             parent = self._enter(tuple(folders), make=False)
@@ -141,13 +141,13 @@ class TargetFolder:
     def write(self, name: str, segments: Iterable[bytes]) -> int:
         """Write a file, which appears once it is complete and replaces an earlier one. Returns its size in bytes.
 
-        Raises CannotBeFile, and InvalidInput if the disk takes no more. What `segments` raises goes through.
+        Raises CannotBeFile, and InvalidInput if the disk accepts no more data. Errors of `segments` are passed on.
         """
         *folders, last = _segments(name)
         with self._translated(name):
             parent = self._enter(tuple(folders), make=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:  # an interrupt may come right behind the call that makes the draft
+        try:  # an interrupt may come right after the call that creates the draft
             with self._translated(name):
                 fd = os.open(self._draft, flags, 0o666, dir_fd=parent)
             with open(fd, "wb") as file:
@@ -166,8 +166,8 @@ class TargetFolder:
         return written
 
     def _enter(self, folders: tuple[str, ...], *, make: bool) -> int:
-        """The descriptor of a folder below the root. Segment by segment, so that no link is followed. Raises OSError,
-        CannotBeFile."""
+        """Return the descriptor of a folder below the root. Each segment is opened separately, so that no link is
+        followed. Raises OSError, CannotBeFile."""
         if self._parent is not None and self._parent[0] == folders:
             return self._parent[1]
         self._leave_parent()
@@ -195,7 +195,7 @@ class TargetFolder:
 
 
 class _Translated:
-    """Turns OSError into CannotBeFile, or into InvalidInput when every file would meet it."""
+    """Turns OSError into CannotBeFile, or into InvalidInput if it would occur for every file."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -222,7 +222,7 @@ def _step(fd: int, segment: str) -> int:
 
 
 def _md5(file: FileIO, size: int) -> bytes:
-    """Of the next `size` bytes, or of those up to the end of the file."""
+    """Return the MD5 of the next `size` bytes, or of the rest of the file if it is shorter."""
     digest = hashlib.md5(usedforsecurity=False)
     while size > 0 and (piece := file.read(min(size, _HASHED_BYTES))):
         digest.update(piece)
@@ -240,7 +240,7 @@ def _segments(name: str) -> list[str]:
         try:
             size = len(os.fsencode(segment))
         except UnicodeEncodeError as error:
-            raise CannotBeFile("this machine's encoding of file names lacks a character of it") from error
+            raise CannotBeFile("this machine's encoding of file names cannot represent it") from error
         if size > SEGMENT_BYTES_MAX:
             raise CannotBeFile(f"a segment of its path has {size} bytes, more than {SEGMENT_BYTES_MAX}")
         if any(ord(char) < 32 or ord(char) == 127 for char in segment):

@@ -1,6 +1,6 @@
-"""put -r, get -r and rm -r: all objects below a prefix.
+"""The commands put -r, get -r and rm -r, which process all objects below a prefix.
 
-A prefix ends at a '/': `photos/2026` is `2026/...` in the bucket `photos`, neither `2026x` nor `2026` itself.
+A prefix ends at a '/': `photos/2026` stands for `2026/...` in the bucket `photos`, not for `2026x` or `2026` itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nos_ec.ports.metadata import ObjectRow
 PAGE_OBJECTS = 1000
 _PAGE_MS_MAX = 1000
 COUNTED_MAX = 10 * PAGE_OBJECTS
-"""How many objects are counted before a question about them."""
+"""How many objects are counted at most before the user is asked about them."""
 _READ_TRIES = 3
 _Listed = TypeVar("_Listed")
 
@@ -48,7 +48,7 @@ def put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> No
             except InvalidInput as error:
                 counter.problem(str(path), str(error))
 
-    with context(ctx).system() as system, counter.told(f"under {bucket}/{prefix}"), progress() as bar:
+    with context(ctx).system() as system, counter.reporting_totals(f"under {bucket}/{prefix}"), progress() as bar:
         load_tree(
             system.store(),
             pairs(),
@@ -65,7 +65,7 @@ def get_tree(ctx: typer.Context, source: str, folder: Path, skip_existing: bool,
     with context(ctx).system() as system:
         store = system.store()
         _require_some(store, bucket, prefix)
-        with TargetFolder(folder) as target, counter.told(f"below {folder}"), progress() as bar:
+        with TargetFolder(folder) as target, counter.reporting_totals(f"below {folder}"), progress() as bar:
             count = counting(bar, "get", counter)
             for row in _below(store, bucket, prefix):
                 name = row.key.name.removeprefix(prefix)
@@ -92,7 +92,7 @@ def remove_tree(ctx: typer.Context, target: str, yes: bool, permanently: bool, a
         _require_some(store, bucket, prefix)
         if not yes:
             ask(f"Delete {_counted(store, bucket, prefix)} below {printable(bucket)}/{printable(prefix)}? [y/N] ")
-        with counter.told(f"below {bucket}/{prefix}"), progress() as bar:
+        with counter.reporting_totals(f"below {bucket}/{prefix}"), progress() as bar:
             count = counting(bar, "rm", counter)
             for page in pages(store, bucket, prefix):
                 for row in store.delete_many([row.key for row in page], permanently=permanently):
@@ -100,7 +100,7 @@ def remove_tree(ctx: typer.Context, target: str, yes: bool, permanently: bool, a
 
 
 def require_terminal(what: str) -> None:
-    """Raises InvalidInput where nobody can be asked whether to do it."""
+    """Raise InvalidInput if there is no terminal on which to ask for confirmation. `what` begins the message."""
     if not (sys.stdin is not None and sys.stdin.isatty() and err.is_terminal):
         raise InvalidInput(f"{what}; there is no terminal to ask on: add --yes")
 
@@ -113,7 +113,8 @@ def ask(question: str) -> None:
 
 
 def parse_prefix(text: str) -> tuple[str, str]:
-    """Bucket and prefix of 'BUCKET' or 'BUCKET/PREFIX'; the prefix is empty or ends with '/'. Raises InvalidInput."""
+    """Parse 'BUCKET' or 'BUCKET/PREFIX' into bucket and prefix. The prefix is empty or ends with '/'. Raises
+    InvalidInput."""
     bucket, _, prefix = text.partition("/")
     prefix = prefix.removesuffix("/") + "/" if prefix else ""
     ObjectKey(bucket, prefix + "x")
@@ -126,7 +127,7 @@ def _part_sizes(store: Store, row: ObjectRow) -> list[int]:
 
 
 def _write(store: Store, key: ObjectKey, target: TargetFolder, name: str) -> int:
-    """Write the current version; when it is overwritten meanwhile, the new one."""
+    """Write the current version to a file. If the object is overwritten meanwhile, write the new version."""
     for _ in range(_READ_TRIES):
         try:
             return target.write(name, store.open(key)[1])
@@ -138,19 +139,20 @@ def _write(store: Store, key: ObjectKey, target: TargetFolder, name: str) -> int
 def pages(
     store: Store, bucket: str, prefix: str, after: str = "", page_max: int = PAGE_OBJECTS
 ) -> Iterator[list[ObjectRow]]:
-    """The objects whose names begin with `prefix` and come after `after`, at most `page_max` at a time."""
+    """Yields pages of the objects whose names begin with `prefix` and come after `after`, at most `page_max` in
+    each."""
     return _paged(lambda name: store.list_objects(bucket, prefix, name, page_max), _name, after, page_max)
 
 
 def name_pages(store: Store, bucket: str, prefix: str, after: str, page_max: int) -> Iterator[list[str]]:
-    """As `pages`, the names alone, which costs no look-up of rows."""
+    """Yields pages of names only, like `pages`, but without looking up rows."""
     return _paged(lambda name: store.list_names(bucket, prefix, name, page_max), str, after, page_max)
 
 
 def entry_pages(
     store: Store, bucket: str, prefix: str, delimiter: str, after: str, page_max: int
 ) -> Iterator[list[ObjectRow | str]]:
-    """As `pages`, with folders (core.folders), of which only the names are given."""
+    """Yields pages like `pages`, in which a folder (core.folders) is represented by its name."""
     next_after: str | None = after
     while next_after is not None:
         page = store.list_entries(bucket, prefix, delimiter, next_after, page_max, _PAGE_MS_MAX)
@@ -165,7 +167,8 @@ def _name(row: ObjectRow) -> str:
 def _paged(
     look: Callable[[str], list[_Listed]], name: Callable[[_Listed], str], after: str, page_max: int
 ) -> Iterator[list[_Listed]]:
-    """look: returns at most `page_max` that come after a name. name: that of one of them."""
+    """Yields pages until one is not full. `look` returns at most `page_max` entries after a name, and `name` returns
+    the name of an entry."""
     while page := look(after):
         yield page
         if len(page) < page_max:

@@ -1,4 +1,4 @@
 """Commands that measure or simulate: `nos-ec bench` and `nos-ec simulate`.
 
-May import `terminal`. Begin with simulate.py.
+May import `terminal`. Start reading with simulate.py.
 """

@@ -1,4 +1,4 @@
-"""audit."""
+"""The command audit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nos_ec.core.errors import InvalidInput, Transient
 from nos_ec.core.formats.audit_trail import AuditKind, CopyEntry, Recorded
 
 COPIES_SHOWN = 5
-"""Of an entry, to people who did not ask for an object."""
+"""How many copies of an entry people see unless they asked for an object."""
 
 _JSON_START = '{"entries": ['
 
@@ -43,7 +43,7 @@ def audit(
     since: Since = None,
     until: Until = None,
     kind: Annotated[AuditKind | None, typer.Option("--kind", help="Only entries of this kind.")] = None,
-    last: Annotated[int | None, typer.Option("--last", min=1, max=100_000, help="Only the newest so many.")] = None,
+    last: Annotated[int | None, typer.Option("--last", min=1, max=100_000, help="Only the newest N entries.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what was deleted or replaced, and by which process.
@@ -71,7 +71,7 @@ def audit(
 
 
 class _Report:
-    """Shows each entry when it comes, because there may be many. JSON is one line nevertheless."""
+    """Prints each entry at once, because there may be many. JSON still becomes a single line."""
 
     def __init__(self, as_json: bool, *, whole: bool) -> None:
         self._as_json = as_json
@@ -79,7 +79,7 @@ class _Report:
         self._shown = 0
 
     def add(self, entry: Recorded) -> None:
-        """Show an entry."""
+        """Print an entry."""
         if self._as_json:
             stdout.write((", " if self._shown else _JSON_START) + json.dumps(msgspec.to_builtins(entry)))
         else:
@@ -87,18 +87,18 @@ class _Report:
         self._shown += 1
 
     def end(self, damaged: int) -> None:
-        """Show the counts."""
+        """Print the counts, and complete the JSON."""
         if self._as_json:
             counts = {"found": self._shown, "damaged_lines": damaged}
             stdout.write(("" if self._shown else _JSON_START) + "], " + json.dumps(counts)[1:] + "\n")
             return
         found = count_text(self._shown, "entry", "entries")
-        out.print(found + (f"; {count_text(damaged, 'damaged line')} passed over" if damaged else ""))
+        out.print(found + (f"; {count_text(damaged, 'damaged line')} skipped" if damaged else ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to look for. until_ms: None for no end."""
+    """A filter for entries. Times are in milliseconds of Unix time; until_ms is None for no end."""
 
     block: str | None = None
     object: str | None = None
@@ -107,13 +107,13 @@ class Wanted:
     kind: AuditKind | None = None
 
     def in_line(self, line: bytes) -> bool:
-        """Whether a line may be wanted: cheap, for nearly all of them are not."""
+        """Return whether a line may match. This check is cheap, because nearly no line matches."""
         if self.block is not None and self.block.encode() not in line:
             return False
         return self.object is None or msgspec.json.encode(self.object) in line
 
     def pick(self, entry: Recorded) -> Recorded | None:
-        """What is wanted of an entry; None if nothing is."""
+        """Return the matching part of an entry; None if nothing matches."""
         if entry.at_ms < self.since_ms or (self.until_ms is not None and entry.at_ms > self.until_ms):
             return None
         if self.kind not in (None, entry.kind) or self.block not in (None, entry.block):
@@ -125,7 +125,7 @@ class Wanted:
 
 
 def matching(reader: TrailReader, wanted: Wanted) -> Iterator[Recorded]:
-    """The entries that are wanted, oldest first. Raises OSError."""
+    """Yields the matching entries, oldest first. Raises OSError."""
     for entry in reader.entries(wanted.since_ms, wanted.in_line):
         picked = wanted.pick(entry)
         if picked is not None:
@@ -167,7 +167,7 @@ def _copy_text(copy: CopyEntry) -> str:
     elif copy.object_id is not None:
         what = f"object {copy.object_id} v{copy.version}, which is gone"
     else:
-        what = "no object"
+        what = "an unknown object"
     place = "" if copy.offset is None else f"; {copy.length} bytes at {copy.offset}"
     crc = "" if copy.crc32c is None else f", CRC {copy.crc32c:08x}"
     moved = "" if copy.moved_to is None else f"; now {copy.moved_to}"

@@ -1,4 +1,4 @@
-"""check and apply."""
+"""The commands check and apply."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nos_ec.engine.check.repairs import Repairer, copies_of
 from nos_gc.assemble import gc_service
 
 FAILURES_MAX = 3
-"""`apply` ends when so many steps in a row fail because something does not answer."""
+"""After this many consecutive transient failures, `apply` ends."""
 
 
 def register(app: typer.Typer) -> None:
@@ -38,21 +38,21 @@ def check(
         typer.Option(
             "--read-data",
             metavar="N%",
-            help="Also read the objects in N percent of the blocks, and N percent of the landing copies, others each"
-            " time, and compare their checksums.",
+            help="Also read the objects in N percent of the blocks, and N percent of the landing copies, and compare"
+            " their checksums. Each check picks others.",
         ),
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option("--plan", metavar="FILE", help="Write a plan of the repairs that are safe, for `nos-ec apply`."),
+        typer.Option("--plan", metavar="FILE", help="Write a plan of the safe repairs, for `nos-ec apply`."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look for what does not fit, in rows and stores.
+    """Look for inconsistencies between rows and stores.
 
     Compares rows with blocks, landing copies and landing segments, both ways. Changes nothing. Reads all rows and
-    headers, but no object without --read-data. May run beside a working store. Ends with 13 if something does not fit,
-    and with 7 if a part could not be looked at.
+    headers, but reads objects only with --read-data. May run while the store is in use. Exits with 13 if it finds a
+    problem, and with 7 if a part could not be checked.
     """
     share = _share(read_data)
     new_plan = NewPlan(plan, "nos-ec check")
@@ -76,10 +76,12 @@ def check(
         }
         emit(data, as_json, lambda: _print(data, checker.figures))
     if report.kinds:
-        raise ProblemsFound(f"{count_text(sum(report.kinds.values()), 'problem')} found; docs/CHECK.md says what to do")
+        raise ProblemsFound(
+            f"{count_text(sum(report.kinds.values()), 'problem')} found; docs/CHECK.md explains what to do"
+        )
     if checker.unfinished:
         part = checker.unfinished[0]
-        raise Transient(f"the check is not complete, so nothing is certain: {part.part}: {part.reason}")
+        raise Transient(f"the check is incomplete, so problems may have been missed: {part.part}: {part.reason}")
 
 
 def apply(
@@ -87,9 +89,9 @@ def apply(
     plan: Annotated[Path, typer.Argument(help="A plan that `check --plan` or `scrub --plan` wrote.")],
     as_json: AsJson = False,
 ) -> None:
-    """Do what a plan of `check` or `scrub` says.
+    """Carry out a plan of `check` or `scrub`.
 
-    Each step is done only if what it was planned for still holds. One that fails does not stop the others. Safe to
+    Each step is done only if the problem that it repairs still exists. A failed step does not stop the others. Safe to
     repeat after any failure.
     """
     steps = _read(plan)
@@ -120,7 +122,8 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Applied:
-    """What became of a plan. passed_over: steps that no longer held. failed: likewise, with the error."""
+    """The outcome of a plan. `passed_over` lists the steps whose problem no longer existed, `failed` the steps that
+    failed, with their errors."""
 
     steps: int
     done: int = 0
@@ -128,8 +131,8 @@ class _Applied:
     failed: list[dict[str, object]] = field(default_factory=list)
 
     def apply(self, repairer: Repairer, number: int, step: Step) -> None:
-        """Do a step, and note what became of it. Raises what makes all further steps fail: InvalidInput, LeaseLost,
-        Blocklisted, and the Transient of FAILURES_MAX steps in a row."""
+        """Do a step, and record its outcome. Raises the errors after which all further steps would fail: InvalidInput,
+        LeaseLost, Blocklisted, and Transient after FAILURES_MAX consecutive failures."""
         named: dict[str, object] = {"step": number, "action": step.action.value, "why": step.why}
         try:
             if repairer.apply(step):
@@ -144,13 +147,13 @@ class _Applied:
                 raise
 
     def _all_fail(self, number: int) -> bool:
-        """Whether this step and those right before it failed."""
+        """Return whether the last FAILURES_MAX steps, including this one, have failed."""
         last = [one["step"] for one in self.failed[-FAILURES_MAX:]]
         return last == list(range(number - FAILURES_MAX + 1, number + 1))
 
 
 def _read(plan: Path) -> _Plan:
-    """All of a plan, before the first step is done. Raises InvalidInput."""
+    """Read the whole plan before the first step is done. Raises InvalidInput."""
     try:
         lines = plan.read_bytes().splitlines(keepends=True)
     except OSError as error:
@@ -161,7 +164,9 @@ def _read(plan: Path) -> _Plan:
 def _print_applied(applied: _Applied) -> None:
     out.print(f"{applied.done:,} of {count_text(applied.steps, 'step')} done")
     for one in applied.passed_over:
-        out.print(printable(f"passed over, because it no longer holds: step {one['step']}, {one['why']}"), markup=False)
+        out.print(
+            printable(f"skipped, because its problem no longer exists: step {one['step']}, {one['why']}"), markup=False
+        )
     for one in applied.failed:
         out.print(printable(f"failed: step {one['step']}, {one['why']}: {one['error']}"), markup=False)
 
@@ -194,9 +199,9 @@ def _print(data: dict[str, Any], figures: CheckFigures) -> None:
         f" {count_text(figures.landing_segments, 'landing segment')},"
         f" {figures.queue_entries:,} in the deletion queue",
         "left to daemons": _joined(_left(figures)) or "nothing",
-        "not looked at": _joined(f"{part['part']} ({part['reason']})" for part in data["unfinished"]) or "nothing",
+        "not checked": _joined(f"{part['part']} ({part['reason']})" for part in data["unfinished"]) or "nothing",
         "problems": _joined(f"{count:,} {kind}" for kind, count in kinds.items())
-        or ("none" if data["complete"] else "none in what was looked at"),
+        or ("none" if data["complete"] else "none in what was checked"),
     }
     if data["planned"] is not None:
         rows["planned"] = f"{count_text(data['planned'], 'repair')}; read the plan, then run `nos-ec apply`"

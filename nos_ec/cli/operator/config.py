@@ -1,4 +1,4 @@
-"""config check, config show."""
+"""The commands config check and config show."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ def check(
         bool,
         typer.Option(
             "--connect",
-            help="Also try every server and folder that is configured: login, rights, pools, topics, free space,"
-            " clocks, and whether data and metadata belong together. Changes nothing; works before `nos-ec init`.",
+            help="Also try every configured server and folder: login, rights, pools, topics, free space, clocks, and"
+            " whether data and metadata belong together. Changes nothing; works before `nos-ec init`.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List every wrong key and value in the file and the environment. With --connect, also try what they name."""
+    """List every wrong key and value in the file and the environment. With --connect, also try the servers and folders
+    that they name."""
     file = context(ctx).config_file()
     problems = check_settings(file, os.environ)
     settings = None if problems else load_settings(file, os.environ)
@@ -56,8 +57,7 @@ def check(
 
 
 def _secret_problems(settings: Settings) -> list[Problem]:
-    """Return what is wrong with secrets that are in the settings themselves, by the rules of the code that uses
-    them."""
+    """Return the problems of secrets that are in the settings themselves, found by the code that uses them."""
     from nos_ec.api.access import find_token
     from nos_ec.gateway.auth.master_keys import find_master_keys
 
@@ -75,7 +75,7 @@ def _secret_problems(settings: Settings) -> list[Problem]:
 
 
 def _start_checks(settings: Settings, connections: Connections) -> Iterator[Check]:
-    """The checks that the gateway and the API make when they start."""
+    """Yields the checks that the gateway and the API make when they start."""
     from nos_ec.adapters.sql.metadata import open_metadata
     from nos_ec.api.access import find_token
     from nos_ec.gateway.auth.accounts import Accounts
@@ -111,7 +111,7 @@ def _name(file: Path | None) -> str | None:
 
 
 def _report_problems(file: Path | None, problems: list[Problem], connect: bool, as_json: bool) -> None:
-    """Print the problems, and end with them."""
+    """Print the problems, and raise them as one ConfigError."""
     lines = [problem.text for problem in problems]
     data: dict[str, Any] = {"file": _name(file), "problems": lines}
     if connect:
@@ -122,7 +122,7 @@ def _report_problems(file: Path | None, problems: list[Problem], connect: bool, 
 
 
 def _try_connections(file: Path | None, settings: Settings, as_json: bool) -> None:
-    """Try everything, print one line for each check as soon as it is known, and end with the worst failure."""
+    """Run all checks, print the result of each at once, and raise the worst failure."""
     outcomes: list[Outcome] = []
     with Connections(settings, SystemClock()) as connections:
         for outcome in try_all(chain(connections.checks(), _start_checks(settings, connections))):
@@ -150,12 +150,12 @@ def _try_connections(file: Path | None, settings: Settings, as_json: bool) -> No
 def _summary(outcomes: list[Outcome], failed: int, *, initialised: bool | None) -> str:
     ok = sum(outcome.result is Result.OK for outcome in outcomes)
     rest = len(outcomes) - ok - failed
-    said = f"{count_text(len(outcomes), 'check')}: {ok} ok, {failed} failed, {rest} not tried"
-    return said if initialised is not False else f"{said}; {NOT_INITIALISED}"
+    text = f"{count_text(len(outcomes), 'check')}: {ok} ok, {failed} failed, {rest} not tried"
+    return text if initialised is not False else f"{text}; {NOT_INITIALISED}"
 
 
 def _named(found: Outcome, error: NosError) -> NosError:
-    """The error of the check, with the name of the check."""
+    """Return the error of a check, with the name of the check in its message."""
     return type(error)(
         f"{found.name}: {error}",
         key=error.key,

@@ -1,4 +1,4 @@
-"""dead-letters."""
+"""The command dead-letters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nos_ec.composition.backends import read_dead_letters
 from nos_ec.ports.message_log import DeadLetter
 
 _SHOWN_BYTES_MAX = 2_000
-"""Of each key and value. A pack request has some 200 bytes."""
+"""How many bytes of each key and value are shown. A pack request has some 200 bytes."""
 
 
 def register(app: typer.Typer) -> None:
@@ -25,8 +25,8 @@ def dead_letters(
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of letters.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List messages that no consumer could process. The newest ones, with the reason. Their objects, if there are any,
-    are published again by themselves."""
+    """List messages that no consumer could process. Shows the newest ones, with the reason. Their objects, if there are
+    any, are published again automatically."""
     letters = read_dead_letters(context(ctx).settings(), limit)
     data = {"dead_letters": [_data(letter) for letter in letters]}
 
@@ -41,7 +41,8 @@ def dead_letters(
 
 
 def _data(letter: DeadLetter) -> dict[str, Any]:
-    """key and value as text, with bytes that are not UTF-8 escaped, and cut; *_bytes is their whole length."""
+    """Return a letter for JSON. Key and value are text, with bytes that are not UTF-8 escaped, and may be cut;
+    `key_bytes` and `value_bytes` are their full lengths."""
     message = letter.message
     return {
         "partition": message.partition,

@@ -1,4 +1,4 @@
-"""explain."""
+"""The command explain."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def explain(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Say why an object or block is still there.
+    """Explain why an object or block is still there.
 
-    For an object, why it is where it is; for a block, why it is not collected; and what happens next. Reads rows,
-    leases, the progress of the consumers, the landing copy of an object that waits, and the headers of a block. Of a
-    deleted object that is in the trash, until when. Changes nothing.
+    For an object, it shows why the object is where it is; for a block, why it is not collected; and what happens next.
+    For a deleted object in the trash, it shows until when it is kept. Reads rows, leases, the progress of the
+    consumers, the landing copy of a waiting object, and the headers of a block. Changes nothing.
     """
     if "/" not in target:
         if not _BLOCK.fullmatch(target.lower()):
-            raise InvalidInput(f"{target!r}: give an object as BUCKET/NAME, or a block as its 32 hexadecimal digits")
+            raise InvalidInput(f"{target!r}: write an object as BUCKET/NAME, or a block as its 32 hexadecimal digits")
         with context(ctx).system() as system:
             block = block_explainer(system).explain(BlockId(bytes.fromhex(target)))
         policy = context(ctx).settings().gc.policy
@@ -143,9 +143,10 @@ def _parts_text(its: ItsParts) -> str:
     counts = {"packed": its.packed, "large": its.large, "queued": its.queued, "landed": its.landed}
     there = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     missing = f"; at least {its.parts - its.there} of them gone" if its.there < its.parts else ""
-    waiting = "" if its.waiting is None else f"; `nos-ec explain {its.waiting}` says why that one waits"
+    waiting = "" if its.waiting is None else f"; `nos-ec explain {its.waiting}` explains why that part waits"
     return (
-        f"{its.parts}, objects of their own: {there or 'none is there'}{missing}{waiting}. All else is about their list"
+        f"{its.parts}, stored as separate objects: {there or 'none is left'}{missing}{waiting}. The other lines are"
+        " about their list"
     )
 
 
@@ -176,7 +177,9 @@ def _read_text(copy: Copy) -> str:
 def _publishing_rows(way: Publishing, now_ms: int) -> dict[str, object]:
     held = way.slot_held_until_ms
     holder = (
-        "nobody holds its lease" if held is None else f"its lease is held, and ends {when(held, now_ms)} unless renewed"
+        "no producer holds its lease"
+        if held is None
+        else f"its lease is held, and ends {when(held, now_ms)} unless renewed"
     )
     rows: dict[str, object] = {
         "slot": f"{way.slot}; {holder}",
@@ -189,13 +192,13 @@ def _publishing_rows(way: Publishing, now_ms: int) -> dict[str, object]:
     rows["published"] = when(min(way.published_ms, now_ms), now_ms) + (", spread" if way.spread else "")
     rows["partition"] = ", ".join(_holder_text(one) if way.members_known else str(one.partition) for one in way.holders)
     rows["consumers passed"] = (
-        "-" if way.passed_ms is None else f"what was published before {when(way.passed_ms, now_ms)}"
+        "-" if way.passed_ms is None else f"messages published before {when(way.passed_ms, now_ms)}"
     )
     return rows
 
 
 def _holder_text(one: Holder) -> str:
-    return f"{one.partition} ({'nobody' if one.member is None else one.member})"
+    return f"{one.partition} ({'no consumer' if one.member is None else one.member})"
 
 
 def _written_text(layout: BlockLayout) -> str:

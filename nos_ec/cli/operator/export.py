@@ -1,4 +1,4 @@
-"""export events."""
+"""The command export events."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from nos_ec.core.gc.gc_events import Event, Names, PutEvent, event_line
 from nos_ec.engine.expiry.known_expiry import KnownExpiry
 from nos_ec.engine.figures.event_export import ExportOptions, exported_events
 
-export_app = typer.Typer(
-    help="Write what the metadata knows, for other programs.", no_args_is_help=True, rich_markup_mode=None
-)
+export_app = typer.Typer(help="Export the metadata for other programs.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:
@@ -46,8 +44,8 @@ def export_events(
 ) -> None:
     """Write a line for each object: when it was stored, its bucket and its size.
 
-    For simulate gc --events. Deleted objects are in it only as long as the trash keeps them; how long objects live is
-    told by the survival table, which is in it too. Reads rows page by page, and changes nothing.
+    For `simulate gc --events`. Deleted objects are included only while the trash keeps them; the survival table, which
+    is also written, shows how long objects live. Reads rows page by page, and changes nothing.
     """
     to_stdout = to == Path("-")
     if to_stdout and as_json:
@@ -75,16 +73,16 @@ def export_events(
                     if count % 1000 == 0:
                         bar.update(task, completed=count)
     data = {"file": None if to_stdout else str(to), "objects": count, "bytes": size}
-    said = f"{count_text(count, 'object')}, {size_text(size)}"
+    text = f"{count_text(count, 'object')}, {size_text(size)}"
     if to_stdout:
-        err.print(said)
+        err.print(text)
     else:
-        emit({"exported": data}, as_json, lambda: out.print(f"{said}: {to}", markup=False))
+        emit({"exported": data}, as_json, lambda: out.print(f"{text}: {to}", markup=False))
 
 
 @contextmanager
 def _writing(to: Path, *, to_stdout: bool) -> Iterator[Callable[[bytes], object]]:
-    """A function that writes a line. A file appears when it is whole."""
+    """Yields a function that writes a line. A file appears only once it is complete."""
     if to_stdout:
         yield stdout.write_bytes
         return

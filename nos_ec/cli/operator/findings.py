@@ -1,4 +1,4 @@
-"""What check and scrub have in common: they count what they find, show it, and write a plan."""
+"""Parts that check and scrub share: they count and show their findings, and write a plan of repairs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from nos_ec.core.formats.operator_plan import QUARANTINING, PlanHead, Step, plan
 from nos_ec.engine.check.repairs import planned
 
 PROBLEMS_MAX = 10_000
-"""Problems that --json lists, and steps of a plan; all problems are counted."""
+"""How many problems --json lists, and how many steps a plan has; all problems are counted."""
 SHOWN_MAX = 100
-"""Problems of a kind that are shown to people; all are counted."""
+"""How many problems of each kind are shown to people; all are counted."""
 
 
 class Report:
-    """Counts problems, and shows them or keeps them for JSON, as many as are bounded."""
+    """Counts problems, and shows a limited number of them or keeps these for JSON."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -29,8 +29,8 @@ class Report:
         self.kinds = Counter[str]()
 
     def add(self, finding: Finding, outcome: Mapping[str, object] | None = None) -> None:
-        """Count it; show it to people now, because a look at a large store takes long. outcome: what became of it, if
-        anything was tried."""
+        """Count a finding, and show it to people at once, because checking a large store takes long. `outcome` is the
+        result of a repair, if one was tried."""
         self.kinds[finding.kind.value] += 1
         if self._as_json:
             if len(self._problems) < PROBLEMS_MAX:
@@ -39,7 +39,7 @@ class Report:
             _show(finding, outcome or {})
 
     def data(self) -> dict[str, Any]:
-        """The problems, as JSON has them."""
+        """Return the problems for JSON."""
         found = {"problems_found": sum(self.kinds.values()), "kinds": dict(sorted(self.kinds.items()))}
         return found | {"problems": self._problems}
 
@@ -57,14 +57,15 @@ def _show(finding: Finding, outcome: Mapping[str, object]) -> None:
 
 
 def print_hidden(kinds: Mapping[str, int]) -> None:
-    """Say how many problems were not shown."""
+    """Print how many problems were not shown."""
     for kind, count in kinds.items():
         if count > SHOWN_MAX:
             out.print(f"{kind}: {count_text(count - SHOWN_MAX, 'more problem')}", markup=False)
 
 
 class NewPlan:
-    """A plan of the repairs that are safe, if one was asked for. made_by: the command. Raises InvalidInput."""
+    """Collects the safe repairs for a plan, if the user asked for one. `made_by` is the command. Raises InvalidInput if
+    the file of the plan exists."""
 
     def __init__(self, path: Path | None, made_by: str) -> None:
         if path is not None:
@@ -73,17 +74,17 @@ class NewPlan:
         self._made_by = made_by
         self._steps: list[Step] = []
         self.steps: int | None = None
-        """How many the file has, once it is written."""
+        """The number of steps in the file, once it is written."""
 
     def add(self, finding: Finding) -> None:
-        """Plan the repair of a finding, if there is one."""
+        """Plan the repair of a finding, if it has a safe one."""
         step = planned(finding)
         if step is not None and len(self._steps) < PROBLEMS_MAX:
             self._steps.append(step)
 
     def write(self, store_id: str, now_ms: int, *, complete: bool = True) -> None:
-        """Write the file. complete: everything was looked at; if not, what was not may refer to what nothing seems to
-        refer to, and nothing is put into quarantine. Raises NoSpace, InvalidInput."""
+        """Write the file. If the check is not `complete`, parts that were not checked may refer to objects that seem
+        unreferenced, so nothing is put into quarantine. Raises NoSpace, InvalidInput."""
         if self._path is None:
             return
         if not complete:

@@ -1,4 +1,4 @@
-"""metadata dump, metadata dumps and metadata rebuild."""
+"""The commands metadata dump, metadata dumps and metadata rebuild."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ from nos_ec.engine.dump.stored import is_ahead, newest_dump
 from nos_ec.engine.dump.uncertain import KINDS, Uncertain, uncertain
 
 KEEP = 3
-"""Dumps that the store keeps unless told otherwise."""
+"""How many dumps the store keeps by default."""
 SHOWN_MAX = 100
-"""Objects of a kind that are shown to people; a list has them all."""
+"""How many objects of each kind are shown to people; --list writes all of them."""
 
-metadata_app = typer.Typer(
-    help="Dumps of the metadata, and rebuilding it.", no_args_is_help=True, rich_markup_mode=None
-)
+metadata_app = typer.Typer(help="Dump the metadata, and rebuild it.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:
@@ -54,10 +52,10 @@ def metadata_dump(
 ) -> None:
     """Save all rows, for `metadata rebuild`.
 
-    In the store itself, or in a file. Stops nothing and holds no transaction open. For cron.
+    Writes into the store itself, or to a file. Interrupts nothing and keeps no transaction open. For cron.
     """
     if to is not None and keep is not None:
-        raise InvalidInput("--keep is for dumps in the store; the files of --to are yours to remove")
+        raise InvalidInput("--keep is for dumps in the store; remove files of --to yourself")
     if to is not None:
         require_new(to, "--to")
     with context(ctx).system() as system, progress() as bar:
@@ -106,22 +104,24 @@ def metadata_rebuild(
     ctx: typer.Context,
     from_file: Annotated[
         Path | None,
-        typer.Option("--from", metavar="FILE", help="A dump in a file. Default: the newest whole one in the store."),
+        typer.Option(
+            "--from", metavar="FILE", help="A dump in a file. Default: the newest complete dump in the store."
+        ),
     ] = None,
     without_dump: Annotated[
         bool, typer.Option("--without-dump", help="Rebuild from blocks and landing log alone. Deleted objects return.")
     ] = False,
     list_file: Annotated[
         Path | None,
-        typer.Option("--list", metavar="FILE", help="Write a line of JSON for each object that is to be looked at."),
+        typer.Option("--list", metavar="FILE", help="Write a line of JSON for each object that you should check."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be read.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be read.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the rows of a store again whose database was lost.
+    """Rebuild the rows of a store whose database was lost.
 
-    Needs an empty database. Stop everything else first. Takes a dump, and what blocks and landing log tell of the time
-    since. Safe to repeat after any failure: it goes on where it was.
+    Needs an empty database. Stop everything else first. It uses a dump, and recovers later changes from blocks and the
+    landing log. Safe to repeat after any failure: it continues where it stopped.
     """
     if from_file is not None and without_dump:
         raise InvalidInput("give either --from FILE or --without-dump")
@@ -139,8 +139,8 @@ def metadata_rebuild(
             source = newest_dump(lost.blocks, lost.clock.now_ms(), tick)
             if source is None:
                 raise NotFound(
-                    "no whole dump is in the store: name one with --from FILE, or rebuild with --without-dump from"
-                    " blocks and landing log alone: deleted objects whose bytes are still there return then"
+                    "the store has no complete dump: name one with --from FILE, or rebuild with --without-dump from"
+                    " blocks and landing log alone; deleted objects whose bytes still exist then return"
                 )
         _require_fit(source, lost, store_id)
         if dry_run:
@@ -158,12 +158,12 @@ def metadata_rebuild(
     data = _data(rebuilder, source, listed)
     emit({"rebuilt": data}, as_json, lambda: _print(data, rebuilder.figures, source, listed))
     if rebuilder.unreadable:
-        raise Corrupt("objects that headers tell of cannot be read: " + "; ".join(rebuilder.unreadable[:5]))
+        raise Corrupt("objects listed in headers cannot be read: " + "; ".join(rebuilder.unreadable[:5]))
 
 
 # --- dumps in files -----------------------------------------------------------------------------------
 def file_source(path: Path) -> DumpSource:
-    """The dump in a file, once all of it was read. Raises InvalidInput, Corrupt."""
+    """Return the dump in a file, after reading and verifying all of it. Raises InvalidInput, Corrupt."""
     try:
         with path.open("rb") as file:
             head, rows = verify_dump(file.read)
@@ -182,7 +182,7 @@ def _reading(path: Path) -> Iterator[Read]:
 
 @contextmanager
 def _list(path: Path | None) -> Iterator[Callable[[Uncertain], object]]:
-    """A function that writes a line of the list, which appears when it is whole."""
+    """Yields a function that writes a line of the list, which appears only once it is complete."""
     if path is None:
         yield lambda _: None
         return
@@ -190,7 +190,7 @@ def _list(path: Path | None) -> Iterator[Callable[[Uncertain], object]]:
         yield lambda one: file.write(json.dumps(asdict(one), ensure_ascii=False).encode() + b"\n")
 
 
-# --- what is told -------------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------------
 def _require_fit(source: DumpSource | None, lost: RebuildInput, store_id: str) -> None:
     if source is None:
         return
@@ -209,14 +209,14 @@ def _outlook(lost: RebuildInput, source: DumpSource | None) -> dict[str, Any]:
 
 
 class _Listed:
-    """Counts what is to be looked at, and shows the first of it to people."""
+    """Counts the objects that the user should check, and shows the first of each kind to people."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
         self.counts = Counter[str]()
 
     def add(self, one: Uncertain) -> None:
-        """Count it."""
+        """Count an object."""
         self.counts[one.what] += 1
         if not self._as_json and self.counts[one.what] <= SHOWN_MAX:
             out.print(printable(f"{one.what}: {one.about}"), markup=False)
@@ -243,7 +243,7 @@ def _print(data: dict[str, Any], figures: RebuildFigures, source: DumpSource | N
         "rebuilt",
         {
             "dump": "none" if source is None else f"{source.name}, of {begun}",
-            "objects": f"{figures.loaded:,} of the dump, of which {placed['moved']:,} lie elsewhere now",
+            "objects": f"{figures.loaded:,} of the dump, of which {placed['moved']:,} have moved since",
             "blocks": f"{figures.blocks:,}; read: the headers of {count_text(figures.blocks_read, 'block')},"
             f" {size_text(placed['data_bytes'])} of data; {figures.unfinished_blocks:,} end with an unfinished group",
             "gone": f"{count('gone', 'object')} of the dump: deleted or overwritten since, or lost",
@@ -255,12 +255,12 @@ def _print(data: dict[str, Any], figures: RebuildFigures, source: DumpSource | N
             "kept": f"{count('block', 'block')} in quarantine or not read as a whole,"
             f" {count('held', 'landing copy', 'landing copies')} in quarantine,"
             f" {count('segment', 'landing segment')} not read as a whole",
-            "not known": f"objects deleted since {begun} whose bytes still exist have come back; nothing tells which",
+            "not known": f"objects deleted since {begun} whose bytes still exist have come back; nothing records which",
         },
     )
     if placed["unreadable"] or figures.nameless or figures.partial:
         out.print(
             f"{placed['unreadable']:,} objects cannot be read, {figures.nameless:,} have no readable name,"
-            f" {count_text(figures.partial, 'large object')} put since are not whole"
+            f" {count_text(figures.partial, 'large object')} put since are not complete"
         )
     out.print("now run `nos-ec check`, before anything else is started")

@@ -1,4 +1,4 @@
-"""quarantine list and quarantine release."""
+"""The commands quarantine list and quarantine release."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from nos_ec.engine.explain.times import when
 _ID = re.compile("[0-9a-f]{32}")
 
 quarantine_app = typer.Typer(
-    help="What nothing refers to, until it is deleted.", no_args_is_help=True, rich_markup_mode=None
+    help="Blocks and landing copies that nothing refers to, until they are deleted.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
@@ -29,10 +31,10 @@ def register(app: typer.Typer) -> None:
 
 
 def quarantine_list(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List what is in quarantine, and when it may be deleted.
+    """List blocks and landing copies in quarantine, and when they may be deleted.
 
-    Blocks and landing copies that nothing refers to come here with `check --plan` and `apply`. GC deletes the blocks
-    and a consumer the copies, a day later.
+    Those that nothing refers to are put here by `check --plan` and `apply`. A day later GC deletes the blocks, and a
+    consumer the copies.
     """
     with context(ctx).system() as system:
         found = list(held(system.metadata))
@@ -47,11 +49,11 @@ def quarantine_release(
 ) -> None:
     """Take a block or landing copy out of quarantine.
 
-    It is not deleted then, and a check finds it again: as a block without a row, or a copy without an owner. Too late
-    for what is being deleted already: the command then ends with exit code 5.
+    It is not deleted then, and the next check reports it again, as a block without a row or a copy without an owner. If
+    it is already being deleted, the command exits with 5.
     """
     if not _ID.fullmatch(held_id.lower()):
-        raise InvalidInput(f"{held_id!r}: give the 32 hexadecimal digits that `nos-ec quarantine list` shows")
+        raise InvalidInput(f"{held_id!r}: write the 32 hexadecimal digits that `nos-ec quarantine list` shows")
     with context(ctx).system() as system:
         released = release(system.metadata, bytes.fromhex(held_id))
     if not released:

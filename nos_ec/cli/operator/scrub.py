@@ -1,4 +1,4 @@
-"""scrub."""
+"""The command scrub."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def scrub(
         typer.Option(
             "--rate",
             metavar="SIZE",
-            help="Read at most so many bytes in a second, such as 64MiB; 0 for no limit. Default: scrub.bytes_per_s.",
+            help="Read at most this many bytes per second, such as 64MiB; 0 for no limit. Default: scrub.bytes_per_s.",
         ),
     ] = None,
     max_duration: Annotated[
@@ -44,10 +44,10 @@ def scrub(
         typer.Option("--max-duration", min=1, metavar="SECONDS", help="End after this time. The next run continues."),
     ] = None,
     repair: Annotated[
-        bool, typer.Option("--repair/--no-repair", help="Mend what can be mended (the default), or only report it.")
+        bool, typer.Option("--repair/--no-repair", help="Mend damage where possible (the default), or only report it.")
     ] = True,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Begin with the first block, also if a pass has been begun.")
+        bool, typer.Option("--restart", help="Begin with the first block, even if a pass is under way.")
     ] = False,
     plan: Annotated[
         Path | None,
@@ -57,11 +57,11 @@ def scrub(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read all packed data, and mend what is damaged.
+    """Read all packed data, and mend damage.
 
     Reads all shards, headers, names and objects, block after block, and compares them with their checksums. Writes
-    damaged shards again, and lets damaged objects go back to their landing copies. Goes on where the last run stopped.
-    Ends with 13 if damage is left, and with 7 if a block could not be looked at.
+    damaged shards again, and returns damaged objects to their landing copies. Continues where the last run stopped.
+    Exits with 13 if damage is left, and with 7 if a block could not be examined.
     """
     bytes_per_s = None if rate is None else rate_of(rate)
     new_plan = NewPlan(plan, "nos-ec scrub")
@@ -71,7 +71,7 @@ def scrub(
         blocks = sum(system.store_totals().read().totals.blocks.values())
         task = bar.add_task("scrub", total=blocks)
 
-        def tell(one: Scrubbed) -> None:
+        def show(one: Scrubbed) -> None:
             bar.stop()
             report.add(one.finding, {"mended": one.mended, "why": one.why})
             if not one.mended and (not one.why or BEYOND_MENDING in one.finding.evidence):
@@ -83,21 +83,21 @@ def scrub(
         scrubber = system.scrubber(bytes_per_s, repair=repair)
         ms_max = None if max_duration is None else 1000 * max_duration
         with keeping_counts(system):
-            result = scrubber.run_once(Event(), ms_max, tell, watch, restart=restart)
+            result = scrubber.run_once(Event(), ms_max, show, watch, restart=restart)
         store_id, now_ms = system.store_id, system.clock.now_ms()
         shards = ON_CEPH if system.shards is None else EMBEDDED
         if FindingKind.BLOCKS_SHORT.value in report.kinds:
-            shards = "those that are there were read"
+            shards = "all existing ones were read"
     try:
         new_plan.write(store_id, now_ms)
     finally:
         data = report.data() | _data(result) | {"shards": shards, "planned": new_plan.steps}
         emit(data, as_json, lambda: _print(data, result))
     if result.left:
-        raise ProblemsFound(f"{count_text(result.left, 'problem')} not mended; docs/CHECK.md says what to do")
+        raise ProblemsFound(f"{count_text(result.left, 'problem')} not mended; docs/CHECK.md explains what to do")
     if result.unfinished:
         part = result.unfinished[0]
-        raise Transient(f"not everything could be looked at: {part.part}: {part.reason}")
+        raise Transient(f"not everything could be examined: {part.part}: {part.reason}")
 
 
 def _data(result: ScrubResult) -> dict[str, Any]:
@@ -125,10 +125,10 @@ def _print(data: dict[str, Any], result: ScrubResult) -> None:
         "blocks": f"{result.blocks:,}, with {objects}; {size_text(result.read_bytes)} read",
         "shards": data["shards"],
         "pass": f"begun {began}: {count_text(whole.blocks, 'block')} so far; "
-        + ("it is whole" if result.whole else "the next run continues"),
+        + ("it is complete" if result.whole else "the next run continues"),
         "problems": ", ".join(f"{count:,} {kind}" for kind, count in kinds.items()) or "none",
         "mended": f"{result.mended:,}; {size_text(result.written_bytes)} written",
-        "not looked at": ", ".join(f"{part.part} ({part.reason})" for part in result.unfinished) or "nothing",
+        "not examined": ", ".join(f"{part.part} ({part.reason})" for part in result.unfinished) or "nothing",
     }
     if data["planned"] is not None:
         rows["planned"] = f"{count_text(data['planned'], 'repair')}; read the plan, then run `nos-ec apply`"

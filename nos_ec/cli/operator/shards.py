@@ -1,4 +1,4 @@
-"""shards rebuild."""
+"""The command shards rebuild."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shards_rebuild(
         typer.Option(
             "--rate",
             metavar="SIZE",
-            help="Read and write at most so many bytes in a second, such as 64MiB; 0 for no limit. Default:"
+            help="Read and write at most this many bytes per second, such as 64MiB; 0 for no limit. Default:"
             " shards.rebuild_bytes_per_s.",
         ),
     ] = None,
@@ -44,10 +44,10 @@ def shards_rebuild(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the shards again that blocks lack.
+    """Rebuild missing shards of blocks.
 
-    For use after a lost disk was replaced (init --new-shard). Ends when all are whole. Safe beside everything else, and
-    safe to interrupt: the next run continues. On Ceph there is nothing to rebuild.
+    Use it after a lost disk was replaced (`init --new-shard`). It ends when all blocks are complete. It is safe while
+    the store is in use, and safe to interrupt: the next run continues. On Ceph there is nothing to rebuild.
     """
     bytes_per_s = None if rate is None else rate_of(rate)
     with context(ctx).system() as system:

@@ -1,4 +1,4 @@
-"""status."""
+"""The command status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import ScrubPass, ScrubState
 
 SHOWN_AGE_MS = 1000
-"""Sums younger than this were computed just now."""
+"""The age of sums is shown from this age on; younger sums were computed just now."""
 
 
 def register(app: typer.Typer) -> None:
@@ -39,9 +39,10 @@ def status(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show utilisation, blocks and backlog. Also what makes up the waste, and what waits in the landing store.
+    """Show utilisation, blocks and backlog. Also shows the parts of the waste, and the objects that wait in the landing
+    store.
 
-    In a large store the sums are those that a daemon computed last, and their age is shown.
+    In a large store it shows the sums that a daemon computed last, and their age.
     """
     with context(ctx).system() as system:
         data, age_ms = status_data(system, exact=exact)
@@ -50,21 +51,22 @@ def status(
 
 
 def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
-    """The data that `status` prints, and the age in milliseconds of the sums over rows. Sizes are in bytes; ratios are
-    null while nothing is packed.
+    """Return the data that `status` prints, and the age in milliseconds of the sums over rows. Sizes are in bytes;
+    ratios are null while nothing is packed.
 
     utilisation, dead_ratio and overhead_ratio are shares of all stripes and add up to 1. hole_ratio is dead / (live +
-    dead), as everywhere. space_amplification is (live + dead) / live without condemned blocks, and its target that of
-    GC (null if gc.policy has none). cost says what a live byte costs (`engine/figures/cost_data.py`). gc_behind is why
-    the last GC run did not do all that its policy asks for; null if it did. raw_bytes is the size of this store's
-    blocks on all shards according to the metadata. stored_raw_bytes and landing_raw_bytes are what the shards and the
-    landing store report; a Ceph pool reports only the sum over all stores in it. blocks_short is the number of blocks
-    that lack a shard, and blocks_short_by_shards says how many of them lack how many shards; both are null on Ceph,
-    which repairs them itself. computed_at_ms is when the sums over rows were computed. landing_log is null for a store
-    without one; the bytes of its segments are those of the batches in them, 0 for open ones. Its devices are null on
-    Ceph; `lost` has a text for each that is lost, and unreadable_slots is the number of slots whose headers cannot be
-    read. scrub has the current pass, if one is under way, and the last whole one (null if there is none); it is null
-    before the first. newest_dump_ms is when the newest dump of the metadata in the store began; it is null without one.
+    dead), as everywhere. space_amplification is (live + dead) / live without condemned blocks; its target is the target
+    of GC (null if gc.policy has none). cost is the cost of a live byte (`engine/figures/cost_data.py`). gc_behind is
+    the reason why the last GC run did not do all that its policy asks for; null if it did. raw_bytes is the size of
+    this store's blocks on all shards according to the metadata. stored_raw_bytes and landing_raw_bytes are what the
+    shards and the landing store report; a Ceph pool reports only the sum over all stores in it. blocks_short is the
+    number of blocks that lack a shard, and blocks_short_by_shards counts them by the number of missing shards; both are
+    null on Ceph, which repairs them itself. computed_at_ms is the time at which the sums over rows were computed.
+    landing_log is null for a store without one; the bytes of its segments count the batches in them, 0 for open
+    segments. Its devices are null on Ceph; `lost` has a text for each lost device, and unreadable_slots is the number
+    of slots whose headers cannot be read. scrub has the current pass, if one is under way, and the last complete one
+    (null if there is none); it is null before the first pass. newest_dump_ms is the time at which the newest dump of
+    the metadata in the store began; it is null if there is no dump.
     """
     now_ms, geometry = system.clock.now_ms(), system.geometry
     dated = DatedTotals(system.metadata.totals(), now_ms) if exact else system.store_totals().read()
@@ -146,7 +148,7 @@ def _scrub_text(scrub: dict[str, Any] | None, blocks: int) -> str:
     parts = []
     if last is not None:
         left = last["found"] - last["mended"]
-        parts.append(f"whole pass ended {time_text(last['ended_ms'])}: {last['mended']:,} mended, {left:,} left")
+        parts.append(f"complete pass ended {time_text(last['ended_ms'])}: {last['mended']:,} mended, {left:,} left")
     if current is not None:
         left = current["found"] - current["mended"]
         at = f"{current['blocks']:,} of {count_text(blocks, 'block')}"
@@ -159,8 +161,8 @@ def _short_text(short: list[dict[str, int]] | None) -> str:
 
 
 def _free_bytes(place: BlockStore | LandingStore) -> int | None:
-    """The free space; None while it is unknown, for example because a shard is missing. The other figures are still
-    valid."""
+    """Return the free space in bytes; None while it is unknown, for example because a shard is missing. The other
+    figures are still valid."""
     try:
         return place.free_bytes()
     except Transient as error:
@@ -173,7 +175,7 @@ def _free_text(free_bytes: int | None) -> str:
 
 
 def _percent(part: int, whole: int) -> str:
-    """A share in percent, from the bytes themselves: the ratios in the data are rounded already."""
+    """Format a share in percent. It is computed from bytes, because the ratios in the data are already rounded."""
     share = ratio(part, whole)
     return "-" if share is None else f"{share:.2%}"
 
@@ -186,7 +188,7 @@ def _log_rows(log: dict[str, Any] | None) -> dict[str, str]:
         for one in log["segments"]
         if one["count"]
     )
-    rows = {"landing segments": f"{segments or 'none'}; {_free_text(log['free_bytes'])} free for further ones"}
+    rows = {"landing segments": f"{segments or 'none'}; {_free_text(log['free_bytes'])} free for further segments"}
     devices = log["devices"]
     if devices is not None and devices["lost"]:
         rows["landing log devices"] = f"{devices['working']} work, {len(devices['lost'])} lost: " + ", ".join(
@@ -210,17 +212,19 @@ def _cost_rows(cost: dict[str, Any], behind: str | None) -> dict[str, str]:
         rows["raw bytes per live byte"] = f"{cost['raw_bytes_per_live_byte']:.3f}: {parts}"
         waits = cost["landing_bytes_per_live_byte"]
         rows["landing copies"] = f"{waits:.3f} bytes wait per live byte in blocks, in one copy each"
-        rows["as dear as 3 replicas"] = f"at a space amplification of {cost['break_even_space_amplification']:.2f}"
+        rows["costs as much as 3 replicas"] = (
+            f"at a space amplification of {cost['break_even_space_amplification']:.2f}"
+        )
     for span, used in cost["usage"].items():
         if used is not None:
             rows[f"last {span}"] = _usage_text(used)
     if behind is not None:
-        rows["GC is behind"] = f"{behind}; `nos-ec gc plan` says more"
+        rows["GC is behind"] = f"{behind}; `nos-ec gc plan` shows more"
     return rows
 
 
 def _unknown_parts(cost: dict[str, Any]) -> tuple[str, ...]:
-    """Headers and padding are one figure until a daemon has surveyed headers."""
+    """Return the parts that are not known: headers and padding are one figure until a daemon has surveyed headers."""
     return ("headers", "padding") if cost["headers_surveyed_ms"] is None else ("undivided",)
 
 
@@ -241,7 +245,8 @@ def _usage_text(used: dict[str, Any]) -> str:
 
 
 def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
-    """`whose`: the scope of the bytes on disk, if it may be larger than this store. `age_ms`: of the sums over rows."""
+    """Print the data. `whose` is the scope of the bytes on disk, if it may be larger than this store; `age_ms` is the
+    age of the sums over rows."""
     packed_bytes = data["live_bytes"] - data["large_bytes"]
     raw = data["raw_bytes_per_user_byte"]
     live, dead, overhead = (data[f"{part}_bytes"] for part in ("live", "dead", "overhead"))

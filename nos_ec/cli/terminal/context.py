@@ -1,4 +1,4 @@
-"""What every command gets: the settings, and the store that they describe."""
+"""The context of a command: its settings, the store that they describe, its logs and signal handlers."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """config: the file given with --config, if any."""
+    """The global options of a command. `config` is the file given with --config, if any."""
 
     config: Path | None
 
     def config_file(self) -> Path | None:
-        """The file to read: --config, else $NOS_EC_CONFIG, else the first of DEFAULT_CONFIGS that exists."""
+        """Return the settings file to read: --config, else $NOS_EC_CONFIG, else the first of DEFAULT_CONFIGS that
+        exists."""
         if self.config is not None:
             return self.config
         if named := os.environ.get(CONFIG_VARIABLE):
@@ -49,24 +50,24 @@ class Context:
         return None
 
     def command(self, *words: str) -> str:
-        """A `nos-ec` command to be pasted into a shell, in whatever folder: it names the file that is read now.
-        Settings in the environment are not repeated, because they may be secrets."""
+        """Return a `nos-ec` command that can be pasted into a shell in any folder: it names the settings file that is
+        in use. Settings from the environment are left out, because they may be secrets."""
         file = self.config_file()
         named = ("--config", str(file.absolute())) if file is not None else ()
         return " ".join(map(_quoted, ("nos-ec", *named, *words)))
 
     def settings(self) -> Settings:
-        """The settings. Raises ConfigError that lists everything wrong with them."""
+        """Return the settings. Raises a ConfigError that lists all problems."""
         return load_settings(self.config_file(), os.environ)
 
     def system(self) -> System:
-        """The open store. Raises ConfigError, Transient."""
+        """Open the store. Raises ConfigError, Transient."""
         return open_system(self.settings())
 
 
 def _quoted(word: str) -> str:
-    """A word for a shell. One with control characters, which could garble a terminal, is written as bash and zsh escape
-    them."""
+    """Quote a word for a shell. A word with control characters, which could garble a terminal, is escaped as in bash
+    and zsh."""
     if word.isprintable():
         return shlex.quote(word)
     parts = (char if char.isprintable() and char not in "'\\" else _escaped(char) for char in word)
@@ -78,7 +79,7 @@ def _escaped(char: str) -> str:
 
 
 def context(ctx: typer.Context) -> Context:
-    """The Context that the root command created."""
+    """Return the Context that the root command created."""
     found = ctx.find_object(Context)
     assert found is not None
     return found
@@ -88,7 +89,7 @@ def parse_object(text: str) -> ObjectKey:
     """Parse 'bucket/name' into a key; the name may contain more slashes. Raises InvalidInput."""
     bucket, slash, name = text.partition("/")
     if not slash:
-        raise InvalidInput(f"{text!r}: give an object as BUCKET/NAME")
+        raise InvalidInput(f"{text!r}: write an object as BUCKET/NAME")
     return ObjectKey(bucket, name)
 
 
@@ -98,8 +99,8 @@ def log_for_people() -> None:
 
 
 def log_for_daemons(settings: Settings) -> None:
-    """Log to stderr with the configured level and format. So do libraries that use Python's logging (the HTTP server of
-    the API, SQLAlchemy), from warnings upwards."""
+    """Log to stderr with the configured level and format. Libraries that use Python's logging (the HTTP server of the
+    API, SQLAlchemy) log their warnings and errors in the same format."""
     level = logging.getLevelNamesMapping()[settings.logging.level.upper()]
     as_json = settings.logging.format == "json"
     renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
@@ -114,12 +115,12 @@ def log_for_daemons(settings: Settings) -> None:
 
 
 def logs_json() -> bool:
-    """Whether `log_for_daemons` was asked for JSON, so that an error should be JSON as well."""
+    """Return whether logs are JSON, so that errors should be JSON as well."""
     return isinstance(structlog.get_config()["processors"][-1], structlog.processors.JSONRenderer)
 
 
 class _Libraries(logging.Handler):
-    """Writes the lines of libraries as `renderer` writes ours."""
+    """Formats log records of libraries with the renderer of our own logs."""
 
     def __init__(self, renderer: structlog.typing.Processor, level: int) -> None:
         super().__init__(level)
@@ -145,7 +146,7 @@ def _configure(level: int, renderer: structlog.typing.Processor) -> None:
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, *_FACTS, _FORMAT_TRACE, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        # A line is one write, so that those of several processes do not mix.
+        # Each line is a single write, so that lines of several processes do not mix.
         logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
@@ -165,13 +166,13 @@ def interrupt_on_sigterm() -> None:
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set. A second signal ends the process at once, as by default."""
+    """Return an event that SIGTERM and SIGINT set. A second signal ends the process at once."""
     stop = threading.Event()
 
     def handle(number: int, _frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
-        # The signal may have interrupted this thread while it holds the lock of `stop`, so another thread sets it. It
-        # is not a threading.Thread, because starting one takes locks as well.
+        # The signal may have interrupted this thread while it holds the lock of `stop`, so another thread sets it. A
+        # threading.Thread would not do, because starting it takes locks as well.
         _thread.start_new_thread(stop.set, ())
 
     signal.signal(signal.SIGTERM, handle)

@@ -1,10 +1,10 @@
-"""How a command's process ends.
+"""Ends the process of a command.
 
-A daemon thread may be left inside a call of a driver, for example while no Kafka broker answers. Such a driver has
-threads of its own that call back into Python. A callback during the finalization of the interpreter crashes the
-process (SIGSEGV). So does finalization when it destroys a client of librdkafka that a thread still uses. Therefore a
-process that leaves daemon threads behind ends without finalization. Python warns of them: "Daemon threads are abruptly
-stopped at shutdown" (documentation of the module threading).
+A daemon thread may still be inside a call to a driver, for example while no Kafka broker answers. Such a driver has
+threads of its own that call back into Python. A callback during the finalization of the interpreter crashes the process
+(SIGSEGV). Finalization also crashes when it destroys a client of librdkafka that a thread still uses. Therefore a
+process with daemon threads ends without finalization. Python warns of them: "Daemon threads are abruptly stopped at
+shutdown" (documentation of the module threading).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def end_with(run: Callable[[], int]) -> None:
     called.
 
     SIGINT and SIGTERM interrupt `run`, which then returns EXIT_INTERRUPTED or lets the KeyboardInterrupt through. After
-    SIGTERM the process dies of that signal, unless `run` has given it a meaning of its own.
+    SIGTERM the process dies of that signal, unless `run` has installed a handler of its own.
     """
     code = 1
 
@@ -36,7 +36,7 @@ def end_with(run: Callable[[], int]) -> None:
         if code == EXIT_INTERRUPTED and ended_by_sigterm():
             _flush()
             die_of_sigterm()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python would end with another code while it is finalized
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # during finalization it would change the exit code
         if any(thread.daemon for thread in threading.enumerate()):
             _flush()
             os._exit(code)

@@ -25,15 +25,15 @@ EXIT_USAGE = 2
 EXIT_BAR_MISSED = 10
 """`bench --check` found a missed bar."""
 EXIT_READER_GONE = 141
-"""What a shell reports for a command that a closed pipe has ended. It is not a failure of ours."""
+"""The exit code that a shell reports for a command that a closed pipe has ended. It does not mean that we failed."""
 
 
 class Incomplete(NosError):
-    """A command on many objects did everything but what it named."""
+    """A command on many objects could not process some of them, which it has named."""
 
 
 class ProblemsFound(NosError):
-    """`check` found what does not fit, or `scrub` damage that it did not mend."""
+    """`check` found inconsistencies, or `scrub` found damage that it did not mend."""
 
 
 _EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
@@ -50,16 +50,16 @@ _EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
     (Incomplete, 12),
     (ProblemsFound, 13),
 )
-"""Order matters: each class comes before its base class."""
+"""Exit codes by error class. Each class comes before its base class, because the first match counts."""
 
 
 def exit_code(error: NosError) -> int:
-    """The documented exit code of an error."""
+    """Return the documented exit code of an error."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), EXIT_BUG)
 
 
 def report(error: NosError, as_json: bool) -> int:
-    """Report the error on stderr and return the exit code."""
+    """Print an error on stderr and return its exit code."""
     code = exit_code(error)
     if as_json:
         detail = {"error": type(error).__name__, "message": str(error), "exit_code": code, **error.facts()}

@@ -1,4 +1,4 @@
-"""What a command on many objects tells: each file or object that it could not do, as it goes, and totals at its end."""
+"""Reports of commands on many objects: each file or object that failed, at once, and totals at the end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from nos_ec.cli.terminal.output import count_text, emit, err, out, printable, si
 from nos_ec.core.errors import Corrupt
 
 NAMED_MAX = 100
-"""Problems that are named; the others are only counted. Bounds the output and the memory."""
+"""How many problems are named; further ones are only counted. This bounds the output and the memory."""
 
 
 @dataclass(slots=True)
 class ItemCounter:
-    """Totals so far. done: past participle of what is done to an object, such as "stored"."""
+    """Counts objects and names problems. `done` is what happens to each object, as a past participle such as
+    "stored"."""
 
     done: str
     as_json: bool
@@ -31,27 +32,27 @@ class ItemCounter:
     damage: Corrupt | None = None
 
     def note(self, size: int) -> None:
-        """Count an object that is done."""
+        """Count an object that is done, of `size` bytes."""
         self.objects += 1
         self.bytes += size
 
     def problem(self, what: str, reason: str) -> None:
-        """Name a file or object that could not be done, and count it."""
+        """Count a file or object that failed, and name it."""
         self.not_done += 1
         self._name(what, f"not {self.done}: {reason}")
 
     def damaged(self, what: str, error: Corrupt) -> None:
-        """Like `problem`, for an object whose bytes are damaged. The first one decides the exit code."""
+        """Do as `problem` does, for an object whose bytes are damaged. The first such object decides the exit code."""
         self.damage = self.damage or error
         self.problem(what, str(error))
 
     def has_changed(self, what: str) -> None:
-        """Name a file that is done, but changed meanwhile."""
+        """Count and name a file that is done, but changed while it was read."""
         self.changed += 1
         self._name(what, f"changed while it was read: {self.done} as it was read")
 
     def leave_out(self, what: str, reason: str) -> None:
-        """Name something that is no file, such as a link. It does not make the command fail."""
+        """Count and name an item that is skipped, such as a link. It does not make the command fail."""
         self.left_out += 1
         self._name(what, f"left out: {reason}")
 
@@ -61,12 +62,12 @@ class ItemCounter:
             if not self.as_json:
                 err.print(f"{printable(what)}: {printable(reason)}", markup=False)
         elif not self.as_json and self.not_done + self.left_out + self.changed == NAMED_MAX + 1:
-            err.print("there are more, which are only counted")
+            err.print("further ones are only counted")
 
     @contextmanager
-    def told(self, where: str) -> Iterator[None]:
-        """Print the totals at the end of the block, also when it raises: on stderr then, and as JSON on stdout in any
-        case. Raises Corrupt if there was damage, and Incomplete when not everything could be done."""
+    def reporting_totals(self, where: str) -> Iterator[None]:
+        """Print the totals at the end of the block, even if it raises: to people then on stderr, as JSON always on
+        stdout. Raises Corrupt if there was damage, and Incomplete if some items failed."""
         try:
             yield
         except BaseException:
@@ -97,7 +98,7 @@ class ItemCounter:
 
 
 def counting(bar: Any, what: str, counter: ItemCounter) -> Callable[[int], None]:
-    """A function that counts an object of so many bytes in `tally`, and shows the totals in the progress line."""
+    """Return a function that takes the size of an object in bytes, counts the object, and updates the progress line."""
     task = bar.add_task(what, total=None)
 
     def count(size: int) -> None:

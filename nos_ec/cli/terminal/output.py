@@ -1,4 +1,4 @@
-"""What commands print: JSON for programs or text for people on stdout; errors and progress on stderr."""
+"""Output of commands: JSON for programs or text for people on stdout; errors and progress on stderr."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def emit(data: Mapping[str, Any], as_json: bool, human: Callable[[], None]) -> N
 
 
 def announce(url: str, as_json: bool) -> None:
-    """Print the address of a server at once. The server keeps running when standard output cannot be written, because
-    its main work is to serve."""
+    """Print the address of a server at once. The server keeps running even if standard output cannot be written,
+    because its main work is to serve."""
     with suppress(ReaderGone, InvalidInput):
         emit({"url": url}, as_json, lambda: out.print(f"listening on {url}", markup=False))
         stdout.flush()
@@ -39,7 +39,8 @@ def announce(url: str, as_json: bool) -> None:
 
 @contextmanager
 def ticking() -> Iterator[Callable[[str, int, int], None]]:
-    """Progress of work in several steps, with one bar per step. Yields a function that takes (step, done, total)."""
+    """Show the progress of work in several steps, with one bar per step. Yields a function that takes (step, done,
+    total)."""
     with progress() as bar:
         tasks: dict[str, TaskID] = {}
 
@@ -52,7 +53,7 @@ def ticking() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def progress() -> Progress:
-    """A progress bar on stderr; silent if stderr is not a terminal."""
+    """Return a progress bar on stderr. It shows nothing if stderr is not a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -73,12 +74,12 @@ def facts(title: str, rows: Mapping[str, object]) -> None:
 
 
 def count_text(count: int, noun: str, plural: str | None = None) -> str:
-    """A number and its noun: '1 object', '2,000 objects'."""
+    """Format a number with its noun: '1 object', '2,000 objects'."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def short_text(short: Mapping[int, int]) -> str:
-    """The blocks that lack shards, from {shards: blocks}: '43 (40 lack 1 shard, 3 lack 2 shards)'."""
+    """Format the blocks that lack shards, given as {shards: blocks}: '43 (40 lack 1 shard, 3 lack 2 shards)'."""
     parts = (
         f"{blocks:,} {'lacks' if blocks == 1 else 'lack'} {count_text(shards, 'shard')}"
         for shards, blocks in sorted(short.items())
@@ -87,17 +88,17 @@ def short_text(short: Mapping[int, int]) -> str:
 
 
 def time_text(time_ms: int) -> str:
-    """A time for people: ISO 8601 in UTC."""
+    """Format a time, given in milliseconds of Unix time, as ISO 8601 in UTC."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def printable(text: str) -> str:
-    """A name that is safe to print on a terminal: control characters, which could garble or control it, are escaped."""
+    """Escape the control characters of a name, which could garble or control a terminal."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def size_text(size_bytes: float) -> str:
-    """Bytes for people: '12.3 MiB'."""
+    """Format a number of bytes for people: '12.3 MiB'."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size_bytes) < 1024:
             return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"

@@ -1,15 +1,15 @@
-"""SIGINT (Ctrl-C) and SIGTERM at every moment of a command's process, from its first line to its last.
+"""Handles SIGINT (Ctrl-C) and SIGTERM during the whole life of a command's process.
 
-While modules are loaded and after the command has ended there is nothing to clean up: the process ends at once. In
-between, the signal raises KeyboardInterrupt in the main thread, so that files and leases are cleaned up, and a second
-one ends the process at once. Daemons replace these handlers by their own.
+While modules are loaded, and after the command has ended, there is nothing to clean up: the process ends at once. In
+between, the first signal raises KeyboardInterrupt in the main thread, so that files and leases are cleaned up; a second
+signal ends the process at once. Daemons replace these handlers by their own.
 
-A KeyboardInterrupt that is raised inside a callback of the interpreter (a finalizer, for example) is dropped there, so
-it is raised again shortly afterwards. In a callback of C code (core/callbacks.py) it is not raised in the first place,
-nor while the interpreter's own Python code takes or releases a lock: the lock would never be released, and cleaning up
-would wait for it for ever.
+Python drops a KeyboardInterrupt that is raised inside a callback of the interpreter (a finalizer, for example), so it
+is raised again shortly afterwards. It is delayed in callbacks of C code (core/callbacks.py), and while the standard
+library takes or releases a lock: otherwise the lock would never be released, and cleaning up would wait for it for
+ever.
 
-Imports nothing that takes long to load: the handlers must be there first.
+This module imports nothing that takes long to load, because the handlers must be installed first.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from types import FrameType
 from nos_ec.core.callbacks import CALLED_BACK
 
 EXIT_INTERRUPTED = 130
-"""What a shell reports for a command that SIGINT has ended."""
+"""The exit code that a shell reports for a command that SIGINT has ended."""
 EXIT_TERMINATED = 143
-"""What a shell reports for a command that SIGTERM has ended."""
+"""The exit code that a shell reports for a command that SIGTERM has ended."""
 
 _AGAIN_S = 0.02
 
@@ -45,14 +45,14 @@ taking the lock and entering the `with` block."""
 
 
 class _Ended:
-    """by: the signal that interrupted the command last, if any."""
+    """Holds the number of the signal that interrupted the command last, if any."""
 
     by: int | None = None
 
 
 def end_quietly() -> None:
-    """From now on SIGINT and SIGTERM end this process at once, without a trace. A signal that is ignored (as SIGINT is
-    in the background jobs of a shell) stays ignored."""
+    """Let SIGINT and SIGTERM end this process at once from now on, without a stack trace. A signal that is ignored (as
+    SIGINT is in background jobs of a shell) stays ignored."""
     _handle(signal.SIGINT, _end_at_once)
     _handle(signal.SIGTERM, signal.SIG_DFL)
 
@@ -70,14 +70,14 @@ def interrupting() -> Iterator[None]:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """A handler that interrupts the command. The same signal then ends the process at once."""
+    """Interrupt the command (a signal handler). From then on the same signal ends the process at once."""
     _Ended.by = number
     signal.signal(number, _end_at_once if number == signal.SIGINT else signal.SIG_DFL)
     raise_unless_lost(number, frame)
 
 
 def raise_unless_lost(_number: int, frame: FrameType | None) -> None:
-    """A handler that raises KeyboardInterrupt, or delays it for a moment where it would be lost or do harm."""
+    """Raise KeyboardInterrupt (a signal handler), or delay it for a moment where it would be lost or do harm."""
     if frame is not None and (frame.f_code in CALLED_BACK or frame.f_code in _LOCKING):
         _raise_soon()
     else:
@@ -85,15 +85,15 @@ def raise_unless_lost(_number: int, frame: FrameType | None) -> None:
 
 
 def ended_by_sigterm() -> bool:
-    """Whether SIGTERM has interrupted the command."""
+    """Return whether SIGTERM has interrupted the command."""
     return _Ended.by == signal.SIGTERM
 
 
 def die_of_sigterm() -> None:
-    """End this process as SIGTERM does by default, so that its parent sees that."""
+    """End this process by SIGTERM, so that its parent sees this as the cause."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
-    os._exit(EXIT_TERMINATED)  # the first process of a container survives the default
+    os._exit(EXIT_TERMINATED)  # the kernel does not kill the first process of a container by default
 
 
 def _handle(number: int, handler: signal.Handlers | signal._HANDLER) -> None:

@@ -20,8 +20,8 @@ STDERR = 2
 
 
 class _SideChannel(io.FileIO):
-    """A file whose writes never fail: data that cannot be written is dropped. Each write is tried anew, so that a log
-    continues once its disk has room."""
+    """A file whose writes never fail: data that cannot be written is dropped. Every write is tried, so that a log
+    continues once its disk has space again."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write some of `data`; returns how many bytes were written or dropped."""
@@ -29,15 +29,15 @@ class _SideChannel(io.FileIO):
             written = super().write(data)
         except OSError:
             written = None
-        return memoryview(data).nbytes if written is None else written  # None: a pipe that does not block is full
+        return memoryview(data).nbytes if written is None else written  # None: a non-blocking pipe is full
 
 
 def protect_stderr() -> None:
     """Make sure that writing to sys.stderr never fails in this process, even if standard error is closed, on a full
     disk, or a pipe without a reader.
 
-    A closed standard stream becomes /dev/null for the kernel. Otherwise its descriptor would be given to the next file
-    that is opened, such as a database, and libraries in C would write their messages into it.
+    A closed standard stream becomes /dev/null for the kernel. Otherwise the next file that is opened, such as a
+    database, would get its descriptor, and C libraries would write their messages into that file.
     """
     while (free := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(free, True)
@@ -52,11 +52,11 @@ class ReaderGone(Exception):
 
 
 class StandardOutput:
-    """sys.stdout as it is at the time of each call; its methods raise ReaderGone, InvalidInput."""
+    """Writes to whatever sys.stdout is at the time of each call. The methods raise ReaderGone, InvalidInput."""
 
     @property
     def encoding(self) -> str:
-        """The encoding of the text written."""
+        """Return the encoding of text."""
         return str(getattr(sys.stdout, "encoding", None) or "utf-8")
 
     def write(self, text: str) -> int:
@@ -78,17 +78,17 @@ class StandardOutput:
         return len(data)
 
     def flush(self) -> None:
-        """Flush everything written so far; does nothing if stdout is closed."""
+        """Flush all buffered output. Does nothing if stdout is closed."""
         if sys.stdout is not None:
             with _translated():
                 sys.stdout.flush()
 
     def isatty(self) -> bool:
-        """True for a terminal."""
+        """Return whether stdout is a terminal."""
         return sys.stdout is not None and sys.stdout.isatty()
 
     def fileno(self) -> int:
-        """The file descriptor, needed to query a terminal's width."""
+        """Return the file descriptor, which is needed to query a terminal's width."""
         return _opened().fileno()
 
 
@@ -119,7 +119,7 @@ def _give_up() -> None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether it is one, or a link to one. Raises InvalidInput if that cannot be told."""
+    """Return whether a path is a folder or a link to one. Raises InvalidInput if it cannot be examined."""
     try:
         return path.is_dir()
     except OSError as error:
@@ -127,10 +127,10 @@ def is_folder(path: Path) -> bool:
 
 
 class Source:
-    """A file or stdin to PUT from. A context manager. Reading may raise an InvalidInput that names the file."""
+    """A file or stdin whose bytes are PUT; a context manager. Reading may raise an InvalidInput that names the file."""
 
     def __init__(self, path: Path) -> None:
-        """`path` may be '-' for stdin. Raises InvalidInput if it cannot be opened."""
+        """Open `path`, which may be '-' for stdin. Raises InvalidInput if that fails."""
         self._name = "standard input" if path == Path("-") else str(path)
         self._file = self._open(path)
 
@@ -152,7 +152,7 @@ class Source:
             self._file.close()
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; empty only at the end."""
+        """Return up to `size` bytes; an empty result means the end."""
         with self._named():
             return self._file.read(size)
 

@@ -1,4 +1,4 @@
-"""Values of options."""
+"""Options that several commands share, and parsers of their values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def size_option(value: object) -> int:
-    """Bytes, as the parser of an option takes them: a number, or a size such as 512MiB. Raises BadParameter."""
+    """Parse the value of an option as a number of bytes, or as a size such as 512MiB. Raises BadParameter."""
     try:
         size = _bytes_of(str(value))
     except ValueError as error:
@@ -37,11 +37,11 @@ def size_option(value: object) -> int:
 
 
 def rate_of(text: str, option: str = "--rate") -> int:
-    """Bytes in a second, as --rate takes them. Raises InvalidInput."""
+    """Parse a rate in bytes per second, such as 64MiB. Raises InvalidInput."""
     try:
         return _bytes_of(text)
     except ValueError as error:
-        raise InvalidInput(f"{option} {text!r}: {error}; give bytes in a second, such as 64MiB") from error
+        raise InvalidInput(f"{option} {text!r}: {error}; give bytes per second, such as 64MiB") from error
 
 
 def _bytes_of(text: str) -> int:
@@ -51,7 +51,7 @@ def _bytes_of(text: str) -> int:
 
 
 def time_of(text: str, option: str, now_ms: int) -> int:
-    """Unix milliseconds, as --since and --until take them. Raises InvalidInput."""
+    """Parse a time or an age, and return it in milliseconds of Unix time. Raises InvalidInput."""
     if age := _AGE.fullmatch(text):
         return now_ms - int(age[1]) * _UNIT_MS[age[2]]
     try:

@@ -1,5 +1,5 @@
-"""What every daemon sets up around its loop: an endpoint if the settings give it a port, notifications to systemd, a
-stop when the storage cluster has shut the process out, and less work for the garbage collector."""
+"""Parts that every daemon sets up around its loop: a metrics endpoint if a port is set, notifications to systemd, a
+stop when Ceph has blocklisted the process, and less work for the garbage collector."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 
 SHUT_OUT_LOOK_MS = 10_000
-"""How often this process checks whether it is shut out. Each check is two small reads."""
+"""How often this process checks whether it is on the blocklist. Each check is two small reads."""
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def end_when_shut_out(system: System, stop: Event) -> Iterator[None]:
     def watch(ended: Event) -> None:
         while not system.clock.wait(ended, SHUT_OUT_LOOK_MS):
             if (reason := system.shut_out()) is not None:
-                _log.error("shut out by the storage cluster; this process will stop", reason=str(reason))
+                _log.error("blocklisted by the storage cluster; this process will stop", reason=str(reason))
                 found.append(reason)
                 stop.set()
                 return
@@ -54,10 +54,9 @@ def end_when_shut_out(system: System, stop: Event) -> Iterator[None]:
 
 @contextmanager
 def endpoint(monitor: Monitor, settings: Settings, port: int) -> Iterator[None]:
-    """Serve /livez, /readyz and /metrics on `port` while the block runs; port 0 serves nothing.
+    """Serve /livez, /readyz and /metrics on `port` while the block runs. With port 0, nothing is served.
 
-    Enter it before the service and leave it after the service, so that it answers while the service finishes its last
-    groups.
+    Enter it before the service, so that it still answers while the service finishes its last groups.
     """
     with ExitStack() as stack:
         if port:
@@ -68,7 +67,7 @@ def endpoint(monitor: Monitor, settings: Settings, port: int) -> Iterator[None]:
 @contextmanager
 def keeping_totals(system: System) -> Iterator[None]:
     """Keep the stored figures of the whole store up to date while the block runs. All daemons that may write rows do
-    this, and one of them at a time has work with it."""
+    this, but only one at a time does the work."""
     with background_loop("figures", system.store_totals().run):
         yield
 
@@ -88,8 +87,8 @@ def pulse(monitor: Monitor, clock: Clock) -> Pulse:
 
 
 def settle() -> None:
-    """Keep the garbage collector from going over the modules and services that are there now, which stay. Without this
-    it took a tenth of a consumer's CPU time, and a seventh of a gateway's for a listing. Source: gc.freeze in Python's
-    library reference."""
+    """Exclude the modules and services loaded so far from garbage collection, because they stay alive. Without this,
+    the collector took a tenth of a consumer's CPU time, and a seventh of a gateway's for a listing. Source: gc.freeze
+    in Python's library reference."""
     gc.collect()
     gc.freeze()

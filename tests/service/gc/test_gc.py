@@ -164,7 +164,7 @@ def test_the_exit_code_of_gc_reports_unreadable_objects(bench: Bench) -> None:
         system.blocks.delete(blocks[0].block_id)
     done = bench.run("gc", "run", "--apply")
     assert done.returncode == 6
-    assert b"cannot be read, so its block is kept" in done.stdout
+    assert b"its block is kept, because this object cannot be read" in done.stdout
 
 
 def test_objects_that_another_run_moved_are_not_unreadable(bench: Bench, system: System) -> None:
