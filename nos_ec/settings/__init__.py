@@ -1,7 +1,7 @@
 """Settings: one TOML file, overridden by environment variables.
 
-A key `lanes` in the section `[consumer]` is `NOS_EC_CONSUMER__LANES` in the environment. Wrong keys and values are
-never ignored or guessed at: all of them are reported at once, each with the place where it was set.
+The key `lanes` of the section `[consumer]` is `NOS_EC_CONSUMER__LANES` in the environment. Wrong keys and values are
+never ignored: all of them are reported at once, each with the place where it was set.
 """
 
 from nos_ec.settings.checks import Problem, refusal, require_root

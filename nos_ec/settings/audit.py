@@ -11,35 +11,35 @@ from nos_ec.settings.values import Count, NonEmptyPath, Size
 
 
 class AuditSettings(Section):
-    """The audit trail: what was deleted or replaced, when and by which process (OPERATIONS.md)."""
+    """The audit trail, which records what was deleted or replaced, when and by which process (OPERATIONS.md)."""
 
     folder: NonEmptyPath | None = Field(
         default=None,
         title="a path",
-        description="Folder of the trail, which all processes of a host may share. If unset: audit in store.root, or no"
-        " trail with Ceph. A relative path in a file starts at the file's folder.",
+        description="Folder of the trail, which all processes of a host may share. If unset: audit in store.root; on"
+        " Ceph, no trail is kept. A relative path in a file starts at the file's folder.",
     )
     size_bytes_max: Size = Field(
         default=256 << 20,
         ge=0,
         le=1 << 40,
-        description="Size of the folder; beyond it the oldest entries are deleted. A deleted landing copy takes some"
-        " 200 bytes. 0: no trail.",
+        description="Maximum size of the folder; beyond it the oldest entries are deleted. A deleted landing copy"
+        " takes some 200 bytes. 0: no trail.",
     )
     keep_ms: Count = Field(
         default=365 * DAY,
         ge=HOUR,
         le=3650 * DAY,
-        description="How long full files are kept, in milliseconds, if they fit into size_bytes_max. They go a day or"
-        " two later, so that a clock that is wrong for less than a day deletes nothing.",
+        description="How long full files are kept, in milliseconds, if they fit into size_bytes_max. They are deleted"
+        " a day or two later, so that a clock that is wrong for less than a day deletes nothing.",
     )
 
     def is_missing(self, backend: str) -> bool:
-        """Whether no trail is kept, although nobody has asked for none."""
+        """Return whether no trail is kept although it was not turned off."""
         return bool(self.size_bytes_max) and self.folder is None and backend != "local"
 
     def folder_in(self, root: Path, backend: str) -> Path | None:
-        """The folder of the trail, for a store with that root; None if it keeps no trail."""
+        """Return the folder of the trail for a store with this root; None if no trail is kept."""
         if not self.size_bytes_max or self.is_missing(backend):
             return None
         return self.folder or root / "audit"

@@ -1,4 +1,4 @@
-"""Checks that involve more than one field."""
+"""Checks that involve several settings."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from nos_ec.settings.sections import LogSettings, Settings
 
 DEVICES_MAX = 64
 SEGMENTS_MIN = 4
-"""A lane has one segment, and the next one is made ahead."""
+"""Each open segment takes one of them, and the next segment is prepared ahead."""
 _BROKER = re.compile(r"(\w+://)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}")
-"""A name or address, IPv6 in brackets, with a port. librdkafka would also take a protocol before it."""
+"""A name or address with a port; IPv6 addresses are in brackets. librdkafka also accepts a protocol before it."""
 UTF8_ADVICE = "rename the file or folder, or use another value"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong with the settings, in one line. setting: the dotted name of the setting or section to correct;
-    None when it is not a setting that is wrong."""
+    """A problem of the settings, in one line. `setting` is the dotted name of the setting or section to correct; None
+    if the problem is not in a setting."""
 
     text: str
     setting: str | None = None
 
 
 def refusal(text: str, problems: Sequence[Problem]) -> ConfigError:
-    """The error that reports these problems with `text`."""
+    """Return a ConfigError with this text and the settings of these problems."""
     names = dict.fromkeys(problem.setting for problem in problems if problem.setting is not None)
     return ConfigError(text, settings=tuple(names))
 
 
 def is_utf8(text: str | Path) -> bool:
-    """Whether the text was valid UTF-8 at its source. Invalid bytes of a file name or an environment variable arrive as
-    surrogates, which a database URL, a Ceph client and a configuration file cannot contain."""
+    """Return whether the text was valid UTF-8 at its source. Invalid bytes of a file name or an environment variable
+    arrive as surrogates, which a database URL, a Ceph client and a configuration file cannot contain."""
     try:
         str(text).encode()
     except UnicodeEncodeError:
@@ -48,13 +48,13 @@ def is_utf8(text: str | Path) -> bool:
 
 
 def require_root(root: Path) -> None:
-    """Raise ConfigError for a folder that cannot be store.root, whatever the process's current folder is."""
+    """Raise ConfigError for a folder that cannot be store.root, regardless of the current folder of the process."""
     for problem in _root(root):
         raise refusal(problem.text, [problem])
 
 
 def cross_check(settings: Settings) -> Iterator[Problem]:
-    """Yield every contradiction between settings."""
+    """Yields every contradiction between settings."""
     try:
         geometry = settings.geometry.value()
     except ConfigError as error:
@@ -104,13 +104,13 @@ def _landing(settings: Settings) -> Iterator[Problem]:
         if landing.devices:
             yield _wrong("landing.devices", 'only store.backend = "local" has devices; remove it')
         if landing.copies > 1:
-            yield _wrong("landing.copies", "the landing pool says how many copies there are; remove it")
+            yield _wrong("landing.copies", "on Ceph the landing pool determines the number of copies; remove it")
         return
     entries = [entry.strip() for entry in landing.devices.split(",")] if landing.devices else []
     if "" in entries:
         yield _wrong("landing.devices", "there is no path before or after one of the commas; remove the comma")
     if bad := [entry for entry in entries if "\0" in entry or not is_utf8(entry)]:
-        yield _wrong("landing.devices", f"{bad[0]!r} is no path; {UTF8_ADVICE}")
+        yield _wrong("landing.devices", f"{bad[0]!r} is not a valid path; {UTF8_ADVICE}")
         return
     paths = [os.path.normpath(path) for path in landing.paths(settings.store.root)]
     if twice := [path for index, path in enumerate(paths) if path in paths[:index]]:
@@ -130,26 +130,26 @@ def _landing(settings: Settings) -> Iterator[Problem]:
     if landing.device_bytes < least_bytes and any(not path.startswith("/dev/") for path in paths):
         yield _wrong(
             "landing.device_bytes",
-            f"{landing.device_bytes} has no room for {SEGMENTS_MIN} segments of landing.segment_bytes; use at least"
+            f"{landing.device_bytes} is too small for {SEGMENTS_MIN} segments of landing.segment_bytes; use at least"
             f" {least_bytes}",
         )
 
 
 def _root(root: Path) -> Iterator[Problem]:
-    with suppress(FileNotFoundError):  # the current folder was deleted, which matters only to a store inside it
+    with suppress(FileNotFoundError):  # the current folder was deleted, which matters only if the store is inside it
         root = root.absolute()
     if not is_utf8(root):
         yield _wrong("store.root", f"{str(root)!r} is not valid UTF-8; {UTF8_ADVICE}")
 
 
 def _metadata_url(settings: Settings) -> Iterator[Problem]:
-    """Yield a problem for a database that is not supported. Says nothing of the URL but its scheme, because a password
-    may be in any other part of it."""
+    """Yields a problem for a database that is not supported. The text quotes only the scheme of the URL, because any
+    other part may contain a password."""
     if settings.store.metadata_url is None:
         return
     scheme, separator, _ = settings.store.url().partition("://")
     if not separator or not _SCHEME.fullmatch(scheme):
-        yield _wrong("store.metadata_url", f"this is no URL of a database; use {_SUPPORTED}")
+        yield _wrong("store.metadata_url", f"this is not a database URL; use {_SUPPORTED}")
     elif scheme.partition("+")[0] not in _DATABASES:
         yield _wrong("store.metadata_url", f"{scheme}:// is not supported; use {_SUPPORTED}")
     elif scheme.partition("+")[2] not in _DATABASES[scheme.partition("+")[0]]:
@@ -158,7 +158,7 @@ def _metadata_url(settings: Settings) -> Iterator[Problem]:
 
 _SCHEME = re.compile(r"[A-Za-z0-9_.+-]{1,40}")
 _DATABASES = {"sqlite": ("", "pysqlite"), "mysql": ("", "pymysql"), "mariadb": ("", "pymysql")}
-"""The drivers that may be named, by database; none means the only one there is."""
+"""The drivers that a URL may name, by database; '' means the default driver."""
 _SUPPORTED = (
     "sqlite:////path/metadata.db, mysql+pymysql://user:password@host:3306/database, or mariadb+pymysql://... likewise"
 )
@@ -173,11 +173,11 @@ def _spread(log: LogSettings) -> Iterator[Problem]:
         try:
             ObjectKey(bucket, "any")
         except InvalidInput as error:
-            yield _wrong("log.spread_buckets", f"there can be no such bucket: {error}")
+            yield _wrong("log.spread_buckets", f"this is not a valid bucket name: {error}")
 
 
 def _backends(settings: Settings) -> Iterator[Problem]:
-    """Yield one problem for each setting that a backend lacks or cannot work with, and for each misplaced secret."""
+    """Yields a problem for each setting that a backend lacks or cannot work with, and for each misplaced secret."""
     kafka = settings.kafka
     if settings.store.backend == "ceph" and settings.ceph.conf_file is None:
         yield _wrong(

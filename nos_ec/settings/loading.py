@@ -21,14 +21,13 @@ from nos_ec.settings.values import NonEmptyPath, from_text
 
 ENV_PREFIX = "NOS_EC_"
 ENV_OTHERS = frozenset({"NOS_EC_CONFIG", "NOS_EC_KILL_AT"})
-"""Variables with our prefix that are not settings: the file to read, and the point where a crash test kills the
-process."""
+"""Variables with our prefix that are not settings: the settings file, and the kill point of a crash test."""
 ENV_DEV_PREFIX = "NOS_EC_DEV_"
 """Prefix of the variables that configure the development scripts in deploy/."""
 
 
 def load_settings(path: Path | None, env: Mapping[str, str]) -> Settings:
-    """Return the settings of the file (None: no file), overridden by those of the environment.
+    """Return the settings of the file (None: no file), overridden by settings of the environment.
 
     Raises ConfigError with one line per problem (its place, the value, and what is allowed) and the settings concerned.
     """
@@ -62,7 +61,7 @@ def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, l
 
 
 def _placed(problem: Problem, places: Mapping[tuple[str, str], str]) -> Problem:
-    """Say where the setting of a problem was set, unless it has its default value."""
+    """Add to a problem where its setting was set, unless it has its default value."""
     section, _, key = (problem.setting or "").partition(".")
     place = places.get((section, key))
     if place is None:
@@ -85,7 +84,7 @@ def write_settings(settings: Settings, path: Path) -> None:
 
 
 def _toml(value: object) -> str:
-    """A value as TOML. A string escaped as in JSON is a valid basic string of TOML."""
+    """Format a value as TOML. A string that is escaped as in JSON is a valid basic string of TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, SecretStr):
@@ -124,7 +123,7 @@ def _from_file(path: Path | None, problems: list[Problem]) -> _Given:
 
 
 def _is_path(section: str, key: str) -> bool:
-    """Whether a setting is a path. A relative path in a file starts at the file's folder."""
+    """Return whether a setting is a path. A relative path in a file starts at the file's folder."""
     return fields_of(section)[key].annotation in (Path, NonEmptyPath | None)
 
 
@@ -147,7 +146,8 @@ _KEY_PATTERN = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?|\[+[^\]]*\]+)\s*(?:=|$)")
 
 
 def _key_on_line(path: Path, error: str) -> str:
-    """The key or section on the line that the parser names. Never the value, which may be a secret."""
+    """Return the key or section on the line that the parser names. The value is left out, because it may be a
+    secret."""
     where = _LINE_PATTERN.search(error)
     lines = path.read_text(errors="replace").splitlines()
     if where is None or not 1 <= int(where[1]) <= len(lines):

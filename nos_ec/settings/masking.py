@@ -1,4 +1,4 @@
-"""Settings as they may be shown: without passwords."""
+"""Masks passwords in settings, so that they can be shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _QUERY_PATTERN = re.compile(r"([\w.%+-]+=[^&]*)?(&[\w.%+-]+=[^&]*)*")
 
 
 def shown_settings(settings: Settings) -> dict[str, Any]:
-    """All settings as JSON values, by section and key. Of the metadata URL only passwords are masked."""
+    """Return all settings as JSON values, by section and key. In the metadata URL, only passwords are masked."""
     data = settings.model_dump(mode="json")
     if settings.store.metadata_url is not None:
         data["store"]["metadata_url"] = shown_url(settings.store.url())
@@ -26,10 +26,10 @@ def shown_settings(settings: Settings) -> dict[str, Any]:
 
 
 def shown_url(url: str) -> str:
-    """A database URL with its passwords masked: the one behind the user, and those among the options.
+    """Return a database URL with its passwords masked: the password after the user, and passwords among the options.
 
-    A password may contain characters that should have been percent-encoded. So if in doubt where it ends, more is
-    masked, never less: up to the last `@`, unless that `@` is in the value of an option.
+    A password may contain characters that should have been percent-encoded. So if its end is ambiguous, everything up
+    to the last `@` is masked, unless that `@` is in the value of an option.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -43,7 +43,7 @@ def shown_url(url: str) -> str:
 
 
 def _split_query(rest: str) -> tuple[str, str, str]:
-    """Split at the first `?` behind which only options follow: (before it, "?", options)."""
+    """Split at the first `?` after which only options follow, into (text before it, "?", options)."""
     for found in re.finditer(r"\?", rest):
         query = rest[found.end() :]
         place = rest[: found.start()]

@@ -1,4 +1,4 @@
-"""Settings in words: the values that a field accepts, and docs/CONFIG.md."""
+"""Describes settings: the values that a field accepts, and docs/CONFIG.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nos_ec.settings.values import UNITS, size_of
 
 
 def allowed(field: FieldInfo) -> str:
-    """The values that a field accepts, in words."""
+    """Return the values that a field accepts, in words."""
     if field.title:
         return field.title
     choices = get_args(field.annotation)
@@ -53,7 +53,7 @@ def _shown_default(field: FieldInfo) -> str:
 
 
 def reference() -> str:
-    """docs/CONFIG.md: every section and key with its default, allowed values and meaning."""
+    """Return docs/CONFIG.md: every section and key with its default, allowed values and meaning."""
     lines = [
         "# Configuration",
         "",

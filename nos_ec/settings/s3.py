@@ -15,7 +15,7 @@ def _networks(value: object) -> object:
     if isinstance(value, str):
         for network in _networks_of(value):
             if not network.prefixlen:
-                raise ValueError(f"{network} has every address, so that every client could name itself as it likes")
+                raise ValueError(f"{network} contains every address, so every client could claim any address")
     return value
 
 
@@ -51,42 +51,44 @@ class S3Settings(Section):
     region: str = Field(
         default="us-east-1",
         pattern=r"^[0-9A-Za-z_-]{1,64}$",
-        description="Region that the gateway names. Clients may sign with any, but create buckets in this one only.",
+        description="Region that the gateway reports. Clients may sign for any region, but can create buckets only in"
+        " this one.",
     )
     domains: str = Field(
         default="",
         title="domains, separated by commas",
         max_length=4000,
-        description="Domains of the gateway: the host BUCKET.DOMAIN names a bucket. Path style always works.",
+        description="Domains of the gateway: requests to the host BUCKET.DOMAIN are for that bucket. Path style always"
+        " works.",
     )
     trusted_proxies: Annotated[str, BeforeValidator(_networks)] = Field(
         default="",
         title="addresses and networks, separated by commas",
         max_length=4000,
         description="Proxies in front of the gateway, such as 10.0.0.7 or 10.1.0.0/16. Their headers X-Forwarded-For,"
-        " X-Forwarded-Host and X-Forwarded-Proto are believed; those of anybody else are ignored.",
+        " X-Forwarded-Host and X-Forwarded-Proto are trusted; the same headers of other clients are ignored.",
     )
     processes: Count = Field(
         default=1,
         ge=1,
         le=256,
-        description="Processes of the gateway, which share its port. Python uses one core for each: take as many as"
-        " cores. Each opens the store itself, with its own connections and landing segments.",
+        description="Processes of the gateway, which share its port. Python uses one core for each process, so use as"
+        " many as there are cores. Each process has its own connections and landing segments.",
     )
     threads: Count = Field(
         default=16,
         ge=1,
         le=1000,
-        description="Requests that a process serves at a time, and as many again whose bodies have more than 256 KiB."
-        " Uploads that wait for a slow client do not count, as long as they have no more than 128 MiB in memory."
-        " GETs alone take less CPU with a few; PUTs take less with many, which are gathered (S3.md).",
+        description="Requests that a process serves at the same time, plus as many with bodies of more than 256 KiB."
+        " Uploads that wait for a slow client do not count, while they have no more than 128 MiB in memory. GETs take"
+        " less CPU with few threads; PUTs take less with many, because they are grouped (S3.md).",
     )
     requests_max: Count = Field(
         default=400,
         ge=1,
         le=100_000,
-        description="Requests that a process of the gateway has under way at a time. More are answered with 503"
-        " SlowDown, which clients take as a sign to try again later.",
+        description="Maximum number of open requests of a gateway process. Further requests are answered with 503"
+        " SlowDown, after which clients try again later.",
     )
     access_log: Flag = Field(
         default=False,
@@ -97,28 +99,28 @@ class S3Settings(Section):
         default=2 * SECOND,
         ge=0,
         le=MINUTE,
-        description="For how many milliseconds the gateway remembers access keys, owners and grants. A disabled key may"
-        " be used for so long.",
+        description="For how many milliseconds the gateway remembers access keys, owners and grants. A disabled key"
+        " may still be used for this long.",
     )
     body_wait_ms: Count = Field(
         default=MINUTE,
         ge=1,
         le=HOUR,
-        description="Milliseconds for which a client may send nothing of a body that it has begun.",
+        description="Time in milliseconds that a client may pause while it sends a body.",
     )
 
     abort_uploads_days: Count = Field(
         default=7,
         ge=0,
         le=3650,
-        description="Age in days at which GC aborts a multipart upload that nobody has completed. 0: never.",
+        description="Age in days at which GC aborts an incomplete multipart upload. 0: never.",
     )
     lifecycle_day_s: Count = Field(
         default=86_400,
         ge=1,
         le=86_400,
-        description="Length of a day of lifecycle rules in seconds. Only for tests: objects expire early with less."
-        " Headers count whole days all the same, as radosgw's do.",
+        description="Length of a day of lifecycle rules in seconds. Only for tests: with a shorter day, objects expire"
+        " earlier. Headers still count real days, like those of radosgw.",
     )
     master_key: SecretStr | None = Field(
         default=None,
@@ -129,8 +131,9 @@ class S3Settings(Section):
     master_key_file: NonEmptyPath | None = Field(
         default=None,
         title="a path",
-        description="File that contains the master key, as an alternative to master_key. Further lines may have older"
-        " master keys. Other users must not be able to read it. A relative path in a file starts at the file's folder.",
+        description="File that contains the master key, as an alternative to master_key. Further lines may contain"
+        " older master keys. Other users must not be able to read it. A relative path in a file starts at the file's"
+        " folder.",
     )
 
     @property
@@ -145,7 +148,7 @@ class S3Settings(Section):
 
     @property
     def trusted_networks(self) -> list[IPv4Network | IPv6Network]:
-        """The proxies that are believed."""
+        """The addresses and networks of trusted proxies."""
         return _networks_of(self.trusted_proxies)
 
     @property

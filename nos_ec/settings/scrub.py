@@ -9,7 +9,7 @@ from nos_ec.settings.values import Count, Flag, Size
 
 
 class ScrubSettings(Section):
-    """Reading everything that is packed, and comparing it with its checksums."""
+    """Scrubs, which read all packed data and compare it with its checksums."""
 
     daemon: Flag = Field(
         default=True,
@@ -19,18 +19,18 @@ class ScrubSettings(Section):
         default=14,
         ge=1,
         le=365,
-        description="Days from the beginning of one pass of the daemon to that of the next. A pass that takes longer is"
-        " followed by the next one at once.",
+        description="Days from the start of one pass of the daemon to the start of the next. If a pass takes longer,"
+        " the next one follows at once.",
     )
     bytes_per_s: Size = Field(
         default=16 << 20,
         ge=0,
         le=1 << 40,
-        description="Bytes that a scrub reads in a second; 0 for no limit. The embedded store reads all shards, and its"
-        " objects once more: with 8+3, 19 bytes for 8 packed ones. At 16 MiB/s it reads 1.3 TiB a day.",
+        description="Bytes that a scrub reads per second; 0 for no limit. The embedded store reads all shards, and"
+        " then the objects again: with 8+3, 19 bytes for 8 packed bytes. At 16 MiB/s it reads 1.3 TiB a day.",
     )
     repair: Flag = Field(
         default=True,
-        description="Let a scrub of the daemon write damaged shards again, and let damaged objects go back to their"
-        " landing copies. If false, it reports them.",
+        description="Let the daemon's scrub write damaged shards again, and return damaged objects to their landing"
+        " copies. If false, it only reports them.",
     )

@@ -10,9 +10,9 @@ _BYTES_MAX = 4096
 
 
 def read_secret(path: Path, setting: str, advice: str) -> str:
-    """The content of the file without surrounding white space.
+    """Return the content of a file without surrounding white space.
 
-    setting: the dotted name of the setting that names the file. advice: how to create the file, for the messages.
+    `setting` is the dotted name of the setting that names the file. `advice` tells users in messages how to create it.
     Raises ConfigError for a file that cannot be read, can be read by every user, is not UTF-8, or is longer than 4 KiB.
     """
 

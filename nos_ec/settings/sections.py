@@ -28,7 +28,7 @@ _URL_FILE = "store.metadata_url_file"
 
 
 class StoreSettings(Section):
-    """Where the store keeps its data."""
+    """The places where the store keeps its data."""
 
     backend: Literal["local", "ceph"] = Field(
         default="local",
@@ -56,24 +56,24 @@ class StoreSettings(Section):
     )
     metadata_replica: Flag = Field(
         default=False,
-        description="Allow reading from a read-only metadata server, such as a replica. Its data may be out of date:"
-        " an object stored just now may be missing, and an overwritten one may still read as before. Set it only"
-        " for a process that only reads and tolerates this. If false, a read-only server counts as unavailable.",
+        description="Allow reading from a read-only metadata server, such as a replica. Its data may be out of date: a"
+        " new object may be missing, and an overwritten one may still have its old content. Set it only for a process"
+        " that only reads and tolerates this. If false, a read-only server counts as unavailable.",
     )
 
     @property
     def has_own_url(self) -> bool:
-        """Whether the metadata are where a setting says, and not in root."""
+        """Whether a setting names the metadata database, instead of the default in root."""
         return self.metadata_url is not None or self.metadata_url_file is not None
 
     @property
     def url_setting(self) -> str:
-        """The dotted name of the setting that says where the metadata are."""
+        """The dotted name of the setting for the metadata database."""
         return "store.metadata_url" if self.metadata_url_file is None else _URL_FILE
 
     def url(self) -> str:
-        """The metadata URL. It includes the password, so never log it. Raises ConfigError when its file cannot be read,
-        or can be read by every user."""
+        """Return the metadata URL. It includes the password, so never log it. Raises ConfigError if its file cannot be
+        read, or can be read by every user."""
         if self.metadata_url is not None:
             return self.metadata_url.get_secret_value()
         if self.metadata_url_file is not None:
@@ -124,8 +124,8 @@ class CephSettings(Section):
         default=10 * SECOND,
         ge=SECOND,
         le=HOUR,
-        description="Time limit of one read or write, in milliseconds, rounded up to whole seconds. After that,"
-        " the operation counts as failed and is retried.",
+        description="Time limit of one read or write, in milliseconds, rounded up to whole seconds. After that, the"
+        " operation counts as failed and is retried.",
     )
     connect_timeout_ms: Count = Field(
         default=15 * SECOND,
@@ -157,26 +157,27 @@ class GeometrySettings(Section):
         default=_GEOMETRY.stripes_per_group_max,
         ge=1,
         le=STRIPES_PER_BLOCK_MAX,
-        description="Most stripes that are written, and in memory, at a time; at most stripes_per_block. Larger objects"
-        " get blocks of their own. A group of more stripes is written in several steps.",
+        description="Maximum number of stripes that are written, and kept in memory, at once; at most"
+        " stripes_per_block. Larger objects get blocks of their own. A group of more stripes is written in several"
+        " steps.",
     )
 
     def value(self) -> Geometry:
-        """The geometry. Raises ConfigError when the fields are inconsistent."""
+        """Return the geometry. Raises ConfigError if the fields are inconsistent."""
         return Geometry(self.k, self.m, self.chunk_size, self.stripes_per_block, self.stripes_per_group_max)
 
 
 class PutSettings(Section):
-    """What happens to an object when it arrives."""
+    """Storing objects, and how long they stay in the landing store."""
 
     min_age_ms: Count = Field(
         default=0,
         ge=0,
         le=30 * DAY,
         description="Minimum time an object stays in the landing store before it is packed, in milliseconds. 0 packs"
-        " at once and keeps the landing store smallest. Where many objects are soon deleted or overwritten, an hour"
-        " (3600000) avoids packing them at all. The last objects of a nearly empty landing segment are packed sooner."
-        " Safety does not depend on this setting.",
+        " objects at once and keeps the landing store smallest. If many objects are soon deleted or overwritten, an"
+        " hour (3600000) avoids packing them at all. The last objects of a nearly empty landing segment are packed"
+        " sooner. Safety does not depend on this setting.",
     )
     reservation_ms: Count = Field(
         default=HOUR,
@@ -189,8 +190,8 @@ class PutSettings(Section):
         default=30 * SECOND,
         ge=SECOND,
         le=LEASE_MS_MAX,
-        description="How long the lease under which a process stores large objects lasts without renewal, in"
-        " milliseconds. This sets how soon the blocks of a killed PUT are recovered.",
+        description="How long the lease of a process that stores large objects lasts without renewal, in milliseconds."
+        " It determines how soon the blocks of a killed PUT are recovered.",
     )
 
 
@@ -227,14 +228,14 @@ class ProducerSettings(Section):
         " above consumer.linger_ms, or healthy objects are published twice.",
     )
     idle_wait_ms: Count = Field(
-        default=500, ge=1, le=HOUR, description="Milliseconds between scans when there was nothing to publish."
+        default=500, ge=1, le=HOUR, description="Milliseconds between scans while there is nothing to publish."
     )
     lease_ttl_ms: Count = Field(
         default=30 * SECOND,
         ge=SECOND,
         le=LEASE_MS_MAX,
-        description="How long a producer's leases last without renewal, in milliseconds. This sets how soon the others"
-        " take over from a killed producer, and how soon a new one gets its share.",
+        description="How long a producer's leases last without renewal, in milliseconds. It determines how soon other"
+        " producers take over from a killed one, and how soon a new one gets its share.",
     )
 
 
@@ -251,8 +252,8 @@ class ConsumerSettings(Section):
         default=1000,
         ge=1,
         le=1_000_000,
-        description="Number of waiting objects that the packer chooses from. 1000 comes near the proven bound. Of large"
-        " objects it takes fewer: at most 512 MiB with the default geometry, and three quarters of"
+        description="Number of waiting objects that the packer chooses from. 1000 comes near the proven bound. Large"
+        " objects count by size: the window has at most 512 MiB with the default geometry, and three quarters of"
         " merge_list_bytes_max.",
     )
     split_bytes: Size = Field(
@@ -260,8 +261,9 @@ class ConsumerSettings(Section):
         ge=0,
         le=CHUNK_SIZE_MAX,
         description="How many bytes of a chunk may be left empty to save one shard read. A larger gap is filled by an"
-        " object that goes on in the next chunk, if sizes leave many such gaps. 0: split wherever that fills a chunk; a"
-        " chunk or more: never. `nos-ec simulate packing --split-bytes` shows what a price costs.",
+        " object that continues in the next chunk, if sizes leave many such gaps. 0: split wherever that fills a"
+        " chunk; a chunk or more: never split. `nos-ec simulate packing --split-bytes` shows the effect of several"
+        " values.",
     )
     linger_ms: Count = Field(
         default=MINUTE,
@@ -285,7 +287,7 @@ class ConsumerSettings(Section):
         description="Share of a stripe that must be filled for it to be written after linger_ms. 0: any share.",
     )
     lanes: Count = Field(
-        default=1, ge=1, le=64, description="Stripe groups written at the same time, each lane into its own block."
+        default=1, ge=1, le=64, description="Stripe groups that are written at the same time, each into its own block."
     )
     read_threads: Count = Field(default=8, ge=1, le=256, description="Landing copies read at the same time.")
     merge_list_bytes_max: Size = Field(
@@ -303,8 +305,8 @@ class ConsumerSettings(Section):
         default=30 * SECOND,
         ge=SECOND,
         le=LEASE_MS_MAX,
-        description="How long a writer lease lasts without renewal, in milliseconds. This sets how soon the blocks of"
-        " a killed consumer (or GC) are recovered, and how long a process may stall before it is fenced.",
+        description="How long a writer lease lasts without renewal, in milliseconds. It determines how soon the blocks"
+        " of a killed consumer (or GC) are recovered, and how long a process may stall before it is fenced.",
     )
 
 
@@ -345,22 +347,22 @@ class LogSettings(Section):
     spread: Spread = Field(
         default="auto",
         title='"auto" or a whole number, 1 to 1024',
-        description="How many partitions the events of one bucket go to, and so how many consumers can pack it at a"
-        " time; at most `partitions`. 1: one, so that its objects share stripes. auto: one, but all while the bucket"
-        " has most of the backlog, and more of it than one consumer takes at a time (4 x consumer.window_objects). To"
-        " change it, restart the producers; the events that wait stay where they are.",
+        description="Number of partitions for the events of one bucket, and so of consumers that can pack it at the"
+        " same time; at most `partitions`. With 1, the objects of a bucket share stripes. auto: 1, but all partitions"
+        " while the bucket has most of the backlog, and more of it than one consumer takes at a time (4 x"
+        " consumer.window_objects). To change it, restart the producers; waiting events stay where they are.",
     )
     spread_buckets: Annotated[dict[str, Spread], Table] = Field(
         default_factory=dict,
         title='a table of buckets such as {"photos" = 12, "mail" = "auto"} (JSON in the environment)',
-        description="`spread` of single buckets.",
+        description="`spread` for individual buckets.",
     )
     session_ms: Count = Field(
         default=10 * SECOND,
         ge=100,
         le=HOUR,
         description="Milliseconds after which a consumer whose process died loses its partitions to the others. On the"
-        " embedded log, so does one that does not poll; on Kafka, see kafka.poll_interval_ms_max.",
+        " embedded log, this also holds for a consumer that does not poll; on Kafka, see kafka.poll_interval_ms_max.",
     )
 
 
@@ -387,20 +389,22 @@ class KafkaSettings(Section):
         default=2,
         ge=1,
         le=100,
-        description="Replicas a message needs to count as published. `nos-ec init` creates the topics so, and refuses"
-        " existing ones that need fewer.",
+        description="Number of replicas that must have a message before it counts as published. `nos-ec init` creates"
+        " the topics with this value, and refuses existing topics with a lower one.",
     )
     retention_ms: Count = Field(
         default=7 * DAY,
         ge=DAY,
         le=3650 * DAY,
-        description="How long a pack request is kept, in milliseconds. `nos-ec init` creates the topic so, and refuses"
-        " an existing one that keeps them for less. Keep it above the longest planned outage of all consumers.",
+        description="How long a pack request is kept, in milliseconds. `nos-ec init` creates the topic with this"
+        " value, and refuses an existing topic with a lower one. Keep it above the longest planned outage of all"
+        " consumers.",
     )
     request_timeout_ms: Count = Field(
         default=30 * SECOND,
         ge=SECOND,
-        # A batch of a producer waits for at most 18 of them, and producers keep their slots for LEASE_MS_MAX meanwhile.
+        # A batch of a producer waits for at most 18 requests, and producers keep their slots for LEASE_MS_MAX
+        # meanwhile.
         le=3 * MINUTE,
         description="Time limit of a broker request, and of publishing, in milliseconds.",
     )
@@ -415,7 +419,7 @@ class KafkaSettings(Section):
         default=None,
         max_length=200,
         title="a string of 1 to 200 characters",
-        description="Static membership: a name for one consumer, unique and kept across restarts. Set it in the"
+        description="Static membership: a unique name for one consumer, which it keeps across restarts. Set it in the"
         " environment of each consumer. If unset, every restart of a consumer makes the group rebalance.",
     )
     options: Annotated[dict[str, str | int | bool], Table] = Field(
@@ -430,7 +434,7 @@ class KafkaSettings(Section):
     )
 
     def all_options(self) -> dict[str, str | int | bool]:
-        """options and secrets together. They include passwords, so never log them."""
+        """Return options and secrets together. They include passwords, so never log them."""
         return self.options | {key: value.get_secret_value() for key, value in self.secrets.items()}
 
 
@@ -488,7 +492,7 @@ class MonitoringSettings(Section):
         default=0,
         ge=0,
         le=65_535,
-        description="TCP port of the endpoint of gc run --loop. 0: no endpoint. A run from cron never has one.",
+        description="TCP port of the endpoint of gc run --loop. 0: no endpoint. Runs from cron never have one.",
     )
     s3_port: Count = Field(
         default=0, ge=0, le=65_535, description="TCP port of the endpoint of s3 serve. 0: no endpoint."
@@ -497,20 +501,21 @@ class MonitoringSettings(Section):
         default=2 * MINUTE,
         ge=SECOND,
         le=DAY,
-        description="Time in milliseconds after which a loop that has made no turn counts as stuck: /livez then fails,"
-        " and systemd's watchdog is no longer fed. Keep it above the longest write or query that you would wait for.",
+        description="Time in milliseconds after which a loop that has not completed a turn counts as stuck: /livez"
+        " then fails, and systemd's watchdog is no longer fed. Keep it above the longest write or query that you"
+        " tolerate.",
     )
     figures_ms: Count = Field(
         default=15 * SECOND,
         ge=0,
         le=HOUR,
         description="How long the figures of the whole store are cached between scrapes, in milliseconds. In a large"
-        " store one of the daemons computes their sums for all processes, this often at most.",
+        " store, one of the daemons computes the sums for all processes, at most this often.",
     )
 
 
 class LoggingSettings(Section):
-    """What the daemons write to standard error."""
+    """Logs of the daemons, which they write to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Lowest severity that is logged."
@@ -521,7 +526,7 @@ class LoggingSettings(Section):
 
 
 class Settings(Section):
-    """All sections. Every field has a default, so an empty file is a valid one."""
+    """All sections. Every setting has a default, so an empty file is valid."""
 
     store: StoreSettings = StoreSettings()
     ceph: CephSettings = CephSettings()
@@ -546,7 +551,7 @@ class Settings(Section):
 
 
 def fields_of(section: str) -> dict[str, FieldInfo]:
-    """The settings of one section, by key."""
+    """Return the settings of one section, by key."""
     model = Settings.model_fields[section].annotation
     assert isinstance(model, type)
     assert issubclass(model, BaseModel)

@@ -9,7 +9,7 @@ from nos_ec.settings.values import Count, Flag, Size
 
 
 class ShardSettings(Section):
-    """Rebuilding the shards of the embedded block store after a disk was replaced. Ceph does that itself."""
+    """Rebuilding the shards of the embedded block store after a disk was replaced. Ceph rebuilds its shards itself."""
 
     rebuild: Flag = Field(
         default=True,
@@ -20,12 +20,12 @@ class ShardSettings(Section):
         default=64 << 20,
         ge=0,
         le=1 << 40,
-        description="Bytes that a rebuild reads and writes in a second, on all shards together; 0 for no limit. With"
+        description="Bytes that a rebuild reads and writes per second, on all shards together; 0 for no limit. With"
         " 8+3, a lost shard of 1 GiB takes 12 GiB: 10 shards are read, and the new one is written and read back.",
     )
     rebuild_wait_ms: Count = Field(
         default=10 * MINUTE,
         ge=1,
         le=30 * DAY,
-        description="Milliseconds between two looks for blocks that lack a shard. A look lists all shard folders.",
+        description="Milliseconds between two searches for blocks that lack a shard. A search lists all shard folders.",
     )

@@ -16,11 +16,11 @@ class TrashSettings(Section):
         ge=0,
         le=365,
         description="Days for which a deleted object stays in the trash, from which `nos-ec undelete` brings it back;"
-        " 0 for no trash. It occupies its space until then. A change applies to later deletes only. Must be the same"
-        " for all processes that delete.",
+        " 0 for no trash. It occupies space until then. A change applies to later deletes only. Must be the same for"
+        " all processes that delete.",
     )
 
     @property
     def keep_ms(self) -> int:
-        """The same in milliseconds."""
+        """keep_days in milliseconds."""
         return self.keep_days * DAY

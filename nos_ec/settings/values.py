@@ -1,7 +1,7 @@
-"""How the values of settings are read, from TOML and from the environment.
+"""Validates the values of settings, from TOML and from the environment.
 
-TOML has numbers and truth values of its own, so a string in place of one is refused: "10" is not 10. The environment
-has only strings; `from_text` turns them into what the setting expects.
+TOML has its own numbers and booleans, so a string in their place is refused: "10" is not 10. The environment has only
+strings; `from_text` converts them to the type of the setting.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SIZE_PATTERN = re.compile(r"\s*(\d{1,18})\s*([A-Za-z]*)\s*")
 
 
 def from_text(field: FieldInfo, text: str) -> object:
-    """The value that a string of the environment stands for; the string itself if it is not what the field expects."""
+    """Convert a string of the environment to the type of the field. If it does not fit, return the string itself."""
     if field.annotation is bool:
         return {"true": True, "false": False}.get(text, text)
     if field.annotation in (int, _SPREAD) and _WHOLE_PATTERN.fullmatch(text):
@@ -34,21 +34,21 @@ def from_text(field: FieldInfo, text: str) -> object:
 
 
 def _count(value: object) -> object:
-    """A whole number. Refuses TOML's `true`, which Python would take for 1, and 2.0."""
+    """Return a whole number. Raises ValueError for 2.0, and for TOML's `true`, which Python would take for 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError("not a whole number")
     return value
 
 
 def _ratio(value: object) -> object:
-    """A number, whole or not."""
+    """Return a whole or decimal number. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("not a number")
     return value
 
 
 def size_of(value: object) -> object:
-    """Bytes: a number, or a string such as "512MiB"."""
+    """Return a number of bytes, given as a number or as a string such as "512MiB". Raises ValueError."""
     if not isinstance(value, str):
         return _count(value)
     match = _SIZE_PATTERN.fullmatch(value)
@@ -58,21 +58,23 @@ def size_of(value: object) -> object:
 
 
 def _path(value: object) -> object:
-    """Refuse an empty path, which would mean the current folder. That is never intended. No path contains a NUL."""
+    """Return a path. Raises ValueError for an empty path, which would mean the current folder, and for one with a
+    NUL."""
     if value == "" or "\0" in str(value):
         raise ValueError("not a path")
     return value
 
 
 def _flag(value: object) -> object:
-    """A truth value."""
+    """Return a boolean. Raises ValueError."""
     if not isinstance(value, bool):
         raise ValueError("not true or false")
     return value
 
 
 def _table(value: object) -> object:
-    """A TOML table, or JSON in the environment. TOML nests an unquoted `a.b = 1`; here it means the key "a.b"."""
+    """Return a table, given in TOML, or as JSON in the environment. TOML nests an unquoted `a.b = 1`; here it means the
+    key "a.b". Raises ValueError."""
     if isinstance(value, str):
         value = json.loads(value, object_pairs_hook=_distinct)
     if not isinstance(value, dict):
@@ -81,7 +83,7 @@ def _table(value: object) -> object:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a key that is given twice, of which all but the last would be ignored."""
+    """Make a table. Raises ValueError for a duplicate key, whose first values would be ignored."""
     table = dict(pairs)
     if len(table) < len(pairs):
         raise ValueError("a key is given twice")
@@ -97,7 +99,7 @@ def _flattened(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, obj
 
 
 def _spread(value: object) -> object:
-    """ "auto" or a whole number."""
+    """Return "auto" or a number of partitions. Raises ValueError."""
     if value == "auto":
         return value
     number = _count(value)

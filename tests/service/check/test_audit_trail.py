@@ -153,7 +153,7 @@ def test_times_kinds_and_counts(bench: Bench, capfd: pytest.CaptureFixture[str])
     with (folder_of(bench) / CURRENT).open("ab") as file:
         file.write(b"torn\n")
     assert cli("audit", "--last", "1")["damaged_lines"] == 1
-    assert "1 damaged line passed over" in cli.text("audit")
+    assert "1 damaged line skipped" in cli.text("audit")
     for wrong in (("--since", "yesterday"), ("--block", "12"), ("--object", "b"), ("--last", "0")):
         assert bench.run("audit", *wrong).returncode == 2
 

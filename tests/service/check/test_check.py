@@ -609,7 +609,7 @@ def test_the_command_when_not_all_could_be_looked_at(
     out, err = capfd.readouterr()
     assert json.loads(out)["unfinished"] == [{"part": "block store", "reason": "no answer"}]
     assert not json.loads(out)["complete"]
-    assert "the check is not complete" in json.loads(err.splitlines()[-1])["message"]
+    assert "the check is incomplete" in json.loads(err.splitlines()[-1])["message"]
 
 
 @pytest.mark.parametrize("share", ["0", "101%", "-1", "much", "nan", ""])

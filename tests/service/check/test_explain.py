@@ -95,7 +95,7 @@ def test_an_object_in_parts(bench: Bench) -> None:
         third = f"{parts_bucket('b')}/{upload.upload_id.hex()}/00003"
         assert found.its_parts == ItsParts(parts=3, there=3, landed=1, queued=0, packed=1, large=1, waiting=third)
         shown = " ".join(bench.run("explain", str(key)).stdout.decode().split())
-        assert "3, objects of their own: 1 packed, 1 large, 1 landed; `nos-ec explain" in shown
+        assert "3, stored as separate objects: 1 packed, 1 large, 1 landed; `nos-ec explain" in shown
         assert "landed (" in bench.run("explain", third).stdout.decode()
         bench.pack(system)
         system.metadata.delete(part_key("b", upload.upload_id, 2), system.clock.now_ms())

@@ -79,7 +79,7 @@ def test_what_is_wrong_with_rows_is_mended(bench: Bench, capfd: pytest.CaptureFi
         assert list(all_blocks(system.metadata)) == blocks
         again = cli("apply", str(plan))
         assert (again["done"], [one["action"] for one in again["passed_over"]]) == (0, [action])
-        assert "0 of 1 step done\npassed over, because it no longer holds" in cli.text("apply", str(plan))
+        assert "0 of 1 step done\nskipped, because its problem no longer exists" in cli.text("apply", str(plan))
         bench.settle(system)
         bench.assert_readable(system)
 

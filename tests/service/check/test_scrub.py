@@ -431,7 +431,7 @@ def test_status_tells_of_scrubs(bench: Bench, capsys: pytest.CaptureFixture[str]
         rewrite(system, row, 40)
         scrub(system)
         assert start(words) == 0
-        assert re.search(r"^scrub +whole pass ended .*: 0 mended, 1 left$", capsys.readouterr().out, re.MULTILINE)
+        assert re.search(r"^scrub +complete pass ended .*: 0 mended, 1 left$", capsys.readouterr().out, re.MULTILINE)
         stop = Event()
         scrubber(system).run_once(stop, watch=lambda result: stop.set() if result.blocks else None)
         assert start(words) == 0
@@ -449,7 +449,7 @@ def test_the_command(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     assert start(words) == 0
     shown = capsys.readouterr().out
     assert "problems      none" in shown
-    assert "it is whole" in shown
+    assert "it is complete" in shown
     flip(shard_of(bench, row, 9), DATA_AT)
     assert start([*words, "--no-repair"]) == 13
     captured = capsys.readouterr()

@@ -553,7 +553,7 @@ def test_a_demo_distinguishes_unanswered_reads_from_mismatches(
     said = capfd.readouterr()
     verify = json.loads(said.out)["verify"]
     assert (verify["mismatches"], verify["unanswered"]) == (0, 1)
-    assert "1 reads were not answered" in said.err
+    assert "1 reads failed" in said.err
     assert "no answer for 3 s" in said.err
 
 

@@ -67,7 +67,7 @@ def test_an_empty_log_is_shown(bench: Bench, system: System, capfd: pytest.Captu
     assert data == {"segments": none, "free_bytes": free, "devices": {"working": 1, "lost": [], "unreadable_slots": 0}}
     assert "landing log devices" not in text
     assert "landing segments none; 1" in text
-    assert "MiB free for further ones" in text
+    assert "MiB free for further segments" in text
 
 
 def test_a_store_without_a_log_shows_none(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ CEPH = {"NOS_EC_STORE__BACKEND": "ceph", "NOS_EC_CEPH__CONF_FILE": "/etc/ceph/ce
         (env(devices="a,"), "devices", "no path before or after one of the commas"),
         (env(devices="a, ./a"), "devices", "is named twice"),
         (env(devices="/srv/a, /srv/x/../a"), "devices", "/srv/a is named twice"),
-        (env(devices="a\0b"), "devices", "is no path"),
+        (env(devices="a\0b"), "devices", "is not a valid path"),
         (env(devices=",".join(f"d{n}" for n in range(65))), "devices", "65 devices are named; use at most 64"),
         (env(copies="2"), "copies", "2 copies need as many devices, and landing.devices names 1"),
         (env(copies="3", devices="a, b"), "copies", "3 copies need as many devices, and landing.devices names 2"),
@@ -38,11 +38,11 @@ CEPH = {"NOS_EC_STORE__BACKEND": "ceph", "NOS_EC_CEPH__CONF_FILE": "/etc/ceph/ce
         (
             env(device_bytes="32MiB"),
             "device_bytes",
-            "no room for 4 segments of landing.segment_bytes; use at least 34603008",
+            "too small for 4 segments of landing.segment_bytes; use at least 34603008",
         ),
         (env(devices="/dev/sdb, a", device_bytes="16MiB"), "device_bytes", "no room for 4 segments"),
         (CEPH | env(devices="a"), "devices", 'only store.backend = "local" has devices'),
-        (CEPH | env(copies="2"), "copies", "the landing pool says how many copies there are"),
+        (CEPH | env(copies="2"), "copies", "on Ceph the landing pool determines the number of copies"),
     ],
 )
 def test_what_contradicts_is_refused(given: dict[str, str], setting: str, problem: str) -> None:

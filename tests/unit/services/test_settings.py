@@ -157,9 +157,9 @@ def test_a_section_that_is_no_table_does_not_show_what_may_be_a_secret(file: Pat
         ("postgresql://u:hunter2@h/db", "postgresql:// is not supported"),
         ("oracle+oracledb://u:hunter2@h/db", "oracle+oracledb:// is not supported"),
         ("mysql+mysqldb://u:hunter2@h/db", "the driver of mysql+mysqldb:// is not supported"),
-        ("u:hunter2@h/db", "this is no URL of a database"),
-        ("hunter2 :// h", "this is no URL of a database"),
-        ("", "this is no URL of a database"),
+        ("u:hunter2@h/db", "this is not a database URL"),
+        ("hunter2 :// h", "this is not a database URL"),
+        ("", "this is not a database URL"),
     ],
 )
 def test_a_database_that_is_not_supported_is_refused(file: Path, url: str, says: str) -> None:
@@ -555,7 +555,7 @@ def test_options_of_kafka_come_as_a_table_or_as_json(file: Path) -> None:
         ("spread_buckets.a = 9", 'log.spread_buckets: bucket a: 9 is more than log.partitions; use 1 to 8, or "auto"'),
         ("spread_buckets = 3", "log.spread_buckets: 3 is not allowed; use a table of buckets such as"),
         ('spread_buckets = {a = "x"}', "log.spread_buckets: 'x' is not allowed; use a table of buckets such as"),
-        ('spread_buckets = {"a/b" = 2}', "log.spread_buckets: there can be no such bucket: bucket 'a/b': use a name"),
+        ('spread_buckets = {"a/b" = 2}', "log.spread_buckets: this is not a valid bucket name: bucket 'a/b': use a name"),
     ],
 )
 def test_a_spread_that_cannot_be_is_refused(file: Path, text: str, problem: str) -> None:
