@@ -16,7 +16,7 @@ from rich.table import Table
 
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import emit, err, out, size_text, ticking
-from nos_ec.cli.terminal.values import size_option
+from nos_ec.cli.terminal.values import Seed, size_option
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.demo.run import REPLICAS, Demo, DemoOptions, Report
 from nos_ec.demo.s3 import BUCKET, Access
@@ -41,7 +41,7 @@ def demo(
         float, typer.Option(min=0.0, max=1.0, help="Share of the objects to delete before GC.")
     ] = 0.85,
     sample_objects: Annotated[int, typer.Option(min=1, help="Number of objects to read while shards are lost.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
+    seed: Seed = 1,
     root: Annotated[
         Path | None, typer.Option(help="Empty folder for the demo's store. Default: a temporary folder.")
     ] = None,

@@ -17,6 +17,7 @@ from nos_ec.cli.commands.gc_output import show_plan, show_result
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
 from nos_ec.cli.terminal.errors import exit_code
 from nos_ec.cli.terminal.output import count_text, emit, out, progress, size_text
+from nos_ec.cli.terminal.values import MaxDuration
 from nos_ec.cli.terminal.watching import end_when_shut_out, endpoint, keeping_counts, keeping_totals, pulse, settle
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Corrupt, InvalidInput, Transient
@@ -191,12 +192,7 @@ def gc_run(
     ctx: typer.Context,
     apply: Annotated[bool, typer.Option("--apply", help="Collect; without it, only the plan is shown.")] = False,
     once: Annotated[bool, typer.Option("--once/--loop", help="Run once (for cron), or run every gc.wait_ms.")] = True,
-    max_duration: Annotated[
-        int | None,
-        typer.Option(
-            "--max-duration", min=1, metavar="SECONDS", help="End after this time. The next run goes on from there."
-        ),
-    ] = None,
+    max_duration: MaxDuration = None,
     as_json: AsJson = False,
 ) -> None:
     """Rewrite the live objects of the blocks that gc.policy chooses. A later run deletes the emptied blocks after their

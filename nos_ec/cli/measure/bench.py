@@ -1,10 +1,13 @@
-"""The commands of `nos-ec bench`."""
+"""The commands of `nos-ec bench`. Their options end with the same five, which `_shared_options` adds."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Signature, signature
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -42,7 +45,7 @@ from nos_ec.bench.workloads import WORKLOADS
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.errors import EXIT_BAR_MISSED
 from nos_ec.cli.terminal.output import emit, err, facts, out, ticking
-from nos_ec.cli.terminal.values import size_option
+from nos_ec.cli.terminal.values import Seed, size_option
 from nos_ec.core.errors import InvalidInput
 
 bench_app = typer.Typer(
@@ -51,16 +54,7 @@ bench_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-AdminUser = Annotated[str, typer.Option(help="Ceph user that may read the OSDs' counters and create a pool.")]
-AdminKeyring = Annotated[
-    Path | None,
-    typer.Option(
-        help="Keyring of the admin user. Default: ceph.admin_keyring_file, else admin.keyring next to ceph.conf."
-    ),
-]
-Check = Annotated[bool, typer.Option("--check", help="Exit with 10 if a bar of docs/BENCH.md is missed.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds, after a warm-up round that does not count.")]
-Seed = Annotated[int, typer.Option(help="Seed of all random choices.")]
 OneWorkload = Annotated[str | None, typer.Option("--workload", help="W1 to W7 (docs/PACKING.md). Default: W1.")]
 OneSize = Annotated[
     int | None,
@@ -72,19 +66,73 @@ OneSize = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    bench_app.command("pipeline")(pipeline)
-    bench_app.command("read")(read)
-    bench_app.command("landing")(landing)
-    bench_app.command("life")(life)
-    bench_app.command("scan")(scan_command)
-    bench_app.command("s3")(s3)
-    bench_app.command("gc")(gc_command)
-    bench_app.command("space")(space)
+    for name, command in (
+        ("pipeline", pipeline),
+        ("read", read),
+        ("landing", landing),
+        ("life", life),
+        ("scan", scan_command),
+        ("s3", s3),
+        ("gc", gc_command),
+        ("space", space),
+    ):
+        bench_app.command(name)(_shared_options(command))
     app.add_typer(bench_app, name="bench")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The options that all benchmarks have. `admin` is the key with which the OSDs' counters are read."""
+
+    admin: AdminKey
+    seed: int
+    check: bool
+    as_json: bool
+
+    def finish(self, figures: Mapping[str, Any], bars: Sequence[Bar], show: Callable[[], None]) -> None:
+        """Print the figures. With --check, exit with EXIT_BAR_MISSED if a bar was missed."""
+        emit(figures, self.as_json, show)
+        sentences = missed(bars, figures) if self.check else []
+        for sentence in sentences:
+            err.print(f"bar missed: {sentence}", markup=False)
+        if sentences:
+            raise typer.Exit(EXIT_BAR_MISSED)
+
+
+def _shared(
+    admin_user: Annotated[
+        str, typer.Option(help="Ceph user that may read the OSDs' counters and create a pool.")
+    ] = "client.admin",
+    admin_keyring: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keyring of the admin user. Default: ceph.admin_keyring_file, else admin.keyring next to ceph.conf."
+        ),
+    ] = None,
+    seed: Seed = 1,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 10 if a bar of docs/BENCH.md is missed.")] = False,
+    as_json: AsJson = False,
+) -> Shared:
+    return Shared(AdminKey(admin_user, admin_keyring), seed, check, as_json)
+
+
+def _shared_options(benchmark: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that takes the options of the benchmark and then those of `_shared`."""
+    own, shared = (signature(one, eval_str=True).parameters for one in (benchmark, _shared))
+
+    @wraps(benchmark)
+    def command(**given: Any) -> None:
+        benchmark(shared=_shared(**{name: given.pop(name) for name in shared}), **given)
+
+    options = [one for name, one in (*own.items(), *shared.items()) if name != "shared"]
+    command.__signature__ = Signature(options)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in options}
+    return command
 
 
 def pipeline(
     ctx: typer.Context,
+    shared: Shared,
     workload: OneWorkload = None,
     size: OneSize = None,
     objects: Annotated[int, typer.Option(min=100, help="Objects written each way in each round.")] = 4000,
@@ -96,30 +144,25 @@ def pipeline(
         Literal["store", "log"], typer.Option(help="Where the objects lie that are packed (landing.mode).")
     ] = "store",
     naive: Annotated[bool, typer.Option(help="Also measure naive writes, into a temporary pool.")] = True,
-    admin_user: AdminUser = "client.admin",
-    admin_keyring: AdminKeyring = None,
-    seed: Seed = 1,
-    check: Check = False,
-    as_json: AsJson = False,
 ) -> None:
     """Measure packing. Against the same bare reads and appends (floor), and against one write per object (naive)."""
     drawn = _drawn(workload, size)
     settings = context(ctx).settings()
     with ExitStack() as stack:
         tick = stack.enter_context(ticking())
-        admin = AdminKey(admin_user, admin_keyring)
         require_servers(settings)
         both = dict.fromkeys(("ours", "floor"), landing_settings(settings, landing))
-        stores = stack.enter_context(bench_stores(both, admin))
+        stores = stack.enter_context(bench_stores(both, shared.admin))
         ours, floor, instruments = stores.systems["ours"], stores.systems["floor"], stores.instruments
         pool = stack.enter_context(instruments.cluster.plain_pool(settings.ceph.blocks_pool)) if naive else None
-        options = PipelineOptions(drawn, landing, objects, rounds, groups, seed, pool)
+        options = PipelineOptions(drawn, landing, objects, rounds, groups, shared.seed, pool)
         figures = PipelineBench(ours, floor, instruments, options, tick).run()
-    _finish(figures, PIPELINE.get(drawn, ()) if check else (), as_json, lambda: _print_pipeline(figures))
+    shared.finish(figures, PIPELINE.get(drawn, ()), lambda: _print_pipeline(figures))
 
 
 def read(
     ctx: typer.Context,
+    shared: Shared,
     size: Annotated[
         int | None,
         typer.Option(
@@ -129,23 +172,19 @@ def read(
     objects: Annotated[int, typer.Option(min=100, help="Objects to pack.")] = 2000,
     reads: Annotated[int, typer.Option(min=10, help="GETs timed each way.")] = 2000,
     sample: Annotated[int, typer.Option(min=1, help="GETs for which the OSDs that read are counted one by one.")] = 50,
-    admin_user: AdminUser = "client.admin",
-    admin_keyring: AdminKeyring = None,
-    seed: Seed = 1,
-    check: Check = False,
-    as_json: AsJson = False,
 ) -> None:
     """Measure GETs of small packed objects. Against bare reads of the same bytes plus one row look-up. With --size,
     also GETs of split objects, against those of the others."""
-    options = ReadOptions(size or WORKLOAD, objects, reads, sample, seed)
-    with bench_stack(context(ctx).settings(), AdminKey(admin_user, admin_keyring)) as bench:
+    options = ReadOptions(size or WORKLOAD, objects, reads, sample, shared.seed)
+    with bench_stack(context(ctx).settings(), shared.admin) as bench:
         figures = ReadBench(bench.system, bench.instruments, options).run()
     bars = READ_OF_ONE_SIZE if size else READ
-    _finish(figures, bars if check else (), as_json, lambda: _print_read(figures))
+    shared.finish(figures, bars, lambda: _print_read(figures))
 
 
 def life(
     ctx: typer.Context,
+    shared: Shared,
     workload: OneWorkload = None,
     size: OneSize = None,
     objects: Annotated[int, typer.Option(min=100, help="Objects of each round.")] = 3000,
@@ -156,48 +195,37 @@ def life(
         typer.Option(help="Where PUTs land. both: in each, and also without the queue of PUTs."),
     ] = "both",
     reads: Annotated[int, typer.Option(min=1, help="GETs of landed and of packed objects in each round.")] = 500,
-    admin_user: AdminUser = "client.admin",
-    admin_keyring: AdminKeyring = None,
-    seed: Seed = 1,
-    check: Check = False,
-    as_json: AsJson = False,
 ) -> None:
     """Measure what a whole life of objects costs, step by step. Also on an embedded store."""
     drawn = _drawn(workload, size)
-    options = LifeOptions(drawn, objects, rounds, callers, reads, seed)
+    options = LifeOptions(drawn, objects, rounds, callers, reads, shared.seed)
     settings = context(ctx).settings()
-    with ExitStack() as stack:
-        tick = stack.enter_context(ticking())
-        stores = stack.enter_context(life_stores(settings, landing, AdminKey(admin_user, admin_keyring)))
+    with ticking() as tick, life_stores(settings, landing, shared.admin) as stores:
         figures = LifeBench(stores, options, tick).run()
     bars = life_bars(figures["ways"], drawn, callers, on_ceph=settings.store.backend == "ceph")
-    _finish(figures, bars if check else (), as_json, lambda: _print_life(figures))
+    shared.finish(figures, bars, lambda: _print_life(figures))
 
 
 def landing(
     ctx: typer.Context,
+    shared: Shared,
     of: Annotated[str, typer.Option(help="Sizes in bytes or workloads, separated by commas.")] = "4096,65536,W1",
     callers: Annotated[str, typer.Option(help="Numbers of threads that PUT, separated by commas.")] = "1,16,64",
     objects: Annotated[
         int, typer.Option(min=64, help="Objects of each round; a fourth of them for a lone caller.")
     ] = 1000,
     rounds: Rounds = 3,
-    admin_user: AdminUser = "client.admin",
-    admin_keyring: AdminKeyring = None,
-    seed: Seed = 1,
-    check: Check = False,
-    as_json: AsJson = False,
 ) -> None:
     """Measure landing alone, without rows. Against bare writes of the same bytes; also on an embedded store."""
     drawn = [_number(word, "size") if word.isdigit() else _known(word) for word in of.split(",")]
     options = LandingOptions(
-        drawn, [_number(word, "number of callers") for word in callers.split(",")], objects, rounds, seed
+        drawn, [_number(word, "number of callers") for word in callers.split(",")], objects, rounds, shared.seed
     )
     settings = context(ctx).settings()
     with ExitStack() as stack:
         tick = stack.enter_context(ticking())
         of_store = {"store": landing_settings(settings, "store")}
-        stores = stack.enter_context(bench_stores(of_store, AdminKey(admin_user, admin_keyring)))
+        stores = stack.enter_context(bench_stores(of_store, shared.admin))
         system, instruments = stores.systems["store"], stores.instruments
         round_bytes = round_bytes_max(options, system.geometry)
         bare = stack.enter_context(bare_writer(system, instruments))
@@ -205,28 +233,25 @@ def landing(
         ways["log"] = stack.enter_context(log_way(system, instruments, round_bytes))
         figures = LandingBench(system, instruments, ways, bare, options, tick).run()
     bars = landing_bars(drawn, options.callers, on_ceph=settings.store.backend == "ceph")
-    _finish(figures, bars if check else (), as_json, lambda: _print_landing(figures))
+    shared.finish(figures, bars, lambda: _print_landing(figures))
 
 
 def scan_command(
     ctx: typer.Context,
+    shared: Shared,
     few_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting in the first measurement.")] = 100_000,
     many_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting in the second measurement.")] = 2_000_000,
     batches: Annotated[int, typer.Option(min=1, help="Batches timed, each of producer.batch_objects rows.")] = 20,
-    admin_user: AdminUser = "client.admin",
-    admin_keyring: AdminKeyring = None,
-    seed: Seed = 1,
-    check: Check = False,
-    as_json: AsJson = False,
 ) -> None:
     """Measure how many rows per second a producer publishes. With few and with many rows waiting."""
-    with bench_stack(context(ctx).settings(), AdminKey(admin_user, admin_keyring)) as bench:
-        figures = scan(bench.system, ScanOptions(few_rows, many_rows, batches, seed), bench.instruments.timer)
-    _finish(figures, SCAN if check else (), as_json, lambda: _print_scan(figures))
+    with bench_stack(context(ctx).settings(), shared.admin) as bench:
+        figures = scan(bench.system, ScanOptions(few_rows, many_rows, batches, shared.seed), bench.instruments.timer)
+    shared.finish(figures, SCAN, lambda: _print_scan(figures))
 
 
 def s3(
     ctx: typer.Context,
+    shared: Shared,
     radosgw: Annotated[bool, typer.Option("--radosgw", help="Also measure radosgw, on the same cluster.")] = False,
     ceph_programs: Annotated[
         str, typer.Option(help="Words before the names of Ceph programs, such as 'chroot /srv/ceph'.")
@@ -243,47 +268,37 @@ def s3(
     reads: Annotated[int, typer.Option(min=10, help="GETs of each way in each round.")] = 2000,
     pages: Annotated[int, typer.Option(min=1, help="LISTs of each way in each round.")] = 30,
     sample: Annotated[int, typer.Option(min=1, help="GETs for which the reads of OSDs are counted.")] = 50,
-    admin_user: AdminUser = "client.admin",
-    admin_keyring: AdminKeyring = None,
-    seed: Seed = 1,
-    check: Check = False,
-    as_json: AsJson = False,
 ) -> None:
     """Measure the S3 gateway. Beside the engine without HTTP, and beside radosgw; also on an embedded store."""
     settings = context(ctx).settings()
-    options = S3Options(objects, size, rounds, put_callers, get_callers, small_objects, reads, pages, sample, seed)
+    options = S3Options(
+        objects, size, rounds, put_callers, get_callers, small_objects, reads, pages, sample, shared.seed
+    )
     programs = shlex.split(ceph_programs) if radosgw else None
-    with ExitStack() as stack:
-        tick = stack.enter_context(ticking())
-        found = stack.enter_context(s3_ways(settings, AdminKey(admin_user, admin_keyring), processes, programs))
+    with ticking() as tick, s3_ways(settings, shared.admin, processes, programs) as found:
         figures = {"processes": processes} | S3Bench(found.system, found.ways, options, tick).run()
     bars = s3_bars(processes, on_ceph=settings.store.backend == "ceph", with_radosgw=radosgw)
-    _finish(figures, bars if check else (), as_json, lambda: _print_s3(figures))
+    shared.finish(figures, bars, lambda: _print_s3(figures))
 
 
 def gc_command(
     ctx: typer.Context,
+    shared: Shared,
     objects: Annotated[int, typer.Option(min=200, help="Objects packed in each round; half are deleted.")] = 2000,
     rounds: Rounds = 3,
     reads: Annotated[int, typer.Option(min=10, help="GETs timed without GC.")] = 2000,
-    admin_user: AdminUser = "client.admin",
-    admin_keyring: AdminKeyring = None,
-    seed: Seed = 1,
-    check: Check = False,
-    as_json: AsJson = False,
 ) -> None:
     """Measure GC against bare reads and appends, and GETs beside it. Also on an embedded store."""
     settings = gc_settings(landing_settings(context(ctx).settings(), "log"))
-    options = CollectingOptions(objects, rounds, reads, seed)
-    with ExitStack() as stack:
-        tick = stack.enter_context(ticking())
-        stores = stack.enter_context(bench_stores({"gc": settings}, AdminKey(admin_user, admin_keyring)))
+    options = CollectingOptions(objects, rounds, reads, shared.seed)
+    with ticking() as tick, bench_stores({"gc": settings}, shared.admin) as stores:
         figures = CollectingBench(stores.systems["gc"], stores.instruments, options, tick).run()
-    _finish(figures, GC if check else (), as_json, lambda: _print_gc(figures))
+    shared.finish(figures, GC, lambda: _print_gc(figures))
 
 
 def space(
     ctx: typer.Context,
+    shared: Shared,
     sizes: Annotated[
         str | None, typer.Option(help="Sizes of objects, separated by commas, such as 70000,512KiB.")
     ] = None,
@@ -300,27 +315,22 @@ def space(
         bool,
         typer.Option(help="On Ceph: also measure an object each, in temporary pools: erasure-coded and replicated."),
     ] = True,
-    admin_user: AdminUser = "client.admin",
-    admin_keyring: AdminKeyring = None,
-    seed: Seed = 1,
-    check: Check = False,
-    as_json: AsJson = False,
 ) -> None:
     """Measure raw bytes per user byte, by size of the objects. Against the simulation, and against an object each in
     pools of the same cluster; also on an embedded store. Without --sizes and --workload, it measures some of each."""
     drawn: list[str | int] = [size_option(word) for word in sizes.split(",")] if sizes else []
     drawn += [_known(word) for word in workload.split(",")] if workload else []
-    options = SpaceOptions(drawn or DRAWN, bytes_min, seed)
+    options = SpaceOptions(drawn or DRAWN, bytes_min, shared.seed)
     settings = landing_settings(context(ctx).settings(), "store")
     with ExitStack() as stack:
         tick = stack.enter_context(ticking())
-        stores = stack.enter_context(bench_stores({"space": settings}, AdminKey(admin_user, admin_keyring)))
+        stores = stack.enter_context(bench_stores({"space": settings}, shared.admin))
         system, instruments = stores.systems["space"], stores.instruments
         apart = pools and settings.store.backend == "ceph"
         of_objects = stack.enter_context(pools_of_objects(system, instruments)) if apart else {}
         figures = SpaceBench(system, instruments, of_objects, options, tick).run()
     bars = space_bars(figures)
-    _finish(figures, bars if check else (), as_json, lambda: _print_space(figures, bars))
+    shared.finish(figures, bars, lambda: _print_space(figures, bars))
 
 
 def _drawn(workload: str | None, size: int | None) -> str | int:
@@ -344,14 +354,12 @@ def _number(word: str, what: str) -> int:
     return int(word)
 
 
-def _finish(figures: Mapping[str, Any], bars: Sequence[Bar], as_json: bool, human: Any) -> None:
-    """Print the figures, then exit with EXIT_BAR_MISSED if a bar was missed."""
-    emit(figures, as_json, human)
-    sentences = missed(bars, figures)
-    for sentence in sentences:
-        err.print(f"bar missed: {sentence}", markup=False)
-    if sentences:
-        raise typer.Exit(EXIT_BAR_MISSED)
+def _table(title: str, columns: Sequence[str], left: int = 1) -> Table:
+    """Return a table whose columns are aligned to the right, except for the first `left` ones."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < left else "right")
+    return table
 
 
 def _objects_of(figures: Mapping[str, Any]) -> str:
@@ -360,13 +368,11 @@ def _objects_of(figures: Mapping[str, Any]) -> str:
 
 def _print_pipeline(figures: Mapping[str, Any]) -> None:
     ways = [way for way in ("floor", "ours", "naive") if way in figures]
-    table = Table(
-        title=f"{_objects_of(figures)}: {figures['objects']:,} objects, {figures['rounds']} rounds,"
+    table = _table(
+        f"{_objects_of(figures)}: {figures['objects']:,} objects, {figures['rounds']} rounds,"
         f" {figures['lanes']} lanes, {figures['read_threads']} concurrent reads",
-        title_justify="left",
+        ("", *ways),
     )
-    for column in ("", *ways):
-        table.add_column(column, justify="right" if column else "left")
     rows = {
         "objects/s": ("objects_per_s", ".0f"),
         "MB/s": ("mb_per_s", ".1f"),
@@ -386,19 +392,15 @@ def _print_pipeline(figures: Mapping[str, Any]) -> None:
         out.print(f"ours over naive: [bold]{figures['ours_over_naive']:.2f}[/]")
     share = figures["lifetimes"]["share_of_consumer"]
     out.print(f"knowing how long objects live, of the consumer's CPU time: [bold]{share:.2%}[/]")
-    latencies = Table(title="Writing a group, milliseconds", title_justify="left")
-    for column in ("stripes", "groups", "p50", "p90", "p99"):
-        latencies.add_column(column, justify="right")
+    latencies = _table("Writing a group, milliseconds", ("stripes", "groups", "p50", "p90", "p99"), left=0)
     for stripes, one in figures["group_write_ms"].items():
         latencies.add_row(stripes, f"{one['groups']:.0f}", *(f"{one[p]:.1f}" for p in ("p50", "p90", "p99")))
     out.print(latencies)
 
 
 def _print_landing(figures: Mapping[str, Any]) -> None:
-    table = Table(title=f"{figures['objects']:,} objects, {figures['rounds']} rounds", title_justify="left")
     columns = ("objects", "callers", "", "PUTs/s", "p50 ms", "p99 ms", "batch", "over bare", "CPU ms")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number > 2 else "left")
+    table = _table(f"{figures['objects']:,} objects, {figures['rounds']} rounds", columns, left=3)
     for drawn, cells in figures["cells"].items():
         for callers, cell in cells.items():
             for way in figures["ways"]:
@@ -411,13 +413,11 @@ def _print_landing(figures: Mapping[str, Any]) -> None:
 
 
 def _print_s3(figures: Mapping[str, Any]) -> None:
-    table = Table(
-        title=f"{figures['objects']:,} PUTs of {figures['size']:,} bytes by {figures['put_callers']} callers, GETs by"
+    table = _table(
+        f"{figures['objects']:,} PUTs of {figures['size']:,} bytes by {figures['put_callers']} callers, GETs by"
         f" {figures['get_callers']}, {figures['rounds']} rounds, {figures['processes']} processes of the gateway",
-        title_justify="left",
+        ("", *figures["ways"]),
     )
-    for column in ("", *figures["ways"]):
-        table.add_column(column, justify="right" if column else "left")
     ways = [figures[way] for way in figures["ways"]]
     for step in ("put", "get"):
         table.add_row(f"{step.upper()}s/s", *(f"{way['per_s'][step]:,.0f}" for way in ways))
@@ -450,9 +450,7 @@ def _print_life(figures: Mapping[str, Any]) -> None:
     for way in figures["ways"]:
         found = figures[way]
         groups = list(found["cpu_ms_per_object"]["put"])
-        table = Table(title=f"{way}: CPU ms per object", title_justify="left")
-        for column in ("", "objects/s", *groups):
-            table.add_column(column, justify="right" if column else "left")
+        table = _table(f"{way}: CPU ms per object", ("", "objects/s", *groups))
         for step, cpu_ms in found["cpu_ms_per_object"].items():
             rate = f"{found['objects_per_s'][step]:,.0f}"
             table.add_row(step, rate, *(_optional(cpu_ms[name], ".3f") for name in groups))
@@ -518,13 +516,8 @@ def _print_scan(figures: Mapping[str, Any]) -> None:
 
 
 def _print_space(figures: Mapping[str, Any], bars: Sequence[Bar]) -> None:
-    raw = Table(title="Raw bytes per user byte", title_justify="left")
-    ratios = Table(title="Ours over the others", title_justify="left")
-    ways = figures["ways"]
-    for table, columns in ((raw, ("number", *ways, "simulation")), (ratios, ("simulation", "best of each", "bars"))):
-        table.add_column("objects")
-        for column in columns:
-            table.add_column(column, justify="right")
+    raw = _table("Raw bytes per user byte", ("objects", "number", *figures["ways"], "simulation"))
+    ratios = _table("Ours over the others", ("objects", "simulation", "best of each", "bars"))
     for drawn, cell in figures["cells"].items():
         values = (*cell["raw_bytes_per_user_byte"].values(), cell["simulated_raw_bytes_per_user_byte"])
         raw.add_row(drawn, f"{cell['objects']:,}", *(f"{value:.3f}" for value in values))

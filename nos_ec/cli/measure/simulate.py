@@ -18,6 +18,7 @@ from nos_ec.cli.measure.simulate_gc import gc_command
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import count_text, emit, facts, out
 from nos_ec.cli.terminal.streams import Source
+from nos_ec.cli.terminal.values import Seed
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS
@@ -62,7 +63,7 @@ def simulate_command(
             " the curve over prices. Default: consumer.split_bytes."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
+    seed: Seed = 1,
     as_json: AsJson = False,
 ) -> None:
     """Pack object sizes without storing anything. Shows the utilisation next to the proven upper bound, and the raw

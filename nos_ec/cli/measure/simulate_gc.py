@@ -19,7 +19,7 @@ from nos_ec.bench.gc.workloads import GC_WORKLOADS, Workload, gc_workload, sized
 from nos_ec.bench.workloads import WORKLOADS
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import count_text, emit, facts, print_lines, size_text, ticking
-from nos_ec.cli.terminal.values import size_option
+from nos_ec.cli.terminal.values import Seed, size_option
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.gc.gc_policy import (
     HOLE_RATIO_MIN,
@@ -101,7 +101,7 @@ def gc_command(
     days: Annotated[
         float | None, typer.Option(help="Days to simulate. The second half is measured, of E the last third.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
+    seed: Seed = 1,
     as_json: AsJson = False,
 ) -> None:
     """Run a GC policy over simulated days without storing anything. Shows how much is written and how much space is

@@ -13,7 +13,7 @@ from nos_ec.cli.operator.findings import NewPlan, Report, print_hidden
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.terminal.errors import ProblemsFound
 from nos_ec.cli.terminal.output import count_text, emit, facts, progress, size_text, time_text
-from nos_ec.cli.terminal.values import rate_of
+from nos_ec.cli.terminal.values import MaxDuration, rate_of
 from nos_ec.cli.terminal.watching import keeping_counts
 from nos_ec.core.errors import Transient
 from nos_ec.core.findings import BEYOND_MENDING, FindingKind
@@ -39,10 +39,7 @@ def scrub(
             help="Read at most this many bytes per second, such as 64MiB; 0 for no limit. Default: scrub.bytes_per_s.",
         ),
     ] = None,
-    max_duration: Annotated[
-        int | None,
-        typer.Option("--max-duration", min=1, metavar="SECONDS", help="End after this time. The next run continues."),
-    ] = None,
+    max_duration: MaxDuration = None,
     repair: Annotated[
         bool, typer.Option("--repair/--no-repair", help="Mend damage where possible (the default), or only report it.")
     ] = True,

@@ -11,7 +11,7 @@ import typer
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.terminal.errors import exit_code
 from nos_ec.cli.terminal.output import count_text, emit, out, progress, short_text, size_text
-from nos_ec.cli.terminal.values import rate_of
+from nos_ec.cli.terminal.values import MaxDuration, rate_of
 from nos_ec.cli.terminal.watching import keeping_counts
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.engine.upkeep.shard_rebuild import RebuildResult
@@ -38,10 +38,7 @@ def shards_rebuild(
             " shards.rebuild_bytes_per_s.",
         ),
     ] = None,
-    max_duration: Annotated[
-        int | None,
-        typer.Option("--max-duration", min=1, metavar="SECONDS", help="End after this time. The next run continues."),
-    ] = None,
+    max_duration: MaxDuration = None,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild missing shards of blocks.

@@ -19,6 +19,11 @@ Since = Annotated[
         help="A time in UTC such as 2026-05-31 or 2026-05-31T14:00, or an age such as 90m, 12h or 7d.",
     ),
 ]
+MaxDuration = Annotated[
+    int | None,
+    typer.Option("--max-duration", min=1, metavar="SECONDS", help="End after this time. The next run continues."),
+]
+Seed = Annotated[int, typer.Option(help="Seed of all random choices.")]
 Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="As --since.")]
 
 _AGE = re.compile(r"(\d{1,9})([smhd])")

@@ -40,7 +40,7 @@ CEPH = {"NOS_EC_STORE__BACKEND": "ceph", "NOS_EC_CEPH__CONF_FILE": "/etc/ceph/ce
             "device_bytes",
             "too small for 4 segments of landing.segment_bytes; use at least 34603008",
         ),
-        (env(devices="/dev/sdb, a", device_bytes="16MiB"), "device_bytes", "no room for 4 segments"),
+        (env(devices="/dev/sdb, a", device_bytes="16MiB"), "device_bytes", "too small for 4 segments"),
         (CEPH | env(devices="a"), "devices", 'only store.backend = "local" has devices'),
         (CEPH | env(copies="2"), "copies", "on Ceph the landing pool determines the number of copies"),
     ],
