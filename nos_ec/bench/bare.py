@@ -1,4 +1,4 @@
-"""The same storage work without the product, with nothing but librados calls from Python.
+"""Does the same storage work without the product, with librados calls from Python only.
 
 floor  reads landing copies and appends stripes, window by window, with the consumer's concurrency. No metadata, no
        log, no packing, no checksums, no layout: it appends constant bytes.
@@ -17,13 +17,13 @@ from typing import Any
 from nos_ec.core.errors import Transient
 
 Timer = Callable[[], float]
-"""Seconds since any fixed point; never decreases."""
+"""Returns seconds since some fixed moment, and never decreases."""
 
 
 @dataclass(frozen=True, slots=True)
 class BareWindow:
-    """One append and the reads before it. reads: the name of a RADOS object, offset and length in bytes of each.
-    stripe_count: the stripes that the append writes."""
+    """One append and the reads before it. Each of `reads` is (name of a RADOS object, offset, length) in bytes;
+    `stripe_count` is the number of stripes that the append writes."""
 
     reads: Sequence[tuple[str, int, int]]
     stripe_count: int
@@ -34,24 +34,25 @@ BareGroup = Sequence[BareWindow]
 
 
 class InFlight:
-    """Asynchronous operations in flight, at most `limit` of them. Failures are raised by `wait`."""
+    """Runs at most `limit` asynchronous operations at the same time. `wait` raises their failures."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._room = threading.Semaphore(limit)
+        self._slots = threading.Semaphore(limit)
         self._failed: list[str] = []
 
     def start(self, operation: Callable[..., Any], *arguments: Any) -> None:
-        """Start `operation(*arguments, on_complete)` of the binding as soon as there is room."""
-        self._room.acquire()
+        """Start `operation(*arguments, on_complete)` of the binding once fewer than `limit` operations are in
+        flight."""
+        self._slots.acquire()
         operation(*arguments, self._done)
 
     def wait(self) -> None:
         """Wait for all started operations. Raises Transient if one of them failed."""
         for _ in range(self._limit):
-            self._room.acquire()
+            self._slots.acquire()
         for _ in range(self._limit):
-            self._room.release()
+            self._slots.release()
         if self._failed:
             raise Transient(f"bench: {len(self._failed)} operations failed, the first with {self._failed[0]}")
 
@@ -60,7 +61,7 @@ class InFlight:
         code = completion.get_return_value()
         if code < 0:
             self._failed.append(f"errno {-code}")
-        self._room.release()
+        self._slots.release()
 
 
 def put_all(pool: Any, names: Sequence[str], datas: Iterable[bytes], in_flight_max: int) -> None:
@@ -80,7 +81,7 @@ def remove_all(pool: Any, names: Sequence[str], in_flight_max: int) -> None:
 
 
 class Floor:
-    """The landing reads and stripe appends of `groups`, on `lanes` threads with `reads` reads in flight in total."""
+    """Does the landing reads and stripe appends of groups, on `lanes` threads with `reads` reads in flight in total."""
 
     def __init__(self, landing: Any, blocks: Any, lanes: int, reads: int) -> None:
         self._landing = landing
@@ -91,7 +92,7 @@ class Floor:
         self.block_names: list[str] = []
 
     def run(self, groups: Sequence[BareGroup], stripe_size: int, stripes_per_block: int, prefix: str) -> None:
-        """Process the groups. Raises whatever a lane raised (Transient, or an error of the binding)."""
+        """Process the groups. Raises the error of a lane (Transient, or an error of the binding)."""
         waiting: queue.SimpleQueue[BareGroup] = queue.SimpleQueue()
         for group in groups:
             waiting.put(group)
@@ -116,21 +117,21 @@ class Floor:
         running.wait()
 
     def append(self, block: str, data: bytes) -> None:
-        """Append `data`. Durable on return."""
+        """Append `data` to a block. It is durable on return. Raises Transient."""
         completion = self._blocks.aio_append(block, data)
         completion.wait_for_complete()
         if (code := completion.get_return_value()) < 0:
             raise Transient(f"bench: an append failed with errno {-code}")
 
     def content(self, size_bytes: int) -> bytes:
-        """Bytes to append; the same bytes for the same size."""
+        """Return bytes to append; always the same for the same size."""
         if size_bytes not in self._contents:
             self._contents[size_bytes] = random.Random(size_bytes).randbytes(size_bytes)
         return self._contents[size_bytes]
 
 
 class _FloorLane(threading.Thread):
-    """One lane: one group at a time, into its own blocks."""
+    """A lane, which writes one group at a time into its own blocks."""
 
     def __init__(
         self, floor: Floor, waiting: queue.SimpleQueue[BareGroup], name: str, stripe_size: int, stripes_per_block: int

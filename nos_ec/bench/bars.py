@@ -1,4 +1,4 @@
-"""The performance that the product promises, as limits on the figures of a bench."""
+"""The performance that the product promises, as limits on the figures of a benchmark."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure (its path in the JSON, separated by dots) and its limit: a minimum or a maximum."""
+    """A limit of a figure: a minimum or a maximum. `figure` is its path in the JSON, separated by dots."""
 
     figure: str
     limit: float
     at_least: bool
 
     def missed(self, figures: Mapping[str, Any]) -> str | None:
-        """Return a sentence that says how the bar is missed, or None if it is met. A missing figure misses its bar."""
+        """Return a sentence about how the bar is missed, or None if it is met. A missing figure misses its bar."""
         value: Any = figures
         for part in self.figure.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -45,7 +45,7 @@ PIPELINE: Mapping[str | int, Sequence[Bar]] = {
     70_000: (OVER_FLOOR,),
     1 << 20: (OVER_FLOOR,),
 }
-"""By workload, or size of all objects in bytes. Others have no bars."""
+"""Bars by workload, or by size of all objects in bytes. Other workloads have no bars."""
 
 READ: Sequence[Bar] = (
     Bar("osds_per_get", 1, at_least=False),
@@ -53,18 +53,18 @@ READ: Sequence[Bar] = (
     Bar("p50_over_bare", 1.15, at_least=False),
 )
 READ_OF_ONE_SIZE: Sequence[Bar] = (*READ[1:], Bar("split_over_whole", 1.35, at_least=False))
-"""The same where all objects have one size, of which some are split and have chunks on two OSDs or more."""
+"""Bars if all objects have the same size. Some of them are split, with chunks on two or more OSDs."""
 WHOLE_LIFE_MS: Mapping[str | int, float] = {"W1": 6.0, 65536: 2.0}
-"""CPU milliseconds of everything for PUT, publish, pack and reap; by workload or size of the objects. Of a machine on
-which `single` takes SINGLE_LIFE_MS."""
+"""CPU milliseconds of all processes for PUT, publish, pack and reap; by workload or size of the objects. They hold for
+a machine on which `single` takes SINGLE_LIFE_MS."""
 SINGLE_LIFE_MS: Mapping[str | int, float] = {"W1": 11.9, 65536: 6.9}
-"""docs/BENCH.md says where these are from."""
+"""docs/BENCH.md explains the source of these values."""
 SQL_CALLERS, SQL_MS, SINGLE_SQL_MS = 16, 0.4, 1.1
-"""CPU milliseconds of the database for a PUT, with this many callers, and those of `single` with W1 on the machine of
+"""CPU milliseconds of the database per PUT, with this many callers, and the same for `single` with W1 on the machine of
 SINGLE_LIFE_MS."""
 PUTS_ON_CEPH: Mapping[tuple[str | int, int], float] = {("W1", 16): 2.0, (65536, 64): 3.0}
 PUTS_EMBEDDED: Mapping[tuple[str | int, int], float] = {(4096, 1): 1.5, (4096, 16): 4.0, (4096, 64): 7.0}
-"""By workload or size, and callers: PUTs/s over the first way's."""
+"""PUTs/s divided by the PUTs/s of the first way, by workload or size, and number of callers."""
 _Cells = Mapping[tuple[str | int, int], float]
 _LIFE = "log_over_store.cpu_ms_per_object"
 LANDING_ON_CEPH: Mapping[str, _Cells] = {
@@ -92,8 +92,8 @@ LANDING_EMBEDDED: Mapping[str, _Cells] = {
     f"{_LIFE}.put.client": {(4096, 16): 8.0, (65536, 16): 7.0, ("W1", 16): 4.0},
     "log.over_bare": {(65536, 16): 0.4, (65536, 64): 0.4, ("W1", 16): 0.4, ("W1", 64): 0.4},
 }
-"""By figure, then by workload or size of the objects, and callers: how many times as many PUTs/s, and how many times
-less CPU time."""
+"""By figure, then by workload or size of the objects, and number of callers: how many times as many PUTs/s, and how
+many times less CPU time."""
 
 GC: Sequence[Bar] = (
     Bar("ours_over_floor", 0.8, at_least=True),
@@ -101,11 +101,11 @@ GC: Sequence[Bar] = (
     Bar("get_p99_with_over_without", 2.0, at_least=False),
 )
 GETS_OVER_RADOSGW: Mapping[int, float] = {1: 0.6, 2: 0.8}
-"""By processes of the gateway; more are like two."""
+"""Limits by number of gateway processes; two stands for more, too."""
 
 
 def s3_bars(processes: int, *, on_ceph: bool, with_radosgw: bool) -> list[Bar]:
-    """The bars of `bench s3`, with this many processes of the gateway."""
+    """Return the bars of `bench s3`, with this many processes of the gateway."""
     bars = [Bar("gateway.ms.list.p50", 20.0, at_least=False)]
     if on_ceph:
         bars.append(Bar("gateway.osd_reads_per_get", 1, at_least=False))
@@ -121,12 +121,12 @@ def s3_bars(processes: int, *, on_ceph: bool, with_radosgw: bool) -> list[Bar]:
 
 OURS_OVER_SIMULATION = 1.03
 OURS_OVER_EACH, WASTEFUL = 1.04, 1.45
-"""Raw bytes over those of an object each, which must not be exceeded at all where an object each takes more than
-WASTEFUL raw bytes per user byte."""
+"""Limit of our raw bytes over the raw bytes of one RADOS object per object. If the latter takes more than WASTEFUL raw
+bytes per user byte, the limit is 1."""
 
 
 def space_bars(figures: Mapping[str, Any]) -> list[Bar]:
-    """The bars of `bench space`, for the cells of these figures."""
+    """Return the bars of `bench space`, for the cells of these figures."""
     bars = []
     for drawn, cell in figures["cells"].items():
         bars.append(Bar(f"cells.{drawn}.ours_over_simulation", OURS_OVER_SIMULATION, at_least=False))
@@ -140,10 +140,11 @@ SCAN: Sequence[Bar] = (Bar("many_over_few", 0.8, at_least=True),)
 
 
 def life_bars(ways: Sequence[str], drawn: str | int, callers: int, *, on_ceph: bool) -> list[Bar]:
-    """The bars of `bench life`: of the last of these ways, and of that way over the first one if there are several.
-    The cost of a whole life is compared with that of the first way, because machines differ, and days of one machine.
+    """Return the bars of `bench life`: of the last of these ways, and of its ratios to the first way if there are
+    several. The cost of a whole life is compared with the first way, because machines differ, and one machine differs
+    from day to day.
 
-    drawn: the name of a workload, or the size of all objects in bytes.
+    `drawn` is the name of a workload, or the size of all objects in bytes.
     """
     base, way = ways[0], ways[-1]
     bars = []
@@ -168,9 +169,10 @@ def life_bars(ways: Sequence[str], drawn: str | int, callers: int, *, on_ceph: b
 
 
 def landing_bars(drawn: Sequence[str | int], callers: Sequence[int], *, on_ceph: bool) -> list[Bar]:
-    """The bars of `bench landing` for these objects and callers: what the landing log promises over one copy each.
+    """Return the bars of `bench landing` for these objects and callers: the advantage of the landing log over one copy
+    per object.
 
-    drawn: names of workloads, or sizes of objects in bytes.
+    `drawn` has names of workloads, or sizes of objects in bytes.
     """
     table = LANDING_ON_CEPH if on_ceph else LANDING_EMBEDDED
     bars = []
@@ -191,5 +193,5 @@ def landing_bars(drawn: Sequence[str | int], callers: Sequence[int], *, on_ceph:
 
 
 def missed(bars: Sequence[Bar], figures: Mapping[str, Any]) -> list[str]:
-    """One sentence for each missed bar."""
+    """Return one sentence for each missed bar."""
     return [sentence for bar in bars if (sentence := bar.missed(figures)) is not None]

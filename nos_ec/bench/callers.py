@@ -1,4 +1,4 @@
-"""A closed loop: callers that each make their next call as soon as the last one has returned."""
+"""Runs a closed loop: callers that make their next call as soon as the last one has returned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def call_all(callers: int, items: Iterable[T], call: Callable[[T], object], timer: Timer) -> list[float]:
-    """Call `call` with each item, from `callers` threads; returns how long each call took, in seconds, in no
+    """Call `call` with each item, from `callers` threads, and return the durations of the calls in seconds, in no
     particular order. After an error no further call is made, and the first error is raised."""
     shared = _Shared(items)
     threads = [_Caller(shared, call, timer) for _ in range(callers)]
@@ -26,7 +26,7 @@ def call_all(callers: int, items: Iterable[T], call: Callable[[T], object], time
 
 
 class _Shared:
-    """The items that are left. Safe to call from several threads."""
+    """The remaining items. Safe to use from several threads."""
 
     def __init__(self, items: Iterable[object]) -> None:
         self._items = iter(items)
@@ -34,7 +34,7 @@ class _Shared:
         self.error: BaseException | None = None
 
     def take(self) -> Iterator[object]:
-        """Yield items until none is left or a call has failed."""
+        """Yields items until none is left or a call has failed."""
         while True:
             with self._lock:
                 if self.error is not None:
@@ -46,7 +46,7 @@ class _Shared:
             yield item
 
     def fail(self, error: BaseException) -> None:
-        """End all callers."""
+        """Record an error, which ends all callers."""
         with self._lock:
             self.error = self.error or error
 

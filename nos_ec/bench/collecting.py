@@ -1,4 +1,4 @@
-"""`bench gc`: how fast GC moves live bytes, what it reads to decide, and what that does to GETs.
+"""`bench gc` measures how fast GC moves live bytes, how much it reads to decide, and how it slows down GETs.
 
 ours     one run of GC over blocks of which about half is dead: choosing, headers, rows, live bytes, new groups, reading
          them back, commits, condemned blocks. Without deleting blocks, which waits for a grace period anyway.
@@ -9,9 +9,9 @@ safe     the floor, but each group is read back as well, as GC must do because i
 same_io  the same, but each group reads the objects that GC has put into it. GC packs objects of a bucket together
          (docs/adr/0033), so it finds few of them side by side.
 
-All read blocks that were written a moment ago, the floors after GC, so that caches are on their side. GETs are timed
-while nothing else happens, and while GC runs in a process of its own as it is configured and deployed: with rests, and
-with the priority of its unit.
+All ways read blocks that were just written. The floors run after GC, so that caches favour the floors. GETs are timed
+without GC, and while GC runs in a separate process as it is configured and deployed: with rests, and with the priority
+of its systemd unit.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ KEPT_OF = 2
 """Every other object is deleted."""
 GRACE_MS = 3_600_000
 EXTENTS_PER_READ = 32
-"""As many as GC reads at once from a block."""
+"""GC reads this many extents of a block at once."""
 CHILD_S_MAX = 3600.0
 GC_NICE = 10
 """The priority that deploy/ gives GC."""
@@ -61,8 +61,8 @@ GC_NICE = 10
 
 @dataclass(frozen=True, slots=True)
 class CollectingOptions:
-    """objects: packed in each round. rounds: those that count. reads: GETs timed without GC, and at least as many with
-    it if it runs that long."""
+    """Options of `bench gc`. `objects` are packed in each round, `rounds` does not include the warm-up. `reads` GETs
+    are timed without GC; with GC, GETs are timed while it runs."""
 
     objects: int
     rounds: int
@@ -72,8 +72,8 @@ class CollectingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What one way moved, how long that took, and the CPU seconds of each group of processes; None for a group on
-    another machine."""
+    """The bytes that one way moved, the time that it took, and the CPU seconds of each group of processes; None for a
+    group on another machine."""
 
     live_bytes: int
     seconds: float
@@ -86,7 +86,8 @@ class Moved:
 
 
 def cpu_ms_per_mb(runs: Sequence[Moved]) -> dict[str, float | None]:
-    """CPU milliseconds per 10^6 live bytes over all runs, by group of processes, with a `total` of the known ones."""
+    """Return CPU milliseconds per 10^6 live bytes over all runs, by group of processes, with a `total` of the known
+    groups."""
     moved_mb = sum(run.live_bytes for run in runs) / 1e6
     found: dict[str, float | None] = {}
     for name in runs[0].cpu_s:
@@ -98,7 +99,8 @@ def cpu_ms_per_mb(runs: Sequence[Moved]) -> dict[str, float | None]:
 
 
 def gc_settings(settings: Settings) -> Settings:
-    """The settings of the scratch store: GC as configured, but it collects whatever is about half dead."""
+    """Return the settings of the temporary store: GC as configured, except that it collects all blocks that are about
+    half dead, without rate limits."""
     gc = settings.gc.model_copy(
         update={"policy": "threshold", "hole_ratio_min": HOLE_RATIO_MIN, "bytes_per_s": 0, "operations_per_s": 0}
     )
@@ -106,7 +108,7 @@ def gc_settings(settings: Settings) -> Settings:
 
 
 def collect(settings: Settings) -> None:
-    """One run of GC, in a process of its own. What it logs must not be among the figures."""
+    """Run GC once, in a process of its own. Its logs go to stderr, because stdout has the figures."""
     with redirect_stdout(sys.stderr), open_system(settings) as system:
         gc_service(system).run_once()
 
@@ -125,7 +127,7 @@ class CollectingBench:
         self._results: list[CollectionResult] = []
 
     def run(self) -> dict[str, Any]:
-        """The figures (docs/BENCH.md explains them). Raises NosError."""
+        """Run all rounds, and return the figures (docs/BENCH.md explains them). Raises NosError."""
         rounds = warmed_up(self._round, self._options.rounds, self._tick)
         rates = {way: [moved.mb_per_s for moved in runs] for way, runs in rounds.items()}
         best = {way: max(found) for way, found in rates.items()}
@@ -173,7 +175,7 @@ class CollectingBench:
         return replace(options, block_grace_ms=GRACE_MS, slowdown_max=0.0, short_bytes=0, floor_bytes=0)
 
     def _fill(self) -> list[ObjectKey]:
-        """Pack objects, and delete every other one. Returns those that are left."""
+        """Pack objects, delete every other one, and return the keys of the remaining objects."""
         system = self._system
         drawn = sizes(WORKLOAD, self._options.objects, self._rng, size_max(system.geometry))
         keys = [row.key for row in self._objects.land(list(drawn))]
@@ -184,7 +186,7 @@ class CollectingBench:
         return kept
 
     def _placed(self) -> list[Placed]:
-        """The objects in blocks, in the order of their places."""
+        """Return the objects in blocks, in the order of their places."""
         metadata, after = self._system.metadata, None
         found: list[Placed] = []
         while page := metadata.list_blocks(after, 500):
@@ -195,8 +197,8 @@ class CollectingBench:
         return found
 
     def _moved(self, before: Sequence[Placed]) -> list[Extent]:
-        """Where the objects were that GC has moved, in the order of their new places. Which ones it moves is for GC to
-        decide."""
+        """Return the old places of the objects that GC has moved, in the order of their new places. Only GC knows which
+        objects it moves."""
         old = {one.object_id: one.extent for one in before}
         return [old[one.object_id] for one in self._placed() if one.extent != old[one.object_id]]
 
@@ -208,7 +210,8 @@ class CollectingBench:
             return collector.run(lambda: system.writer(held.lease, BlockKind.SURVIVOR))
 
     def _floor(self, extents: Sequence[Extent], stripes: int, *, reads_back: bool) -> Moved:
-        """Read the extents, in groups in their order, and write so many stripes. reads_back: and read these as well."""
+        """Read the extents, in groups and in their order, and write this many stripes. With `reads_back`, read these as
+        well."""
         system, geometry = self._system, self._system.geometry
         lanes, groups = self._options_of_gc().lanes, geometry.windows_for(stripes)
         bounds = [number * len(extents) // groups for number in range(groups + 1)]
@@ -273,11 +276,11 @@ class CollectingBench:
         process.join(0)
         if process.exitcode:
             raise Transient(f"bench: GC ended with {process.exitcode}; see the log")
-        without, beside = latency_ms(without_s), latency_ms(with_s)
+        without, with_gc = latency_ms(without_s), latency_ms(with_s)
         return {
             "gets": len(with_s),
-            "get_ms": {"without_gc": without, "with_gc": beside},
-            "get_p99_with_over_without": beside["p99"] / without["p99"],
+            "get_ms": {"without_gc": without, "with_gc": with_gc},
+            "get_p99_with_over_without": with_gc["p99"] / without["p99"],
         }
 
     def _timed_get(self, keys: Sequence[ObjectKey]) -> float:
@@ -292,7 +295,7 @@ def _median_ratio(rates: Sequence[float], others: Sequence[float]) -> float:
 
 
 def _by_block(extents: Sequence[Extent]) -> list[list[Extent]]:
-    """Extents of one block together, as GC reads them."""
+    """Group consecutive extents of the same block, as GC reads them."""
     found: list[list[Extent]] = []
     for extent in extents:
         last = found[-1] if found else []

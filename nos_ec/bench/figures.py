@@ -1,4 +1,4 @@
-"""The figures of runs: rates, percentiles, medians over the rounds."""
+"""Computes the figures of runs: rates, percentiles, medians over the rounds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One way of storing, in one round. cpu_s: CPU seconds by group of processes; None for a group on another machine.
-    client_writes, store_writes, allocated_bytes: what the OSDs counted during the run."""
+    """The measurements of one way in one round. `cpu_s` has CPU seconds by group of processes, None for a group on
+    another machine. The OSDs counted client_writes, store_writes and allocated_bytes during the run."""
 
     objects: int
     bytes: int
@@ -29,8 +29,8 @@ class Run:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that is at least as large as this percentage of the values (nearest rank). Raises ValueError
-    if there are no values."""
+    """Return the smallest value that is at least as large as this percentage of the values (nearest rank). Raises
+    ValueError if there are no values."""
     if not values:
         raise ValueError("no values to take a percentile of")
     ordered = sorted(values)
@@ -39,7 +39,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def summary(runs: Sequence[Run]) -> dict[str, object]:
-    """The figures of all rounds of one way: medians of the rates, and costs per object over all rounds."""
+    """Return the figures of all rounds of one way: medians of the rates, and costs per object over all rounds."""
     objects, size = sum(run.objects for run in runs), sum(run.bytes for run in runs)
     return {
         "objects_per_s": median(run.objects_per_s for run in runs),
@@ -53,12 +53,12 @@ def summary(runs: Sequence[Run]) -> dict[str, object]:
 
 
 def ratio(runs: Sequence[Run], others: Sequence[Run]) -> float:
-    """Return how many times as fast as `others` the `runs` were, in objects/s; the median over the rounds."""
+    """Return how many times as fast as `others` the `runs` were, in objects/s, as the median over the rounds."""
     return median(run.objects_per_s / other.objects_per_s for run, other in zip(runs, others, strict=True))
 
 
 def cpu_ms(runs: Sequence[Run]) -> dict[str, float | None]:
-    """CPU milliseconds per object over all runs, by group of processes, with a `total` of the known ones."""
+    """Return CPU milliseconds per object over all runs, by group of processes, with a `total` of the known groups."""
     objects = sum(run.objects for run in runs)
     found: dict[str, float | None] = {}
     for name in runs[0].cpu_s:
@@ -70,5 +70,5 @@ def cpu_ms(runs: Sequence[Run]) -> dict[str, float | None]:
 
 
 def latency_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """Percentiles in milliseconds."""
+    """Return percentiles in milliseconds."""
     return {f"p{percent}": percentile(seconds, percent) * 1000 for percent in PERCENTILES}

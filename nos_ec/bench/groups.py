@@ -1,5 +1,5 @@
-"""Measures how long it takes to write a stripe group (read the sources, append, commit), by its number of stripes. One
-lane writes one group at a time."""
+"""Measures the time to write a stripe group (read the sources, append, commit), by its number of stripes. One lane
+writes one group at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def group_latencies(
     system: System, objects: Objects, groups: int, rng: random.Random, timer: Timer
 ) -> dict[str, dict[str, float]]:
     """Return, by number of stripes from 1 to the geometry's limit, the number of timed groups (`groups`) and
-    percentiles in milliseconds. First lands the objects that it packs. Raises NosError."""
+    percentiles in milliseconds. Lands the objects first. Raises NosError."""
     found: dict[str, dict[str, float]] = {}
     with system.lease(system.member_name("bench"), system.settings.consumer.lease_ttl_ms) as held:
         writer = system.writer(held.lease, BlockKind.FRESH)
@@ -56,7 +56,7 @@ def _drawn(geometry: Geometry, groups: int, stripe_count: int, rng: random.Rando
 
 
 def _plans(system: System, rows: list[ObjectRow], stripe_count: int) -> list[GroupPlan[Packable]]:
-    """Full groups of this many stripes; objects left over at the end stay in the landing store."""
+    """Return full groups of this many stripes. Objects left over at the end stay in the landing store."""
     window = system.settings.consumer.window_objects
     packer: MergeList[Packable] = BestFitMergeList(system.geometry, window, 0, stripe_count)
     for row in rows:

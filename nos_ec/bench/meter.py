@@ -15,8 +15,7 @@ NO_COUNTERS = OsdCounters(0, 0, 0, {}, 0)
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """The available instruments. timer: seconds since any fixed point. osds: None when the store is not on Ceph; what
-    OSDs count is then 0."""
+    """The instruments of a benchmark. `osds` is None if the store is not on Ceph; the counters of OSDs are then 0."""
 
     timer: Timer
     processes: Processes
@@ -24,7 +23,7 @@ class Instruments:
 
     @property
     def cluster(self) -> BenchCluster:
-        """The cluster, for benches of Ceph."""
+        """The cluster, for benchmarks that need Ceph."""
         assert self.osds is not None
         return self.osds
 
@@ -36,7 +35,7 @@ class Meter:
     """
 
     def __init__(self, instruments: Instruments, drawn: Sequence[int]) -> None:
-        """drawn: sizes in bytes of the objects that the run stores."""
+        """`drawn` has the sizes in bytes of the objects that the run stores."""
         self._instruments = instruments
         self._objects = len(drawn)
         self._bytes = sum(drawn)
@@ -72,7 +71,7 @@ class Meter:
 
     @property
     def run(self) -> Run:
-        """What was measured."""
+        """The measurements."""
         before, after = self._before, self._after
         assert before is not None
         assert after is not None
@@ -88,7 +87,7 @@ class Meter:
 
 
 def spent_s(processes: Processes, before: Mapping[str, float | None]) -> dict[str, float | None]:
-    """CPU seconds of each group since `cpu_s` was `before`; None if they are unknown."""
+    """Return the CPU seconds that each group has used since `cpu_s` returned `before`; None if they are unknown."""
     return {name: _less(after, before[name]) for name, after in processes.cpu_s().items()}
 
 

@@ -1,4 +1,4 @@
-"""Objects for a bench: generates their bytes, and PUTs them into the landing store as users do."""
+"""Generates objects for a benchmark, and PUTs them into the landing store as users do."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from nos_ec.engine.objects.streams import ByteStream
 from nos_ec.ports.metadata import ObjectRow
 
 BUCKETS = 32
-"""Enough buckets that every partition of the log gets some."""
+"""Enough buckets for every partition of the log."""
 PUT_BATCH_BYTES = 64 << 20
 PUT_BATCH_OBJECTS = 500
 NOISE_BYTES = 8 << 20
-"""Objects are pieces of a buffer of this many random bytes, which do not compress."""
+"""Objects are pieces of a buffer of about this many random bytes, which do not compress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An object: its key, and its bytes as a part of a buffer."""
+    """An object: its key, and its bytes in a shared buffer."""
 
     key: ObjectKey
     view: memoryview
 
     def stream(self) -> ByteStream:
-        """The bytes as a client sends them."""
+        """Return the bytes as a stream, as a client sends them."""
         return _PieceStream(self.view)
 
 
 class _PieceStream:
-    """Copies the bytes once, as reading a socket does."""
+    """A stream that copies the bytes once, as reading from a socket does."""
 
     def __init__(self, view: memoryview) -> None:
         self._rest = view
@@ -46,7 +46,7 @@ class _PieceStream:
 
 
 class Objects:
-    """Objects of given sizes, each under a new name. Not thread-safe."""
+    """Makes objects of given sizes, each under a new name. Not thread-safe."""
 
     def __init__(self, system: System, rng: random.Random) -> None:
         self._system = system
@@ -55,17 +55,17 @@ class Objects:
         self._numbers = count()
 
     def number(self) -> int:
-        """A number that was not used before."""
+        """Return a number that was not used before."""
         return next(self._numbers)
 
     def pieces(self, drawn: Sequence[int]) -> Iterator[bytes]:
-        """Incompressible bytes of these sizes."""
+        """Yields incompressible bytes of these sizes."""
         for size in drawn:
             start = self._rng.randrange(NOISE_BYTES)
             yield self._noise[start : start + size]
 
     def new(self, drawn: Sequence[int]) -> list[Piece]:
-        """New objects of these sizes, whose bytes take no memory of their own."""
+        """Return new objects of these sizes. They share one buffer, so they take no memory of their own."""
         return [
             Piece(key_of(self.number()), memoryview(self._noise)[start : start + size])
             for size in drawn
@@ -73,7 +73,7 @@ class Objects:
         ]
 
     def land(self, drawn: Sequence[int]) -> list[ObjectRow]:
-        """PUT objects of these sizes; returns their rows. Raises NoSpace, Transient."""
+        """PUT objects of these sizes, and return their rows. Raises NoSpace, Transient."""
         store = self._system.store()
         objects = zip(map(key_of, self._numbers), self.pieces(drawn), strict=False)
         batch_objects = max(1, min(PUT_BATCH_OBJECTS, PUT_BATCH_BYTES * len(drawn) // sum(drawn)))
@@ -84,5 +84,5 @@ class Objects:
 
 
 def key_of(number: int) -> ObjectKey:
-    """The name of the object with this number."""
+    """Return the key of the object with this number."""
     return ObjectKey(f"bucket-{number % BUCKETS:02}", f"{number:09}.bin")

@@ -1,1 +1,1 @@
-"""`nos-ec simulate gc`: how much GC copies, and how much space stays dead, without storing anything."""
+"""`nos-ec simulate gc` simulates how much GC copies and how much space stays dead, without storing anything."""

@@ -1,4 +1,4 @@
-"""`bench life`: CPU of an object from its PUT until it is packed, in each way of landing it.
+"""`bench life` measures the CPU time of an object from its PUT until it is deleted, for each way of landing.
 
-May import `servers` and the modules of bench itself. Begin with life_bench.py.
+May import `servers` and the modules of bench itself. Start reading with life_bench.py.
 """

@@ -49,7 +49,7 @@ from nos_ec.cli.terminal.values import Seed, size_option
 from nos_ec.core.errors import InvalidInput
 
 bench_app = typer.Typer(
-    help="Measure a temporary store. It uses the configured servers: Ceph, Kafka and MySQL.",
+    help="Measure a temporary store on the configured servers: Ceph, Kafka and MySQL.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -141,11 +141,12 @@ def pipeline(
     ] = 3,
     groups: Annotated[int, typer.Option(min=1, help="Groups timed for each number of stripes.")] = 25,
     landing: Annotated[
-        Literal["store", "log"], typer.Option(help="Where the objects lie that are packed (landing.mode).")
+        Literal["store", "log"], typer.Option(help="Where the objects land that are packed (landing.mode).")
     ] = "store",
     naive: Annotated[bool, typer.Option(help="Also measure naive writes, into a temporary pool.")] = True,
 ) -> None:
-    """Measure packing. Against the same bare reads and appends (floor), and against one write per object (naive)."""
+    """Measure packing. Compares it with the same bare reads and appends (floor), and with one write per object
+    (naive)."""
     drawn = _drawn(workload, size)
     settings = context(ctx).settings()
     with ExitStack() as stack:
@@ -171,10 +172,10 @@ def read(
     ] = None,
     objects: Annotated[int, typer.Option(min=100, help="Objects to pack.")] = 2000,
     reads: Annotated[int, typer.Option(min=10, help="GETs timed each way.")] = 2000,
-    sample: Annotated[int, typer.Option(min=1, help="GETs for which the OSDs that read are counted one by one.")] = 50,
+    sample: Annotated[int, typer.Option(min=1, help="GETs for which the reading OSDs are counted separately.")] = 50,
 ) -> None:
-    """Measure GETs of small packed objects. Against bare reads of the same bytes plus one row look-up. With --size,
-    also GETs of split objects, against those of the others."""
+    """Measure GETs of small packed objects. Compares them with bare reads of the same bytes plus one row look-up. With
+    --size, also compares GETs of split objects with GETs of the others."""
     options = ReadOptions(size or WORKLOAD, objects, reads, sample, shared.seed)
     with bench_stack(context(ctx).settings(), shared.admin) as bench:
         figures = ReadBench(bench.system, bench.instruments, options).run()
@@ -192,11 +193,11 @@ def life(
     callers: Annotated[int, typer.Option(min=1, max=256, help="Threads that PUT, GET and DELETE.")] = 16,
     landing: Annotated[
         Literal["store", "log", "both"],
-        typer.Option(help="Where PUTs land. both: in each, and also without the queue of PUTs."),
+        typer.Option(help="Where PUTs land. both: each of them, and also without the queue of PUTs."),
     ] = "both",
     reads: Annotated[int, typer.Option(min=1, help="GETs of landed and of packed objects in each round.")] = 500,
 ) -> None:
-    """Measure what a whole life of objects costs, step by step. Also on an embedded store."""
+    """Measure the cost of an object's whole life, step by step. Also works on an embedded store."""
     drawn = _drawn(workload, size)
     options = LifeOptions(drawn, objects, rounds, callers, reads, shared.seed)
     settings = context(ctx).settings()
@@ -212,11 +213,12 @@ def landing(
     of: Annotated[str, typer.Option(help="Sizes in bytes or workloads, separated by commas.")] = "4096,65536,W1",
     callers: Annotated[str, typer.Option(help="Numbers of threads that PUT, separated by commas.")] = "1,16,64",
     objects: Annotated[
-        int, typer.Option(min=64, help="Objects of each round; a fourth of them for a lone caller.")
+        int, typer.Option(min=64, help="Objects of each round; a single caller lands a fourth of them.")
     ] = 1000,
     rounds: Rounds = 3,
 ) -> None:
-    """Measure landing alone, without rows. Against bare writes of the same bytes; also on an embedded store."""
+    """Measure landing alone, without rows. Compares it with bare writes of the same bytes. Also works on an embedded
+    store."""
     drawn = [_number(word, "size") if word.isdigit() else _known(word) for word in of.split(",")]
     options = LandingOptions(
         drawn, [_number(word, "number of callers") for word in callers.split(",")], objects, rounds, shared.seed
@@ -243,7 +245,7 @@ def scan_command(
     many_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting in the second measurement.")] = 2_000_000,
     batches: Annotated[int, typer.Option(min=1, help="Batches timed, each of producer.batch_objects rows.")] = 20,
 ) -> None:
-    """Measure how many rows per second a producer publishes. With few and with many rows waiting."""
+    """Measure how many rows per second a producer publishes. Compares few with many waiting rows."""
     with bench_stack(context(ctx).settings(), shared.admin) as bench:
         figures = scan(bench.system, ScanOptions(few_rows, many_rows, batches, shared.seed), bench.instruments.timer)
     shared.finish(figures, SCAN, lambda: _print_scan(figures))
@@ -269,7 +271,8 @@ def s3(
     pages: Annotated[int, typer.Option(min=1, help="LISTs of each way in each round.")] = 30,
     sample: Annotated[int, typer.Option(min=1, help="GETs for which the reads of OSDs are counted.")] = 50,
 ) -> None:
-    """Measure the S3 gateway. Beside the engine without HTTP, and beside radosgw; also on an embedded store."""
+    """Measure the S3 gateway. Compares it with the engine without HTTP, and with radosgw. Also works on an embedded
+    store."""
     settings = context(ctx).settings()
     options = S3Options(
         objects, size, rounds, put_callers, get_callers, small_objects, reads, pages, sample, shared.seed
@@ -288,7 +291,7 @@ def gc_command(
     rounds: Rounds = 3,
     reads: Annotated[int, typer.Option(min=10, help="GETs timed without GC.")] = 2000,
 ) -> None:
-    """Measure GC against bare reads and appends, and GETs beside it. Also on an embedded store."""
+    """Measure GC, and GETs while it runs. Compares GC with bare reads and appends. Also works on an embedded store."""
     settings = gc_settings(landing_settings(context(ctx).settings(), "log"))
     options = CollectingOptions(objects, rounds, reads, shared.seed)
     with ticking() as tick, bench_stores({"gc": settings}, shared.admin) as stores:
@@ -308,16 +311,19 @@ def space(
     bytes_min: Annotated[
         int,
         typer.Option(
-            "--bytes", parser=size_option, metavar="SIZE", help="Bytes of the objects of each size or workload."
+            "--bytes", parser=size_option, metavar="SIZE", help="Total bytes of the objects of each size or workload."
         ),
     ] = 64 << 20,
     pools: Annotated[
         bool,
-        typer.Option(help="On Ceph: also measure an object each, in temporary pools: erasure-coded and replicated."),
+        typer.Option(
+            help="On Ceph: also measure one RADOS object per object, in temporary erasure-coded and replicated pools."
+        ),
     ] = True,
 ) -> None:
-    """Measure raw bytes per user byte, by size of the objects. Against the simulation, and against an object each in
-    pools of the same cluster; also on an embedded store. Without --sizes and --workload, it measures some of each."""
+    """Measure raw bytes per user byte, by size of the objects. Compares them with the simulation, and with one RADOS
+    object per object in pools of the same cluster. Also works on an embedded store. Without --sizes and --workload, it
+    measures some of each."""
     drawn: list[str | int] = [size_option(word) for word in sizes.split(",")] if sizes else []
     drawn += [_known(word) for word in workload.split(",")] if workload else []
     options = SpaceOptions(drawn or DRAWN, bytes_min, shared.seed)
@@ -341,16 +347,16 @@ def _drawn(workload: str | None, size: int | None) -> str | int:
 
 
 def _known(workload: str) -> str:
-    """The name of a workload. Raises InvalidInput."""
+    """Return the name of a workload. Raises InvalidInput if it is unknown."""
     if workload not in WORKLOADS:
         raise InvalidInput(f"unknown workload {workload!r}; choose one of: {', '.join(WORKLOADS)}")
     return workload
 
 
 def _number(word: str, what: str) -> int:
-    """A number from 1 up. Raises InvalidInput."""
+    """Parse a number from 1 up. Raises InvalidInput."""
     if not (word.isdigit() and int(word)):
-        raise InvalidInput(f"{word!r} is no {what}; give numbers from 1 up, separated by commas")
+        raise InvalidInput(f"{word!r} is not a valid {what}; give numbers from 1 up, separated by commas")
     return int(word)
 
 
@@ -391,7 +397,7 @@ def _print_pipeline(figures: Mapping[str, Any]) -> None:
     if "ours_over_naive" in figures:
         out.print(f"ours over naive: [bold]{figures['ours_over_naive']:.2f}[/]")
     share = figures["lifetimes"]["share_of_consumer"]
-    out.print(f"knowing how long objects live, of the consumer's CPU time: [bold]{share:.2%}[/]")
+    out.print(f"share of the consumer's CPU time for learning lifetimes: [bold]{share:.2%}[/]")
     latencies = _table("Writing a group, milliseconds", ("stripes", "groups", "p50", "p90", "p99"), left=0)
     for stripes, one in figures["group_write_ms"].items():
         latencies.add_row(stripes, f"{one['groups']:.0f}", *(f"{one[p]:.1f}" for p in ("p50", "p90", "p99")))
@@ -497,7 +503,7 @@ def _print_gc(figures: Mapping[str, Any]) -> None:
     rows = {f"live MB/s, {way}": f"{rate:.1f}" for way, rate in figures["live_mb_per_s"].items()}
     rows["ours over floor"] = f"{figures['ours_over_floor']:.3f}"
     rows["ours over the floor that reads back"] = f"{figures['ours_over_safe']:.3f}"
-    rows["that floor over the floor"] = f"{figures['safe_over_floor']:.3f}"
+    rows["the floor that reads back over the floor"] = f"{figures['safe_over_floor']:.3f}"
     rows["ours over the same reads and writes"] = f"{figures['ours_over_same_io']:.3f}"
     rows["header bytes per byte of blocks examined"] = f"1/{1 / figures['header_bytes_over_block_bytes']:.0f}"
     for when, found in figures["get_ms"].items():

@@ -25,12 +25,12 @@ from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS
 from nos_ec.core.packing.packer import size_max
 
 REPLICAS = 3
-"""The bytes that each byte of an object takes in a replicated pool."""
+"""The number of copies of each byte in a replicated pool."""
 _READ_BYTES = 1 << 20
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands. `simulate` alone packs as well, as it did before there were others."""
+    """Add the commands. `simulate` without a subcommand simulates packing."""
     simulate_app = typer.Typer(
         help="Try packing (the default) or GC; stores nothing.",
         invoke_without_command=True,
@@ -60,15 +60,15 @@ def simulate_command(
         str | None,
         typer.Option(
             help="How many bytes may be left empty to save one shard read. Several numbers, separated by commas, show"
-            " the curve over prices. Default: consumer.split_bytes."
+            " a curve. Default: consumer.split_bytes."
         ),
     ] = None,
     seed: Seed = 1,
     as_json: AsJson = False,
 ) -> None:
     """Pack object sizes without storing anything. Shows the utilisation next to the proven upper bound, and the raw
-    bytes per user byte next to those of three replicas. Empty objects, and those that are too large to be packed, do
-    not count."""
+    bytes per user byte next to three replicas. Empty objects, and objects that are too large to be packed, do not
+    count."""
     if ctx.invoked_subcommand is not None:
         _refuse_options_before(ctx, ctx.invoked_subcommand)
         return
@@ -112,7 +112,7 @@ def simulate_command(
 
 
 def _prices(text: str) -> list[int]:
-    """Return the prices of the option. Raises InvalidInput."""
+    """Parse the values of --split-bytes. Raises InvalidInput."""
     words = text.split(",")
     if not all(word.strip().isascii() and word.strip().isdigit() for word in words):
         raise InvalidInput(f"--split-bytes {text!r} is not a list of bytes; write numbers such as 4096,16384")
@@ -120,11 +120,11 @@ def _prices(text: str) -> list[int]:
 
 
 def _refuse_options_before(ctx: typer.Context, subcommand: str) -> None:
-    """Options between `simulate` and a subcommand would be ignored."""
+    """Refuse options between `simulate` and a subcommand, which would be ignored. Raises InvalidInput."""
     for name in ctx.params:
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise InvalidInput(f"options of `simulate {subcommand}` go behind it")
+            raise InvalidInput(f"put options of `simulate {subcommand}` after it")
 
 
 def _sizes_of_stdin() -> list[int]:

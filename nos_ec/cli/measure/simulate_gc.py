@@ -1,4 +1,4 @@
-"""simulate gc."""
+"""The command simulate gc."""
 
 from __future__ import annotations
 
@@ -46,15 +46,16 @@ def gc_command(
     events: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Instead: events, as export events writes them, or a trace; - for stdin; FILE.gz."
+            metavar="FILE",
+            help="Use events instead: a file of `export events`, or a trace; - for stdin. May be gzipped (FILE.gz).",
         ),
     ] = None,
     policy: Annotated[
         PolicyName,
-        typer.Option(help="greedy: a space target that takes the blocks with the largest holes, to compare with."),
+        typer.Option(help="greedy: a space target that takes the blocks with the largest holes, for comparison."),
     ] = "space-target",
     space_amp: Annotated[
-        float, typer.Option(help="Stored / live bytes to stay below. For space-target and greedy.")
+        float, typer.Option(help="Limit of stored / live bytes, for space-target and greedy.")
     ] = SPACE_AMP,
     floor_days: Annotated[
         float, typer.Option(min=0, help="space-target: take no block with a lower break-even price.")
@@ -63,7 +64,7 @@ def gc_command(
         float, typer.Option(help="price: take every block with at least this break-even price.")
     ] = PRICE_DAYS,
     hole_ratio_min: Annotated[
-        float, typer.Option(help="threshold: take every block of which this share is dead.")
+        float, typer.Option(help="threshold: take every block in which at least this share is dead.")
     ] = HOLE_RATIO_MIN,
     streams: Annotated[
         int, typer.Option(min=1, max=len(STREAM_CUTS_DAYS), help="Streams by expected lifetime.")
@@ -77,35 +78,39 @@ def gc_command(
     sort_survivors: Annotated[
         bool, typer.Option(help="Sort the survivors of a cycle by stream, bucket, prefix and age.")
     ] = True,
-    hints: Annotated[bool, typer.Option("--hints", help="Let lifecycle rules tell when objects expire.")] = False,
+    hints: Annotated[bool, typer.Option("--hints", help="Use the expiry times that lifecycle rules set.")] = False,
     sizes: Annotated[
         str | None,
         typer.Option(
             help=f"Draw sizes as simulate packing does: {', '.join(WORKLOADS)}; or the size of all objects, such as"
-            " 70000 or 1MiB. Default: all the same."
+            " 70000 or 1MiB. Default: all equal."
         ),
     ] = None,
     packer: Annotated[
-        bool, typer.Option("--packer", help="Pack as configured: with its window, streams, lanes and stripes.")
+        bool,
+        typer.Option(
+            "--packer", help="Pack as the configured store does: with its window, streams, lanes and stripes."
+        ),
     ] = False,
-    blocks: Annotated[int, typer.Option(min=10, help="Live bytes, in blocks.")] = 2000,
-    block_objects: Annotated[int, typer.Option(min=1, help="Objects that a block has room for.")] = 128,
+    blocks: Annotated[int, typer.Option(min=10, help="Live bytes, as a number of blocks.")] = 2000,
+    block_objects: Annotated[int, typer.Option(min=1, help="Number of objects that fit into a block.")] = 128,
     block_bytes: Annotated[
         int | None,
         typer.Option(
             parser=size_option,
             metavar="SIZE",
-            help="With --events: the size of a block. Default: that of the geometry.",
+            help="With --events: the size of a block. Default: the geometry's block size.",
         ),
     ] = None,
     days: Annotated[
-        float | None, typer.Option(help="Days to simulate. The second half is measured, of E the last third.")
+        float | None,
+        typer.Option(help="Days to simulate. The second half is measured, or the last third of workload E."),
     ] = None,
     seed: Seed = 1,
     as_json: AsJson = False,
 ) -> None:
     """Run a GC policy over simulated days without storing anything. Shows how much is written and how much space is
-    taken, next to a bound: the least that any policy could write at that space if it knows only bucket and age."""
+    used, next to a bound: the least that any policy could write at that space if it knows only bucket and age."""
     chosen = _policy(policy, space_amp, floor_days, price_days, hole_ratio_min)
     drawn_of = None if sizes is None else _sizes_of(sizes)
     settings = context(ctx).settings()
@@ -171,8 +176,8 @@ def gc_command(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What is simulated. title: for people. counts_objects: all are equally large, and sizes count them. facts: what a
-    file of events says of itself, for JSON; None without one."""
+    """A workload and the blocks of its store. `title` is for people. With `counts_objects`, all objects have the same
+    size, and sizes count objects. `facts` describes a file of events for JSON; None without one."""
 
     workload: Workload
     title: str
@@ -191,7 +196,7 @@ def _from_events(path: Path, seed: int, days: float | None, block_bytes: int, la
     else:
         log = read_events(path)
     if log.table is None and days is not None:
-        raise InvalidInput("--days is for events of an export; a trace has days of its own")
+        raise InvalidInput("--days is for events of an export; a trace determines its own days")
     found = event_workload(log, seed, days)
     facts = {
         "file": str(path),
@@ -207,7 +212,8 @@ def _from_events(path: Path, seed: int, days: float | None, block_bytes: int, la
 
 
 def _sizes_of(text: str) -> str | int:
-    """The name of a workload of simulate packing, or the bytes of all objects. Raises InvalidInput."""
+    """Parse --sizes: the name of a workload of simulate packing, or the size of all objects in bytes. Raises
+    InvalidInput."""
     if text in WORKLOADS:
         return text
     try:
@@ -217,12 +223,12 @@ def _sizes_of(text: str) -> str | int:
 
 
 def _packer(settings: Settings) -> PackerOptions:
-    """That of a store with these settings."""
+    """Return the packer of a store with these settings."""
     return PackerOptions(settings.geometry.value(), settings.consumer)
 
 
 def _refuse(ctx: typer.Context, when: str, *names: str) -> None:
-    """Options that would be ignored."""
+    """Refuse options that would be ignored. Raises InvalidInput."""
     for name in names:
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -284,5 +290,5 @@ def _of_events(facts: Mapping[str, Any]) -> dict[str, str]:
         "events": f"{count_text(facts['objects'], 'object')}, {size_text(facts['bytes'])}{sample}"
         + (f"; {count_text(lost, 'delete')} of objects that no line has stored" if lost else ""),
         "arrivals": f"{size_text(facts['bytes_per_day'])} a day, "
-        + ("expected from what was stored lately" if facts["is_export"] else "as the trace says"),
+        + ("expected from what was stored lately" if facts["is_export"] else "as in the trace"),
     }

@@ -228,7 +228,7 @@ def test_a_trace_has_days_of_its_own(bench: Bench, cli: Cli) -> None:
     assert found["measured_days"] == pytest.approx(150, rel=0.01)
     assert not found["events"]["is_export"]
     assert found["events"]["unknown_deletes"] > 0
-    assert "a trace has days of its own" in cli(*run, "--days", "5", exits=2)["message"]
+    assert "a trace determines its own days" in cli(*run, "--days", "5", exits=2)["message"]
     path.write_text(path.read_text() + "{\n")
     assert "line 5501: it is not JSON" in cli(*run, exits=2)["message"]
 
