@@ -19,7 +19,7 @@ from nos_ec.core.packing.plan import GroupPlan
 
 _NOWHERE = -1
 _SAMPLE = 10_000
-"""So many objects are packed to know what share of their stripes they take."""
+"""How many objects are packed to measure which share of their stripes they fill."""
 
 
 @dataclass(slots=True)
@@ -29,8 +29,8 @@ class _OpenBlock:
 
 
 class Blocks:
-    """Which objects lie in which block. Blocks and objects are numbers, from 0 in order of creation; each block has an
-    entry in several lists, and only blocks that are stored have their objects listed."""
+    """Keeps which objects are in which block. Blocks and objects are numbers, from 0 in order of creation. Each block
+    has an entry in several lists; the objects are listed only for blocks that still exist."""
 
     def __init__(self, objects: Objects, dead: bytearray, options: GcOptions) -> None:
         self._objects = objects
@@ -52,37 +52,37 @@ class Blocks:
         self._padding_bytes = 0
         self._packer = None if options.packer is None else StorePacker(options.packer, options.streams)
         self._groups: dict[tuple[bool, int, int], _OpenBlock] = {}
-        """Of the packer: the open block of each kind, stream and lane."""
+        """The packer's open block of each kind, stream and lane."""
         self._handed_out = [0] * options.streams
-        """Of the packer: stripes of fresh groups that each stream's lanes have got."""
+        """The packer's stripes of fresh groups that the lanes of each stream have received."""
 
     def __len__(self) -> int:
         return len(self._members)
 
     @property
     def stored(self) -> StoredBytes:
-        """What all blocks hold now."""
+        """The bytes in all blocks now."""
         return StoredBytes(self._stored_bytes, self._live_bytes)
 
     @property
     def padding_bytes(self) -> int:
-        """Bytes of the stripes of all blocks that hold no object, dead or alive: headers, names and what is left empty.
+        """Bytes of the stripes of all blocks that belong to neither live nor dead objects: headers, names and padding.
         Always 0 without the packer of a store. Blocks end with their last stripe, and objects that have a block of
         their own are not padded."""
         return self._padding_bytes
 
     def sealed(self, now: float) -> Iterator[SealedBlock]:
-        """All sealed blocks, as a policy sees them."""
+        """Yields all sealed blocks, as a policy sees them."""
         ids, live, filled = self._ids, self._live, self._filled
         for block, sealed_at in self._sealed_at.items():
             yield SealedBlock(ids[block], live[block], filled[block] - live[block], now - sealed_at)
 
     def born(self, count: int) -> None:
-        """So many more objects exist; they lie in no block yet."""
+        """Add this many new objects, which are not in any block yet."""
         self._block_of += [_NOWHERE] * count
 
     def died(self, number: int) -> None:
-        """An object is dead from now on."""
+        """Mark an object as dead in its block."""
         block = self._block_of[number]
         if block != _NOWHERE:
             size = self._objects.size[number]
@@ -92,7 +92,7 @@ class Blocks:
                 self._emptied.append(block)
 
     def delete_dead(self) -> None:
-        """Delete the sealed blocks in which nothing lives."""
+        """Delete the sealed blocks without live objects."""
         for block in self._emptied:
             self._delete(block)
         self._emptied.clear()
@@ -109,8 +109,8 @@ class Blocks:
         return self.pack(survivors, now, lifetimes, fresh=False, ordered=self._options.sort_survivors)
 
     def pack(self, numbers: Sequence[int], now: float, lifetimes: Lifetimes, *, fresh: bool, ordered: bool) -> int:
-        """Write objects to the open blocks of their streams, and return their bytes. With the packer of a store, others
-        are written, when enough wait."""
+        """Write objects to the open blocks of their streams, and return the bytes written. With the packer of a store,
+        these objects wait, and groups of waiting objects are written once they are full."""
         if self._packer is not None:
             return self._pack_groups(self._packer, numbers, now, lifetimes, fresh=fresh)
         opened = self._open_fresh if fresh else self._open_survivors
@@ -126,7 +126,8 @@ class Blocks:
     def _pack_groups(
         self, packer: StorePacker, numbers: Sequence[int], now: float, lifetimes: Lifetimes, *, fresh: bool
     ) -> int:
-        """Empty objects have no bytes to pack."""
+        """Add objects to the packer and write the groups that are ready. Empty objects are skipped, because they have
+        no bytes."""
         packed = 0
         objects: list[tuple[ToPack[int], int]] = []
         for number in numbers:
@@ -142,7 +143,7 @@ class Blocks:
         return packed
 
     def _write_group(self, plan: GroupPlan[ToPack[int]], now: float, *, fresh: bool) -> None:
-        """Write a group. What has died while it waited is dead in the block."""
+        """Write a group. Objects that died while they waited are dead in the block."""
         options = self._options.packer
         assert options is not None
         lane = self._lane_for(plan, options) if fresh else 0
@@ -152,7 +153,8 @@ class Blocks:
             self._put(block, one.candidate.payload.ref, one.candidate.size)
 
     def _lane_for(self, plan: GroupPlan[ToPack[int]], options: PackerOptions) -> int:
-        """Which lane of a consumer writes a fresh group: each gets a run of groups that fills a block."""
+        """Return the lane of a consumer that writes a fresh group. Each lane gets a run of groups that fills a
+        block."""
         handed_out = self._handed_out[plan.stream]
         self._handed_out[plan.stream] += plan.stripe_count
         return handed_out // options.geometry.stripes_per_block % options.consumer.lanes
@@ -162,7 +164,7 @@ class Blocks:
         self._padding_bytes += size
 
     def _put(self, block: int, number: int, size: int) -> None:
-        """Add an object to a block, living or dead."""
+        """Add a live or dead object to a block."""
         self._filled[block] += size
         self._stored_bytes += size
         if not self._dead[number]:
@@ -172,7 +174,7 @@ class Blocks:
             self._live_bytes += size
 
     def _with_room(self, geometry: Geometry, place: tuple[bool, int, int], stripes: int, now: float) -> int:
-        """The open block of a kind, stream and lane, or a new one if the stripes do not fit into it."""
+        """Return the open block of a kind, stream and lane, or a new one if the stripes do not fit into it."""
         opened = self._groups.get(place)
         if opened is not None and opened.stripes + stripes > geometry.stripes_per_block:
             self._seal(opened.block, now)
@@ -183,11 +185,11 @@ class Blocks:
         return opened.block
 
     def fill(self, numbers: Sequence[int], now: float, lifetimes: Lifetimes, target: float, rng: random.Random) -> None:
-        """Lay out a store that has been in use for long, in which these objects live, with this space amplification.
+        """Lay out a store that has been in use for a long time, with these live objects and this space amplification.
 
         In each stream, the live share u of the blocks runs from 1 down to the share at which they would be collected,
-        as if they had been sealed in regular intervals and died at one rate. A block holds objects that are older than
-        it, where there are enough of them.
+        as if they had been sealed in regular intervals and died at one rate. A block gets objects that are older than
+        itself, if there are enough.
         """
         u_min = live_share_at(target)
         utilisation = self._utilisation(numbers, now, lifetimes)
@@ -203,7 +205,8 @@ class Blocks:
             self._fill_stream(living, now, half_life / log(2), u_min, utilisation, rng)
 
     def _utilisation(self, numbers: Sequence[int], now: float, lifetimes: Lifetimes) -> float:
-        """The share of their stripes that these objects take: 1.0 without the packer of a store. A sample is packed."""
+        """Return the share of their stripes that these objects fill, by packing a sample; 1.0 without the packer of a
+        store."""
         options = self._options.packer
         if self._packer is None or options is None:
             return 1.0
@@ -253,7 +256,7 @@ class Blocks:
         self._pad(block, round(self._filled[block] / utilisation) - self._filled[block])
 
     def _take(self, numbers: list[int], room: int, rng: random.Random) -> list[int]:
-        """Remove some of the numbers at random: until as many bytes are taken as there is room for, or none is left."""
+        """Remove numbers at random, until `room` bytes are taken or none is left, and return them."""
         taken: list[int] = []
         while numbers and room > 0:
             taken.append(_take(numbers, rng))
@@ -261,7 +264,7 @@ class Blocks:
         return taken
 
     def _head(self, numbers: list[int], room: int) -> list[int]:
-        """The first of the numbers, at least one, for which there is room."""
+        """Return the first of the numbers that fit into `room` bytes, at least one."""
         count = 0
         while count < len(numbers) and (not count or self._objects.size[numbers[count]] <= room):
             room -= self._objects.size[numbers[count]]
@@ -269,7 +272,8 @@ class Blocks:
         return numbers[:count]
 
     def _first_block(self, members: list[int], filled: int, sealed_at: float) -> int:
-        """filled: at least so many bytes are in it, dead ones included. Returns its number."""
+        """Create a sealed block of these members, and return its number. It has at least `filled` bytes, including dead
+        ones."""
         block = self._new()
         self._members[block] += members
         live = 0

@@ -1,20 +1,20 @@
-"""The least write amplification at a given space amplification, for what is known of an object: its bucket and age.
+"""Computes the least write amplification at a given space amplification, if only bucket and age of objects are known.
 
 Objects that die at one rate: blocks are collected when a share u lives. Then space amplification is -ln u / (1 - u),
 and write amplification 1 / (1 - u). Greedy collection reaches both.
 
-Otherwise: let copying a byte cost as much as holding a dead one for `price` days. Each object may be given the ages at
-which it is written again, chosen for its bucket before it is born. What is the least cost? Going back from old age,
+Otherwise, let copying a byte cost as much as holding a dead one for `price` days. For each bucket, choose the ages at
+which its objects are written again. The least cost W follows backwards from old age:
 
     W(a) = min over t of  dead(a, a + t) + S(a + t) price + W(a + t)
 
-where S is the share of objects that live at an age, and dead(a, b) what is dead between these ages of what was written
-at a. The price is then changed until the space amplification is the given one. Real policies have to collect whole
-blocks, so each object may be treated better here than they can treat it. In a store that grows, what is older counts
-less, by exp(-growth age).
+where S is the share of objects that live at an age, and dead(a, b) is the dead part between these ages of the objects
+written at age a. The price is then varied until the space amplification is the given one. Real policies have to collect
+whole blocks, so they cannot treat each object as well as this bound does. In a growing store, older objects count less,
+by exp(-growth age).
 
-This was argued, and checked on workload A, but not proved. Small blocks can do better by 1 to 4 %, because by luck some
-of them die sooner than others of their kind. Where deaths are correlated (workload D), it does not apply.
+The bound was argued, and checked on workload A, but not proved. Small blocks can do 1 to 4 % better, because by chance
+some of them die sooner than similar ones. The bound does not apply if deaths are correlated (workload D).
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ _FIRST_DAYS = 0.005
 _LAST_DAYS = 30_000.0
 _STEP = 1.06
 _PRICES = (0.02, 5000.0)
-"""Days; the bound is looked for between them."""
+"""The lowest and the highest price in days between which the search runs."""
 _ROUNDS = 14
 
 
 def amplification_at(u_min: float) -> float:
-    """The space amplification of a store whose blocks die at one rate until a share of u_min lives."""
+    """Return the space amplification of a store whose blocks die at one rate and are collected at a live share of
+    u_min."""
     return -log(u_min) / (1 - u_min)
 
 
 def live_share_at(space_amplification: float) -> float:
-    """The live share at which blocks that die at one rate are collected, for this space amplification. Above 1."""
+    """Return the live share at which blocks that die at one rate are collected, for a space amplification above 1."""
     low, high = 1e-12, 1 - 1e-12
     for _ in range(60):
         middle = (low + high) / 2
@@ -54,9 +55,9 @@ def live_share_at(space_amplification: float) -> float:
 def bound_write_amplification(
     laws: Sequence[Law], space_amplification: float, growth: float = 0.0, min_age_days: float = 0.0
 ) -> float | None:
-    """The bound. None when there are no laws to compute it from, or the space amplification is not above 1.
+    """Return the bound; None if there are no laws to compute it from, or the space amplification is not above 1.
 
-    min_age_days: objects that die before this age are never written. So the bound may be below 1.
+    Objects that die before the age of `min_age_days` are never written, so the bound may be below 1.
     """
     if not laws or space_amplification <= 1:
         return None
@@ -74,7 +75,7 @@ def bound_write_amplification(
 
 
 def _between(below: tuple[float, float], above: tuple[float, float], dead: float) -> float:
-    """Ages lie on a grid, so the two nearest points differ a little."""
+    """Interpolate between the two nearest points, because ages are on a grid."""
     if above[0] == below[0]:
         return below[1]
     part = min(1.0, max(0.0, (dead - below[0]) / (above[0] - below[0])))
@@ -82,7 +83,7 @@ def _between(below: tuple[float, float], above: tuple[float, float], dead: float
 
 
 def _sums(curves: Sequence[_Curve], price: float) -> tuple[float, float]:
-    """(dead / live bytes, bytes written per byte that arrives) of the best choice at this price."""
+    """Return (dead / live bytes, bytes written per byte that arrives) of the best choice at this price."""
     dead = written = live = 0.0
     for curve in curves:
         its_dead, its_written = curve.best(price)
@@ -94,8 +95,8 @@ def _sums(curves: Sequence[_Curve], price: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """One bucket on a grid of ages. alive: S; passed: days from the first age on; held: days lived, per object that is
-    born. Old ages count less in a store that grows, in all three: weight."""
+    """One bucket on a grid of ages. `alive` is S, `passed` are the days since the first age, and `held` the days lived
+    per object that is born. All three are weighted by `weight`, because old ages count less in a growing store."""
 
     share: float
     alive: list[float]
@@ -112,17 +113,17 @@ class _Curve:
         for i, (begin, end) in enumerate(pairwise(ages)):
             days = weight[i] * (-expm1(-growth * (end - begin)) / growth if growth else end - begin)
             passed.append(passed[-1] + days)
-            # Survival falls exponentially between two ages, as nearly as matters.
+            # Survival falls nearly exponentially between two ages.
             one, two = alive[i] * weight[i], alive[i + 1] * weight[i + 1]
             even = two <= 0 or one / two < 1 + 1e-9
             held.append(held[-1] + (end - begin) * ((one + two) / 2 if even else (one - two) / log(one / two)))
         return cls(law.share, alive, weight, passed, held)
 
     def best(self, price: float) -> tuple[float, float]:
-        """(dead days, times written), per object that is born.
+        """Return (dead days, times written), per object that is born.
 
-        The best next age never falls as an object gets older, so the search for it need not look beyond the one found
-        for the next age.
+        The best next age never decreases as an object gets older, so the search stops at the one found for the next
+        age.
         """
         alive, passed, held = self.alive, self.passed, self.held
         last = len(alive) - 1

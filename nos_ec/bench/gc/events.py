@@ -1,16 +1,16 @@
-"""Workloads of events (core/gc/gc_events.py): those of a trace, which are run again, and those that a store expects.
+"""Workloads of events (core/gc/gc_events.py): events of a trace, which are replayed, and events that a store expects.
 
-A trace has no survival table. Its objects are stored and die when its lines say; what no line deletes lives on, or
-until it expires. The store begins empty.
+A trace has no survival table. Its lines record when objects are stored and die; objects that no line deletes stay
+alive, or live until they expire. The store begins empty.
 
-A file with a survival table is an export of a store, which does not know what was deleted. So the simulation goes on
-from the time of the export. It begins with the objects that live then, with their ages. What arrives later is like
-what arrived lately: for each bucket at the same rate, with the sizes, prefixes and times to expiry of objects that are
-drawn at random from those. How long they live is drawn from the table, for those of the beginning from their ages on.
-"Lately" is as long as half of a bucket's objects live, within _LATELY_DAYS. Each object found stands for 1 / S of those
-that were stored, with S the share that reaches its age, so that those that have died since are not forgotten.
+A file with a survival table is an export of a store, which does not record deleted objects. So the simulation continues
+from the time of the export. It begins with the objects that live then, with their ages. Later arrivals are like recent
+ones: each bucket keeps its rate, and sizes, prefixes and times to expiry are drawn at random from recent objects.
+Lifetimes are drawn from the table; for objects of the export, from their ages on. "Recent" means within the half-life
+of a bucket's objects, limited to _LATELY_DAYS. Each recent object stands for 1 / S stored objects, where S is the share
+that reaches its age, so that objects that have died since are counted as well.
 
-9  EVENTS_MAX objects are in memory, with 60 bytes each, and while the file is read with their names
+9  At most EVENTS_MAX objects are kept in memory, with 60 bytes each, and with their names while the file is read.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from nos_ec.core.packing.lifetimes import SurvivalTable
 from nos_ec.ports.metadata.survival import SURVIVAL_ROWS_MAX
 
 EVENTS_MAX = 10_000_000
-"""Objects in a file, and objects that arrive in a simulation."""
+"""Maximum number of objects in a file, and of objects that arrive in a simulation."""
 DAYS = 365.0
-"""How long a store is simulated that goes on from an export, unless told otherwise."""
+"""How long a store is simulated from an export, by default."""
 LIVE_BLOCKS_MIN = 20
 ARRIVING_BLOCKS_MIN = 100
 _DAY_MS = 86_400_000
 _NEVER = 1e9
-"""A day on which nothing dies that lives on."""
+"""The day of death of objects that never die."""
 _LATELY_DAYS = (0.25, 30.0)
 
 
 @dataclass(slots=True)
 class EventLog:
-    """What a file says. objects: in order of birth; times in days since the first event, or if there is a table since
-    the export began. days: from there to the last event. since_days: when the objects of an export begin that has not
-    got all. unknown_deletes: deletes of objects that no line has stored."""
+    """The contents of a file. `objects` are in order of birth; times are in days since the first event, or since the
+    start of the export if there is a table. `days` is the time from there to the last event. `since_days` is the first
+    day of an export that is limited by --since. `unknown_deletes` counts deletes of objects that no line has stored."""
 
     objects: Objects
     days: float
@@ -62,8 +62,8 @@ class EventLog:
 
 
 def read_events(path: Path, stdin: BinaryIO | None = None, objects_max: int = EVENTS_MAX) -> EventLog:
-    """Read a file, gzipped if its name ends in .gz, or stdin if that is given. Raises InvalidInput with the number of
-    the line."""
+    """Read a file, gzipped if its name ends in .gz, or stdin if it is given. Raises InvalidInput with the number of the
+    line."""
     name = "standard input" if stdin is not None else str(path)
     try:
         if stdin is not None:
@@ -77,15 +77,15 @@ def read_events(path: Path, stdin: BinaryIO | None = None, objects_max: int = EV
 
 
 def event_workload(log: EventLog, seed: int, days: float | None) -> EventWorkload | ExpectedWorkload:
-    """The workload of a file. days: of a store that goes on from an export; None for DAYS. Raises InvalidInput."""
+    """Return the workload of a file. `days` is for an export; None means DAYS. Raises InvalidInput."""
     if log.table is None:
         return EventWorkload(log)
     return ExpectedWorkload(log, log.table, random.Random(seed), days or DAYS)
 
 
 def live_blocks(workload: EventWorkload | ExpectedWorkload, block_bytes: int) -> int:
-    """How many blocks the live bytes of a workload fill. Raises InvalidInput when so few live or arrive that figures
-    would say nothing."""
+    """Return how many blocks the live bytes of a workload fill. Raises InvalidInput if too few blocks live or arrive
+    for meaningful figures."""
     arriving = workload.live_bytes / workload.mean_days * workload.days
     enough = int(min(workload.live_bytes / LIVE_BLOCKS_MIN, arriving / ARRIVING_BLOCKS_MIN))
     if block_bytes > enough:
@@ -121,14 +121,14 @@ def _read(lines: Iterable[tuple[int, bytes]], name: str, objects_max: int) -> Ev
 
 
 class _Reading:
-    """Collects lines. Those of one name must be in the order of time; the file as a whole need not be."""
+    """Collects lines. The lines of one name must be in the order of time; the file as a whole need not be."""
 
     def __init__(self, objects_max: int) -> None:
         self._objects_max = objects_max
         self._begun: ExportBegun | None = None
         self._table: SurvivalTable | None = None
         self._objects = Objects()
-        """Times are in milliseconds until `log`."""
+        """Times are in milliseconds until `log` converts them."""
         self._buckets: dict[str, int] = {}
         self._prefixes: dict[str, int] = {}
         self._current: dict[tuple[int, str], int] = {}
@@ -136,7 +136,7 @@ class _Reading:
         self._unknown_deletes = 0
 
     def add(self, line: bytes) -> None:
-        """Take up a line. Raises InvalidInput."""
+        """Parse and add a line. Raises InvalidInput."""
         match parse_event(line):
             case PutEvent() as put:
                 self._put(put)
@@ -159,8 +159,8 @@ class _Reading:
     def _put(self, put: PutEvent) -> None:
         if len(self._objects) == self._objects_max:
             raise InvalidInput(
-                f"there are more than {self._objects_max:,} objects; take a sample of them, as"
-                " `nos-ec export events --one-in N` does"
+                f"there are more than {self._objects_max:,} objects; take a sample, as `nos-ec export events --one-in"
+                " N` does"
             )
         self._last_ms = max(self._last_ms, put.time_ms)
         bucket, number = self._bucket(put.bucket), len(self._objects)
@@ -175,7 +175,7 @@ class _Reading:
             self._current[bucket, put.name] = number
 
     def _dies(self, number: int, time_ms: int) -> None:
-        """An object dies then, unless it has expired before."""
+        """Record the death of an object, unless it has expired before."""
         if time_ms < self._objects.born[number]:
             raise InvalidInput("it is older than an earlier line of the same name; sort the lines by time_ms")
         if time_ms < self._objects.dies[number]:
@@ -186,11 +186,11 @@ class _Reading:
         return self._buckets.setdefault(name, len(self._buckets))
 
     def log(self) -> EventLog:
-        """All of it, in order and in days. Raises InvalidInput."""
+        """Return everything, in order and in days. Raises InvalidInput."""
         read, begun = self._objects, self._begun
         self._current.clear()
         if not any(read.size):
-            raise InvalidInput("there is no object of more than 0 bytes in it")
+            raise InvalidInput("it has no object of more than 0 bytes")
         if self._table is None:
             return EventLog(
                 self._in_days(min(read.born)),
@@ -216,15 +216,15 @@ class _Reading:
 
 
 class EventWorkload:
-    """Of a trace; see `Workload`. live_bytes: the mean of all days. bytes_per_day: what arrives. Raises InvalidInput
-    for events that are all of one time."""
+    """The workload of a trace; see `Workload`. `live_bytes` is the mean over all days, `bytes_per_day` the rate of
+    arrivals. Raises InvalidInput if all events have the same time."""
 
     history_days = 0.0
     growth = 0.0
 
     def __init__(self, log: EventLog) -> None:
         if log.days <= 0:
-            raise InvalidInput("all events are of one time; give those of several days")
+            raise InvalidInput("all events have the same time; give events of several days")
         self._log = log
         self._next = 0
         self.days = log.days
@@ -236,12 +236,12 @@ class EventWorkload:
         self.mean_days = self.live_bytes * log.days / log.size_bytes
 
     def begin(self, objects: Objects, count: int) -> None:
-        """The store begins empty."""
+        """Name the buckets. The store begins empty."""
         del count
         objects.buckets, objects.prefixes = self._log.objects.buckets, self._log.objects.prefixes
 
     def arrive(self, objects: Objects, begins: float, days: float, bytes_per_day: float) -> None:
-        """What the trace says, whatever the rate."""
+        """Add the objects of the trace; `bytes_per_day` is ignored."""
         del bytes_per_day
         until, read = begins + days, self._log.objects
         while self._next < len(read) and read.born[self._next] < until:
@@ -251,17 +251,17 @@ class EventWorkload:
             self._next += 1
 
     def survival(self) -> SurvivalTable:
-        """Nothing is known before."""
+        """Return an empty table."""
         return SurvivalTable()
 
     def laws(self) -> list[Law]:
-        """A trace has none."""
+        """Return an empty list, because a trace has no laws."""
         return []
 
 
 @dataclass(slots=True)
 class _Lately:
-    """What arrived in a bucket lately: numbers of objects; how many each stands for, added up; and their rate."""
+    """The recent arrivals of a bucket: the numbers of objects, the running sum of their weights, and their rates."""
 
     numbers: list[int] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -270,8 +270,8 @@ class _Lately:
 
 
 class ExpectedWorkload:
-    """Of an export; see the module docstring and `Workload`. live_bytes: at the beginning. Raises InvalidInput when
-    nothing has arrived lately, or too much will."""
+    """The workload of an export; see the module docstring and `Workload`. `live_bytes` is the value at the beginning.
+    Raises InvalidInput if no object has arrived recently, or too many would arrive."""
 
     history_days = 0.0
     growth = 0.0
@@ -290,7 +290,7 @@ class ExpectedWorkload:
         self.bytes_per_day: float | None = sum(one.bytes_per_day for one in self._lately)
         self.live_bytes = float(sum(log.objects.size[n] for n in self._living))
         if not self._living or not self._lately:
-            raise InvalidInput(f"nothing that lives in it was stored in the {_LATELY_DAYS[1]:g} days before the export")
+            raise InvalidInput(f"none of its live objects was stored in the {_LATELY_DAYS[1]:g} days before the export")
         arriving = self._cumulative[-1] * days
         if arriving > EVENTS_MAX:
             raise InvalidInput(
@@ -300,7 +300,7 @@ class ExpectedWorkload:
         self.mean_days = self.live_bytes / sum(one.bytes_per_day for one in self._lately)
 
     def begin(self, objects: Objects, count: int) -> None:
-        """The objects of the export."""
+        """Add the objects of the export."""
         del count
         read = self._log.objects
         objects.buckets, objects.prefixes = read.buckets, read.prefixes
@@ -321,18 +321,18 @@ class ExpectedWorkload:
             objects.add(born, self._life(n, born, 0.0, expires), read.size[n])
 
     def survival(self) -> SurvivalTable:
-        """That of the store; the caller may go on counting in it."""
+        """Return a copy of the store's table, in which the caller may continue to count."""
         table = SurvivalTable(buckets_max=SURVIVAL_ROWS_MAX)
         for bucket, counts in self._table.rows().items():
             table.add(bucket, counts)
         return table
 
     def laws(self) -> list[Law]:
-        """None: the bound is for equal objects whose expiry is not known."""
+        """Return an empty list, because the bound is for equal objects with unknown expiry."""
         return []
 
     def _life(self, n: int, now: float, age: float, known: float) -> Life:
-        """What becomes of an object like `n`. known: when it is deleted at the latest."""
+        """Draw the life of an object like `n`. `known` is the time at which it is deleted at the latest."""
         read = self._log.objects
         drawn = now + self._rates.remaining_days(read.buckets[read.bucket[n]], age, 1 - self._rng.random())
         return Life(read.bucket[n], min(drawn, known), read.prefix[n], bool(read.expires[n]) and known <= drawn)

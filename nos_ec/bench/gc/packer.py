@@ -1,9 +1,9 @@
-"""Packs the objects of a simulated store as consumers and GC pack those of a real one.
+"""Packs the objects of a simulated store as consumers and GC pack objects of a real store.
 
-Objects wait in merge lists, which know streams and order, and are laid out in groups of whole stripes. So neighbours in
-that order lie apart, because the merge list chooses by size among a window of objects. Each lane fills a block with
-groups that follow each other (nos_ec/engine/packing/lanes.py). Those of a consumer are told apart, because their blocks
-stay open; those of GC count as one. Consumers always have a backlog, and no stream is folded.
+Objects wait in merge lists, which sort by stream and packing order, and are laid out in groups of whole stripes. A
+merge list chooses by size among a window of objects, so neighbours in packing order may be apart. Each lane fills a
+block with consecutive groups (nos_ec/engine/packing/lanes.py). The lanes of a consumer are simulated separately,
+because their blocks stay open; the lanes of GC count as one. Consumers always have a backlog, and no stream is folded.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _NOW_MS = 0
 
 @dataclass(frozen=True, slots=True)
 class PackerOptions:
-    """consumer: whose merge lists and lanes these are."""
+    """The geometry of a store, and the settings of its consumer."""
 
     geometry: Geometry
     consumer: ConsumerSettings
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What it is, for people and programs."""
+        """The options that the figures of a simulation include."""
         consumer = self.consumer
         return {
             "policy": consumer.policy,
@@ -45,7 +45,7 @@ class PackerOptions:
 
 
 class StorePacker:
-    """The merge lists of a store. Objects come as (object, size in bytes)."""
+    """The merge lists of a store. Objects are given as (object, size in bytes)."""
 
     def __init__(self, options: PackerOptions, streams: int) -> None:
         self._options = options
@@ -54,11 +54,11 @@ class StorePacker:
         self._fresh = self._new_list(GATHERED_WINDOWS * options.consumer.window_objects)
 
     def fresh(self, objects: Iterable[tuple[ToPack[int], int]]) -> Iterator[GroupPlan[ToPack[int]]]:
-        """Add fresh objects to those that wait. Yields the groups that are ready."""
+        """Add fresh objects to the waiting ones. Yields the groups that are ready."""
         return _groups(self._fresh, objects, flush=False)
 
     def survivors(self, objects: Iterable[tuple[ToPack[int], int]]) -> Iterator[GroupPlan[ToPack[int]]]:
-        """Yields groups of all survivors of a cycle."""
+        """Yields the groups of all survivors of a cycle."""
         return _groups(self._new_list(GC_GATHERED_MAX), objects, flush=True)
 
     def _new_list(self, gathered_max: int) -> MergeList[ToPack[int]]:

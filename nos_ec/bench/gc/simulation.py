@@ -1,14 +1,14 @@
 """Runs the GC policies of the core over a workload, in simulated days.
 
-A store has blocks of equal size and an open block for each stream, for fresh objects and for survivors apart. Whenever
-as much as a block has arrived, a cycle of GC runs: blocks in which nothing lives are deleted, and the policy chooses
-others, whose survivors are written again at once. Nothing fails, and GC takes no time.
+A store has blocks of equal size, and for each stream an open block of fresh objects and one of survivors. After each
+block of arrivals, a cycle of GC runs: blocks without live objects are deleted, and the policy chooses others, whose
+survivors are written again at once. Nothing fails, and GC takes no time.
 
-Space amplification: stored / live bytes, dead bytes in open blocks included; the mean over the measured days.
-Write amplification: bytes written to blocks, by consumer and GC, per byte that users wrote, in the measured days. What
-died before it was packed was never written, so that with a landing delay it can be less than 1.
-Headers, padding, names and coding are not part of either. With the packer of a store, the space amplification with
-padding is shown beside it: the bytes of all stripes but coding, per live byte.
+Space amplification is stored / live bytes, including dead bytes in open blocks, as the mean over the measured days.
+Write amplification is the bytes written to blocks, by consumer and GC, per byte that users wrote, in the measured days.
+Objects that died before they were packed were never written, so with a landing delay it can be less than 1. Neither
+includes headers, padding, names and coding. With the packer of a store, the space amplification with padding is shown
+as well: the bytes of all stripes without coding, per live byte.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from nos_ec.core.gc.gc_policy import Behind, GcPolicy, SpaceTarget, Threshold
 
 PERIODS = 10
 _CYCLE_BLOCKS = 8
-"""Blocks of arrivals between the cycles of a policy without a target, for which each cycle looks at all blocks."""
+"""Blocks of arrivals between the cycles of a policy without a target, because each of its cycles examines all
+blocks."""
 _START_AMPLIFICATION = 1.5
 _TICKS_PER_MIN_AGE = 16
-"""Time goes on in ticks. Objects leave the landing store at the next one, so ticks must be short beside the delay."""
+"""Time advances in ticks. Objects leave the landing store at the next tick, so ticks must be short compared with the
+delay."""
 _MIN_AGE_DAYS_MIN = 0.02
-"""A shorter delay is taken for this one, half an hour: ticks have a least length."""
+"""For shorter delays, ticks are as long as for this one (half an hour), because ticks have a minimum length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A tenth of the days. The first ones show how the store gets from its beginning to where it settles."""
+    """The figures of a tenth of the days. The first periods show how the store reaches its steady state."""
 
     until_day: float
     space_amplification: float
@@ -48,10 +50,10 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class GcResult:
-    """The figures of one run; see the module. space_amplification_with_padding: None without the packer. cycles: those
-    that chose victims; behind: how many of them did not reach the target, by reason. never_packed: share of the user
-    bytes that died in the landing store. landing_ratio: bytes in the landing store per live byte in blocks; the mean,
-    one copy of each, with what has died there since it landed."""
+    """The figures of one run; see the module. `space_amplification_with_padding` is None without the packer. `cycles`
+    counts cycles that chose victims, and `behind` the cycles that did not reach the target, by reason. `never_packed`
+    is the share of user bytes that died in the landing store. `landing_ratio` is the mean of the bytes in the landing
+    store per live byte in blocks, with one copy of each object, including objects that have died there."""
 
     space_amplification: float
     space_amplification_with_padding: float | None
@@ -70,7 +72,7 @@ class GcResult:
 
 @dataclass(slots=True)
 class _Sums:
-    """What was counted so far. Differences of two are the figures of the time between."""
+    """The sums so far. The difference of two gives the figures of the time between them."""
 
     user: int = 0
     packed: int = 0
@@ -110,11 +112,11 @@ class _Sums:
 
 
 def simulate_gc(
-    workload: Workload, options: GcOptions, tell: Callable[[int, int], None] = lambda _done, _all: None
+    workload: Workload, options: GcOptions, progress: Callable[[int, int], None] = lambda _done, _all: None
 ) -> GcResult:
-    """Run a workload from its beginning to its end. tell: is called now and then, with the days that are done, and
-    all. Raises InvalidInput when nothing arrives in the measured days."""
-    result = _Run(workload, options).run(tell)
+    """Run a workload from its beginning to its end. `progress` is called from time to time with the days done and the
+    total. Raises InvalidInput if no object arrives in the measured days."""
+    result = _Run(workload, options).run(progress)
     if not result.user_bytes:
         raise InvalidInput("nothing is packed in the measured days; simulate more days, or a shorter delay or window")
     return result
@@ -140,7 +142,7 @@ class _Run:
         self._landed: list[int] = []
         self._landed_bytes = 0
         self._due = 0
-        """Bytes that became due to be packed since the last look."""
+        """Bytes that became due to be packed since the last check."""
         self._blocks = Blocks(self._objects, self._dead, options)
         self._lifetimes = Watch(self._objects, self._dead, workload.survival())
         self._sums = _Sums()
@@ -150,7 +152,7 @@ class _Run:
         self._cycles = 0
         self._behind = dict.fromkeys(Behind, 0)
 
-    def run(self, tell: Callable[[int, int], None]) -> GcResult:
+    def run(self, progress: Callable[[int, int], None]) -> GcResult:
         count = round(self._rate * self._workload.mean_days) if self._start else 0
         self._workload.begin(self._objects, count)
         self._born(0, 0)
@@ -167,7 +169,7 @@ class _Run:
                 self._due = 0
                 self._look(ends)
             if self._lifetimes.survey(ends):
-                tell(round(ends), round(self._end))
+                progress(round(ends), round(self._end))
             if begins < self._measured_from <= ends:
                 at_measured = self._sums.copy()
             if ends >= self._start + period_days * (len(self._periods) + 1) - 1e-9:
@@ -180,7 +182,7 @@ class _Run:
         return self._rate * exp(growth * (day - self._measured_from)) if growth else self._rate
 
     def _arrive(self, tick: int, begins: float) -> None:
-        """Let objects arrive, and pack what has landed long enough ago."""
+        """Let objects arrive, and pack objects that landed long enough ago."""
         objects = self._objects
         first = len(objects)
         self._workload.arrive(objects, begins, self._tick_days, self._rate_at(begins))
@@ -192,7 +194,7 @@ class _Run:
         self._pack_landed(begins)
 
     def _pack_landed(self, now: float) -> None:
-        """Pack what is old enough, a window at a time. What arrives counts as it leaves the landing store."""
+        """Pack objects that are old enough, a window at a time. Arrivals count when they leave the landing store."""
         options, born = self._options, self._objects.born
         waits = options.min_age_days
         landed = self._landed
@@ -210,7 +212,7 @@ class _Run:
         died = left - sum(size[number] for number in living)
         packed = self._blocks.pack(living, now, self._lifetimes.now, fresh=True, ordered=window > 0)
         self._due += left
-        # With the packer of a store, what waits for its group is still in the landing store.
+        # With the packer of a store, objects that wait for their group are still in the landing store.
         self._landed_bytes -= died + packed
         self._sums.user += died + packed
         self._sums.packed += packed
@@ -233,7 +235,7 @@ class _Run:
         self._deaths[tick] = []
 
     def _look(self, now: float) -> None:
-        """Run a cycle of GC if it is time for one, and look at how much space is taken after it."""
+        """Run a cycle of GC if it is due, and record how much space is used after it."""
         blocks = self._blocks
         blocks.delete_dead()
         self._looks += 1
@@ -290,7 +292,8 @@ class _Run:
 
 
 def _first_amplification(policy: GcPolicy) -> float:
-    """Where a store begins that does not begin empty: as near as possible to where its policy will keep it."""
+    """Return the space amplification with which a store begins that is not empty: as near as possible to its steady
+    state."""
     if isinstance(policy, SpaceTarget):
         return policy.space_amp
     if isinstance(policy, Threshold) and policy.hole_ratio_min < 1:

@@ -9,16 +9,16 @@ from nos_ec.bench.gc.workloads import Objects
 from nos_ec.core.packing.lifetimes import SurvivalTable, is_sampled
 
 SURVEY_DAYS = 20.0
-"""How often watched objects are counted, and the expected lifetimes are computed again."""
+"""How often watched objects are counted and the expected lifetimes are computed again."""
 
 
 class Watch:
     """The survival table, and the objects that it watches. Deaths are counted at the next survey, together with the
-    exposure of those that live: counted at once, they would make a bucket look short-lived until then."""
+    exposure of the living objects. If they were counted at once, a bucket would look short-lived until then."""
 
     def __init__(self, objects: Objects, dead: bytearray, table: SurvivalTable) -> None:
         self.now = table.lifetimes()
-        """What is expected at present."""
+        """The lifetimes that are expected at present."""
         self._objects = objects
         self._dead = dead
         self._table = table
@@ -26,11 +26,11 @@ class Watch:
         self._last = 0.0
 
     def born(self, numbers: Iterable[int]) -> None:
-        """Watch those of them that are sampled."""
+        """Watch a sample of these new objects."""
         self._watched += [n for n in numbers if is_sampled(hashlib.md5(b"%d" % n, usedforsecurity=False).digest())]
 
     def survey(self, now: float, *, force: bool = False) -> bool:
-        """Count what the watched objects lived through since the last survey. Returns False when it is too early."""
+        """Count exposure and deaths of the watched objects since the last survey. Returns False if it is too early."""
         if now - self._last < SURVEY_DAYS and not force:
             return False
         dead, last = self._dead, self._last

@@ -1,17 +1,17 @@
-"""Workloads to measure GC with: when objects arrive, in which bucket, and when they die. All objects are equally large.
+"""Workloads for measuring GC: when objects arrive, in which bucket, and when they die. All objects have the same size.
 
 name     lifetimes of its objects
 A        exponential, mean 100 days, all the same
 B        60 buckets: 20 % of the bytes have means of 2 hours to 3 days, 30 % of 7 to 60 days, 50 % of 700 to 1500 days
          (evenly spread on a log scale, Zipf weights). A tenth of the objects of each bucket follow the law of any
-C        Weibull of shape 0.5 and scale 100 days: median 48, mean 200. Only age tells something, buckets nothing
+C        Weibull of shape 0.5 and scale 100 days: median 48, mean 200. Only age is informative, buckets are not
 D        40 % expire after 7, 30, 90 or 365 days, at the next midnight; a bucket for each. 30 % are datasets, 40 of them
          open at a time, each written over 5 days and deleted whole after 120 more (exponential). 30 % belong to 200
          tenants, which are deleted whole every 400 days (exponential), and single objects after 1000 (exponential)
 D-mixed  D, with the objects that expire in one bucket
 E        B, with arrivals that double every 300 days
 
-These are assumptions, made from what is published (docs/GC.md). A, B and C begin in their equilibrium, D, D-mixed and E
+These are assumptions, made from published data (docs/GC.md). A, B and C begin in their equilibrium, D, D-mixed and E
 with an empty store.
 """
 
@@ -32,10 +32,10 @@ from nos_ec.core.packing.lifetimes import SurvivalTable
 
 
 class Objects:
-    """The columns of all objects that ever were, in order of arrival. Times in days.
+    """The columns of all objects, living and dead, in order of arrival. Times are in days.
 
-    expires: 1 where the time of death is known in advance, from a lifecycle rule. A column takes 8 bytes an object at
-    most; objects of Python would take twenty times as much.
+    `expires` is 1 if the time of death is known in advance, from a lifecycle rule. A column takes at most 8 bytes per
+    object; Python objects would take twenty times as much.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Objects:
         return len(self.born)
 
     def add(self, born: float, life: Life, size: int = 1) -> None:
-        """One more object."""
+        """Add an object."""
         self.born.append(born)
         self.dies.append(life.dies)
         self.bucket.append(life.bucket)
@@ -62,7 +62,7 @@ class Objects:
 
 
 class Life(NamedTuple):
-    """What becomes of an object. bucket, prefix: their numbers in `Objects`."""
+    """The fate of an object. `bucket` and `prefix` are numbers in `Objects`; `dies` is in days."""
 
     bucket: int
     dies: float
@@ -71,20 +71,20 @@ class Life(NamedTuple):
 
 
 class Law(NamedTuple):
-    """The share of all arrivals that one bucket has, and the share of its objects that live at each age (in days)."""
+    """A bucket's share of all arrivals, and the share of its objects that live at each age (in days)."""
 
     share: float
     survival: Callable[[float], float]
 
 
 class Workload(Protocol):
-    """Where objects come from. What it draws depends on its seed alone.
+    """A source of objects. Random choices depend only on its seed.
 
-    bytes_per_day: what arrives; None for what a store of the size needs that is simulated. mean_days: live objects /
-    arrivals per day, in equilibrium. history_days: how long the survival table watches the equilibrium before the first
-    object is packed; 0 for a store that begins empty. days: after that. measured_days: the last part of them, over
-    which figures are measured. growth: of arrivals, per day; for E, exponential. laws: what the bound is computed from;
-    empty if there is none.
+    `bytes_per_day` is the rate of arrivals; None means the rate that a store of the simulated size needs. `mean_days`
+    is live objects / arrivals per day, in equilibrium. The survival table watches the equilibrium for `history_days`
+    before the first object is packed; 0 means that the store begins empty. `days` is the time after that, and
+    `measured_days` its last part, over which figures are measured. `growth` is the growth of arrivals per day; for E,
+    exponential. The bound is computed from `laws`, which are empty if there is no bound.
     """
 
     mean_days: float
@@ -98,17 +98,17 @@ class Workload(Protocol):
         """Name the buckets, and add the objects that live at time 0."""
 
     def arrive(self, objects: Objects, begins: float, days: float, bytes_per_day: float) -> None:
-        """Add the objects that arrive in these days, in order. Called for one span after the other."""
+        """Add the objects that arrive in these days, in order. Called for consecutive spans."""
 
     def survival(self) -> SurvivalTable:
-        """What the survival table knows before anything arrives."""
+        """Return the survival table before the first arrival."""
 
     def laws(self) -> list[Law]:
-        """The survival by bucket."""
+        """Return the survival by bucket."""
 
 
 class Drawn(Protocol):
-    """Objects of size 1 arrive at an even rate, and each is drawn when it does. Nothing is known of them before."""
+    """Objects of size 1 that arrive at an even rate, and are drawn on arrival. The survival table begins empty."""
 
     mean_days: float
     history_days: float
@@ -117,13 +117,13 @@ class Drawn(Protocol):
     growth: float
     bytes_per_day: float | None = None
     carried: float = 0.0
-    """The part of an object that was left over."""
+    """The fraction of an object that is carried over to the next span."""
 
     def begin(self, objects: Objects, count: int) -> None:
         """See `Workload`."""
 
     def draw(self, born: float) -> Life:
-        """The next object, born at that time. Times never go back."""
+        """Draw the next object, born at this time. Times never decrease."""
 
     def laws(self) -> list[Law]:
         """See `Workload`."""
@@ -143,7 +143,7 @@ class Drawn(Protocol):
 
 
 class _Alike(Drawn):
-    """A."""
+    """Workload A."""
 
     mean_days = 100.0
     history_days = 100.0
@@ -168,8 +168,9 @@ class _Alike(Drawn):
 
 
 class _Falling(Drawn):
-    """C. A Weibull of shape 1/2 and scale s is s e^2, e exponential. Seen in equilibrium (where an object that lives
-    twice as long is seen twice as often) e follows a Gamma of shape 3, and the age is uniform in the lifetime."""
+    """Workload C. A Weibull of shape 1/2 and scale s is s e^2, where e is exponential. In equilibrium (where an object
+    that lives twice as long is seen twice as often), e follows a Gamma of shape 3, and the age is uniform in the
+    lifetime."""
 
     mean_days = 200.0
     history_days = 200.0
@@ -196,13 +197,13 @@ class _Falling(Drawn):
 
 
 _CLASSES = ((0.2, 1 / 12, 3.0), (0.3, 7.0, 60.0), (0.5, 700.0, 1500.0))
-"""Of B: the share of the bytes, and the least and the largest mean lifetime."""
+"""The classes of B: share of the bytes, and the shortest and the longest mean lifetime in days."""
 _BUCKETS_OF_CLASS = 20
 _PURITY = 0.9
 
 
 class _Buckets(Drawn):
-    """B."""
+    """Workload B."""
 
     history_days = 360.0
     days = 1000.0
@@ -222,7 +223,7 @@ class _Buckets(Drawn):
         self.mean_days = self._mean_days()
 
     def _mean_days(self) -> float:
-        """Also in a store that grows, where old objects are fewer than in equilibrium."""
+        """Return the mean lifetime, also for a growing store, which has fewer old objects than in equilibrium."""
         return sum(w / (1 / mean + self.growth) for w, mean in zip(self._weights, self._means, strict=True))
 
     def begin(self, objects: Objects, count: int) -> None:
@@ -257,7 +258,7 @@ class _Buckets(Drawn):
 
 
 class _Growing(_Buckets):
-    """E."""
+    """Workload E."""
 
     history_days = 0.0
     days = 1200.0
@@ -275,10 +276,10 @@ _OF_TENANT_MEAN_DAYS = 1000.0
 
 
 class _Bulk(Drawn):
-    """D. Buckets: four that expire, one of datasets (a prefix each), and one for each tenant."""
+    """Workload D. It has four buckets with expiry, one bucket of datasets (a prefix each), and one for each tenant."""
 
     mean_days = 163.0
-    """Less than in equilibrium (171), which the measured part of a run does not quite reach."""
+    """Below the value in equilibrium (171), which the measured part of a run does not quite reach."""
     history_days = 0.0
     days = 1200.0
     measured_days = 600.0
@@ -331,7 +332,7 @@ class _Bulk(Drawn):
 
 
 class _BulkMixed(_Bulk):
-    """D-mixed."""
+    """Workload D-mixed."""
 
     mixed = True
 
@@ -348,25 +349,25 @@ GC_WORKLOADS = tuple(_KINDS)
 
 
 def gc_workload(name: str, seed: int) -> Drawn:
-    """The workload of that name. Raises InvalidInput for an unknown name."""
+    """Return the workload of this name. Raises InvalidInput if the name is unknown."""
     if name not in _KINDS:
         raise InvalidInput(f"unknown workload {name!r}; choose one of: {', '.join(GC_WORKLOADS)}")
     return _KINDS[name](random.Random(seed))
 
 
 SIZES_DRAWN = 50_000
-"""So many sizes are drawn to know their mean."""
+"""How many sizes are drawn to estimate their mean."""
 
 
 def sized(workload: Drawn, sizes_of: str | int, seed: int, size_max: int) -> Sized:
-    """A workload whose objects have the sizes in bytes of a workload of `simulate packing`, or all the same size.
-    Raises InvalidInput for an unknown name, or a `size_max` (bytes) that is too small for it."""
+    """Return a workload whose objects have the sizes in bytes of a workload of `simulate packing`, or all the same
+    size. Raises InvalidInput for an unknown name, or a `size_max` (bytes) that is too small for it."""
     mean = sum(sizes(sizes_of, SIZES_DRAWN, random.Random(seed), size_max)) / SIZES_DRAWN
     return Sized(workload, sizes(sizes_of, sys.maxsize, random.Random(seed), size_max), mean)
 
 
 class Sized:
-    """A workload whose objects have sizes in bytes. sizes: without end. mean: of them."""
+    """A workload whose objects have sizes in bytes. `sizes` never ends, and `mean` is their mean."""
 
     def __init__(self, workload: Drawn, sizes: Iterator[int], mean: float) -> None:
         self._workload = workload
@@ -380,7 +381,7 @@ class Sized:
         self.bytes_per_day: float | None = None
 
     def begin(self, objects: Objects, count: int) -> None:
-        """See `Workload`. count: bytes."""
+        """See `Workload`; `count` is in bytes."""
         self._workload.begin(objects, round(count / self._mean))
         self._give_sizes(objects, 0)
 

@@ -278,7 +278,7 @@ def test_large_objects_have_blocks_of_their_own(tmp_path: Path) -> None:
 def test_events_that_say_too_little_or_too_much_are_refused(tmp_path: Path) -> None:
     known = KnownSurvival("b", Counts([0.0] * AGE_RANGES, [1e6] * AGE_RANGES))
     one_time = read_events(written(tmp_path, [put(0, "a"), put(0, "b")]))
-    with pytest.raises(InvalidInput, match="all events are of one time"):
+    with pytest.raises(InvalidInput, match="all events have the same time"):
         event_workload(one_time, 1, None)
     old = read_events(written(tmp_path, [ExportBegun(NOON_MS), known, put(-90, "a")]))
     with pytest.raises(InvalidInput, match="in the 30 days before the export"):
