@@ -22,7 +22,7 @@ from nos_ec.core.ids import LandingId
 
 BARE_FILE_BYTES = 256 << 20
 BARE_OBJECT_BYTES = 16 << 20
-"""A bare writer goes on in another RADOS object after so many bytes."""
+"""A bare writer continues in another RADOS object after this many bytes."""
 CLEANUP_IN_FLIGHT = 32
 
 Copy = tuple[LandingId, int]
@@ -30,10 +30,10 @@ Copy = tuple[LandingId, int]
 
 
 class LandingWay(Protocol):
-    """One way to land objects. `land` is called from several threads at once, everything else from one."""
+    """A way to land objects. `land` is called from several threads at once, the other methods from one thread."""
 
     def prepare(self) -> None:
-        """Get ready for a round: what this does is not measured. Raises NosError."""
+        """Prepare a round. This is not measured. Raises NosError."""
         ...
 
     def land(self, piece: Piece) -> Copy:
@@ -41,7 +41,7 @@ class LandingWay(Protocol):
         ...
 
     def writes(self, callers: int) -> tuple[Sequence[int], int]:
-        """What was written since this was last called: the bytes of each write, and the most writes under way at once
+        """Return the writes since the last call: the bytes of each write, and the maximum number of concurrent writes
         for this many callers."""
         ...
 
@@ -50,7 +50,7 @@ class LandingWay(Protocol):
         ...
 
     def delete_all(self, copies: Sequence[Copy]) -> None:
-        """Give back the space of copies, as the reaper does. Raises Transient."""
+        """Release the space of copies, as the reaper does. Raises Transient."""
         ...
 
 
@@ -99,19 +99,19 @@ class OneByOne:
 
 # --- bare writes --------------------------------------------------------------------------------------
 class BareWriter(Protocol):
-    """Writes bytes durably where nothing else is done with them. `write` is called from several threads at once."""
+    """Writes bytes durably and does nothing else. `write` is called from several threads at once."""
 
     def write(self, data: bytes) -> None:
-        """Durable on return. Raises OSError."""
+        """Write `data`; durable on return. Raises OSError."""
         ...
 
     def clear(self) -> None:
-        """Remove what was written."""
+        """Remove everything written."""
         ...
 
 
 class BareAppends:
-    """Appends to RADOS objects, of which each thread has its own. pool: a handle of the binding."""
+    """Appends to RADOS objects; each thread has its own. `pool` is a handle of the binding."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -136,8 +136,8 @@ class BareAppends:
 
 
 class BareFile:
-    """Writes whole pages to a preallocated file, past the page cache where the file system can, one place after the
-    other. direct: whether it can."""
+    """Writes whole pages to consecutive places of a preallocated file. `direct` is whether the file system can bypass
+    the page cache, which is then done."""
 
     def __init__(self, path: Path) -> None:
         zeros = bytes(1 << 20)
@@ -169,7 +169,7 @@ class BareFile:
             os.pwrite(self._fd, page, at)
 
     def _buffer(self, size: int) -> mmap.mmap:
-        """Memory that begins at a page, of the thread's own."""
+        """Return page-aligned memory of this thread."""
         own = self._own
         if getattr(own, "size", 0) < size:
             own.buffer, own.size = mmap.mmap(-1, size), size
@@ -188,7 +188,8 @@ class BareFile:
 
 @contextmanager
 def bare_writer(system: System, instruments: Instruments) -> Iterator[BareWriter]:
-    """Where the landing store of `system` is: in its pool and namespace, or on its disk."""
+    """Yields a bare writer on the medium of the landing store of `system`: in its pool and namespace, or on its
+    disk."""
     ceph = system.settings.ceph
     if instruments.osds is not None:
         with instruments.osds.bare_pools(ceph.namespace, ceph.landing_pool) as (pool,):

@@ -1,4 +1,4 @@
-"""The offline part of an object's life, as benches run it: publish, pack, and delete the landing copies."""
+"""Runs the offline part of an object's life for benchmarks: publish, pack, and delete the landing copies."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ IDLE_TURNS_S_MAX = 60.0
 
 
 def publish(system: System) -> int:
-    """Publish all rows that are due; returns how many. Raises NosError."""
+    """Publish all rows that are due, and return their number. Raises NosError."""
     with producer_service(system) as producer:
         return producer.drain()
 
 
 def measured_pack(system: System, instruments: Instruments, drawn: Sequence[int]) -> Run:
-    """Pack what is published, objects of the sizes `drawn`, and commit the offsets.
+    """Pack the published objects, whose sizes are `drawn`, commit the offsets, and return the measurements.
 
-    Measured from the turn that receives the first messages: without the consumer's start, and without sealing the last
-    blocks. Raises NosError.
+    The measurement begins with the turn that receives the first messages, so it excludes the consumer's start. It also
+    excludes sealing the last blocks. Raises NosError.
     """
     meter = Meter(instruments, drawn)
     with consumer_service(system) as service:
@@ -42,8 +42,8 @@ def measured_pack(system: System, instruments: Instruments, drawn: Sequence[int]
 
 
 def reap(system: System, housekeeping: Housekeeping) -> None:
-    """Delete the landing copies of the packed objects, after the usual verification, until none is queued, and give
-    back the segments of the landing log that they lie in. Raises Transient, also when one of them stays."""
+    """Delete all queued landing copies of packed objects, after the usual verification, and release their segments of
+    the landing log. Raises Transient, also if a copy or segment is left."""
     _seal_log(system)
     while True:
         reaped = housekeeping.run_once().reaper
@@ -54,18 +54,18 @@ def reap(system: System, housekeeping: Housekeeping) -> None:
             break
     totals = system.metadata.segment_totals()
     if left := sum(count for state, (count, _) in totals.items() if state is not SegmentState.OPEN):
-        raise Transient(f"bench: {left} segments of the landing log were not given back; see the log")
+        raise Transient(f"bench: {left} segments of the landing log were not released; see the log")
 
 
 def _seal_log(system: System) -> None:
-    """Seal the segments that the system's own PUTs lie in. A busy gateway seals them when they are full."""
+    """Seal the open segments of the system's own PUTs, which a busy gateway would seal when they are full."""
     lander = system.puts.batches.lander
     if isinstance(lander, LogBypass) and isinstance(lander.log, LandingLog):
         lander.log.seal()
 
 
 def _await_messages(service: ConsumerService, meter: Meter, timer: Timer) -> None:
-    """Run turns of the consumer until it has its partitions; the meter starts with the turn that receives messages."""
+    """Run turns of the consumer until it receives messages. The meter starts with the turn that receives them."""
     deadline_s = timer() + IDLE_TURNS_S_MAX
     while not service.counters.messages:
         meter.start()

@@ -1,4 +1,4 @@
-"""`bench pipeline`: packing against its floor and against naive writes, on the configured Ceph, Kafka and MySQL.
+"""`bench pipeline` compares packing with its floor and with naive writes, on the configured Ceph, Kafka and MySQL.
 
 One run consists of rounds of (floor, ours, naive), one after the other, so that other load on the machine affects all
 three. Ratios are medians over the rounds. A first round warms up connections, caches and the servers' pools, and does
@@ -43,9 +43,10 @@ CLEANUP_IN_FLIGHT = 32
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """drawn: the name of a workload, or the size of every object in bytes. landing: how the objects of the floor and of
-    ours land, "store" or "log". objects: number per way and round. rounds: those that count. groups: how many are timed
-    per number of stripes. naive_pool: pool for the naive writes; None skips them."""
+    """Options of `bench pipeline`. `drawn` is the name of a workload, or the size of every object in bytes. `landing`
+    is where the objects of the floor and of ours land, "store" or "log". `objects` is the number per way and round;
+    `rounds` does not include the warm-up. `groups` are timed for each number of stripes. `naive_pool` is the pool for
+    the naive writes; None skips them."""
 
     drawn: str | int
     landing: str
@@ -57,13 +58,13 @@ class PipelineOptions:
 
 
 Tick = Callable[[str, int, int], None]
-"""Progress: (what, done, total)."""
+"""Reports progress, as (what, done, total)."""
 T = TypeVar("T")
 
 
 class PipelineBench:
-    """One run over two empty stores with the same settings: `system` packs, and the objects of the floor land in
-    `floor_system`. They are not cleaned up, because they are removed as a whole."""
+    """A run on two empty stores with the same settings: `system` packs, and the objects of the floor land in
+    `floor_system`. They are not cleaned up, because they are removed entirely."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class PipelineBench:
         self._runs: Mapping[str, Sequence[Run]] = {}
 
     def run(self) -> dict[str, Any]:
-        """Run all rounds; returns the figures (docs/BENCH.md explains them). Raises NosError."""
+        """Run all rounds, and return the figures (docs/BENCH.md explains them). Raises NosError."""
         ceph = self._floor_system.settings.ceph
         pools = [ceph.landing_pool, ceph.blocks_pool]
         if self._options.naive_pool is not None:
@@ -123,8 +124,8 @@ class PipelineBench:
         return found
 
     def _round(self, handles: Sequence[Any]) -> dict[str, Run]:
-        """Run each way once, with objects of the same sizes. handles: the pools of landing copies, blocks and naive
-        writes, in the namespace of the floor's store."""
+        """Run each way once, with objects of the same sizes. `handles` are the pools of landing copies, blocks and
+        naive writes, in the namespace of the floor's store."""
         drawn = list(sizes(self._options.drawn, self._options.objects, self._rng, size_max(self._system.geometry)))
         runs = {"floor": self._floor(handles[0], handles[1], drawn), "ours": self._ours(drawn)}
         if self._options.naive_pool is not None:
@@ -164,7 +165,7 @@ class PipelineBench:
 
 
 def warmed_up(one_round: Callable[[], Mapping[str, T]], rounds: int, tick: Tick) -> dict[str, list[T]]:
-    """Return what was measured of each way in `rounds` rounds. An additional first round is discarded."""
+    """Return the measurements of each way in `rounds` rounds. An additional first round is discarded."""
     measured = []
     for number in range(1 + rounds):
         tick("rounds", number, 1 + rounds)
@@ -173,8 +174,8 @@ def warmed_up(one_round: Callable[[], Mapping[str, T]], rounds: int, tick: Tick)
 
 
 def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[Copy]) -> list[BareGroup]:
-    """Return the groups that the consumer would pack these copies into if they arrived in this order, in the windows in
-    which it would write them."""
+    """Return the groups into which the consumer would pack these copies if they arrived in this order, divided into the
+    windows in which it would write them."""
     packer: MergeList[int] = new_merge_list(consumer, geometry, consumer.linger_ms, random.Random(1))
     name_size = name_record_size(key_of(0).bucket, key_of(0).name)
     groups: list[BareGroup] = []
@@ -192,7 +193,7 @@ def planned(geometry: Geometry, consumer: ConsumerSettings, copies: Sequence[Cop
 
 
 def _in_windows(geometry: Geometry, plan: GroupPlan[int], copies: Sequence[Copy]) -> BareGroup:
-    """An object is read for the window in which it begins."""
+    """Divide a group into windows. An object is read for the window in which it begins."""
     reads: list[list[Copy]] = [[] for _ in range(geometry.windows_for(plan.stripe_count))]
     for one in plan.placed:
         reads[one.offset // geometry.group_size_max].append(copies[one.candidate.payload])
@@ -204,8 +205,8 @@ def _in_windows(geometry: Geometry, plan: GroupPlan[int], copies: Sequence[Copy]
 
 
 def bare_reads(copies: Sequence[Copy]) -> list[tuple[str, int, int]]:
-    """The operations that read these copies, as (name of a RADOS object, offset, length): one for each copy of its own,
-    and for each run of records of the landing log, as a consumer reads them."""
+    """Return the operations that read these copies, as (name of a RADOS object, offset, length): one for each separate
+    copy, and one for each run of records of the landing log, as a consumer reads them."""
     reads: list[tuple[str, int, int]] = []
     records: dict[SegmentId, list[Range]] = {}
     for landing_id, size in copies:

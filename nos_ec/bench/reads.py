@@ -1,10 +1,10 @@
-"""`bench read`: GETs of small packed objects, against a bare read of the same bytes plus one indexed row look-up.
+"""`bench read` compares GETs of small packed objects with a bare read of the same bytes plus one indexed row look-up.
 
-The two ways alternate read by read, each with its own random choice of objects, so that neither benefits more often
-from bytes that the other has cached. The sizes are those of W2, or all objects have one size. Every object is packed
+The two ways alternate after each read, each with its own random choice of objects, so that neither benefits more often
+from bytes that the other has cached. The sizes follow W2, or all objects have the same size. Every object is packed
 first; none is read from its landing copy.
 
-Among objects of one size, GETs of those that the packer has split are compared with GETs of the others, in turns.
+If all objects have the same size, GETs of split objects are compared with GETs of the others, in turns.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from nos_ec.ports.metadata import ObjectRow
 from nos_producer.assemble import producer_service
 
 WORKLOAD = "W2"
-"""Unless the objects have one size."""
+"""The workload, unless all objects have the same size."""
 LOOK_UP = "SELECT block_id, block_offset, size FROM objects WHERE trashed = '' AND bucket = %s AND name = %s"
 WARM_UP_READS = 50
 TURN_READS = 20
-"""GETs of split objects, or of others, after which the CPU time is taken."""
+"""CPU time is measured over this many GETs of split objects, or of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """drawn: the name of a workload, or the size of every object in bytes. objects: how many are packed. reads: GETs
-    timed each way. sample: GETs for which the reading OSDs are counted."""
+    """Options of `bench read`. `drawn` is the name of a workload, or the size of every object in bytes. `objects` are
+    packed, and `reads` GETs are timed in each way. The reading OSDs are counted for `sample` GETs."""
 
     drawn: str | int
     objects: int
@@ -49,7 +49,7 @@ class ReadOptions:
 
 
 class ReadBench:
-    """One run over an empty store. The store is not cleaned up, because it is removed as a whole."""
+    """A run on an empty store. It is not cleaned up, because it is removed entirely."""
 
     def __init__(self, system: System, instruments: Instruments, options: ReadOptions) -> None:
         self._system = system
@@ -58,7 +58,7 @@ class ReadBench:
         self._rng = random.Random(options.seed)
 
     def run(self) -> dict[str, Any]:
-        """Return the figures (docs/BENCH.md explains them). Raises NosError."""
+        """Run the benchmark, and return the figures (docs/BENCH.md explains them). Raises NosError."""
         rows, drawn = self.packed_rows(), self._options.drawn
         ceph = self._system.settings.ceph
         with self._instruments.cluster.bare_pools(ceph.namespace, ceph.blocks_pool) as (blocks,):
@@ -111,8 +111,8 @@ class ReadBench:
         }
 
     def split_over_whole(self, rows: Sequence[ObjectRow]) -> dict[str, Any]:
-        """Return what GETs of split objects cost this process, over what GETs of the others cost it. rows: packed
-        objects, all of one size."""
+        """Return the CPU time that GETs of split objects cost this process, over the CPU time for the others. `rows`
+        are packed objects of the same size."""
         store, geometry, rng = self._system.store(), self._system.geometry, self._rng
         of_kind: dict[str, list[ObjectRow]] = {"split": [], "whole": []}
         for row in rows:
@@ -138,7 +138,8 @@ class ReadBench:
         return found | {"split_over_whole": cpu_s["split"] / cpu_s["whole"]}
 
     def _counted(self, rows: Sequence[ObjectRow]) -> dict[str, Any]:
-        """Measure the work of single GETs on the OSDs, from their counters. Nothing else uses the pools meanwhile."""
+        """Measure the work of single GETs on the OSDs, from their counters. The pools must not be used otherwise
+        meanwhile."""
         store, cluster = self._system.store(), self._instruments.cluster
         osds: list[int] = []
         read_bytes = page_bytes = rounded_bytes = 0
@@ -161,8 +162,8 @@ class ReadBench:
 
 
 def _pages_bytes(row: ObjectRow) -> int:
-    """Size of the pages that the object touches. An object that begins in the middle of a page may touch one page more
-    than its size requires."""
+    """Return the size of the pages that the object touches. An object that begins in the middle of a page may touch one
+    page more than its size requires."""
     assert row.extent is not None
     first, end = row.extent.offset // PAGE, -(-(row.extent.offset + row.size) // PAGE)
     return (end - first) * PAGE

@@ -1,6 +1,7 @@
-"""`bench scan`: how many rows per second a producer finds, publishes and marks, with few and with many rows waiting.
+"""`bench scan` measures how many rows per second a producer finds, publishes and marks, with few and with many waiting
+rows.
 
-The rows are copied on the server. They have no landing copies, because a producer never looks at those.
+The rows are copied on the server. They have no landing copies, because a producer never reads those.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from nos_ec.core.states import ObjectEvent, advance_object
 from nos_producer.assemble import producer_service
 
 SEED_ROWS = 10_000
-"""Rows created here; all others are copies of them under other names."""
+"""Rows created by this process; the others are copies of them under other names."""
 OBJECT_BYTES = 20_000
 WRITE_OUT_S_MAX = 120.0
 DIRTY_MAX = 0.01
@@ -41,7 +42,7 @@ COPY = insert(OBJECTS).from_select(
         func.unhex(func.md5(func.concat(_O.name, _SUFFIX))),
     ).where(_O.object_id <= bindparam("last_id", type_=BigInteger)),
 )
-"""One copy of the rows created here."""
+"""Makes one copy of the rows that this process created."""
 _COPIES = OBJECTS.alias("copies")
 COPY_WAITING = insert(WAITING).from_select(
     _W.keys(),
@@ -57,13 +58,13 @@ COPY_WAITING = insert(WAITING).from_select(
     )
     .where(_O.object_id <= bindparam("last_id", type_=BigInteger)),
 )
-"""What waits, for the rows that COPY has made with the same parameters."""
+"""Adds waiting entries for the rows that COPY has made with the same parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
-    """few_rows, many_rows: rows waiting during the two measurements. batches: measured batches of
-    producer.batch_objects rows."""
+    """Options of `bench scan`. `few_rows` and `many_rows` wait during the two measurements. `batches` of
+    producer.batch_objects rows are measured."""
 
     few_rows: int
     many_rows: int
@@ -72,7 +73,7 @@ class ScanOptions:
 
 
 def scan(system: System, options: ScanOptions, timer: Timer) -> dict[str, Any]:
-    """Return the figures (docs/BENCH.md explains them). Raises NosError."""
+    """Run both measurements, and return the figures (docs/BENCH.md explains them). Raises NosError."""
     engine = make_engine(system.settings.store.url())
     try:
         with engine.begin() as connection:
@@ -101,8 +102,8 @@ def scan(system: System, options: ScanOptions, timer: Timer) -> dict[str, Any]:
 
 
 def _await_written(engine: Engine) -> None:
-    """Wait until the server has written out the pages that the copying left dirty. In practice, waiting rows were
-    written out long ago, so the measurement must not include this work."""
+    """Wait until the server has written the pages that copying has made dirty. In practice, waiting rows were written
+    long ago, so the measurement must not include this work."""
     deadline_s = time.monotonic() + WRITE_OUT_S_MAX
     while time.monotonic() < deadline_s:
         with engine.connect() as connection:
@@ -138,7 +139,7 @@ def _row(number: int, now_ms: int, rng: random.Random) -> dict[str, Any]:
 
 
 def _rate(system: System, batches: int, timer: Timer) -> float:
-    """Rows per second of a producer over this many batches, after a warm-up batch."""
+    """Return the rows per second of a producer over this many batches, after a warm-up batch."""
     with producer_service(system) as producer:
         producer.turn()
         started_s = timer()

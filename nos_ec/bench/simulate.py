@@ -1,13 +1,13 @@
 """Measures how well a policy packs a list of sizes, for docs/PACKING.md and `nos-ec simulate packing`.
 
-The merge list is "always backlogged": whenever it has no group to hand out, the next sizes arrive, one per simulated
-millisecond, a thirty-second part of the window at a time. Then it is asked for a group again. Objects that still wait
-when the sizes end are left out of the figures, except for their wait, because a last half-full stripe says nothing
-about an endless stream. They are flushed and counted only if all the sizes together did not make a single group;
-`flushed` reports this. The bound is computed for exactly the objects that were packed.
+The merge list is "always backlogged": whenever it cannot return a group, the next sizes arrive, one per simulated
+millisecond, a thirty-second part of the window at a time. Objects that still wait when the sizes end are left out of
+the figures, except for their wait, because a last half-full stripe is not typical of an endless stream. They are
+flushed and counted only if all sizes together did not fill a single group; `flushed` reports this. The bound is
+computed for exactly the objects that were packed.
 
-With several streams, each object is of a stream at random: its share of the window is then smallest. They are packed as
-a consumer packs them that is never idle.
+With several streams, each object belongs to a random stream, because this makes the share of the window smallest. They
+are packed as by a consumer that is never idle.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, Str
 from nos_ec.settings.sections import ConsumerSettings
 
 KEY_BYTES = 40
-"""Bytes of bucket and name of every simulated object: a short bucket name and a UUID. Names are counted with the space
-reserved for them, which assumes names that do not compress at all."""
+"""Bytes of bucket and name of every simulated object: a short bucket name and a UUID. The space reserved for names is
+counted, which assumes that names do not compress at all."""
 
 LINGER_WINDOWS = {"best": 1 << 40, "nos": 2}
 """The deadline, in windows of arrivals. "Always backlogged" means that events are never rare, so "best" has no
@@ -40,19 +40,21 @@ deadline. "nos" needs one, because some workloads cannot reach its 80 % threshol
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """Figures of one run. Ratios are from 0 to 1, sizes in bytes. See the module docstring for what is counted.
+    """The figures of one run. Ratios are from 0 to 1, sizes in bytes. The module docstring explains which objects
+    count.
 
-    split_bytes: the price of an extra shard read. utilisation: user bytes per byte of stripe, without space for names.
-    utilisation_with_names: the same in a second run that reserves it (None if not requested). bound: what no policy can
-    exceed without names (packing/bounds.py). single_chunk_ratio: share of the packed objects of at most a chunk that
-    lie in one chunk; 1.0 if there are none. shard_reads: chunks that a read of an object touches, on average.
-    extra_reads: how many of them are beyond the fewest possible, on average. cost: bytes an object that are left empty,
-    headers included, and split_bytes for each extra read. cost_bound: the cost that no policy can go below.
-    max_wait_windows: maximum number of arrivals while an object waited in the merge list until it was placed in a
-    group, divided by the window; max_hold_windows: the same, until its group was handed out. header_overhead: header
-    bytes per byte of stripe. objects_per_s: objects packed per second spent in `add` and `plan`. objects: packed and
-    counted; left_waiting: not packed when the sizes ended; skipped_empty and skipped_large: objects of 0 bytes and of
-    more than size_max, which a store keeps elsewhere and no policy sees.
+    `split_bytes` is the price of an extra shard read. `utilisation` is user bytes per byte of stripe, without space for
+    names; `utilisation_with_names` is the same in a second run that reserves this space (None if not requested).
+    `bound` is the utilisation that no policy can exceed without names (packing/bounds.py). `single_chunk_ratio` is the
+    share of packed objects of at most a chunk that are in a single chunk; 1.0 if there are no such objects.
+    `shard_reads` is the mean number of chunks that a read of an object touches, and `extra_reads` the mean number
+    beyond the fewest possible. `cost` is the bytes left empty per object, headers included, plus split_bytes for each
+    extra read; no policy can go below `cost_bound`. `max_wait_windows` is the maximum number of arrivals until an
+    object in the merge list was placed in a group, divided by the window; `max_hold_windows` is the same until its
+    group was returned. `header_overhead` is header bytes per byte of stripe. `objects_per_s` is objects packed per
+    second spent in `add` and `plan`. `objects` were packed and counted; `left_waiting` were not packed when the sizes
+    ended. `skipped_empty` and `skipped_large` have 0 bytes and more than size_max; a store keeps them elsewhere, and no
+    policy sees them.
     """
 
     policy: str
@@ -93,9 +95,9 @@ def simulate(
 ) -> SimulationResult:
     """Pack `sizes` in bytes as a consumer with these settings does.
 
-    timer: seconds, such as time.perf_counter. seed: for the random choices of policy "nos". names: whether to run a
-    second time with space for names. streams: how many the objects are spread over. Raises InvalidInput for an unknown
-    policy, a bad window or price, a negative size, or if nothing is left to pack.
+    `timer` returns seconds, such as time.perf_counter. `seed` determines the random choices of policy "nos". With
+    `names`, a second run reserves space for names. The objects are spread over `streams`. Raises InvalidInput for an
+    unknown policy, a bad window or price, a negative size, or if there is nothing to pack.
     """
     window, split_bytes = consumer.window_objects, consumer.split_bytes
     price = split_price(consumer.policy, geometry, split_bytes)
@@ -133,12 +135,12 @@ def simulate(
 
 
 def raw_bytes_per_user_byte(geometry: Geometry, utilisation: float) -> float:
-    """Bytes on all shards, coding chunks included, for each byte of an object."""
+    """Return the bytes on all shards, including coding chunks, for each byte of an object."""
     return (geometry.k + geometry.m) / geometry.k / utilisation
 
 
 def read_sizes(path: Path) -> list[int]:
-    """Sizes in bytes from a text file, one decimal integer per line; blank lines and lines that begin with '#' are
+    """Read sizes in bytes from a text file, one decimal integer per line; blank lines and lines that begin with '#' are
     skipped. Raises InvalidInput with the line that is not a size, or the reason why the file cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -149,7 +151,7 @@ def read_sizes(path: Path) -> list[int]:
 
 
 def parse_sizes(lines: Iterable[str], name: str) -> list[int]:
-    """Sizes in bytes from the lines of a text, as `read_sizes`. name: of the text, for errors. Raises InvalidInput."""
+    """Parse sizes in bytes from lines of text, as `read_sizes` does. `name` is used in errors. Raises InvalidInput."""
     found = [_parse_size(name, number, line) for number, line in enumerate(lines, 1) if _is_data(line)]
     if not found:
         raise InvalidInput(f"{name}: contains no sizes; give one size in bytes per line")
@@ -168,7 +170,7 @@ def _parse_size(name: str, number: int, line: str) -> int:
 
 
 def _packable(sizes: Iterable[int], consumer: ConsumerSettings, geometry: Geometry) -> tuple[list[int], int, int, int]:
-    """The sizes that can be packed, the numbers of empty and of too large objects, and the limit."""
+    """Return the sizes that can be packed, the numbers of empty and of too large objects, and the limit."""
     merge: MergeList[None] = new_merge_list(consumer, geometry, 0, random.Random(0))
     limit = merge.size_max
     packable: list[int] = []
@@ -230,7 +232,7 @@ class _Figures:
                 self.small_in_one_chunk += chunks == 1
 
     def share(self, size_bytes: int) -> float:
-        """The share of all stripes that so many bytes take."""
+        """Return the share of all stripes that this many bytes take."""
         found = self.geometry.share(size_bytes, self.stripes)
         assert found is not None, "a run packs at least one group"
         return found
@@ -264,7 +266,7 @@ def _run(
     incoming = (Candidate(size, NAME_RECORD_FIXED + KEY_BYTES, None, now) for now, size in enumerate(sizes))
     arrivals = 0
     while True:
-        # Candidates are created outside the measured time: in a service the consumer creates them.
+        # Candidates are created outside the measured time, because in production the consumer creates them.
         batch = list(islice(incoming, max(1, window // 32)))
         if not batch:
             break
@@ -294,6 +296,6 @@ def _serve(
 
 
 def groups_ready(merge: MergeList[P], now_ms: int, *, flush: bool) -> Iterator[GroupPlan[P]]:
-    """Take the groups that a merge list has ready; with `flush`, groups of all that waits."""
+    """Yields the groups that a merge list has ready; with `flush`, groups of all waiting objects."""
     while (plan := merge.plan(now_ms, flush=flush)) is not None:
         yield plan

@@ -1,4 +1,4 @@
-"""`bench space`: raw bytes per user byte, by size of the objects.
+"""`bench space` measures raw bytes per user byte, by size of the objects.
 
 ours        the blocks that the consumer packs the objects into, once their landing copies are deleted
 simulation  what `simulate packing` predicts for the same sizes with the same settings, and room for names
@@ -6,8 +6,8 @@ each        one object in an erasure-coded pool for each of them: the profile of
             unit, and allow_ec_optimizations
 replicas    one object in a replicated pool for each of them
 
-The last two are measured on Ceph only. What BlueStore and the placement groups note of objects lies in RocksDB, and is
-reported apart. Until the end nothing that was packed or written is deleted, because space that is freed late would
+The last two are measured on Ceph only. The metadata of BlueStore and of the placement groups is in RocksDB, and is
+reported separately. Packed and written data is not deleted before the end, because space that is freed late would
 falsify the next figure.
 """
 
@@ -43,12 +43,14 @@ DRAWN: Sequence[str | int] = (
     "W2",
 )
 STRIPE_UNITS = (4096, 16384)
-"""Of the pools for an object each: Ceph's default, and a larger one, with which a small object lies on fewer OSDs."""
+"""Stripe units of the pools with one RADOS object per object: Ceph's default, and a larger one, with which a small
+object is on fewer OSDs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceOptions:
-    """drawn: names of workloads, or sizes of all objects in bytes. bytes_min: of the objects of each of them."""
+    """Options of `bench space`. `drawn` has names of workloads, or sizes of all objects in bytes. The objects of each
+    have at least `bytes_min` bytes together."""
 
     drawn: Sequence[str | int]
     bytes_min: int
@@ -56,9 +58,10 @@ class SpaceOptions:
 
 
 class SpaceBench:
-    """One run over an empty store and empty pools, which are not cleaned up, because they are removed as a whole.
+    """A run on an empty store and empty pools, which are not cleaned up, because they are removed entirely.
 
-    pools: handles of the binding on the pools that take an object each, by way; empty unless the store is on Ceph.
+    `pools` has handles of the binding on the pools with one RADOS object per object, by way; empty unless the store is
+    on Ceph.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class SpaceBench:
         self._size_max = size_max(system.geometry)
 
     def run(self) -> dict[str, Any]:
-        """Return the figures (docs/BENCH.md explains them). Raises NosError."""
+        """Run the benchmark, and return the figures (docs/BENCH.md explains them). Raises NosError."""
         options = self._options
         of_all = {
             str(drawn): drawn_sizes(drawn, options.bytes_min, self._rng, self._size_max) for drawn in options.drawn
@@ -132,7 +135,8 @@ class SpaceBench:
 
 @contextmanager
 def pools_of_objects(system: System, instruments: Instruments) -> Iterator[Mapping[str, Any]]:
-    """Yield handles on temporary pools for an object each, by way. Raises ConfigError as BenchCluster's pools do."""
+    """Yields handles on temporary pools with one RADOS object per object, by way. Raises ConfigError as BenchCluster's
+    pools do."""
     cluster, ceph = instruments.cluster, system.settings.ceph
     with ExitStack() as stack:
         names = {
@@ -144,7 +148,8 @@ def pools_of_objects(system: System, instruments: Instruments) -> Iterator[Mappi
 
 
 def drawn_sizes(drawn: str | int, bytes_min: int, rng: random.Random, limit: int) -> list[int]:
-    """Sizes of objects that have at least so many bytes together, and at most `limit` each. Raises InvalidInput."""
+    """Draw sizes of objects with at least `bytes_min` bytes together, and at most `limit` bytes each. Raises
+    InvalidInput."""
     of_objects = sizes(drawn, bytes_min, rng, limit)
     found: list[int] = []
     while bytes_min > 0:
@@ -154,8 +159,8 @@ def drawn_sizes(drawn: str | int, bytes_min: int, rng: random.Random, limit: int
 
 
 def space_figures(of_objects: Sequence[int], raw: Mapping[str, float], simulated: float) -> dict[str, Any]:
-    """Return the figures of objects of these sizes. raw: raw bytes per user byte, by way. simulated: those of the
-    simulation."""
+    """Return the figures of objects of these sizes. `raw` has the raw bytes per user byte by way, and `simulated` the
+    value of the simulation."""
     found: dict[str, Any] = {
         "objects": len(of_objects),
         "bytes": sum(of_objects),

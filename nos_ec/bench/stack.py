@@ -1,4 +1,5 @@
-"""The bench's own store on the configured servers, and its instruments; everything is removed at the end."""
+"""Sets up a temporary store on the configured servers, and the instruments of a benchmark. Everything is removed at the
+end."""
 
 from __future__ import annotations
 
@@ -21,16 +22,16 @@ from nos_ec.core.errors import ConfigError
 from nos_ec.settings import Settings
 
 ADMIN_KEYRING = "admin.keyring"
-"""Where the development cluster keeps its administrator's key: next to ceph.conf."""
+"""The file next to ceph.conf in which the development cluster keeps its administrator's key."""
 IDLE_WAIT_MS = 20
-"""How long the bench's consumer waits at a time for its first message. The clock starts with the turn that receives
+"""How long the consumer waits at a time for its first message. The measurement starts with the turn that receives
 it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminKey:
-    """The Ceph user whose key may read counters and create a pool. keyring: None uses ceph.admin_keyring_file, or if
-    that is not set, the keyring next to ceph.conf."""
+    """The Ceph user whose key may read counters and create a pool. If `keyring` is None, ceph.admin_keyring_file is
+    used, or if that is not set, the keyring next to ceph.conf."""
 
     user: str
     keyring: Path | None
@@ -54,11 +55,11 @@ class BenchStores:
 
 @contextmanager
 def bench_stack(settings: Settings, admin: AdminKey) -> Iterator[BenchStack]:
-    """Yield a scratch store next to the configured one. Its namespace, topic and database are removed at the end.
+    """Yields a temporary store next to the configured one. Its namespace, topic and database are removed at the end.
 
     Landing copies and emptied blocks have no grace period, and an idle consumer polls again soon. Each object lands as
-    a copy of its own. All else is as configured. Raises Transient, or ConfigError unless the settings use Ceph, Kafka
-    and MySQL or MariaDB, and the key is an administrator's.
+    a separate copy. The other settings are as configured. Raises Transient, or ConfigError unless the settings use
+    Ceph, Kafka and MySQL or MariaDB, and the key is an administrator's.
     """
     require_servers(settings)
     landing = settings.landing.model_copy(update={"mode": "store"})
@@ -68,8 +69,8 @@ def bench_stack(settings: Settings, admin: AdminKey) -> Iterator[BenchStack]:
 
 @contextmanager
 def bench_stores(settings: Mapping[str, Settings], admin: AdminKey) -> Iterator[BenchStores]:
-    """Like `bench_stack`, with a scratch store for each of these settings, of which at least one must be given. They
-    name the same servers. They may also name embedded parts: those are on the disk of the first one's `store.root`.
+    """Yields a temporary store for each of these settings, at least one, as `bench_stack` does. They must name the same
+    servers. They may also name embedded parts, which are then on the disk of the first `store.root`.
     """
     first = next(iter(settings.values()))
     with ExitStack() as stack:
@@ -105,13 +106,13 @@ def require_servers(settings: Settings) -> None:
 
 
 def _folder(root: Path) -> TemporaryDirectory[str]:
-    """A temporary folder on the disk of `root`, which need not exist. Raises ConfigError."""
+    """Create a temporary folder on the disk of `root`, which need not exist. Raises ConfigError."""
     place = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.is_dir())
     try:
         return TemporaryDirectory(prefix="nos-ec-bench-", dir=place)
     except OSError as error:
-        said = f"the bench cannot create a folder in {place} ({error.strerror}): set another store.root for it"
-        raise ConfigError(said, settings=("store.root",)) from error
+        text = f"the bench cannot create a folder in {place} ({error.strerror}): set another store.root for it"
+        raise ConfigError(text, settings=("store.root",)) from error
 
 
 def _bench_settings(settings: Settings) -> Settings:
@@ -126,7 +127,7 @@ def _bench_settings(settings: Settings) -> Settings:
 
 
 def admin_options(settings: Settings, admin: AdminKey) -> RadosOptions:
-    """Return how the bench connects. Raises ConfigError if the keyring does not exist."""
+    """Return the options of the administrator's connection. Raises ConfigError if the keyring does not exist."""
     ceph = settings.ceph
     assert ceph.conf_file is not None
     keyring = admin.keyring or ceph.admin_keyring_file or ceph.conf_file.parent / ADMIN_KEYRING
@@ -139,7 +140,7 @@ def admin_options(settings: Settings, admin: AdminKey) -> RadosOptions:
 
 
 def _processes(settings: Settings, osds: BenchCluster | None) -> Processes:
-    """This process, and the servers that the settings name."""
+    """Return this process, and the servers that the settings name."""
     groups: dict[str, list[int]] = {"client": [os.getpid()]}
     if osds is not None:
         groups["osds"] = listeners(osds.osd_ports())

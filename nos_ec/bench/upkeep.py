@@ -1,9 +1,9 @@
-"""What it costs to know how long objects live (docs/adr/0033), as a share of what packing costs a consumer.
+"""Measures the cost of learning lifetimes (docs/adr/0033), as a share of the CPU time that packing costs a consumer.
 
-An object costs the look for its stream when it is packed, and is counted when it dies. Now and then, housekeeping makes
-a survey, a packer reads the table, and a process adds the deaths that it has counted: these cost the same however many
-objects there are. They are measured where they cost most: with as many buckets in the table as there can be, and, if
-the bench has packed thousands of objects, as many rows in the range of a survey.
+For each object, its stream is looked up when it is packed, and its death is counted. From time to time, housekeeping
+makes a survey, a packer reads the table, and a process adds the deaths that it has counted: these cost the same for any
+number of objects. They are measured at their most expensive: with the maximum number of buckets in the table, and, if
+the benchmark has packed thousands of objects, the maximum number of rows in the range of a survey.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from nos_ec.ports.metadata import ObjectRow
 
 PAGE = 1000
 REPEATS = 5
-"""Other work of the servers, which counts as well, then matters less."""
+"""Each measurement is repeated, so that other work of the servers, which is counted as well, matters less."""
 
 
 class _LaterClock(SystemClock):
-    """The time, some periods from now."""
+    """A clock that can be set ahead."""
 
     ahead_ms = 0
 
@@ -47,18 +47,19 @@ class _LaterClock(SystemClock):
 
 
 class _LastRanges(random.Random):
-    """Chooses the last range of object ids and the one before in turn: two surveys see as many as one ever does."""
+    """Chooses the last range of object ids and the one before in turn, so that two surveys examine as many rows as one
+    survey ever does."""
 
-    behind = 0
+    before_last = 0
 
     def randrange(self, ranges: int, *_: Any) -> int:
         """See random.Random."""
-        self.behind = 1 - self.behind
-        return max(0, ranges - 1 - self.behind)
+        self.before_last = 1 - self.before_last
+        return max(0, ranges - 1 - self.before_last)
 
 
 class LifetimesUpkeep:
-    """Measures it on a store. Its survival table is of no use afterwards."""
+    """Measures the cost of learning lifetimes on a store, whose survival table is unusable afterwards."""
 
     def __init__(self, system: System, instruments: Instruments) -> None:
         self._system = system
@@ -66,8 +67,8 @@ class LifetimesUpkeep:
         self._clock = _LaterClock()
 
     def figures(self, objects_per_s: float, cpu_ms_per_object: float) -> dict[str, float]:
-        """Microseconds an object, milliseconds for each of what is done once in a period, and the sum as a share of the
-        CPU time that packing takes a consumer. objects_per_s, cpu_ms_per_object: of that consumer."""
+        """Return microseconds per object, milliseconds for each periodic task, and the sum as a share of the CPU time
+        of a consumer, which packs `objects_per_s` with `cpu_ms_per_object`."""
         rows = self._rows()
         stream_us, death_us = self._stream_us(rows), self._death_us(rows)
         self._fill_table()
@@ -97,7 +98,7 @@ class LifetimesUpkeep:
         known = KnownExpiry(metadata, settings.s3.lifecycle_day_ms)
         stream_of = StreamSorting(ExpectedLifetimes(metadata), STREAM_CUTS_DAYS[settings.gc.streams - 1], known)
         packables = [_packable(row) for row in rows]
-        stream_of(packables[0], now_ms)  # reads the table, which is measured apart
+        stream_of(packables[0], now_ms)  # reads the table, which is measured separately
         started_s = time.thread_time()
         for packable in packables:
             stream_of(packable, now_ms)
@@ -122,7 +123,7 @@ class LifetimesUpkeep:
                 self._clock.ahead_ms += SURVEY_WAIT_MS
                 survey.run_once()
 
-        both()  # the first one ever only begins the table
+        both()  # the very first survey only creates the table
         return self._cpu_ms(both)
 
     def _refresh(self) -> None:
@@ -133,7 +134,7 @@ class LifetimesUpkeep:
         return self._cpu_ms(lambda: self._system.metadata.count_deaths(counts, self._clock.now_ms()))
 
     def _cpu_ms(self, what: Callable[[], object]) -> float:
-        """CPU time of it, of all processes."""
+        """Return the CPU time in milliseconds that `what` takes in all processes."""
         processes = self._instruments.processes
         before = processes.cpu_s()
         for _ in range(REPEATS):

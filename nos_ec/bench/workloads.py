@@ -1,4 +1,4 @@
-"""Seven size distributions to measure packing with. Pure: the same random.Random state gives the same sizes.
+"""Seven size distributions for measuring packing. The same random.Random state gives the same sizes.
 
 name  what it stands for           sizes (bytes; K = 1024, M = 1024 K)
 W1    the mix NOS published        80 % uniform in (0, 128K], 15 % in (128K, 1M], 5 % in (1M, 4M)
@@ -9,9 +9,8 @@ W5    nearly a chunk               uniform in [100K, 124K]: likewise
 W6    tiny                         uniform in [0.2K, 4K]
 W7    images                       70 % uniform in [4K, 60K], 30 % in (60K, 600K]
 
-Sizes are meant for 128 KiB chunks and groups of 4 MiB. Drawing W2 again above a chunk leaves a mean
-of about 22.4K. In W1 the last interval ends at `size_max`, the largest object that is packed at all: larger objects
-are stored elsewhere.
+Sizes are meant for 128 KiB chunks and groups of 4 MiB. Drawing W2 again above a chunk leaves a mean of about 22.4K. In
+W1 the last interval ends at `size_max`, the largest object that is packed at all: larger objects are stored elsewhere.
 """
 
 from __future__ import annotations
@@ -83,10 +82,11 @@ WORKLOADS = tuple(_DRAWS)
 
 
 def sizes(drawn: str | int, count: int, rng: random.Random, size_max: int) -> Iterator[int]:
-    """Return `count` object sizes in bytes. drawn: the name of a workload, or the size of every object.
+    """Return `count` object sizes in bytes. `drawn` is the name of a workload, or the size of every object.
 
     Raises InvalidInput for an unknown workload, a negative count, a size below 1, or a `size_max` (bytes) that is too
-    small for this size, or for a workload with objects over 1 MiB."""
+    small for this size, or for a workload with objects over 1 MiB.
+    """
     if isinstance(drawn, str) and drawn not in _DRAWS:
         raise InvalidInput(f"unknown workload {drawn!r}; choose one of: {', '.join(WORKLOADS)}")
     if count < 0:

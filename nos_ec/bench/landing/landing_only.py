@@ -1,9 +1,9 @@
-"""`bench landing`: what it costs to make the bytes of PUTs durable, to read them for packing, and to give their space
-back. No rows are written.
+"""`bench landing` measures the cost of making the bytes of PUTs durable, of reading them for packing, and of releasing
+their space. No rows are written.
 
 One run has a cell for each kind of objects and number of callers, and rounds in each cell. A round takes each way in
-turn, with objects of the same sizes, and after each way bare writes of the bytes that it wrote, as many under way at
-once. A first round warms up and does not count.
+turn, with objects of the same sizes. Each way is followed by bare writes of the same bytes with the same concurrency. A
+first round warms up and does not count.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from nos_ec.core.packing.packer import size_max
 
 STEPS = ("put", "read", "delete")
 MEAN_OF = 10_000
-"""Sizes that tell the mean of a workload."""
+"""How many sizes are drawn to estimate the mean of a workload."""
 LONE_SHARE = 4
-"""A lone caller lands a fourth of the objects, because it takes longer for each."""
+"""A single caller lands a fourth of the objects, because it takes longer for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class LandingOptions:
-    """drawn: names of workloads, or sizes in bytes. callers: numbers of threads. objects: per way and round. rounds:
-    those that count."""
+    """Options of `bench landing`. `drawn` has names of workloads, or sizes in bytes; `callers` has numbers of threads.
+    `objects` is the number per way and round; `rounds` does not include the warm-up."""
 
     drawn: Sequence[str | int]
     callers: Sequence[int]
@@ -47,8 +47,8 @@ class LandingOptions:
 
 @dataclass(frozen=True, slots=True)
 class LandingRound:
-    """One way in one round. runs: by step. latencies_s: of each object that was landed. batches: writes that landed the
-    objects. bare_s: how long bare writes of the same bytes took."""
+    """The measurements of one way in one round. `runs` are by step. `latencies_s` has the time of each PUT, `batches`
+    counts the writes that landed the objects, and `bare_s` is the time of bare writes of the same bytes."""
 
     runs: Mapping[str, Run]
     latencies_s: Sequence[float]
@@ -57,7 +57,7 @@ class LandingRound:
 
 
 class LandingBench:
-    """One run over an empty store, which keeps no rows."""
+    """A run on an empty store, which records no rows."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class LandingBench:
         self._size_max = size_max(system.geometry)
 
     def run(self) -> dict[str, Any]:
-        """The figures (docs/BENCH.md explains them). Raises NosError."""
+        """Run all cells, and return the figures (docs/BENCH.md explains them). Raises NosError."""
         options = self._options
         landing_pool = self._system.settings.ceph.landing_pool
         osds = self._instruments.osds
@@ -143,7 +143,7 @@ class LandingBench:
 
 
 def round_bytes_max(options: LandingOptions, geometry: Geometry) -> int:
-    """About the most bytes of objects in one round of a way: with random sizes, the mean of many and a fourth more.
+    """Estimate the most bytes of objects in one round of a way; for random sizes, from the mean of many plus a fourth.
     Raises InvalidInput for objects that are never landed."""
     objects = max(options.objects, *options.callers)
     most = 0
@@ -160,7 +160,8 @@ def round_bytes_max(options: LandingOptions, geometry: Geometry) -> int:
 
 # --- figures ------------------------------------------------------------------------------------------
 def cell_figures(rounds: Mapping[str, Sequence[LandingRound]], replicas: int) -> dict[str, Any]:
-    """The figures of one cell: of each way, and of each further way over the first one; medians of the rounds."""
+    """Return the figures of one cell: of each way, and of each further way over the first one, as medians of the
+    rounds."""
     base, *others = rounds
     found: dict[str, Any] = {name: _figures(each, replicas) for name, each in rounds.items()}
     for name in others:
@@ -216,7 +217,7 @@ def _ratios(pairs: Sequence[tuple[LandingRound, LandingRound]]) -> dict[str, Any
 
 
 def _cpu_s(one: LandingRound, step: str, group: str) -> float:
-    """CPU seconds of a group for a step, or for all steps ("life"): at least a microsecond, because it is divided
-    by."""
+    """Return CPU seconds of a group for a step, or for all steps ("life"). At least a microsecond, because it is a
+    divisor."""
     steps = STEPS if step == "life" else (step,)
     return max(1e-6, sum(one.runs[name].cpu_s[group] or 0.0 for name in steps))

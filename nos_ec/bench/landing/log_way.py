@@ -33,17 +33,17 @@ from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, PutRequest
 from nos_ec.ports.segment_medium import Buffer, Seal, SegmentMedium, SegmentWriter
 
 APPENDS_MAX = 2
-"""Appends under way at once, in one segment or in as many as it takes. More of them make smaller batches."""
+"""Concurrent appends, in one segment or in as many as needed. More of them make batches smaller."""
 SEGMENT_AGE_MS = 60_000
 DEVICE_SPARE_BYTES = 512 << 20
-"""What the device holds besides the objects of a round: segments that are left before they are full."""
+"""Space on the device in addition to the objects of a round, for segments that are sealed before they are full."""
 SEGMENTS_MAX = 10_000
 RUN_OBJECTS = 64
-"""Records that a reader asks for at once, in the order in which they were landed."""
+"""Records that a reader reads at once, in the order in which they were landed."""
 
 
 class _NoRows:
-    """Takes the rows of PUTs, and records none."""
+    """Accepts the rows of PUTs without recording them."""
 
     def record_puts(
         self,
@@ -60,7 +60,7 @@ class _NoRows:
 
 
 class CountedMedium:
-    """A medium that notes the bytes of each append."""
+    """A medium that records the size of each append."""
 
     def __init__(self, medium: SegmentMedium) -> None:
         self.inner = medium
@@ -90,7 +90,7 @@ class _CountedWriter:
 
 
 class InLog:
-    """The landing log. Its callers gather in batches, in the queue of PUTs."""
+    """The landing log. The queue of PUTs groups the callers in batches."""
 
     def __init__(self, system: System, instruments: Instruments, medium: SegmentMedium) -> None:
         self._system = system
@@ -106,7 +106,7 @@ class InLog:
         return PutQueue(batches, perf_counter)
 
     def _new_log(self) -> None:
-        """A log with a keeper of its own, as every process has that PUTs into the log."""
+        """Open a log with its own keeper, as in every process that PUTs into the log."""
         options = LogOptions(
             open_segments=self._open_segments, segment_age_ms=SEGMENT_AGE_MS, lease_ttl_ms=30_000, wait_ms=30_000
         )
@@ -116,7 +116,7 @@ class InLog:
         self._queue = self._new_queue()
 
     def prepare(self) -> None:
-        """Start a new log, and let it make its first segments."""
+        """Start a new log, and let it create its first segments."""
         self.close()
         self._new_log()
         for _ in range(self._open_segments):
@@ -154,21 +154,21 @@ class InLog:
         segments = [row.segment for row in self._system.metadata.list_segments(None, SEGMENTS_MAX)]
         for segment in segments:
             if not self._system.metadata.doom_segment(segment):
-                raise Transient(f"bench: segment {segment.hex()} is still referred to")
+                raise Transient(f"bench: segment {segment.hex()} is still in use")
         for error in self._medium.inner.release(segments).values():
             raise error
         self._system.metadata.forget_segments(segments)
 
     def close(self) -> None:
-        """Seal what is open. Idempotent."""
+        """Seal the open segments. Idempotent."""
         self._log.close()
         self._keeper.close()
 
 
 @contextmanager
 def log_way(system: System, instruments: Instruments, round_bytes: int) -> Iterator[InLog]:
-    """The log, on the landing pool of a store on Ceph, or on a file beside an embedded store, which holds that many
-    bytes of objects. Raises NosError."""
+    """Yields the log: in the landing pool of a store on Ceph, or in a file next to an embedded store with space for
+    `round_bytes` bytes of objects. Raises NosError."""
     with ExitStack() as stack:
         medium = stack.enter_context(closing(_medium(system, stack, round_bytes)))
         yield stack.enter_context(closing(InLog(system, instruments, medium)))
@@ -180,7 +180,7 @@ def _medium(system: System, stack: ExitStack, round_bytes: int) -> SegmentMedium
         cluster = stack.enter_context(RadosCluster(rados_options(settings)))
         ceph = settings.ceph
         return RadosSegmentLog(cluster, ceph.landing_pool, bytes.fromhex(system.store_id), ceph.namespace)
-    folder = settings.store.root / "bench_log"  # beside the store's own
+    folder = settings.store.root / "bench_log"  # next to the store's own log
     folder.mkdir()
     paths = [folder / "device"]
     device_bytes = (round_bytes + DEVICE_SPARE_BYTES) // PAGE * PAGE

@@ -1,8 +1,8 @@
-"""`bench life`: what a whole life of objects costs, step by step, in each way of landing.
+"""`bench life` measures the cost of an object's whole life, step by step, for each way of landing.
 
-A way is a store of its own, with settings of its own. One run consists of rounds, and a round takes each way in turn,
-so that other load on the machine affects all of them. A first round warms up connections, caches and the servers'
-pools, and does not count. In a round, every way stores objects of the same sizes.
+Each way is a separate store with its own settings. One run consists of rounds, and a round takes each way in turn, so
+that other load on the machine affects all of them. A first round warms up connections, caches and the servers' pools,
+and does not count. In a round, every way stores objects of the same sizes.
 
 Steps, in this order; the callers of a step wait for each answer:
 
@@ -43,16 +43,16 @@ from nos_ec.core.packing.packer import size_max
 from nos_gc.assemble import gc_service
 
 WHOLE_LIFE = ("put", "publish", "pack", "reap")
-"""The steps that every object goes through."""
+"""The steps of every object."""
 IDLE_S = 3.0
-"""How long the servers are watched while nothing happens."""
+"""How long the idle servers are measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class LifeOptions:
-    """drawn: the name of a workload, or the size of every object in bytes. objects: per way and round. rounds: those
-    that count. callers: threads that PUT, GET and DELETE. reads: GETs of landed, and of packed objects, per way and
-    round."""
+    """Options of `bench life`. `drawn` is the name of a workload, or the size of every object in bytes. `objects` is
+    the number per way and round; `rounds` does not include the warm-up. `callers` threads PUT, GET and DELETE. `reads`
+    is the number of GETs of landed, and again of packed objects, per way and round."""
 
     drawn: str | int
     objects: int
@@ -64,8 +64,8 @@ class LifeOptions:
 
 @dataclass(slots=True)
 class Life:
-    """One round of one way. runs: by step. latencies_s: of each call, for the steps that callers make. batches: in
-    which the queue has stored the PUTs."""
+    """The measurements of one round of one way. `runs` are by step. `latencies_s` has the time of each call, for the
+    steps of callers. `batches` is the number of batches in which the queue has stored the PUTs."""
 
     runs: dict[str, Run] = field(default_factory=dict)
     latencies_s: dict[str, list[float]] = field(default_factory=dict)
@@ -73,12 +73,12 @@ class Life:
 
     @property
     def whole_life_cpu_ms(self) -> float:
-        """CPU milliseconds per object of the steps that every object goes through, of all known processes."""
+        """CPU milliseconds per object of WHOLE_LIFE, in all known processes."""
         return sum(total_cpu_ms(self.runs[step]) for step in WHOLE_LIFE)
 
 
 class LifeBench:
-    """One run over empty stores. They are not cleaned up, because they are removed as a whole."""
+    """A run on empty stores. They are not cleaned up, because they are removed entirely."""
 
     def __init__(self, stores: BenchStores, options: LifeOptions, tick: Tick) -> None:
         self._ways = {name: _Way(system, stores.instruments, options) for name, system in stores.systems.items()}
@@ -89,7 +89,7 @@ class LifeBench:
         self._size_max = min(size_max(system.geometry) for system in stores.systems.values())
 
     def run(self) -> dict[str, Any]:
-        """The figures (docs/BENCH.md explains them). Raises NosError."""
+        """Run all rounds, and return the figures (docs/BENCH.md explains them). Raises NosError."""
         lives = warmed_up(self._round, self._options.rounds, self._tick)
         options = self._options
         found: dict[str, Any] = {
@@ -111,7 +111,7 @@ class LifeBench:
         return {name: way.live(drawn) for name, way in self._ways.items()}
 
     def _idle(self) -> dict[str, float | None]:
-        """What the processes use while nobody asks for anything. It is part of all figures."""
+        """Return the CPU time that idle processes use, in milliseconds per second. It is part of all figures."""
         meter = Meter(self._instruments, [1])
         with meter:
             time.sleep(IDLE_S)
@@ -119,7 +119,7 @@ class LifeBench:
 
 
 class _Way:
-    """The steps, on one store."""
+    """Runs the steps on one store."""
 
     def __init__(self, system: System, instruments: Instruments, options: LifeOptions) -> None:
         self._system = system
@@ -132,7 +132,7 @@ class _Way:
         self._objects = Objects(system, self._rng)
 
     def live(self, drawn: Sequence[int]) -> Life:
-        """One round with objects of these sizes. Raises NosError."""
+        """Run one round with objects of these sizes. Raises NosError."""
         pieces = self._objects.new(drawn)
         batches = self._batches()
         life = Life()
@@ -178,7 +178,7 @@ class _Way:
 
 # --- figures ----------------------------------------------------------------------------------------
 def life_figures(lives: Mapping[str, Sequence[Life]]) -> dict[str, Any]:
-    """The figures of each way, and those of each further way over those before it; medians of the rounds."""
+    """Return the figures of each way, and of each further way over each way before it, as medians of the rounds."""
     found: dict[str, Any] = {name: _figures(rounds) for name, rounds in lives.items()}
     for base, name in combinations(lives, 2):
         found[f"{name}_over_{base}"] = _ratios(lives[name], lives[base])
@@ -186,7 +186,7 @@ def life_figures(lives: Mapping[str, Sequence[Life]]) -> dict[str, Any]:
 
 
 def total_cpu_ms(run: Run) -> float:
-    """CPU milliseconds per object, of all known processes."""
+    """Return CPU milliseconds per object, of all known processes."""
     return cpu_ms([run])["total"] or 0.0
 
 

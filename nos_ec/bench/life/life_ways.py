@@ -1,4 +1,4 @@
-"""The ways of landing that `bench life` compares, each on a store of its own.
+"""The ways of landing that `bench life` compares, each on its own store.
 
 single  the landing store, and each PUT alone: a copy and a transaction of its own, as without the queue of PUTs
 store   the landing store; concurrent PUTs share transactions
@@ -19,15 +19,15 @@ LANDINGS: Mapping[str, Sequence[str]] = {
     "log": ("log",),
     "both": ("single", "store", "log"),
 }
-"""The ways that `--landing` chooses. All are compared with those before them."""
+"""The ways that `--landing` chooses. Each is compared with the ways before it."""
 ALONE_MAX = 1024
-"""More than there are callers."""
+"""More than the number of callers."""
 DEVICE_BYTES = 2 << 30
-"""Of an embedded log: it must hold what lands in a round."""
+"""Size of an embedded log, which must have space for the PUTs of a round."""
 
 
 class Alone:
-    """A `Lander` that makes the queue store each PUT alone and at once."""
+    """A `Lander` with which the queue stores each PUT alone and at once."""
 
     batches_max = ALONE_MAX
     batch_objects_max = 1
@@ -42,7 +42,8 @@ class Alone:
 
 
 def landing_settings(settings: Settings, way: str) -> Settings:
-    """The settings of a store that lands PUTs in this way. The log of an embedded store is one file in its folder."""
+    """Return the settings of a store that lands PUTs in this way. The log of an embedded store is one file in its
+    folder."""
     mode = "log" if way == "log" else "store"
     size = max(settings.landing.device_bytes, DEVICE_BYTES)
     landing = settings.landing.model_copy(update={"mode": mode, "devices": "", "copies": 1, "device_bytes": size})
@@ -51,7 +52,7 @@ def landing_settings(settings: Settings, way: str) -> Settings:
 
 @contextmanager
 def life_stores(settings: Settings, landing: str, admin: AdminKey) -> Iterator[BenchStores]:
-    """Empty stores for the ways of `landing`. Raises ConfigError, Transient."""
+    """Yields empty stores for the ways of `landing`. Raises ConfigError, Transient."""
     with bench_stores({way: landing_settings(settings, way) for way in LANDINGS[landing]}, admin) as stores:
         if "single" in stores.systems:
             batches = stores.systems["single"].puts.batches

@@ -1,4 +1,4 @@
-"""`bench s3`: the S3 gateway, beside the engine in this process and, on Ceph, beside radosgw on the same cluster.
+"""`bench s3` compares the S3 gateway with the engine in this process and, on Ceph, with radosgw on the same cluster.
 
 The ways take turns in every round, so that other load on the machine affects all of them. A first round warms up
 connections and caches, and does not count. Callers are threads of this process with a lean client (`s3_client`); each
@@ -42,19 +42,19 @@ GATEWAY, ENGINE, RADOSGW, AS_SHIPPED = "gateway", "engine", "radosgw", "radosgw_
 SMALL_WORKLOAD = "W2"
 BUCKET, SMALL_BUCKET = "bench-put", "bench-small"
 LOAD_BATCH = 500
-"""Small objects that the store gets at once, before the first round."""
+"""Small objects that are stored at once, before the first round."""
 PAGE_NAMES = 1000
 NOISE_BYTES = 1 << 20
-"""Objects are pieces of a buffer of so many random bytes more than the largest one has."""
+"""Objects are pieces of a buffer of random bytes, which is larger than the largest object by this many bytes."""
 CALLED = ("put", "get", "list")
 OFFLINE = ("publish", "pack")
 
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """objects: PUT in each round. size: of each, in bytes. rounds: those that count. small_objects: there to be read
-    and listed. reads: GETs of each round. pages: LISTs of each round. put_callers, get_callers: threads. sample: GETs
-    for which the reads of OSDs are counted."""
+    """Options of `bench s3`. Each round PUTs `objects` of `size` bytes, makes `reads` GETs and `pages` LISTs; `rounds`
+    does not include the warm-up. `small_objects` are read and listed. `put_callers` and `get_callers` are numbers of
+    threads. Reads of OSDs are counted for `sample` GETs."""
 
     objects: int
     size: int
@@ -69,7 +69,7 @@ class S3Options:
 
 
 class Objects(Protocol):
-    """The calls that are measured: an `S3Client`, or the engine's. They raise NosError."""
+    """The measured calls, of an `S3Client` or of the engine. They raise NosError."""
 
     def put(self, bucket: str, name: str, body: bytes) -> None:
         """Store an object; durable on return."""
@@ -78,11 +78,11 @@ class Objects(Protocol):
         """Read an object."""
 
     def page(self, bucket: str, after: str, limit: int) -> object:
-        """Read a page of the names behind `after`."""
+        """Read a page of the names after `after`."""
 
 
 class EngineObjects:
-    """The library's own calls."""
+    """The calls of the library."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -102,8 +102,8 @@ class EngineObjects:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to use a store. instruments: with the processes that serve it. packs: its objects are in the store of
-    nos_ec, so what is PUT has to be packed."""
+    """A way to use a store. `instruments` include the processes that serve it. `packs` is whether its objects are in
+    the store of nos_ec, so that they are packed."""
 
     objects: Objects
     instruments: Instruments
@@ -112,14 +112,14 @@ class Way:
 
 @dataclass(slots=True)
 class Turn:
-    """One way's turn in a round. runs, latencies_s (of each call, in seconds): by step."""
+    """The measurements of one way's turn in a round, by step. `latencies_s` has the time of each call."""
 
     runs: dict[str, Run] = field(default_factory=dict)
     latencies_s: dict[str, list[float]] = field(default_factory=dict)
 
 
 class S3Bench:
-    """One run over an empty store. Nothing is cleaned up, because the store is removed as a whole."""
+    """A run on an empty store. It is not cleaned up, because it is removed entirely."""
 
     def __init__(self, system: System, ways: Mapping[str, Way], options: S3Options, tick: Tick) -> None:
         self._system = system
@@ -135,7 +135,7 @@ class S3Bench:
         self._turns = count()
 
     def run(self) -> dict[str, Any]:
-        """The figures (docs/BENCH.md explains them). Raises NosError."""
+        """Run all rounds, and return the figures (docs/BENCH.md explains them). Raises NosError."""
         for way in self._ways.values():
             self._load(way)
         turns = warmed_up(self._round, self._options.rounds, self._tick)
@@ -164,7 +164,8 @@ class S3Bench:
         return self._body_at(*self._small[name])
 
     def _load(self, way: Way) -> None:
-        """Store the small objects, unless another way has. The store of nos_ec gets them in batches, and packs them."""
+        """Store the small objects, unless another way has already stored them. In the store of nos_ec they are stored
+        in batches and packed."""
         names = list(self._small)
         if not way.packs:
             if next(iter(self._ways.values())) is not way and self._has(way, names[-1]):
@@ -187,7 +188,7 @@ class S3Bench:
 
     # --- a round --------------------------------------------------------------------------------------
     def _round(self) -> dict[str, Turn]:
-        """In every other round, in the other order."""
+        """Run each way once. Every other round runs them in the opposite order."""
         names = list(self._ways)
         turns = {name: self._turn(self._ways[name]) for name in (names[::-1] if next(self._turns) % 2 else names)}
         return {name: turns[name] for name in names}
@@ -222,7 +223,8 @@ class S3Bench:
             raise Transient(f"bench: {name} reads back wrong")
 
     def _counted(self, way: Way) -> dict[str, float]:
-        """The reads of the OSDs' stores for single GETs, by their counters. Nothing else uses the pools meanwhile."""
+        """Count the reads of the OSDs' stores for single GETs, by their counters. The pools must not be used otherwise
+        meanwhile."""
         cluster = way.instruments.cluster
         names = self._rng.sample(list(self._small), min(self._options.sample, len(self._small)))
         reads = []
@@ -257,7 +259,7 @@ def _measured(turn: Turn, step: str, way: Way, drawn: Sequence[int]) -> Iterator
 
 # --- figures ----------------------------------------------------------------------------------------
 def s3_figures(turns: Mapping[str, Sequence[Turn]]) -> dict[str, Any]:
-    """The figures of each way, and those of the gateway over each other way: medians of the rounds."""
+    """Return the figures of each way, and of the gateway over each other way, as medians of the rounds."""
     found: dict[str, Any] = {name: _figures(rounds) for name, rounds in turns.items()}
     for name in turns:
         if name != GATEWAY:
@@ -297,6 +299,6 @@ def _ratios(rounds: Sequence[Turn], others: Sequence[Turn]) -> dict[str, Any]:
 
 
 def _put_and_pack_ms(turn: Turn) -> float:
-    """CPU milliseconds per object until it is in the erasure-coded pool."""
+    """Return CPU milliseconds per object until it is in the erasure-coded pool."""
     steps = [step for step in ("put", *OFFLINE) if step in turn.runs]
     return sum(cpu_ms([turn.runs[step]])["total"] or 0.0 for step in steps)

@@ -1,4 +1,4 @@
-"""A lean S3 client: a socket for each caller, and a signer of its own, so that a bench measures servers.
+"""A lean S3 client with a socket for each caller and its own signer, so that benchmarks measure the servers.
 
 It signs with Signature Version 4, with the SHA-256 of the body, as clients do over plain HTTP.
 """
@@ -25,7 +25,7 @@ _SIGNED = "host;x-amz-content-sha256;x-amz-date"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Of an account of any S3 server."""
+    """Credentials of an account of any S3 server."""
 
     access_key: str
     secret: str
@@ -33,7 +33,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of a server. headers: names in lower case."""
+    """A server's answer. Names of headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -43,7 +43,7 @@ class Answer:
 def signed_headers(
     credentials: Credentials, now_s: float, host: str, method: str, path: str, query: str, body: bytes
 ) -> str:
-    """The lines of the headers of a request. path, query: as they are sent, in canonical encoding and order.
+    """Return the header lines of a request. `path` and `query` are as sent, in canonical encoding and order.
 
     Source: S3 API reference, "Transferring Payload in a Single Chunk" (sig-v4-header-based-auth).
     """
@@ -62,7 +62,8 @@ def signed_headers(
 
 
 class S3Client:
-    """Requests to one or more servers of the same store. Each thread has a connection, to the next server in turn."""
+    """Sends requests to one or more servers of the same store. Each thread has a connection, to the next server in
+    turn."""
 
     def __init__(self, urls: Sequence[str], credentials: Credentials, now_s: Callable[[], float] = time.time) -> None:
         self._hosts = [urlsplit(url).netloc for url in urls]
@@ -80,8 +81,8 @@ class S3Client:
             self._open.clear()
 
     def create_bucket(self, bucket: str) -> None:
-        """One that is there is no error. Raises Transient."""
-        answer = self.ask("PUT", f"/{bucket}")
+        """Create a bucket, unless it exists. Raises Transient."""
+        answer = self.send("PUT", f"/{bucket}")
         if answer.status != 200 and b"BucketAlreadyOwnedByYou" not in answer.body:
             raise _refused(answer, f"PUT /{bucket}")
 
@@ -94,29 +95,30 @@ class S3Client:
         return self._expect(200, "GET", f"/{bucket}/{quote(name)}")
 
     def page(self, bucket: str, after: str, limit: int) -> bytes:
-        """The XML of a page of at most `limit` names behind `after`. Raises Transient."""
+        """Return the XML of a page of at most `limit` names after `after`. Raises Transient."""
         query = f"list-type=2&max-keys={limit}&start-after={quote(after, safe='')}"
         return self._expect(200, "GET", f"/{bucket}", query)
 
     def _expect(self, status: int, method: str, path: str, query: str = "", body: bytes = b"") -> bytes:
-        answer = self.ask(method, path, query, body)
+        answer = self.send(method, path, query, body)
         if answer.status != status:
             raise _refused(answer, f"{method} {path}")
         return answer.body
 
-    def ask(self, method: str, path: str, query: str = "", body: bytes = b"") -> Answer:
-        """Send a request on the thread's connection, and return the answer. Raises Transient. A connection that was
-        idle may have been closed by the server, so then a new one is tried: no request here does harm twice."""
+    def send(self, method: str, path: str, query: str = "", body: bytes = b"") -> Answer:
+        """Send a request on the thread's connection, and return the answer. If a used connection fails, the server may
+        have closed it, so the request is repeated on a new one; all requests here can be repeated safely. Raises
+        Transient."""
         while True:
             was_used = getattr(self._own, "connection", None) is not None
             try:
-                return self._asked(method, path, query, body)
+                return self._send(method, path, query, body)
             except OSError as error:
                 self._forget()
                 if not was_used:
                     raise Transient(f"bench: no answer to {method} {path}: {error}") from error
 
-    def _asked(self, method: str, path: str, query: str, body: bytes) -> Answer:
+    def _send(self, method: str, path: str, query: str, body: bytes) -> Answer:
         connection, host = self._connection()
         head = signed_headers(self._credentials, self._now_s(), host, method, path, query, body)
         target = f"{path}?{query}" if query else path
@@ -148,21 +150,21 @@ class S3Client:
 
 
 class Received:
-    """What has arrived on a connection and is not read yet."""
+    """Reads from a connection, with a buffer of bytes that have arrived."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._rest = b""
 
     def until(self, end: bytes) -> bytes:
-        """Everything up to `end`, and that too."""
+        """Return everything up to and including `end`."""
         while (at := self._rest.find(end)) < 0:
             self._rest += self._more()
         found, self._rest = self._rest[: at + len(end)], self._rest[at + len(end) :]
         return found
 
     def exactly(self, size: int) -> bytes:
-        """So many bytes."""
+        """Return exactly `size` bytes."""
         pieces, left = [self._rest[:size]], size - len(self._rest)
         self._rest = self._rest[size:]
         while left > 0:
@@ -179,7 +181,7 @@ class Received:
 
 
 def read_answer(received: Received) -> Answer:
-    """Read the answer to anything but HEAD. Raises OSError."""
+    """Read the answer to any request except HEAD. Raises OSError."""
     status, *lines = received.until(b"\r\n\r\n").decode("latin-1").split("\r\n")[:-2]
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     if headers.get("transfer-encoding", "").lower() == "chunked":

@@ -1,4 +1,4 @@
-"""The servers that `bench s3` compares, as processes: gateways of a nos_ec store, and radosgw."""
+"""Starts the servers that `bench s3` compares: gateways of a nos_ec store, and radosgw."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from nos_ec.settings import Settings, without_settings, write_settings
 START_S_MAX = 120.0
 STOP_S_MAX = 30.0
 RADOSGW_STOP_S_MAX = 2.0
-"""It takes half a minute to end, and its zone is removed anyway."""
+"""radosgw takes half a minute to stop, and its zone is removed anyway, so it is killed after this time."""
 POLL_S = 0.1
 LAST_WORDS = 2000
 ZONE = "nosecbench"
@@ -45,9 +45,9 @@ class Server:
 # --- gateways of nos_ec ---------------------------------------------------------------------------
 @contextmanager
 def gateways(settings: Settings, folder: Path, count: int) -> Iterator[Server]:
-    """Yield `count` processes of `nos-ec s3 serve` on free ports, whatever `s3.processes` says: CPU time of children
-    would not be counted. folder: for their configuration, which has secrets and which only its owner may read. Raises
-    Transient when one does not start."""
+    """Yields `count` processes of `nos-ec s3 serve` on free ports. `s3.processes` is ignored, because CPU time of child
+    processes would not be counted. Their configuration in `folder` has secrets, so only its owner may read it. Raises
+    Transient if a process does not start."""
     s3 = settings.s3.model_copy(update={"host": "127.0.0.1", "port": 0, "processes": 1, "access_cache_ms": 2000})
     config = folder / "gateway.toml"
     write_settings(settings.model_copy(update={"s3": s3}), config)
@@ -75,16 +75,16 @@ def _first_line(process: subprocess.Popen[bytes], log: Path) -> bytes:
 
 # --- radosgw --------------------------------------------------------------------------------------
 class RadosGateways:
-    """radosgw with a zone of its own: indexes and accounts in `pool`, the bytes of objects in a namespace of
+    """radosgw with its own zone: indexes and accounts are in `pool`, the bytes of objects in a namespace of
     `data_pool`."""
 
     def __init__(self, options: RadosOptions, programs: Sequence[str], pool: str, data_pool: str, folder: Path) -> None:
-        """programs: words before the names of Ceph's programs in a command. Raises ConfigError when they cannot be
-        run."""
+        """Create the zone. `programs` are words before the names of Ceph's programs in a command. Raises ConfigError if
+        they cannot be run."""
         self._programs = programs
         self._folder = folder
         roots = [f"--rgw-{root}-root-pool={pool}:root" for root in ("realm", "zonegroup", "zone", "period")]
-        # Ceph may run in a chroot that has only the folder of the cluster, so paths must not lead through others.
+        # Ceph may run in a chroot that contains only the cluster's folder, so paths must not lead through others.
         self._options = [f"--conf={options.conf_file.resolve()}", f"--name={options.user}"]
         self._options += [] if options.keyring_file is None else [f"--keyring={options.keyring_file.resolve()}"]
         self._options += [*roots, *(f"--rgw-{part}={ZONE}" for part in ("realm", "zonegroup", "zone"))]
@@ -108,11 +108,11 @@ class RadosGateways:
 
     def _admin(self, *arguments: str, given: str = "") -> str:
         command = [*self._programs, "radosgw-admin", *self._options, *arguments]
-        return _ran(command, dict(os.environ), given, say="radosgw cannot be set up")
+        return _ran(command, dict(os.environ), given, failure="radosgw cannot be set up")
 
     @contextmanager
     def serve(self, *, tcp_nodelay: bool) -> Iterator[Server]:
-        """Yield a radosgw on a free port, which otherwise is as shipped."""
+        """Yields a radosgw on a free port, with default settings otherwise. Raises ConfigError if it does not start."""
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         frontend = f"beast endpoint=127.0.0.1:{port}{' tcp_nodelay=1' if tcp_nodelay else ''}"
@@ -128,7 +128,7 @@ class RadosGateways:
 
 
 def _in_one_pool(value: object, pool: str) -> object:
-    """A description of a zone in which everything lies in namespaces of one pool."""
+    """Return a description of a zone in which everything is in namespaces of one pool."""
     if isinstance(value, dict):
         return {name: _in_one_pool(one, pool) for name, one in value.items()}
     if isinstance(value, list):
@@ -142,7 +142,7 @@ def _in_one_pool(value: object, pool: str) -> object:
 def rados_gateways(
     cluster: BenchCluster, options: RadosOptions, programs: Sequence[str], data_pool: str, folder: Path
 ) -> Iterator[RadosGateways]:
-    """Yield a zone that is removed at the end, with everything in it. Raises ConfigError, Transient."""
+    """Yields a zone that is removed at the end, with everything in it. Raises ConfigError, Transient."""
     with cluster.replicated_pool("rgw", "rgw") as pool:
         try:
             yield RadosGateways(options, programs, pool, data_pool, folder)
@@ -155,8 +155,8 @@ def rados_gateways(
 def _process(
     command: Sequence[str], environment: Mapping[str, str], log: Path, stop_s_max: float = STOP_S_MAX
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Run a command in a session of its own; all of it is ended at the end. stdout is a pipe, and stderr goes to the
-    log."""
+    """Run a command in its own session, which is ended at the end of the block. stdout is a pipe, and stderr goes to
+    the log."""
     with log.open("wb") as errors:
         process = _started(command, environment, errors)
     try:
@@ -166,7 +166,7 @@ def _process(
 
 
 def _end_group(process: subprocess.Popen[bytes], stop_s_max: float) -> None:
-    """End the process and what it has started, which may end later than itself: when the last one has closed stdout."""
+    """End the process and its children. Children may end later, so wait until the last one has closed stdout."""
     assert process.stdout is not None
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
@@ -178,7 +178,7 @@ def _end_group(process: subprocess.Popen[bytes], stop_s_max: float) -> None:
 
 
 def _is_closed(pipe: IO[bytes], seconds_max: float) -> bool:
-    """Wait until all writers of a pipe have closed it. Discards what they wrote."""
+    """Return whether all writers of a pipe close it within `seconds_max`. Discards their output."""
     deadline_s = time.monotonic() + seconds_max
     with DefaultSelector() as selector:
         selector.register(pipe, EVENT_READ)
@@ -202,7 +202,7 @@ def _started(command: Sequence[str], environment: Mapping[str, str], errors: IO[
         raise _cannot_run(command, error) from error
 
 
-def _ran(command: Sequence[str], environment: Mapping[str, str], given: str = "", say: str = "it failed") -> str:
+def _ran(command: Sequence[str], environment: Mapping[str, str], given: str = "", failure: str = "it failed") -> str:
     try:
         ran = subprocess.run(  # noqa: S603 - as below
             command, env=environment, input=given, capture_output=True, text=True, timeout=START_S_MAX, check=False
@@ -212,7 +212,7 @@ def _ran(command: Sequence[str], environment: Mapping[str, str], given: str = ""
     except subprocess.TimeoutExpired as error:
         raise Transient(f"bench: {' '.join(command)} took longer than {START_S_MAX:.0f} s") from error
     if ran.returncode != 0:
-        raise ConfigError(f"bench: {say}: {' '.join(command[:4])} ...: {ran.stderr[-LAST_WORDS:].strip()}")
+        raise ConfigError(f"bench: {failure}: {' '.join(command[:4])} ...: {ran.stderr[-LAST_WORDS:].strip()}")
     return ran.stdout
 
 
@@ -224,4 +224,4 @@ def _cannot_run(command: Sequence[str], error: OSError) -> ConfigError:
 
 
 def _last_words(log: Path) -> str:
-    return log.read_text(errors="replace")[-LAST_WORDS:].strip() or "it said nothing"
+    return log.read_text(errors="replace")[-LAST_WORDS:].strip() or "it printed nothing"

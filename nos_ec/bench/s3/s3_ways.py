@@ -1,4 +1,4 @@
-"""The ways that `bench s3` compares, ready to be used: their processes run, and their buckets are there."""
+"""Sets up the ways that `bench s3` compares: starts their processes and creates their buckets."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class S3Ways:
 
 @contextmanager
 def s3_ways(settings: Settings, admin: AdminKey, processes: int, programs: Sequence[str] | None) -> Iterator[S3Ways]:
-    """Yield the ways. processes: of the gateway. programs: words before the names of Ceph's programs in a command; None
-    leaves radosgw out. Raises ConfigError, Transient."""
+    """Yields the ways. `processes` is the number of gateway processes. `programs` are words before the names of Ceph's
+    programs in a command; None leaves radosgw out. Raises ConfigError, Transient."""
     if programs is not None and settings.store.backend != "ceph":
-        said = "radosgw needs Ceph, and this store is embedded; leave out --radosgw"
-        raise ConfigError(said, settings=("store.backend",))
+        text = "radosgw needs Ceph, and this store is embedded; leave out --radosgw"
+        raise ConfigError(text, settings=("store.backend",))
     with ExitStack() as stack:
         stores = stack.enter_context(bench_stores({"s3": landing_settings(settings, settings.landing.mode)}, admin))
         system, instruments = stores.systems["s3"], stores.instruments
@@ -53,7 +53,7 @@ def s3_ways(settings: Settings, admin: AdminKey, processes: int, programs: Seque
 
 
 def _way(stack: ExitStack, server: Server, instruments: Instruments, *, packs: bool) -> Way:
-    """Creates the buckets."""
+    """Return a way over S3, after creating its buckets."""
     client = stack.enter_context(closing(S3Client(server.urls, server.credentials)))
     for bucket in (BUCKET, SMALL_BUCKET):
         client.create_bucket(bucket)

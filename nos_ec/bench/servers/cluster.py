@@ -1,5 +1,5 @@
-"""What the bench needs from a Ceph cluster with an administrator's key: bare handles on pools, a temporary pool, and
-the OSDs' counters."""
+"""Access to a Ceph cluster with an administrator's key: bare handles on pools, temporary pools, and the OSDs'
+counters."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from nos_ec.core.errors import ConfigError, NosError
 from nos_ec.core.gc.raw_cost import REPLICAS
 
 POOL_PREFIX = "nos-ec-bench-"
-"""Of the names of temporary pools."""
+"""Prefix of the names of temporary pools."""
 POOL_GROUPS = 32
-"""Placement groups of the temporary pool, as many as a small development pool has."""
+"""Placement groups of a temporary pool, as in a small development pool."""
 SETTLE_S = 0.5
 SETTLE_LOOKS_MAX = 120
 T = TypeVar("T")
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OsdCounters:
-    """What all OSDs together have done since they started, from the counters of `perf dump`.
+    """The work of all OSDs together since they started, from the counters of `perf dump`.
 
-    client_writes: write operations of clients (osd.op_w, and osd.op_rw: conditional writes). store_writes: transactions
-    of the OSDs' stores, including their own bookkeeping (bluestore.state_prepare_lat). allocated_bytes: space that
-    BlueStore occupies now. store_reads: by OSD, reads of its store (bluestore.read_lat). read_bytes: bytes that those
-    reads returned, from cache or disk.
+    `client_writes` are write operations of clients (osd.op_w, and osd.op_rw: conditional writes). `store_writes` are
+    transactions of the OSDs' stores, including their own bookkeeping (bluestore.state_prepare_lat). `allocated_bytes`
+    is the space that BlueStore occupies now. `store_reads` has, by OSD, reads of its store (bluestore.read_lat), and
+    `read_bytes` is the number of bytes that these reads returned, from cache or disk.
     """
 
     client_writes: int
@@ -74,9 +74,9 @@ class BenchCluster:
     # --- bare access ----------------------------------------------------------------------------------
     @contextmanager
     def bare_pools(self, namespace: str, *names: str) -> Iterator[list[Any]]:
-        """Yield the binding's own handles on one namespace of the pools, over a separate connection.
+        """Yields the binding's own handles on one namespace of the pools, over a separate connection.
 
-        Raises the binding's OSErrors, because a bench that can no longer reach its pools cannot continue.
+        Raises the binding's OSErrors, because a benchmark that can no longer reach its pools cannot continue.
         """
         options = self._options
         rados = binding.load().Rados(name=options.user, clustername="ceph")
@@ -98,19 +98,18 @@ class BenchCluster:
 
     @contextmanager
     def plain_pool(self, blocks_pool: str) -> Iterator[str]:
-        """Yield a temporary pool with the erasure-code profile of `blocks_pool`, but without allow_ec_optimizations.
+        """Yields a temporary pool with the erasure-code profile of `blocks_pool`, but without allow_ec_optimizations.
 
-        Raises ConfigError if the cluster does not allow pools to be deleted. The error names the pool that is left
-        behind.
+        Raises ConfigError if the cluster does not allow pools to be deleted. The error names the pool that remains.
         """
         with self._coded_pool("plain", self._details(blocks_pool)["erasure_code_profile"]) as name:
             yield name
 
     @contextmanager
     def objects_pool(self, blocks_pool: str, stripe_unit: int) -> Iterator[str]:
-        """Yield a temporary pool like `blocks_pool`, with allow_ec_optimizations, but of this stripe unit in bytes.
+        """Yields a temporary pool like `blocks_pool`, with allow_ec_optimizations, but with this stripe unit in bytes.
 
-        Raises ConfigError as `plain_pool`, and if the cluster does not know allow_ec_optimizations.
+        Raises ConfigError as `plain_pool` does, and if the cluster does not support allow_ec_optimizations.
         """
         like = self._cluster.command(
             "osd erasure-code-profile get", name=self._details(blocks_pool)["erasure_code_profile"]
@@ -123,12 +122,12 @@ class BenchCluster:
                 self._cluster.command("osd pool set", pool=name, var="allow_ec_optimizations", val="true")
                 yield name
         finally:
-            with suppress(ConfigError):  # a pool that could not be deleted still uses it: that error names the pool
+            with suppress(ConfigError):  # it fails if its pool could not be deleted; that error is raised
                 self._cluster.command("osd erasure-code-profile rm", name=profile)
 
     @contextmanager
     def replicated_pool(self, purpose: str, application: str) -> Iterator[str]:
-        """Yield a temporary pool of REPLICAS. Raises ConfigError if the cluster does not allow pools to be deleted."""
+        """Yields a temporary pool of REPLICAS. Raises ConfigError if the cluster does not allow pools to be deleted."""
         with self._pool(purpose, application, pool_type="replicated", size=REPLICAS) as name:
             yield name
 
@@ -160,17 +159,17 @@ class BenchCluster:
             ) from error
 
     def pool_size(self, name: str) -> int:
-        """The number of copies, or chunks, that a pool keeps of each object."""
+        """Return the number of copies, or chunks, that a pool keeps of each object."""
         return int(self._details(name)["size"])
 
     def _details(self, name: str) -> Mapping[str, Any]:
-        """What the monitors know of a pool."""
+        """Return the monitors' description of a pool."""
         pools = self._cluster.command("osd pool ls", detail="detail")
         return next(pool for pool in pools if pool["pool_name"] == name)
 
     # --- counters -------------------------------------------------------------------------------------
     def osd_ports(self) -> list[int]:
-        """TCP ports of the running OSDs."""
+        """Return the TCP ports of the running OSDs."""
         return [
             int(address["addr"].rpartition(":")[2])
             for osd in self._osds.values()
@@ -178,7 +177,7 @@ class BenchCluster:
         ]
 
     def counters(self) -> OsdCounters:
-        """The current counters. Sends one command per OSD."""
+        """Return the current counters. Sends one command per OSD."""
         dumps = {osd: self._cluster.command_osd(osd, "perf dump") for osd in self._osds}
         stores = {osd: _without_prefix(dump["bluestore"]) for osd, dump in dumps.items()}
         return OsdCounters(
@@ -190,13 +189,13 @@ class BenchCluster:
         )
 
     def settled_counters(self) -> OsdCounters:
-        """As `counters`, but waits until deleted space is freed: until the allocation is the same twice in a row."""
+        """Return the counters once deleted space is freed: when the allocation is the same twice in a row."""
         return _settled(self.counters, lambda found: found.allocated_bytes)
 
     def database_bytes(self) -> int:
-        """Bytes of the RocksDB tables of all OSDs, once they have been compacted."""
+        """Compact the RocksDB tables of all OSDs, and return their bytes."""
         for osd in self._osds:
-            self._cluster.command_osd(osd, "compact")  # which only begins with it
+            self._cluster.command_osd(osd, "compact")  # returns before it is done
         return _settled(self._tables_bytes, lambda found: found)
 
     def _tables_bytes(self) -> int:
@@ -205,7 +204,7 @@ class BenchCluster:
 
 
 def _settled(look: Callable[[], T], figure: Callable[[T], int]) -> T:
-    """Return what `look` finds once its figure is the same twice in a row, or after SETTLE_LOOKS_MAX looks."""
+    """Return the result of `look` once its figure is the same twice in a row, or after SETTLE_LOOKS_MAX calls."""
     found = look()
     for _ in range(SETTLE_LOOKS_MAX):
         time.sleep(SETTLE_S)

@@ -1,4 +1,4 @@
-"""CPU time of the processes that work during a run, by group, from Linux's process clocks and /proc."""
+"""Measures the CPU time of processes during a run, by group, from Linux's process clocks and /proc."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ _LISTENS = "0A"
 
 
 class Processes:
-    """Groups of processes by name, such as "osd", with their pids. Processes on other machines are not included."""
+    """Groups of processes on this machine, by name such as "osd", with their pids."""
 
     def __init__(self, pids: Mapping[str, Iterable[int]]) -> None:
         self._pids = {name: sorted(set(members)) for name, members in pids.items()}
 
     def with_group(self, name: str, pids: Iterable[int]) -> Processes:
-        """These groups and one more."""
+        """Return these groups and one more."""
         return Processes({**self._pids, name: pids})
 
     def cpu_s(self) -> dict[str, float | None]:
-        """CPU seconds, user and system, that each group has used so far; None for a group without processes here."""
+        """Return the CPU seconds, user and system, that each group has used so far; None for a group without processes
+        here."""
         return {name: sum(map(_cpu_s, members)) if members else None for name, members in self._pids.items()}
 
 
 def listeners(ports: Iterable[int]) -> list[int]:
-    """Pids of the processes on this machine that listen on these TCP ports, as far as this user can see."""
+    """Return the pids of processes on this machine that listen on these TCP ports, as far as this user can see."""
     inodes = set(_listening_inodes(frozenset(ports)))
     return [pid for pid in _pids() if not inodes.isdisjoint(_sockets(pid))]
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU seconds of a process; 0 if it has ended. The 10 ms ticks of /proc/PID/stat are too coarse for a short run."""
+    """Return the CPU seconds of a process; 0 if it has ended. The 10 ms ticks of /proc/PID/stat are too coarse for a
+    short run."""
     try:
         return time.clock_gettime(~pid << 3 | _CPU_CLOCK)  # as clock_getcpuclockid(3) encodes a pid
     except OSError:
@@ -58,7 +60,7 @@ def _pids() -> Iterator[int]:
 
 
 def _sockets(pid: int) -> Iterator[str]:
-    """Inodes of the sockets that a process has open."""
+    """Yields the inodes of the open sockets of a process."""
     try:
         for entry in (_PROC / str(pid) / "fd").iterdir():
             target = str(entry.readlink())
