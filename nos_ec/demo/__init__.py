@@ -1,1 +1,1 @@
-"""Runs the whole pipeline on a real folder, on whatever backends are configured, for `nos-ec demo`."""
+"""Runs the whole pipeline on a real folder, on the configured backends, for `nos-ec demo`."""

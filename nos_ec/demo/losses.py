@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @contextmanager
 def shards_lost(settings: Settings, rng: random.Random) -> Iterator[list[int] | None]:
-    """Inside the `with` block, as many shards are missing as reads can tolerate. Yields their numbers, or None if no
-    shard may be taken away.
+    """Remove as many shards during the `with` block as reads can tolerate. Yields their numbers, or None if no shard
+    may be removed.
 
-    Embedded store: m shard folders, data shards first. Reads of intact data use no coding
-    shards, so losing only those would prove nothing. Ceph: m - 1 OSDs, the most that can be down while every placement
-    group stays active (min_size is k + 1). This needs `ceph.admin_keyring_file`, which marks the cluster as a
+    On an embedded store, these are m shard folders, data shards first: reads of intact data use no coding shards, so
+    losing only those would prove nothing. On Ceph, these are m - 1 OSDs, the most that can be down while every
+    placement group stays active (min_size is k + 1). This needs `ceph.admin_keyring_file`, which marks the cluster as a
     development cluster.
     """
     k, m = settings.geometry.k, settings.geometry.m
@@ -60,7 +60,7 @@ def _folders_renamed(settings: Settings, shards: list[int]) -> Iterator[None]:
 
 @contextmanager
 def osds_down(cluster: RadosCluster, osds: list[int]) -> Iterator[None]:
-    """Inside the `with` block, the monitors count these OSDs as down, and do not let them come back up."""
+    """Mark these OSDs as down during the `with` block, and do not let them come back up."""
     from nos_ec.adapters.rados.client.cluster_waits import await_down, await_up
 
     names = [f"osd.{osd}" for osd in osds]

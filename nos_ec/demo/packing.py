@@ -22,10 +22,11 @@ STOP_S_MAX = 30
 
 
 def pack_in_processes(config: Path, count: int, watch: Callable[[], object]) -> ConsumerCounters:
-    """Run `count` processes of `nos-ec consumer --once` until everything is packed. Returns the sum of their counters.
+    """Run `count` processes of `nos-ec consumer --once` until everything is packed, and return the sum of their
+    counters.
 
-    config: the store's configuration file; the processes' logs are written next to it. watch: called from time to time.
-    Raises Transient with the end of the log of a process that failed.
+    `config` is the store's configuration file; the processes' logs are written next to it. `watch` is called from time
+    to time. Raises Transient with the end of the log of a process that failed.
     """
     total = ConsumerCounters()
     with _started(config, count) as processes:
@@ -43,7 +44,7 @@ def pack_in_processes(config: Path, count: int, watch: Callable[[], object]) -> 
 
 @contextmanager
 def _started(config: Path, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start the processes. Those that still run at the end of the `with` block are stopped."""
+    """Start the processes. Processes that still run at the end of the `with` block are stopped."""
     command = [sys.executable, "-m", "nos_ec.cli", "--config", str(config), "consumer", "--once", "--json"]
     # Environment variables would override the file, and so select the configured store instead.
     environment = without_settings(os.environ)

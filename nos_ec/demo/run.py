@@ -1,9 +1,8 @@
-"""The steps of the demo, and what is measured in each.
+"""The steps of the demo, and their measurements.
 
 PUT every file -> producer and consumer until everything is packed -> read everything back from the stripes -> delete a
-share -> GC -> read every survivor -> lose shards -> read a sample. All bytes are compared to the files.
-
-The demo uses its own store (nos_ec/composition/scratch.py), so it never touches the data of the configured one.
+share -> GC -> read every survivor -> lose shards -> read a sample. All bytes are compared to the files. The demo uses
+its own store (nos_ec/composition/scratch.py), so it never touches the data of the configured one.
 """
 
 from __future__ import annotations
@@ -46,35 +45,34 @@ from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 
 SPACE_FACTOR = 3
-"""Needed are landing copies (1x), stripes with coding chunks (1.4x), and the rewritten survivors while their old blocks
-still exist. 3x is enough."""
+"""The demo needs space for landing copies (1x), stripes with coding chunks (1.4x), and rewritten survivors while their
+old blocks still exist. 3x is enough."""
 
 HOLE_RATIO_MIN = 0.45
-"""GC collects blocks from this share of dead bytes on, which is near break-even with 3 replicas (docs/CONFIG.md). With
-a share near that of the deleted objects, a block in which one big object survives would stay in one run and not in the
-next."""
+"""GC collects blocks with at least this share of dead bytes, which is near break-even with 3 replicas (docs/CONFIG.md).
+With a value near the share of deleted objects, it would depend on chance whether a block with one big survivor is
+collected."""
 
 LOG_SHARE_MAX = 0.75
-"""The share of the landing log that the demo fills at most. The end of a segment stays empty when no other batch
-fits."""
+"""The maximum share of the landing log that the demo fills. The end of a segment stays empty if no batch fits."""
 
 PUBLISHED_LINGER_WINDOWS = 2
-"""Deadline of the published policy, in windows of arrivals (one arrival per millisecond). The policy waits no longer
-than this for its 80 % threshold."""
+"""Deadline of the published policy, in windows of arrivals (one arrival per millisecond). It limits how long the policy
+waits for its 80 % threshold."""
 
 PAGE_ROWS = 1000
 
 REPLICAS = 3
-"""Copies of every byte in the replicated pool that the demo compares with."""
+"""Copies of every byte in the replicated pool with which the demo compares."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """source: folder to read; the first path component below it is the bucket. limit_*: limits on what is stored.
-    delete_share: share of the objects deleted before GC. sample_objects: objects read while shards are lost. root:
-    folder of the embedded parts and of the store's configuration. keep: keep the store afterwards. consumers: processes
-    that pack at the same time; 1 is this process itself. s3: store and read through an S3 gateway as well, all in one
-    bucket."""
+    """Options of the demo. `source` is the folder to read; the first path component below it is the bucket.
+    `limit_bytes` and `limit_objects` limit what is stored. `delete_share` is the share of objects deleted before GC.
+    `sample_objects` are read while shards are lost. `root` is the folder of the embedded parts and of the store's
+    configuration; `keep` keeps the store afterwards. `consumers` is the number of processes that pack at the same time;
+    1 means this process itself. `s3` stores and reads through an S3 gateway as well, all in one bucket."""
 
     source: Path
     limit_bytes: int
@@ -99,9 +97,9 @@ class SourceFile:
 
 @dataclass(slots=True)
 class Verification:
-    """Reads compared to the files. changed: files whose content is no longer what was PUT, so that the comparison
-    proves nothing. unanswered: reads that failed for a transient reason, such as a time-out; they prove nothing
-    either."""
+    """Counts of reads that were compared to files. `changed` counts files that have changed since their PUT, so that
+    the comparison proves nothing. `unanswered` counts reads that failed for a transient reason, such as a time-out;
+    they prove nothing either."""
 
     reads: int = 0
     bytes: int = 0
@@ -126,11 +124,11 @@ class Report:
 
 
 Tick = Callable[[str, int, int], None]
-"""Progress: (step, done, total)."""
+"""Reports progress, as (step, done, total)."""
 
 
 class Demo:
-    """One run. `timer` returns seconds since any fixed point (a monotonic clock)."""
+    """A run of the demo. `timer` returns seconds since some fixed moment (a monotonic clock)."""
 
     def __init__(self, settings: Settings, options: DemoOptions, timer: Callable[[], float], tick: Tick) -> None:
         self._options = options
@@ -149,7 +147,7 @@ class Demo:
             require_client()
         with self._step("scan"):
             files = self._scan()
-        self._settings = _with_room_in_log(self._settings, files)
+        self._settings = _with_enough_log(self._settings, files)
         self._check_space(sum(file.size for file in files))
         options = self._options
         try:
@@ -170,7 +168,7 @@ class Demo:
 
     @property
     def s3_port(self) -> int:
-        """On which the gateway of a kept store listens."""
+        """The port on which the gateway of a kept store listens."""
         return self._settings.s3.port
 
     @property
@@ -280,8 +278,8 @@ class Demo:
         self.report.figures["landing_copies_left"] = system.metadata.totals().landing_deletions
 
     def _consume(self, system: System, published: int) -> ConsumerCounters:
-        """Pack everything. With a grace period of zero, landing copies are deleted at once, so that every later read is
-        from packed stripes."""
+        """Pack everything. With a grace period of zero, landing copies are deleted at once, so that all later reads use
+        packed stripes."""
         if self._options.consumers == 1:
             return drain(system, lambda counters: self._tick("pack", counters.packed, published))
 
@@ -377,11 +375,11 @@ class Demo:
         )
 
     def _raw_bytes(self, system: System) -> int:
-        """Bytes allocated for what the demo stored."""
+        """Return the bytes allocated for the demo's objects."""
         return allocated_bytes(self._settings, system, self._timer) - self._raw_before
 
     def _published_utilisation(self, records: Sequence[tuple[int, int]]) -> float | None:
-        """The utilisation that the published policy reaches with the same objects, names and last stripes included."""
+        """Return the utilisation of the published policy with the same objects, including names and last stripes."""
         geometry, window = self._settings.geometry.value(), self._settings.consumer.window_objects
         linger_ms = PUBLISHED_LINGER_WINDOWS * window
         published: MergeList[None] = merge_list("nos", geometry, window, linger_ms, self._rng)
@@ -424,8 +422,8 @@ class Demo:
 
 
 def _demo_settings(settings: Settings) -> Settings:
-    """The settings in force, but with grace periods of zero, and with a GC that collects blocks of any age without a
-    target of space, so that one run shows everything."""
+    """Return the settings with grace periods of zero, and with a GC that collects blocks of any age without a space
+    target, so that one run shows everything."""
     return settings.model_copy(
         update={
             "put": settings.put.model_copy(update={"min_age_ms": 0}),
@@ -437,9 +435,9 @@ def _demo_settings(settings: Settings) -> Settings:
     )
 
 
-def _with_room_in_log(settings: Settings, files: Sequence[SourceFile]) -> Settings:
-    """The settings with a landing log that holds all files, because nothing is packed before the last PUT. Each takes
-    up to a page more than its bytes: a batch fills whole pages."""
+def _with_enough_log(settings: Settings, files: Sequence[SourceFile]) -> Settings:
+    """Return the settings with a landing log that is large enough for all files, because packing begins after the last
+    PUT. Each file takes up to a page more than its bytes, because a batch fills whole pages."""
     landing = settings.landing
     stored = sum(file.size + PAGE for file in files) * landing.copies / LOG_SHARE_MAX
     device_bytes = math.ceil(stored / len(landing.paths(settings.store.root)) / PAGE) * PAGE
@@ -448,7 +446,7 @@ def _with_room_in_log(settings: Settings, files: Sequence[SourceFile]) -> Settin
 
 
 def _listed(store: Store) -> Iterator[ObjectRow]:
-    """Yield every object, page by page, because a look-up by name would cost one transaction per object."""
+    """Yields every object, in pages, because a look-up by name would cost one transaction per object."""
     bucket_after = ""
     while buckets := store.list_buckets(bucket_after, PAGE_ROWS):
         for bucket in buckets:
@@ -475,7 +473,8 @@ def _regular_files(source: Path) -> Iterator[Path]:
 def _source_file(source: Path, path: Path, bucket: str | None) -> SourceFile | None:
     """Return the file as an object, or None if it is not a regular file, is unreadable or has no valid name.
 
-    bucket: of all files; None makes one of each folder."""
+    `bucket` is the bucket of all files; None makes a bucket of each folder.
+    """
     try:
         if path.is_symlink() or not path.is_file() or not os.access(path, os.R_OK):
             return None
@@ -492,8 +491,8 @@ def _source_file(source: Path, path: Path, bucket: str | None) -> SourceFile | N
 
 
 def _difference(store: Store, file: SourceFile) -> str | None:
-    """Return None if the object equals the file, "changed" if the file is no longer what was PUT, or else the problem.
-    Raises Transient if the store gave no answer."""
+    """Return None if the object equals the file, "changed" if the file has changed since its PUT, or else the problem.
+    Raises Transient if the store did not answer."""
     try:
         with file.path.open("rb") as stream:
             row, segments = store.open(file.key)

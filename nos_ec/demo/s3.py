@@ -1,4 +1,4 @@
-"""The demo's PUTs and GETs through the S3 gateway, by botocore: the client under boto3 and aws."""
+"""The demo's PUTs and GETs through the S3 gateway, with botocore, the client of boto3 and aws."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nos_ec.settings import Settings, without_settings
 
 BUCKET = "demo"
 CALLERS = 8
-"""Requests at a time."""
+"""Concurrent requests."""
 START_S_MAX = 120
 STOP_S_MAX = 60
 _READ_BYTES = 1 << 20
@@ -38,7 +38,7 @@ class Access:
 
 
 def require_client() -> None:
-    """Raises ConfigError without botocore, which only the demo and the tests need."""
+    """Raise ConfigError if botocore is missing, which only the demo and the tests need."""
     if find_spec("botocore") is None:
         raise ConfigError(
             f"demo --s3 needs botocore, which is not installed: {sys.executable} -m pip install 'botocore>=1.43'"
@@ -46,7 +46,7 @@ def require_client() -> None:
 
 
 def s3_settings(settings: Settings, root: Path) -> Settings:
-    """The settings with a new master key in `root`, and a gateway on this machine alone."""
+    """Return the settings with a new master key in `root`, and a gateway that only this machine can reach."""
     file = root / "s3-master-key"
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
         opened.write(os.urandom(32).hex() + "\n")
@@ -55,24 +55,24 @@ def s3_settings(settings: Settings, root: Path) -> Settings:
 
 
 def create_key(config: Path) -> Access:
-    """An access key of the account that may do everything. Raises Transient."""
+    """Create an access key of the root account. Raises Transient."""
     command = [*_command(config), "key", "create", ROOT_ACCOUNT, "--json"]
     environment = without_settings(os.environ)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 - our own
     if done.returncode:
-        raise Transient(f"no access key can be made: {done.stderr.strip()[-500:]}")
+        raise Transient(f"no access key can be created: {done.stderr.strip()[-500:]}")
     made = json.loads(done.stdout)
     return Access(made["access_key"], made["secret"])
 
 
 class S3Objects:
-    """PUTs and GETs of one running gateway."""
+    """PUTs and GETs through a running gateway."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
     def put_all(self, files: Sequence[tuple[ObjectKey, Path]], on_file: Callable[[int], object]) -> None:
-        """Store all files. on_file: called with the bytes of each. Raises Transient."""
+        """Store all files, and call `on_file` with the size of each in bytes. Raises Transient."""
         self._client.create_bucket(Bucket=BUCKET)
 
         def put(file: tuple[ObjectKey, Path]) -> int:
@@ -88,8 +88,8 @@ class S3Objects:
     def compare_all(
         self, files: Sequence[tuple[ObjectKey, Path]], on_file: Callable[[ObjectKey, str | None], object]
     ) -> None:
-        """Read all objects. on_file: called with each key and None if it equals its file, "changed" if the file is no
-        longer what was PUT, or else what is wrong. Raises Transient."""
+        """Read all objects, and call `on_file` with each key and its problem: None if it equals its file, "changed" if
+        the file has changed since its PUT, or else a description. Raises Transient."""
 
         def compare(file: tuple[ObjectKey, Path]) -> tuple[ObjectKey, str | None]:
             key, path = file
@@ -110,7 +110,7 @@ class S3Objects:
 
 
 def _each(call: Callable[[Any], Any], files: Sequence[Any]) -> Iterator[Any]:
-    """The results, in order. Raises Transient."""
+    """Yields the results, in order. Raises Transient."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     with ThreadPoolExecutor(CALLERS) as threads:
@@ -123,23 +123,24 @@ def _each(call: Callable[[Any], Any], files: Sequence[Any]) -> Iterator[Any]:
 
 @contextmanager
 def s3_gateway(config: Path, access: Access) -> Iterator[S3Objects]:
-    """A gateway on a free port, and a client of it. Raises Transient if it does not start within START_S_MAX."""
+    """Start a gateway on a free port, and yield a client of it. Raises Transient if it does not start within
+    START_S_MAX."""
     from botocore.config import Config
     from botocore.session import Session
 
     log = config.with_name("s3-gateway.log")
     environment = without_settings(os.environ) | {"NOS_EC_S3__PORT": "0"}
-    with log.open("ab") as told:
+    with log.open("ab") as errors:
         command = [*_command(config), "serve", "--json"]
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=told)  # noqa: S603 - our own
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors)  # noqa: S603 - our own
     try:
         assert process.stdout is not None
         with DefaultSelector() as selector:  # select.select refuses descriptors above 1023
             selector.register(process.stdout, EVENT_READ)
             line = process.stdout.readline() if selector.select(START_S_MAX) else b""
         if not line:
-            said = log.read_text(errors="replace")[-500:].strip() or f"it said nothing within {START_S_MAX} s"
-            raise Transient(f"the S3 gateway did not start: {said}")
+            reason = log.read_text(errors="replace")[-500:].strip() or f"it printed nothing within {START_S_MAX} s"
+            raise Transient(f"the S3 gateway did not start: {reason}")
         yield S3Objects(
             Session().create_client(
                 "s3",

@@ -1,4 +1,4 @@
-"""How much space a store occupies, once its figures have settled."""
+"""Measures how much space a store occupies, once its figures have settled."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from nos_ec.composition.wiring import System
 from nos_ec.settings import Settings
 
 REST_S, WAIT_S_MAX = 8, 60
-"""Without an administrator's key, figures of a Ceph pool are used once they have not changed for REST_S, because OSDs
-report only every few seconds. The wait is limited to WAIT_S_MAX."""
+"""Without an administrator's key, figures of a Ceph pool are used once they have not changed for REST_S seconds,
+because OSDs report only every few seconds. The wait is limited to WAIT_S_MAX seconds."""
 
 
 def allocated_bytes(settings: Settings, system: System, timer: Callable[[], float]) -> int:
-    """Bytes allocated for blocks and landing copies together. For Ceph pools this includes all other stores in them.
+    """Return the bytes allocated for blocks and landing copies together. For Ceph pools this includes all other stores
+    in them.
 
     `timer` returns seconds since any fixed point. Raises ConfigError, Transient.
     """

@@ -1,1 +1,1 @@
-"""What an operator needs to watch a process: metrics, health, an HTTP endpoint, systemd notifications."""
+"""Monitoring of a process: metrics, health, an HTTP endpoint, systemd notifications."""

@@ -1,7 +1,7 @@
 """The Grafana dashboard: every metric has a panel. `make reference` writes deploy/grafana/nos-ec.json from it.
 
-A metric gets its panel by its declaration in metrics.py: the name says the unit and the row, the kind says how to query
-it, meaning and advice are the description of the panel. Only the overview, which combines metrics, is written out here.
+A metric's panel follows from its declaration: the name determines the unit and the row, the kind determines the query,
+and meaning and advice form the description. Only the panels of the overview, which combine metrics, are defined here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from nos_ec.monitoring.declarations.metric import STORE as STORE_SERVICES
 from nos_ec.monitoring.declarations.metrics import METRICS
 
 WIDTH, ROW_WIDTH, HEIGHT = 8, 24, 8
-"""Of a panel, a row of panels, and a panel, in units of Grafana's grid."""
+"""The width of a panel, the width of a row of panels, and the height of a panel, in units of Grafana's grid."""
 
 STORE = 'store=~"$store"'
-"""What every query selects. The variable matches targets without the label, too, while "All" is chosen."""
+"""The selector of every query. While "All" is chosen, the variable also matches targets without the label."""
 
 ROWS = {
     "The whole store": ("store_",),
@@ -40,14 +40,14 @@ ROWS = {
     "S3 gateways": ("s3_",),
     "Every process": ("",),
 }
-"""Rows after the overview, with the beginnings of the names of their metrics; a metric is in the first that fits."""
+"""Rows after the overview, with prefixes of the names of their metrics. A metric is in the first row that matches."""
 
 _Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A time series, or a table of current values. queries: (PromQL, legend)."""
+    """A time series, or a table of current values. Each query is (PromQL, legend)."""
 
     title: str
     unit: str
@@ -57,7 +57,7 @@ class Panel:
 
 
 def _overview() -> list[Panel]:
-    """What to look at first. Each panel answers one question about each store."""
+    """Return the panels to look at first. Each answers one question about each store."""
 
     def most(metric: Metric, more: str = "") -> str:
         return f"max by (store) ({metric.exposed_name}{{{STORE}{more}}})"
@@ -67,7 +67,7 @@ def _overview() -> list[Panel]:
 
     return [
         Panel(
-            "Alerts that fire",
+            "Firing alerts",
             "short",
             [
                 (
@@ -75,7 +75,7 @@ def _overview() -> list[Panel]:
                     "{{alertname}}",
                 )
             ],
-            "What to do about each is in docs/MONITORING.md.",
+            "docs/MONITORING.md explains what to do about each.",
         ),
         Panel(
             "Objects per second",
@@ -88,20 +88,20 @@ def _overview() -> list[Panel]:
             "Packing follows publishing, and deleting follows packing after reaper.landing_grace_ms.",
         ),
         Panel(
-            "Objects that wait",
+            "Waiting objects",
             "short",
             [(most(m.STORE_LANDED_OBJECTS), "landed"), (most(m.STORE_QUEUED_OBJECTS), "queued")],
             "Landed objects wait for a producer, queued ones for a consumer.",
         ),
         Panel(
-            "Time that objects wait",
+            "Waiting time of objects",
             "s",
             [
                 (most(m.STORE_OLDEST_WAITING_SECONDS), "oldest object"),
                 (most(m.STORE_WAITING_SECONDS_MAX), "on purpose, at most"),
                 (most(m.STORE_OVERDUE_DELETION_SECONDS), "landing copy overdue"),
             ],
-            "The oldest object may wait on purpose. Above that line, something is wrong.",
+            "Objects may wait on purpose up to the limit shown. Above it, something is wrong.",
         ),
         Panel(
             "Free space",
@@ -120,7 +120,7 @@ def _overview() -> list[Panel]:
                 (most(of_space.STORE_SPACE_AMPLIFICATION), "stored / live bytes"),
                 (most(of_space.STORE_SPACE_AMPLIFICATION_TARGET), "target of GC"),
             ],
-            "GC works while the store is above its target. `nos-ec gc plan` says what keeps GC from it.",
+            "GC works while the store is above its target. `nos-ec gc plan` shows what prevents GC from reaching it.",
         ),
         Panel(
             "Placement groups that are not complete",
@@ -138,7 +138,7 @@ def _overview() -> list[Panel]:
 
 
 def _of(metric: Metric) -> Panel:
-    """The panel of one metric."""
+    """Return the panel of one metric."""
     name, title = metric.exposed_name, metric.exposed_name.removeprefix(PREFIX)
     whole = metric.services == STORE_SERVICES  # each of them exports the same figures of the store
     labels = ["store", *([] if whole else ["instance"]), *metric.labels]
@@ -171,7 +171,7 @@ def _unit(name: str) -> str:
 
 
 def rows() -> Iterator[tuple[str, list[Panel]]]:
-    """(title, panels) of each row."""
+    """Yields (title, panels) of each row."""
     yield "Overview", _overview()
     left = list(METRICS)
     for title, beginnings in ROWS.items():
@@ -222,7 +222,7 @@ def _panels() -> list[_Json]:
 
 
 def dashboard() -> str:
-    """deploy/grafana/nos-ec.json, for Grafana 9 or newer."""
+    """Return deploy/grafana/nos-ec.json, for Grafana 9 or newer."""
     source = {"type": "prometheus", "uid": "${datasource}"}
     stores = {
         "name": "store",

@@ -1,4 +1,4 @@
-"""The HTTP endpoint of a daemon: /livez, /readyz, /metrics. Plain text, read-only, without authentication.
+"""The HTTP endpoint of a daemon: /livez, /readyz, /metrics. It serves plain text, read-only, without authentication.
 
 It listens on 127.0.0.1 unless the operator sets another address. Its answers contain no object names, but may contain
 the addresses of servers that do not answer.
@@ -24,14 +24,14 @@ from nos_ec.monitoring.monitor import Monitor
 _log = structlog.get_logger(__name__)
 
 REQUEST_WAIT_S_MAX = 10
-"""A client that sends nothing for this long is disconnected, so that it does not hold a thread for ever."""
+"""A client that sends nothing for this long is disconnected, so that it does not occupy a thread for ever."""
 
 
 class Endpoint:
     """Serves a monitor on its own threads for the duration of the `with` block."""
 
     def __init__(self, monitor: Monitor, host: str, port: int) -> None:
-        """Listens at once; port 0 picks a free port. Raises ConfigError when the address cannot be used."""
+        """Listen at once; port 0 picks a free port. Raises ConfigError if the address cannot be used."""
         try:
             self._server = _Server((host, port), monitor)
         except OSError as error:
@@ -47,7 +47,7 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """The URL of the address that it listens on."""
+        """The URL of the endpoint."""
         host, port = self._server.server_address[:2]
         return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
 
@@ -76,11 +76,12 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind without the base class's name look-up, which may wait for a name server. Its result is not used."""
+        """Bind without the base class's name look-up, which may wait for a name server and whose result is not used."""
         TCPServer.server_bind(self)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
-        """Log only for debugging: a client that hangs up is no error of ours. The base class would print a trace."""
+        """Log at debug level only, because a client that disconnects is not our error. The base class would print a
+        trace."""
         _log.debug("request failed", exc_info=True)
 
 
@@ -116,4 +117,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Write nothing: probes come every few seconds and are not worth a log line each."""
+        """Log nothing, because probes come every few seconds."""

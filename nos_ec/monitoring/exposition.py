@@ -1,7 +1,7 @@
-"""Turns the counters that services keep into the text that Prometheus reads.
+"""Converts the counters of services to the text format of Prometheus.
 
 Nothing is counted here. Every scrape calls the sources, which read the services' own counters. So each figure has one
-source, and a process that is never scraped pays nothing.
+source, and a process that is never scraped has no costs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value of a metric; `labels` are the values of the metric's labels, in the same order."""
+    """A value of a metric; `labels` are the values of the metric's labels, in the same order."""
 
     metric: Metric
     value: float | Histogram
@@ -47,16 +47,16 @@ class Exposition(Collector):
         registry.register(self)
 
     def add(self, name: str, source: Source) -> None:
-        """Call `source` at every scrape, on the scraper's thread. It must only read. Operators see `name`."""
+        """Call `source` at every scrape, on the scraper's thread. It must only read. Logs and metrics show its name."""
         self._sources[name] = source
         self._failures[name] = 0
 
     def text(self) -> bytes:
-        """All metrics in the text format of Prometheus (CONTENT_TYPE)."""
+        """Return all metrics in the text format of Prometheus (CONTENT_TYPE)."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Family]:
-        """Called by prometheus_client at a scrape. A source that fails is left out and counted."""
+        """Yields all metrics; prometheus_client calls it at a scrape. A source that fails is left out and counted."""
         families: dict[str, Family] = {}
         for sample in self.samples():
             family = families.setdefault(sample.metric.name, _family(sample.metric))
@@ -64,7 +64,7 @@ class Exposition(Collector):
         yield from families.values()
 
     def samples(self) -> Iterator[Sample]:
-        """What all sources say now."""
+        """Yields the current samples of all sources."""
         for name, source in list(self._sources.items()):
             try:
                 yield from list(source())

@@ -1,4 +1,4 @@
-"""Samples of GC, of the lifecycle rules that it applies, of rebuilding shards and of scrubs.
+"""Samples of GC, of the lifecycle rules that it applies, of shard rebuilds and of scrubs.
 
 Their counts are added to the store's counts (`stored_counts.py`), because cron or a timer may start them.
 """
@@ -23,7 +23,7 @@ from nos_ec.ports.metadata import Metadata
 
 
 def nothing_counted() -> Iterator[Sample]:
-    """All counts of a store in which none of this has run yet."""
+    """Yields all counts as zeros, for a store in which nothing has run yet."""
     yield from gc_counts(GcCounters())
     yield from lifecycle_counts(Expired())
     yield from rebuild_counts(RebuildCounters())
@@ -31,7 +31,7 @@ def nothing_counted() -> Iterator[Sample]:
 
 
 def gc_counts(counters: GcCounters) -> Iterator[Sample]:
-    """Counts of collections, and when the last one succeeded."""
+    """Yields counts of collections, and the time of the last successful one."""
     collected = counters.collected
     yield Sample(m.GC_RUNS, counters.runs)
     yield Sample(m.GC_FAILURES, counters.failures)
@@ -56,7 +56,7 @@ def gc_counts(counters: GcCounters) -> Iterator[Sample]:
 
 
 def lifecycle_counts(total: Expired) -> Iterator[Sample]:
-    """Counts of lifecycle rules."""
+    """Yields counts of lifecycle rules."""
     yield Sample(of_lifecycle.LIFECYCLE_EXAMINED, total.examined)
     yield Sample(of_lifecycle.LIFECYCLE_EXPIRED_OBJECTS, total.objects)
     yield Sample(of_lifecycle.LIFECYCLE_EXPIRED_BYTES, total.bytes)
@@ -67,7 +67,7 @@ def lifecycle_counts(total: Expired) -> Iterator[Sample]:
 
 
 def rebuild_counts(counters: RebuildCounters) -> Iterator[Sample]:
-    """Counts of rebuilding shards."""
+    """Yields counts of shard rebuilds."""
     yield Sample(of_shards.REBUILT_SHARDS, counters.missing, ("missing",))
     yield Sample(of_shards.REBUILT_SHARDS, counters.replaced, ("damaged",))
     yield Sample(of_shards.REBUILD_BYTES, counters.read_bytes, ("read",))
@@ -76,7 +76,7 @@ def rebuild_counts(counters: RebuildCounters) -> Iterator[Sample]:
 
 
 def scrub_counts(counters: ScrubCounters) -> Iterator[Sample]:
-    """Counts of scrubs."""
+    """Yields counts of scrubs."""
     yield Sample(of_scrub.SCRUB_BLOCKS, counters.blocks)
     yield Sample(of_scrub.SCRUB_BYTES, counters.read_bytes, ("read",))
     yield Sample(of_scrub.SCRUB_BYTES, counters.written_bytes, ("written",))
@@ -87,8 +87,8 @@ def scrub_counts(counters: ScrubCounters) -> Iterator[Sample]:
 
 
 def pass_samples(metadata: Metadata, lifecycle_day_ms: int) -> Iterator[Sample]:
-    """Yield how far the passes of scrubs and the walk of lifecycle rules have come, and what the last search for
-    missing shards has left, whichever process does them. Raises Transient."""
+    """Yields the progress of scrubs and of the walk of lifecycle rules, and the remaining missing shards after the last
+    search, in whichever process they run. Raises Transient."""
     state, walk = metadata.scrub_state(), read_walk(metadata)
     current, last = (None, None) if state is None else (state.current, state.last)
     yield Sample(of_scrub.SCRUB_PASS_BLOCKS, 0 if current is None else current.blocks)
@@ -103,6 +103,6 @@ def pass_samples(metadata: Metadata, lifecycle_day_ms: int) -> Iterator[Sample]:
 
 
 def interval_samples(gc_wait_ms: int, scrub_pass_ms: int) -> Iterator[Sample]:
-    """How often GC and scrubs should run according to the configuration of this process."""
+    """Yields how often GC and scrubs should run according to the configuration of this process."""
     yield Sample(m.GC_WAIT_SECONDS, gc_wait_ms / 1000)
     yield Sample(of_scrub.SCRUB_INTERVAL_SECONDS, scrub_pass_ms / 1000)

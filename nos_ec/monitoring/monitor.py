@@ -22,7 +22,7 @@ most a tenth of the time."""
 
 
 class Monitor:
-    """Metrics and health of one process. Created in wiring with its own registry; nothing here is global."""
+    """The metrics and health of a process. It has its own registry; nothing here is global."""
 
     def __init__(
         self, service: str, store_id: str, registry: CollectorRegistry, clock: Clock, stall_ms_max: int
@@ -38,7 +38,7 @@ class Cached(Generic[_T]):
     """The result of `make`, computed again when it is older than `age_ms_max`.
 
     One caller computes it. Meanwhile the other callers get the previous result; they wait for the new one only if there
-    is no previous one. So a slow query holds one thread, not all of them. A failure is raised to the callers that
+    is no previous one. So a slow query occupies one thread, not all of them. A failure is raised to the callers that
     waited for it, and is not cached.
     """
 
@@ -69,5 +69,6 @@ class Cached(Generic[_T]):
         return self._value
 
     def _is_good(self, now_ms: int) -> bool:
-        """Whether the result is still good. False, too, if a clock set back would make it last too long."""
+        """Return whether the result is still valid. Returns False, too, if the clock was set back and the result would
+        last too long."""
         return waits(self._good_until_ms, now_ms, self._good_for_ms)

@@ -11,7 +11,8 @@ _T = TypeVar("_T")
 
 
 class SingleFlight(Generic[_T]):
-    """A caller that arrives while a `look_up` is running waits for that one, and gets its result or its failure.
+    """Runs `look_up` for its callers. A caller that arrives while it is running waits for it, and gets its result or
+    its failure.
 
     The name and the idea come from Go's golang.org/x/sync/singleflight.
     """

@@ -1,4 +1,4 @@
-"""Samples from the counters of the engine and the ports. Each service's package reads the service's own counters."""
+"""Samples of the counters of the engine and the ports. The counters of a service are read in the service's package."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from nos_ec.ports.metadata import Metadata, Totals
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
     """The state of the whole store. Sizes are in bytes. `totals` is as of `at_ms`, which may be a while ago; the other
-    figures are of now. free_bytes (of the block store) and landing_free_bytes (of the landing store) are None while
+    figures are current. free_bytes (of the block store) and landing_free_bytes (of the landing store) are None while
     they cannot be determined, for example because a shard is missing; lag is None while the message log does not
     answer; landing_log is None for a store without one."""
 
@@ -50,15 +50,15 @@ class StoreFigures:
     lag: int | None
     landing_log: LogFigures | None = None
     usage: Mapping[str, Usage | None] = field(default_factory=dict)
-    """By the name of the span (`engine/figures/usage.py`)."""
+    """Usage by the name of the span (`engine/figures/usage.py`)."""
     behind: str | None = None
-    """Why the last run of GC did not do all that its policy asks for; None if it did."""
+    """The reason why the last run of GC did less than its policy asks for; None if it did everything."""
     headers: HeadersFound | None = None
-    """What the last survey of headers found; None before."""
+    """The result of the last survey of headers; None before the first."""
 
 
 def store_samples(figures: StoreFigures, now_ms: int) -> Iterator[Sample]:
-    """Figures of the whole store."""
+    """Yields the figures of the whole store."""
     totals = figures.totals
     yield Sample(m.STORE_FIGURES_AGE_SECONDS, max(0, now_ms - figures.at_ms) / 1000)
     for kind, state in product(BlockKind, BlockState):
@@ -115,38 +115,39 @@ def _log_samples(log: LogFigures) -> Iterator[Sample]:
 
 
 def waiting_samples(metadata: Metadata, now_ms: int) -> Iterator[Sample]:
-    """How long the oldest object has waited to be packed, and a landing copy to be deleted. Raises Transient."""
+    """Yields how long the oldest object has waited to be packed, and how long a landing copy to be deleted. Raises
+    Transient."""
     oldest, due_ms = metadata.oldest_landing_id(), metadata.first_deletion_ms()
     yield Sample(m.STORE_OLDEST_WAITING_SECONDS, _seconds_since(None if oldest is None else time_of(oldest), now_ms))
     yield Sample(m.STORE_OVERDUE_DELETION_SECONDS, _seconds_since(due_ms, now_ms))
 
 
 def dump_samples(metadata: Metadata, now_ms: int) -> Iterator[Sample]:
-    """When the newest dump of the metadata in the store began. Raises Transient."""
+    """Yields the time at which the newest dump of the metadata in the store began. Raises Transient."""
     yield Sample(m.STORE_LAST_DUMP, (newest_dump_ms(metadata, now_ms) or 0) / 1000)
 
 
 def _seconds_since(then_ms: int | None, now_ms: int) -> float:
-    """0 for a time that is still to come, and for none."""
+    """Return the seconds since a time; 0 for a time in the future, and for None."""
     return 0.0 if then_ms is None else max(0, now_ms - then_ms) / 1000
 
 
 def group_samples(states: Mapping[str, Mapping[GroupState, int]]) -> Iterator[Sample]:
-    """The placement groups by what they hold and by state; none for a store without placement groups."""
+    """Yields the placement groups by their contents and by state; nothing for a store without placement groups."""
     for holds, counts in states.items():
         for state, count in counts.items():
             yield Sample(m.STORE_PLACEMENT_GROUPS, count, (holds, state.value))
 
 
 def limit_samples(reserve_bytes: int, waiting_ms_max: int, target_space_amp: float | None) -> Iterator[Sample]:
-    """The configured limits that alerts and people compare figures of the store with."""
+    """Yields the configured limits with which alerts and people compare figures of the store."""
     yield Sample(of_space.STORE_SPACE_AMPLIFICATION_TARGET, target_space_amp or 0.0)
     yield Sample(m.STORE_RESERVE_BYTES, reserve_bytes)
     yield Sample(m.STORE_WAITING_SECONDS_MAX, waiting_ms_max / 1000)
 
 
 def read_samples(counters: ReadCounters) -> Iterator[Sample]:
-    """The block reads of this process so far."""
+    """Yields the block reads of this process so far."""
     yield Sample(m.SHARD_READS, counters.shard_reads)
     yield Sample(m.SHARD_READ_BYTES, counters.shard_bytes)
     yield Sample(m.DEGRADED_READS, counters.degraded_reads)
@@ -154,7 +155,7 @@ def read_samples(counters: ReadCounters) -> Iterator[Sample]:
 
 
 def batch_samples(puts: PutQueue) -> Iterator[Sample]:
-    """The batches of PUTs of this process, and what its landing log did with them."""
+    """Yields the batches of PUTs of this process, and the counters of its landing log."""
     yield Sample(of_library.PUT_BATCH_OBJECTS, puts.batch_objects)
     lander = puts.batches.lander
     if isinstance(lander, LogBypass):
@@ -171,7 +172,7 @@ def batch_samples(puts: PutQueue) -> Iterator[Sample]:
 
 
 def request_samples(requests: Requests) -> Iterator[Sample]:
-    """The requests of a store's users in this process."""
+    """Yields the requests of a store's users in this process."""
     for operation, counters in requests.tallies.items():
         yield Sample(of_library.REQUEST_SECONDS, counters.seconds, (operation,))
         for kind, count in counters.failures.items():
@@ -182,7 +183,8 @@ def request_samples(requests: Requests) -> Iterator[Sample]:
 
 
 def housekeeping_samples(housekeeping: Housekeeping, now_ms: int) -> Iterator[Sample]:
-    """Recovery, reaper, and on a landing log the trimmer and the copying of stragglers, of this process."""
+    """Yields the counters of recovery and reaper in this process, and with a landing log, of trimmer and copy
+    forward."""
     done = housekeeping.done
     yield Sample(m.HOUSEKEEPING_FAILURES, housekeeping.failures)
     yield Sample(m.REAPER_DELETED, done.reaper.deleted)
@@ -200,12 +202,12 @@ def housekeeping_samples(housekeeping: Housekeeping, now_ms: int) -> Iterator[Sa
 
 
 def lease_samples(held: HeldLease, label: str) -> Iterator[Sample]:
-    """How long a lease still lasts. `label` is the same in every run, unlike the lease's name."""
+    """Yields the remaining time of a lease. `label` is the same in every run, unlike the lease's name."""
     yield Sample(m.LEASE_LEFT_SECONDS, held.left_ms() / 1000, (label,))
 
 
 def parking_samples(retry_queues: Sequence[RetryQueue[Any]], now_ms: int) -> Iterator[Sample]:
-    """The parked items of each type, and how long the oldest has been parked."""
+    """Yields the parked items of each type, and how long the oldest has been parked."""
     for retry_queue in retry_queues:
         figures = retry_queue.figures()
         oldest_ms = now_ms if figures.oldest_since_ms is None else figures.oldest_since_ms

@@ -1,8 +1,8 @@
-"""The counts of GC, scrubs and rebuilds of shards in a store, kept in a note of the metadata.
+"""Keeps the counts of GC, scrubs and shard rebuilds of a store in a note of the metadata.
 
 Cron or a timer may start them, and such a run ends before Prometheus can scrape it. So every process that does this
 work adds its counts to the note, and every process that exports the figures of the whole store exports the sums. Counts
-that a process had not added yet when it was killed are missing from them.
+that a killed process had not added yet are lost.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from nos_ec.ports.metadata import Notes
 COUNTS_NOTE = "gc counts"
 KEEP_MS = 10_000
 TRIES = 5
-"""How often adding counts to the note is tried when other processes add theirs at the same time."""
+"""How often adding counts to the note is tried if other processes change it at the same time."""
 
 _log = structlog.get_logger(__name__)
 _Key = tuple[str, tuple[str, ...]]
 
 
 class StoredCounts:
-    """The counts of one store. zeros: a sample of each count. Safe to call from several threads."""
+    """The counts of a store; `zeros` has a sample of each count. Safe to use from several threads."""
 
     def __init__(self, notes: Notes, zeros: Iterable[Sample]) -> None:
         self._notes = notes
@@ -40,11 +40,11 @@ class StoredCounts:
         self._lock = Lock()
 
     def add(self, source: Source) -> None:
-        """Count what `source` counts in this process, from 0."""
+        """Add a source that counts in this process, from 0."""
         self._sources.append(source)
 
     def samples(self) -> Iterator[Sample]:
-        """The counts of all processes. Raises Transient."""
+        """Yields the counts of all processes. Raises Transient."""
         with self._lock:
             sums = self._joined(_loaded(self._notes.note(COUNTS_NOTE)), self._counted())
         for key, zero in self._zeros.items():
@@ -82,7 +82,7 @@ class StoredCounts:
         return sums
 
     def _joined(self, stored: dict[_Key, float], counted: dict[_Key, float]) -> dict[_Key, float]:
-        """Return the sums in the note, plus the part of `counted` that it lacks. For a time, the later one counts."""
+        """Return the sums in the note plus the part of `counted` that it lacks; for times, return the later one."""
         sums = dict(stored)
         for key, value in counted.items():
             if self._zeros[key].metric.kind is Kind.COUNTER:

@@ -1,6 +1,6 @@
 """Reports the state of a service to systemd: sd_notify(3), a datagram with lines of the form NAME=value.
 
-Without NOTIFY_SOCKET in the environment (no systemd, or Type= is not notify) nothing is sent.
+Nothing is sent without NOTIFY_SOCKET in the environment (no systemd, or Type= is not notify).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Notifier:
     """Sends states to systemd. A failure is only logged; systemd then acts on its own time-outs."""
 
     def __init__(self, environment: Mapping[str, str], pid: int) -> None:
-        """`pid` is this process. WATCHDOG_PID may name another process; that watchdog does not concern us."""
+        """`pid` is this process. If WATCHDOG_PID names another process, its watchdog is ignored."""
         self._address = environment.get("NOTIFY_SOCKET", "")
         mine = environment.get("WATCHDOG_PID", str(pid)) == str(pid)
         interval_us = environment.get("WATCHDOG_USEC", "")
         self.watchdog_ms = int(interval_us) // 1000 if mine and interval_us.isdecimal() else None
-        """systemd kills the service when it receives nothing for this long; None: there is no watchdog."""
+        """systemd kills the service if it receives nothing for this long; None if there is no watchdog."""
 
     def send(self, *states: str) -> bool:
         """Send states such as "READY=1". Returns whether they were sent."""
@@ -47,8 +47,8 @@ class Notifier:
 
 
 class Pulse:
-    """Sends WATCHDOG=1 at least as often as systemd recommends, but only while every loop is alive, so a hang leads to
-    a restart.
+    """Sends WATCHDOG=1 at least as often as systemd recommends, but only while every loop is alive, so that a hang
+    leads to a restart.
 
     It sends READY=1 on entry and STOPPING=1 on exit; /readyz changes with them.
     """
@@ -70,7 +70,7 @@ class Pulse:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Report that the service was asked to stop, or failed, and now finishes what it has begun."""
+        """Report that the service was asked to stop, or has failed, and now finishes its current work."""
         self._health.stopping()
         self._notifier.send("STOPPING=1")
         self._stop.set()

@@ -1,5 +1,5 @@
-"""Serves an ASGI application until the process is asked to stop. Imported only by what serves one: uvicorn takes long
-to load."""
+"""Serves an ASGI application until the process is asked to stop. Only servers import this module, because uvicorn takes
+long to load."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ CONNECTIONS_MAX = 1000
 
 
 def listening(section: str, host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 picks a free port. section: of the settings that have host and port. Raises
-    ConfigError when the address cannot be used."""
+    """Return a listening socket; port 0 picks a free port. `section` is the section of the settings with host and port.
+    Raises ConfigError if the address cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=CONNECTIONS_MAX)
@@ -33,13 +33,13 @@ def listening(section: str, host: str, port: int) -> socket.socket:
             f" machine and {section}.port to a free port",
             settings=(f"{section}.host", f"{section}.port"),
         ) from error
-    # Accepted connections inherit it. Without it, head and body of a short answer are 40 ms apart.
+    # Accepted connections inherit this option. Without it, head and body of a short answer are 40 ms apart.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 class QuietProtocol(HttpToolsProtocol):
-    """One connection. It ignores offers of another protocol (RFC 9110, section 7.8), of which uvicorn warns."""
+    """A connection. It ignores offers of another protocol (RFC 9110, section 7.8) without uvicorn's warning."""
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing."""
@@ -60,8 +60,8 @@ class WebServer:
         new_server: Callable[[uvicorn.Config], uvicorn.Server] = uvicorn.Server,
         **options: Any,
     ) -> None:
-        """name: of the thread. stop_wait_s: how long requests in flight may take at the end. options: further ones of
-        uvicorn."""
+        """`name` is the name of the thread. Requests in flight may take `stop_wait_s` at the end. `options` are further
+        options of uvicorn."""
         self._socket = listener
         config = uvicorn.Config(
             app,
@@ -82,13 +82,13 @@ class WebServer:
 
     @property
     def url(self) -> str:
-        """The URL of the address that it listens on."""
+        """The URL of the server."""
         host, port = self._socket.getsockname()[:2]
         return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
 
     @property
     def running(self) -> bool:
-        """False if it has stopped without being asked to."""
+        """Whether the server runs. It may have stopped unexpectedly."""
         return self._thread.is_alive()
 
     def __enter__(self) -> Self:
@@ -100,11 +100,11 @@ class WebServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """As `finish`."""
+        """Call `finish`."""
         self.finish()
 
     def finish(self) -> None:
-        """Accept nothing more, and let requests in flight finish, for `stop_wait_s` at most. Safe to repeat."""
+        """Stop accepting requests, and let requests in flight finish, for at most `stop_wait_s`. Safe to repeat."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

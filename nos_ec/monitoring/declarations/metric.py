@@ -1,4 +1,4 @@
-"""What a metric is. `metrics.py` declares each of them."""
+"""Defines metrics. `metrics.py` declares each of them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 PREFIX = "nos_ec_"
-"""Of the names of all metrics."""
+"""Prefix of the names of all metrics."""
 PRODUCER, CONSUMER, GC, API, S3 = "producer", "consumer", "gc", "api", "s3"
 STORE = (PRODUCER, GC, API)
-"""Services that export the figures of the whole store. There may be many consumers, so they leave these to the
-others."""
+"""Services that export the figures of the whole store. Consumers do not, because there may be many of them."""
 
 
 class Kind(StrEnum):
     """How a metric behaves."""
 
     COUNTER = "counter"
-    """Only grows, and starts at 0 with the process, so look at its rate."""
+    """Only grows, and starts at 0 with the process, so use its rate."""
     GAUGE = "gauge"
     """The current value."""
     HISTOGRAM = "histogram"
@@ -26,7 +25,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`meaning` says what is measured, `advice` what to do about it; `services` lists the processes that export it."""
+    """A metric: `meaning` describes what is measured, `advice` what to do about it, and `services` lists the processes
+    that export it."""
 
     name: str
     kind: Kind
@@ -42,7 +42,7 @@ class Metric:
 
 
 class Declarations:
-    """The metrics that a module declares, in their order."""
+    """Collects the metrics that a module declares, in order."""
 
     def __init__(self) -> None:
         self.metrics: list[Metric] = []

@@ -1,7 +1,7 @@
-"""Every metric, declared once: its name, its meaning, and what an operator should do about it. Those of processes that
-PUT and GET are in library_metrics.py, those of further parts in the modules beside it.
+"""Declares metrics: name, meaning, and advice to the operator. The metrics of processes that PUT and GET are in
+library_metrics.py, and those of further parts in other modules of this package.
 
-`reference` makes docs/METRICS.md of it. Names end in their unit; Prometheus's text format adds `_total` to counters.
+`reference` generates docs/METRICS.md. Names end in their unit; Prometheus's text format adds `_total` to counters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nos_ec.monitoring.declarations.trash_metrics import TRASH_METRICS
 
 _ALL = (PRODUCER, CONSUMER, GC, API, S3, LIBRARY)
 _KEEPERS = (CONSUMER, GC)
-"""Services that do housekeeping besides their own work."""
+"""Services that do housekeeping in addition to their own work."""
 _PARKERS = (PRODUCER, *_KEEPERS)
 """Services that park failed items."""
 
@@ -46,7 +46,7 @@ SHARD_READS = _counter(
     "shard_reads",
     _ALL,
     "Shard reads issued by this process.",
-    "Per object read this should be near 1 while most objects are smaller than a chunk and few are split.",
+    "Per object read, this should be near 1 while most objects are smaller than a chunk and few are split.",
 )
 SHARD_READ_BYTES = _counter(
     "shard_read_bytes", _ALL, "Bytes returned by shard reads.", "Compare it with the throughput of your disks."
@@ -54,15 +54,15 @@ SHARD_READ_BYTES = _counter(
 DEGRADED_READS = _counter(
     "degraded_reads",
     _ALL,
-    "Reads that had to decode because a shard was lost or damaged. Always 0 on Ceph, whose OSDs decode without telling"
-    " their clients: see `nos_ec_store_placement_groups` there.",
+    "Reads that had to decode because a shard was lost or damaged. Always 0 on Ceph, whose OSDs decode without"
+    " notifying clients: see `nos_ec_store_placement_groups` there.",
     "If more than 0 per minute, find the lost or failing disk before m more fail.",
 )
 TIMED_OUT_READS = _counter(
     "timed_out_reads",
     _ALL,
-    "Reads of blocks that got no answer within ceph.op_timeout_ms. Only on Ceph.",
-    "An OSD hangs without being down yet, or too many of a placement group are down: see `ceph health detail`.",
+    "Reads of blocks that timed out after ceph.op_timeout_ms. Only on Ceph.",
+    "An OSD hangs but is not down yet, or too many OSDs of a placement group are down: see `ceph health detail`.",
 )
 
 PARKED_ITEMS = _gauge(
@@ -96,7 +96,7 @@ PUBLISHED_BYTES = _counter(
 PRODUCER_SLOTS = _gauge(
     "producer_held_slots",
     (PRODUCER,),
-    "Slots, of 16, whose objects this producer publishes.",
+    "Slots (16 in total) whose objects this producer publishes.",
     "The sum over all producers is 16, except for short moments. 0 means that this producer is a spare, which is"
     " normal, so alert on the sum.",
 )
@@ -137,7 +137,7 @@ MESSAGES = _counter(
 STALE_MESSAGES = _counter(
     "consumer_stale_messages",
     (CONSUMER,),
-    "Messages that need no packing: the object is already deleted, overwritten or packed, or its row says otherwise.",
+    "Messages that need no packing: the object is already deleted, overwritten or packed, or its row differs.",
     "A large share means that objects are short-lived (raise put.min_age_ms) or are published too often (raise"
     " producer.republish_ms).",
 )
@@ -158,7 +158,7 @@ PACKED_BYTES = _counter(
     "consumer_packed_bytes",
     (CONSUMER,),
     "Bytes of the packed objects.",
-    "Divide by `nos_ec_consumer_written_bytes_total` to get the utilisation of what is written.",
+    "Divide by `nos_ec_consumer_written_bytes_total` to get the utilisation of new stripes.",
 )
 SUPERSEDED_OBJECTS = _counter(
     "consumer_superseded_objects",
@@ -212,7 +212,7 @@ WRITTEN_UTILISATION = _gauge(
     "Packed bytes / written bytes since the process started.",
     "Expect 0.98 or more. If lower, consumer.linger_ms or window_objects is too small for the arrival rate, or the"
     " object sizes do not allow more (check with `nos-ec simulate packing --sizes`). nos_ec_consumer_empty_bytes_total"
-    " says where the rest is.",
+    " shows where the rest is.",
 )
 MERGE_LIST_OBJECTS = _gauge(
     "consumer_merge_list_objects",
@@ -237,7 +237,7 @@ LANES_BUSY = _gauge(
     "consumer_lanes_busy",
     (CONSUMER,),
     "Lanes that are writing a group now.",
-    "If all lanes are always busy while there is lag, add lanes as long as the disks have capacity.",
+    "If all lanes are always busy while there is lag, add lanes, if the disks have capacity.",
 )
 LANE_BUSY_SECONDS = _gauge(
     "consumer_lane_busy_seconds_max",
@@ -256,7 +256,7 @@ OFFSETS_COMMITTED = _counter(
     "consumer_offsets_committed",
     (CONSUMER,),
     "Messages committed as done.",
-    "Behind the messages taken from the log by the number of objects that wait or are in flight.",
+    "Lags behind the messages taken from the log by the number of objects that wait or are in flight.",
 )
 
 # --- leases, housekeeping ------------------------------------------------------------------------------------------
@@ -264,7 +264,8 @@ LEASE_LEFT_SECONDS = _gauge(
     "lease_left_seconds",
     _KEEPERS,
     "Seconds until the writer lease expires if it is not renewed. GC has a lease only during a run.",
-    "A sawtooth between two thirds of lease_ttl_ms and all of it. Near 0, this process or the metadata store stalls.",
+    "Normally a sawtooth between two thirds of lease_ttl_ms and all of it. Near 0, this process or the metadata store"
+    " stalls.",
     "lease",
 )
 HOUSEKEEPING_FAILURES = _counter(
@@ -315,27 +316,30 @@ SEGMENTS_RECOVERED = _counter(
 TRIMMER_RELEASED = _counter(
     "trimmer_released_segments",
     _KEEPERS,
-    "Landing segments given back, because nothing in them is needed any more.",
-    "Over all processes it follows the sealed ones after packing and reaper.landing_grace_ms.",
+    "Landing segments released because their contents are no longer needed.",
+    "Over all processes, it follows the sealed segments after packing and reaper.landing_grace_ms.",
 )
 TRIMMER_RELEASED_BYTES = _counter(
-    "trimmer_released_bytes", _KEEPERS, "Bytes of the batches in these segments.", "The rate at which space returns."
+    "trimmer_released_bytes", _KEEPERS, "Bytes of the batches in these segments.", "The rate at which space is freed."
 )
 FORWARD_OBJECTS = _counter(
     "copy_forward_objects",
     _KEEPERS,
-    "Landed objects written again into another landing segment, so that a nearly empty one can go.",
+    "Landed objects copied into another landing segment, so that a nearly empty one can be released.",
     "Near 0. If it grows all the time, some objects are packed much later than others: see"
     " `nos_ec_store_oldest_waiting_seconds`.",
 )
 FORWARD_BYTES = _counter(
-    "copy_forward_bytes", _KEEPERS, "Bytes of these objects.", "Far below the bytes of PUTs, or it costs too much."
+    "copy_forward_bytes",
+    _KEEPERS,
+    "Bytes of these objects.",
+    "Should be far below the bytes of PUTs; otherwise it costs too much.",
 )
 AUDIT_FAILURES = _counter(
     "audit_failures",
     (*_PARKERS, S3),
-    "Deletions that are not in the audit trail, or batches of them, because it could not be written.",
-    "Must not grow; the log names the folder and the error. No deletion waits for it.",
+    "Deletions, or batches of deletions, that are missing from the audit trail because it could not be written.",
+    "Must not grow; the log names the folder and the error. Deletions do not wait for the trail.",
 )
 
 # --- GC, in all processes that have run it -----------------------------------------------------------------------
@@ -359,10 +363,13 @@ GC_WAIT_SECONDS = _gauge(
     "Compare the time since `nos_ec_gc_last_run_timestamp_seconds` with it.",
 )
 GC_BLOCKS_EXAMINED = _counter(
-    "gc_examined_blocks", STORE, "Blocks whose headers GC read.", "The number of candidates that the trigger finds."
+    "gc_examined_blocks", STORE, "Blocks whose headers GC read.", "The number of candidate blocks."
 )
 GC_EXAMINED_BYTES = _counter(
-    "gc_examined_bytes", STORE, "Data-space bytes of the examined blocks.", "What a GC without headers would have read."
+    "gc_examined_bytes",
+    STORE,
+    "Data-space bytes of the examined blocks.",
+    "The bytes that a GC without headers would have read.",
 )
 GC_HEADER_BYTES = _counter(
     "gc_header_read_bytes",
@@ -437,13 +444,13 @@ STORE_DEAD_BYTES = _gauge(
     "store_dead_bytes",
     STORE,
     "Bytes in blocks that belonged to deleted or overwritten objects.",
-    "If it grows without end, GC does not run, or is kept from its target: `nos-ec gc plan` says why.",
+    "If it keeps growing, GC does not run, or cannot reach its target: `nos-ec gc plan` shows why.",
 )
 STORE_OVERHEAD_BYTES = _gauge(
     "store_overhead_bytes",
     STORE,
     "Bytes of headers, names and padding in blocks.",
-    "Expect one or two percent of all bytes, more where sizes do not fit each other: see"
+    "Expect one or two percent of all bytes, more if sizes do not fit together: see"
     " `nos_ec_store_raw_bytes_per_live_byte`.",
 )
 STORE_UTILISATION = _gauge(
@@ -474,7 +481,7 @@ STORE_QUEUED_BYTES = _gauge(
 STORE_OLDEST_WAITING_SECONDS = _gauge(
     "store_oldest_waiting_seconds",
     STORE,
-    "Time since the PUT of the object that has waited longest to be packed; 0 when none waits.",
+    "Time since the PUT of the object that has waited longest to be packed; 0 if no object waits.",
     "Up to `nos_ec_store_waiting_seconds_max` an object may wait on purpose. If it grows beyond that, see the logs of"
     ' producers and consumers, and `nos_ec_parked_items{what="object"}`.',
 )
@@ -494,7 +501,7 @@ STORE_LANDING_DELETIONS = _gauge(
 STORE_OVERDUE_DELETION_SECONDS = _gauge(
     "store_overdue_deletion_seconds",
     STORE,
-    "How long the landing copy that is most overdue should have been deleted; 0 when none is overdue.",
+    "How long the deletion of the most overdue landing copy is overdue; 0 if none is.",
     "If more than minutes, the reaper (in consumers and GC) does not run or is too slow. Copies that it cannot verify"
     ' are not overdue but parked: `nos_ec_parked_items{what="landing copy"}`.',
 )
@@ -502,14 +509,14 @@ STORE_LANDING_SEGMENTS = _gauge(
     "store_landing_segments",
     STORE,
     "Landing segments by state. Only in a store with a landing log.",
-    "`sealed` follows what waits to be packed or to be deleted. `open` is as many as a process that PUTs has"
-    " lanes (landing.lanes), and some spares. `doomed` should return to 0 within a minute.",
+    "`sealed` follows the objects that wait to be packed or deleted. `open` is landing.lanes for each process that"
+    " PUTs, and some spares. `doomed` should return to 0 within a minute.",
     "state",
 )
 STORE_LANDING_SEGMENT_BYTES = _gauge(
     "store_landing_segment_bytes",
     STORE,
-    "Bytes of the batches in landing segments, by state; 0 for open ones.",
+    "Bytes of the batches in landing segments, by state; 0 for open segments.",
     "If it grows while little waits to be packed, the reaper or the trimmer (in consumers and GC) does not run: see"
     " `nos_ec_store_overdue_deletion_seconds` and `nos_ec_parked_items`.",
     "state",
@@ -517,13 +524,13 @@ STORE_LANDING_SEGMENT_BYTES = _gauge(
 STORE_LANDING_LOG_FREE_BYTES = _gauge(
     "store_landing_log_free_bytes",
     STORE,
-    "Bytes of further landing segments that fit; on Ceph, free space of the landing pool.",
+    "Bytes of the landing segments that still fit; on Ceph, free space of the landing pool.",
     "At 0, PUTs bypass the landing log and are slower (`nos_ec_landing_log_passed_full_total`).",
 )
 STORE_LAST_DUMP = _gauge(
     "store_last_dump_timestamp_seconds",
     STORE,
-    "When the newest dump of the metadata in the store began (Unix time); 0 without one.",
+    "When the newest dump of the metadata in the store began (Unix time); 0 if there is none.",
     "If it is older than the interval between dumps, check cron or the timer.",
 )
 STORE_LEASES = _gauge(
@@ -535,10 +542,11 @@ STORE_LEASES = _gauge(
 STORE_PLACEMENT_GROUPS = _gauge(
     "store_placement_groups",
     STORE,
-    "Placement groups of the pool of blocks and of that of landing copies, each in one state: complete, degraded (its"
-    " OSDs are there, but some data is not), undersized (an OSD is missing) or inactive (operations wait, longer than a"
-    " group needs to peer). Only on Ceph, and absent while the monitors have not answered for a minute.",
-    "All but complete should be 0. See `ceph health detail`; replace the lost OSD before others of the group fail.",
+    "Placement groups of the pools of blocks and of landing copies, each in one state: complete, degraded (all OSDs"
+    " are up, but some data is missing), undersized (an OSD is missing) or inactive (operations wait, longer than a"
+    " group needs to peer). Only on Ceph, and absent if the monitors have not answered for a minute.",
+    "All states except complete should be 0. See `ceph health detail`; replace the lost OSD before others of the group"
+    " fail.",
     "holds",
     "state",
 )
@@ -576,7 +584,7 @@ METRICS: list[Metric] = [
 
 
 def reference() -> str:
-    """docs/METRICS.md: every metric, which services export it, what it means and what to do about it."""
+    """Return docs/METRICS.md: every metric, the services that export it, its meaning, and what to do about it."""
     lines = [
         "# Metrics",
         "",

@@ -1,4 +1,4 @@
-"""The metrics of rebuilding shards, which the GC daemon does in the background, or `nos-ec shards rebuild`."""
+"""The metrics of rebuilding shards, by the GC daemon in the background or by `nos-ec shards rebuild`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _counter, _gauge = _declared.counter, _declared.gauge
 BLOCKS_SHORT = _gauge(
     "blocks_short",
     STORE,
-    "Blocks of the embedded store that lack so many shards, as of the end of the last look, which the GC daemon or"
-    " `nos-ec shards rebuild` has made. Not exported before the first look, nor on Ceph.",
+    "Blocks of the embedded store that lack this many shards, as of the end of the last search by the GC daemon or"
+    " `nos-ec shards rebuild`. Not exported before the first search, nor on Ceph.",
     "Should return to 0 after a disk was replaced: see OPERATIONS.md.",
     "shards",
 )
 REBUILT_SHARDS = _counter(
     "rebuilt_shards",
     STORE,
-    "Shards made again, by why: `missing`, or `damaged`.",
-    "`damaged` above 0: a disk returns other bytes than were written, and the log names block and shard.",
+    "Rebuilt shards, by reason: `missing` or `damaged`.",
+    "If `damaged` is above 0, a disk returns other bytes than were written; the log names block and shard.",
     "why",
 )
 REBUILD_BYTES = _counter(
@@ -32,7 +32,7 @@ REBUILD_BYTES = _counter(
 REBUILD_FAILED_BLOCKS = _gauge(
     "rebuild_failed_blocks",
     STORE,
-    "Blocks that the last look could not make whole. Not exported before the first look, nor on Ceph.",
+    "Blocks that the last search could not complete. Not exported before the first search, nor on Ceph.",
     "Must be 0. Otherwise the log names them: a disk is failing, or more than m shards are lost.",
 )
 REBUILD_FAILURES = _counter(
@@ -40,4 +40,4 @@ REBUILD_FAILURES = _counter(
 )
 
 SHARD_METRICS: list[Metric] = _declared.metrics
-"""In the order of the reference."""
+"""All metrics of this module, in the order of the reference."""

@@ -1,4 +1,4 @@
-"""The metrics of the trash, which GC empties of what has expired."""
+"""The metrics of the trash, from which GC removes expired objects."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ GC_EXPIRED_BYTES = _counter(
     "gc_expired_bytes",
     STORE,
     "Bytes of the objects that GC removed from the trash.",
-    "They are dead from then on: GC frees them with their blocks.",
+    "They are dead from then on; GC frees them with their blocks.",
 )
 
 TRASH_METRICS: list[Metric] = _declared.metrics
-"""In the order of the reference."""
+"""All metrics of this module, in the order of the reference."""
