@@ -29,7 +29,7 @@ from statistics import median
 from typing import Any
 
 from nos_consumer.assemble import drain
-from nos_ec.bench.figures import latency_ms
+from nos_ec.bench.figures import cpu_ms_per, latency_ms
 from nos_ec.bench.meter import Instruments, spent_s
 from nos_ec.bench.objects import Objects
 from nos_ec.bench.offline import publish
@@ -86,16 +86,8 @@ class Moved:
 
 
 def cpu_ms_per_mb(runs: Sequence[Moved]) -> dict[str, float | None]:
-    """Return CPU milliseconds per 10^6 live bytes over all runs, by group of processes, with a `total` of the known
-    groups."""
-    moved_mb = sum(run.live_bytes for run in runs) / 1e6
-    found: dict[str, float | None] = {}
-    for name in runs[0].cpu_s:
-        seconds = [run.cpu_s[name] for run in runs]
-        known = [one for one in seconds if one is not None]
-        found[name] = sum(known) * 1000 / moved_mb if len(known) == len(seconds) else None
-    found["total"] = sum(value for value in found.values() if value is not None)
-    return found
+    """Return CPU milliseconds per 10^6 live bytes over all runs, by group of processes (see `cpu_ms_per`)."""
+    return cpu_ms_per([run.cpu_s for run in runs], sum(run.live_bytes for run in runs) / 1e6)
 
 
 def gc_settings(settings: Settings) -> Settings:

@@ -57,14 +57,25 @@ def ratio(runs: Sequence[Run], others: Sequence[Run]) -> float:
     return median(run.objects_per_s / other.objects_per_s for run, other in zip(runs, others, strict=True))
 
 
+def known_median(values: Sequence[float | None]) -> float | None:
+    """Return the median; None if a value is unknown."""
+    known = [value for value in values if value is not None]
+    return median(known) if len(known) == len(values) else None
+
+
 def cpu_ms(runs: Sequence[Run]) -> dict[str, float | None]:
     """Return CPU milliseconds per object over all runs, by group of processes, with a `total` of the known groups."""
-    objects = sum(run.objects for run in runs)
+    return cpu_ms_per([run.cpu_s for run in runs], sum(run.objects for run in runs))
+
+
+def cpu_ms_per(cpu_s: Sequence[Mapping[str, float | None]], units: float) -> dict[str, float | None]:
+    """Return CPU milliseconds per unit over all runs, by group of processes, with a `total` of the known groups.
+    `cpu_s` has the CPU seconds of each run by group; a group is unknown (None) if it is unknown in any run."""
     found: dict[str, float | None] = {}
-    for name in runs[0].cpu_s:
-        seconds = [run.cpu_s[name] for run in runs]
+    for name in cpu_s[0]:
+        seconds = [one[name] for one in cpu_s]
         known = [one for one in seconds if one is not None]
-        found[name] = sum(known) * 1000 / objects if len(known) == len(seconds) else None
+        found[name] = sum(known) * 1000 / units if len(known) == len(seconds) else None
     found["total"] = sum(value for value in found.values() if value is not None)
     return found
 

@@ -27,6 +27,11 @@ REQUEST_WAIT_S_MAX = 10
 """A client that sends nothing for this long is disconnected, so that it does not occupy a thread for ever."""
 
 
+def url_of(scheme: str, host: str, port: int) -> str:
+    """Return the URL of a server; an IPv6 address is put in brackets."""
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
 class Endpoint:
     """Serves a monitor on its own threads for the duration of the `with` block."""
 
@@ -49,7 +54,7 @@ class Endpoint:
     def url(self) -> str:
         """The URL of the endpoint."""
         host, port = self._server.server_address[:2]
-        return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
+        return url_of("http", str(host), port)
 
     def __enter__(self) -> Self:
         """Start answering requests."""

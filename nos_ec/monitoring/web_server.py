@@ -14,6 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from nos_ec.core.errors import ConfigError
+from nos_ec.monitoring.endpoint import url_of
 
 _log = structlog.get_logger(__name__)
 
@@ -84,7 +85,7 @@ class WebServer:
     def url(self) -> str:
         """The URL of the server."""
         host, port = self._socket.getsockname()[:2]
-        return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
+        return url_of(self._scheme, host, port)
 
     @property
     def running(self) -> bool:

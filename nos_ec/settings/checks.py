@@ -16,7 +16,7 @@ from nos_ec.settings.sections import LogSettings, Settings
 
 DEVICES_MAX = 64
 SEGMENTS_MIN = 4
-"""Each open segment takes one of them, and the next segment is prepared ahead."""
+"""The fewest segments of a device: an open segment takes one, and the next segment is prepared ahead."""
 _BROKER = re.compile(r"(\w+://)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}")
 """A name or address with a port; IPv6 addresses are in brackets. librdkafka also accepts a protocol before it."""
 UTF8_ADVICE = "rename the file or folder, or use another value"

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from nos_ec.bench.callers import call_all
-from nos_ec.bench.figures import Run, cpu_ms, latency_ms
+from nos_ec.bench.figures import Run, cpu_ms, known_median, latency_ms
 from nos_ec.bench.landing_ways import BareWriter, Copy, LandingWay
 from nos_ec.bench.meter import Instruments, Meter
 from nos_ec.bench.objects import Objects, Piece
@@ -180,7 +180,8 @@ def _figures(rounds: Sequence[LandingRound], replicas: int) -> dict[str, Any]:
         "batch": median(one.runs["put"].objects / one.batches for one in rounds),
         "over_bare": median(one.bare_s / one.runs["put"].seconds for one in rounds),
         "cpu_ms_per_object": {
-            step: {name: _median([one[name] for one in each]) for name in each[0]} for step, each in by_step.items()
+            step: {name: known_median([one[name] for one in each]) for name in each[0]}
+            for step, each in by_step.items()
         },
         "reads_per_s": median(one.runs["read"].objects_per_s for one in rounds),
         "deletes_per_s": median(one.runs["delete"].objects_per_s for one in rounds),
@@ -191,11 +192,6 @@ def _figures(rounds: Sequence[LandingRound], replicas: int) -> dict[str, Any]:
             one.runs["put"].store_writes / (one.batches * replicas) for one in rounds
         )
     return found
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if len(known) == len(values) else None
 
 
 def _ratios(pairs: Sequence[tuple[LandingRound, LandingRound]]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from statistics import median
 from typing import Any
 
 from nos_ec.bench.callers import call_all
-from nos_ec.bench.figures import Run, cpu_ms, latency_ms
+from nos_ec.bench.figures import Run, cpu_ms, known_median, latency_ms
 from nos_ec.bench.meter import Instruments, Meter
 from nos_ec.bench.objects import Objects, Piece
 from nos_ec.bench.offline import measured_pack, publish, reap
@@ -212,12 +212,7 @@ def _figures(rounds: Sequence[Life]) -> dict[str, Any]:
 
 def _median_cpu_ms(runs: Sequence[Run]) -> dict[str, float | None]:
     by_round = [cpu_ms([run]) for run in runs]
-    return {name: _median([one[name] for one in by_round]) for name in by_round[0]}
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if len(known) == len(values) else None
+    return {name: known_median([one[name] for one in by_round]) for name in by_round[0]}
 
 
 def _put_sql_cpu_ms(life: Life) -> float:

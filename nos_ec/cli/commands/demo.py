@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from nos_ec.cli.terminal.context import AsJson, context
-from nos_ec.cli.terminal.output import emit, err, out, size_text, ticking
+from nos_ec.cli.terminal.output import emit, err, figure_text, out, size_text, ticking
 from nos_ec.cli.terminal.values import Seed, size_option
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.demo.run import REPLICAS, Demo, DemoOptions, Report
@@ -125,19 +125,19 @@ def _print(report: Report) -> None:
     space = Table(title="Space", title_justify="left")
     for column in ("", "nos_ec", "compare"):
         space.add_column(column, justify="left" if not column else "right")
-    raw = _figure(figures["raw_bytes_per_user_byte"], ".3f")
+    raw = figure_text(figures["raw_bytes_per_user_byte"], ".3f")
     space.add_row("raw bytes per user byte", f"[bold green]{raw}[/]", f"{REPLICAS}.000  three replicas")
     space.add_row(
         "stripe utilisation",
-        f"[bold green]{_figure(figures['utilisation'], '.2%')}[/]",
-        f"{_figure(figures['bound'], '.2%')}  proven bound",
+        f"[bold green]{figure_text(figures['utilisation'], '.2%')}[/]",
+        f"{figure_text(figures['bound'], '.2%')}  proven bound",
     )
-    space.add_row("", "", f"{_figure(figures['utilisation_nos_policy'], '.2%')}  published policy, same sizes")
+    space.add_row("", "", f"{figure_text(figures['utilisation_nos_policy'], '.2%')}  published policy, same sizes")
     out.print(space)
     reads = Table(title="Reads", title_justify="left", show_header=False)
-    reads.add_row("small objects inside one chunk", _figure(figures["single_chunk_ratio"], ".2%"))
-    reads.add_row("shard reads per small GET", f"[bold green]{_figure(small['shard_reads_mean'], '.3f')}[/]")
-    reads.add_row("shard bytes per user byte, small GETs", _figure(small["shard_bytes_per_user_byte"], ".2f"))
+    reads.add_row("small objects inside one chunk", figure_text(figures["single_chunk_ratio"], ".2%"))
+    reads.add_row("shard reads per small GET", f"[bold green]{figure_text(small['shard_reads_mean'], '.3f')}[/]")
+    reads.add_row("shard bytes per user byte, small GETs", figure_text(small["shard_bytes_per_user_byte"], ".2f"))
     reads.add_row(*_lost_text(lost))
     if "s3" in figures:
         reads.add_row("through S3", f"{figures['s3']['puts']:,} PUTs, {figures['s3']['gets']:,} GETs")
@@ -155,9 +155,8 @@ def _print(report: Report) -> None:
     )
     collection.add_row("live bytes rewritten", size_text(gc["bytes_moved"]))
     collection.add_row("reclaimed", f"[bold green]{size_text(gc['bytes_reclaimed'])}[/] in data space")
-    collection.add_row(
-        "utilisation", f"{_figure(gc['utilisation_before'], '.2%')} -> {_figure(gc['utilisation_after'], '.2%')}"
-    )
+    before, after = (figure_text(gc[f"utilisation_{when}"], ".2%") for when in ("before", "after"))
+    collection.add_row("utilisation", f"{before} -> {after}")
     out.print(collection)
     out.print("Seconds: " + ", ".join(f"{step} {seconds:.1f}" for step, seconds in report.seconds.items()))
 
@@ -168,8 +167,3 @@ def _lost_text(lost: dict[str, Any] | None) -> tuple[str, str]:
     if lost["degraded_reads"] is None:
         return f"with OSDs {lost['shards']} down", f"{lost['reads']} reads"
     return f"with shards {lost['shards']} lost", f"{lost['reads']} reads, {lost['degraded_reads']} decoded"
-
-
-def _figure(value: float | None, form: str) -> str:
-    """Format a ratio; '-' if there was nothing to divide by."""
-    return "-" if value is None else format(value, form)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from nos_ec.cli.terminal.output import count_text, emit, out, size_text, time_text
+from nos_ec.cli.terminal.output import count_text, emit, out, print_more, size_text, time_text
 from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.gc.target_costs import TargetCost
 from nos_ec.engine.gc.plan_data import bytes_to_write, plan_data
@@ -138,10 +138,10 @@ def show_result(result: CollectionResult, block_grace_ms: int, as_json: bool) ->
             out.print(f"{_STOPPED[result.stopped]}; the next run continues from here")
         for unreadable in result.unreadable:
             out.print(f"its block is kept, because this object cannot be read: {unreadable}", markup=False)
-        _print_more(result.unreadable_objects - len(result.unreadable), "object")
+        print_more(result.unreadable_objects - len(result.unreadable), "object")
         for parked in result.parked:
             out.print(f"not collected, will be retried later: {parked}", markup=False)
-        _print_more(result.blocks_parked - len(result.parked), "block")
+        print_more(result.blocks_parked - len(result.parked), "block")
 
     emit(asdict(result), as_json, human)
 
@@ -153,8 +153,3 @@ def _print_space(result: CollectionResult) -> None:
         out.print(f"space amplification: {result.space_amplification:.3f}{against}")
     if result.behind is not None:
         out.print(f"less than the policy asks for: {_BEHIND[result.behind]}")
-
-
-def _print_more(count: int, what: str) -> None:
-    if count:
-        out.print(f"and {count_text(count, what)} more")

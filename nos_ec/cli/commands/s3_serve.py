@@ -23,6 +23,7 @@ from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import Transient
 from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.auth.master_keys import find_master_keys
+from nos_ec.monitoring.endpoint import url_of
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.settings import Settings
 
@@ -53,8 +54,7 @@ def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
             system.check_for_daemon(writes=True, publishes=False)
         listener = stack.enter_context(listening_for_gateways(settings.s3))
         host, port = listener.getsockname()[:2]
-        scheme = "http" if certificate is None else "https"
-        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        url = url_of("http" if certificate is None else "https", host, port)
 
         def show() -> None:
             announce(url, as_json or logs_json())

@@ -44,7 +44,7 @@ from nos_ec.bench.stack import AdminKey, bench_stack, bench_stores, require_serv
 from nos_ec.bench.workloads import WORKLOADS
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.errors import EXIT_BAR_MISSED
-from nos_ec.cli.terminal.output import emit, err, facts, out, ticking
+from nos_ec.cli.terminal.output import emit, err, facts, figure_text, out, ticking
 from nos_ec.cli.terminal.values import Seed, size_option
 from nos_ec.core.errors import InvalidInput
 
@@ -390,7 +390,7 @@ def _print_pipeline(figures: Mapping[str, Any]) -> None:
         table.add_row(title, *(format(figures[way][key], form) for way in ways))
     for name in figures["ours"]["cpu_ms_per_object"]:
         table.add_row(
-            f"CPU ms per object: {name}", *(_optional(figures[way]["cpu_ms_per_object"][name], ".3f") for way in ways)
+            f"CPU ms per object: {name}", *(figure_text(figures[way]["cpu_ms_per_object"][name], ".3f") for way in ways)
         )
     out.print(table)
     out.print(f"ours over floor: [bold]{figures['ours_over_floor']:.3f}[/]")
@@ -432,12 +432,12 @@ def _print_s3(figures: Mapping[str, Any]) -> None:
         for group in ("total", "client", "server", "osds", "sql", "kafka"):
             values = [way["cpu_ms_per_object"][step].get(group) for way in ways]
             if any(value is not None for value in values):
-                table.add_row(f"CPU of {step.upper()}, ms: {group}", *(_optional(value, ".3f") for value in values))
+                table.add_row(f"CPU of {step.upper()}, ms: {group}", *(figure_text(value, ".3f") for value in values))
     table.add_row("CPU of PUT, with packing, ms", *(f"{way['put_and_pack_cpu_ms_per_object']:.3f}" for way in ways))
     table.add_row("LIST of 1,000 p50, ms", *(f"{way['ms']['list']['p50']:.2f}" for way in ways))
     reads = [way.get("osd_reads_per_get_mean") for way in ways]
     if any(value is not None for value in reads):
-        table.add_row("OSD reads per GET, on average", *(_optional(value, ".2f") for value in reads))
+        table.add_row("OSD reads per GET, on average", *(figure_text(value, ".2f") for value in reads))
     out.print(table)
     for name in figures["ways"][1:]:
         over = figures[f"gateway_over_{name}"]
@@ -459,7 +459,7 @@ def _print_life(figures: Mapping[str, Any]) -> None:
         table = _table(f"{way}: CPU ms per object", ("", "objects/s", *groups))
         for step, cpu_ms in found["cpu_ms_per_object"].items():
             rate = f"{found['objects_per_s'][step]:,.0f}"
-            table.add_row(step, rate, *(_optional(cpu_ms[name], ".3f") for name in groups))
+            table.add_row(step, rate, *(figure_text(cpu_ms[name], ".3f") for name in groups))
         table.add_section()
         table.add_row(
             "put, publish, pack, reap", "", *[""] * (len(groups) - 1), f"{found['whole_life_cpu_ms_per_object']:.3f}"
@@ -469,7 +469,7 @@ def _print_life(figures: Mapping[str, Any]) -> None:
             f"PUT, ms: {', '.join(f'{name} {value:.1f}' for name, value in found['put_ms'].items())};"
             f" objects in a batch: {found['put_batch']:.1f}"
         )
-    idle = (f"{name} {_optional(value, '.1f')}" for name, value in figures["idle_cpu_ms_per_s"].items())
+    idle = (f"{name} {figure_text(value, '.1f')}" for name, value in figures["idle_cpu_ms_per_s"].items())
     out.print(f"idle, CPU ms per second: {', '.join(idle)}", markup=False)
     for base, name in combinations(figures["ways"], 2):
         over = figures[f"{name}_over_{base}"]
@@ -527,7 +527,7 @@ def _print_space(figures: Mapping[str, Any], bars: Sequence[Bar]) -> None:
     for drawn, cell in figures["cells"].items():
         values = (*cell["raw_bytes_per_user_byte"].values(), cell["simulated_raw_bytes_per_user_byte"])
         raw.add_row(drawn, f"{cell['objects']:,}", *(f"{value:.3f}" for value in values))
-        over = (_optional(cell.get(name), ".3f") for name in ("ours_over_simulation", "ours_over_each"))
+        over = (figure_text(cell.get(name), ".3f") for name in ("ours_over_simulation", "ours_over_each"))
         of_cell = [bar for bar in bars if bar.figure.startswith(f"cells.{drawn}.")]
         ratios.add_row(drawn, *over, "not met" if missed(of_cell, figures) else "met")
     out.print(raw)
@@ -535,8 +535,3 @@ def _print_space(figures: Mapping[str, Any], bars: Sequence[Bar]) -> None:
     if (database := figures["database_bytes_per_object"]) is not None:
         by_way = ", ".join(f"{way} {value:,.0f}" for way, value in database.items())
         out.print(f"bytes of the OSDs' databases per object: {by_way}", markup=False)
-
-
-def _optional(value: float | None, form: str) -> str:
-    """A figure, or '-' if it is not available because the server is on another machine."""
-    return "-" if value is None else format(value, form)

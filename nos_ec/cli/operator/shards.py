@@ -10,7 +10,7 @@ import typer
 
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.terminal.errors import exit_code
-from nos_ec.cli.terminal.output import count_text, emit, out, progress, short_text, size_text
+from nos_ec.cli.terminal.output import count_text, emit, out, print_more, progress, short_text, size_text
 from nos_ec.cli.terminal.values import MaxDuration, rate_of
 from nos_ec.cli.terminal.watching import keeping_counts
 from nos_ec.core.errors import Corrupt, Transient
@@ -77,17 +77,12 @@ def _print(result: RebuildResult) -> None:
     )
     for damage in result.damages:
         out.print(damage, markup=False)
-    _print_more(result.replaced + result.unwritten - len(result.damages), "damaged shard")
+    print_more(result.replaced + result.unwritten - len(result.damages), "damaged shard")
     for failure in result.failures:
         out.print(f"not rebuilt: {failure}", markup=False)
-    _print_more(result.unreadable + result.failed - len(result.failures), "block")
+    print_more(result.unreadable + result.failed - len(result.failures), "block")
     if result.left:
         out.print(f"{count_text(result.left, 'block')} left to recovery or GC, which seal or delete them")
     if result.stopped:
         out.print("stopped before the end; the next run continues")
     out.print(f"blocks short of a shard: {short_text(result.short)}")
-
-
-def _print_more(count: int, what: str) -> None:
-    if count > 0:
-        out.print(f"and {count_text(count, what)} more")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from nos_ec.cli.terminal.context import AsJson, context
-from nos_ec.cli.terminal.output import count_text, emit, err, facts, short_text, size_text, time_text
+from nos_ec.cli.terminal.output import count_text, emit, err, facts, figure_text, short_text, size_text, time_text
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ratios import ratio, rounded
@@ -176,8 +176,7 @@ def _free_text(free_bytes: int | None) -> str:
 
 def _percent(part: int, whole: int) -> str:
     """Format a share in percent. It is computed from bytes, because the ratios in the data are already rounded."""
-    share = ratio(part, whole)
-    return "-" if share is None else f"{share:.2%}"
+    return figure_text(ratio(part, whole), ".2%")
 
 
 def _log_rows(log: dict[str, Any] | None) -> dict[str, str]:
@@ -200,7 +199,7 @@ def _log_rows(log: dict[str, Any] | None) -> dict[str, str]:
 
 
 def _amplification_text(found: float | None, target: float | None) -> str:
-    text = "-" if found is None else f"{found:.3f}"
+    text = figure_text(found, ".3f")
     return text if target is None else f"{text}  target {target:g}"
 
 
@@ -234,10 +233,7 @@ def _padding_text(cost: dict[str, Any]) -> str:
 
 
 def _usage_text(used: dict[str, Any]) -> str:
-    write, space = (
-        "-" if used[f"{what}_amplification"] is None else f"{used[f'{what}_amplification']:.2f}"
-        for what in ("write", "space")
-    )
+    write, space = (figure_text(used[f"{what}_amplification"], ".2f") for what in ("write", "space"))
     return (
         f"write amplification {write}, space amplification {space}; users {size_text(used['user_bytes'])}, GC"
         f" {size_text(used['copied_bytes'])}, in {used['span_ms'] / 3_600_000:.0f} h"

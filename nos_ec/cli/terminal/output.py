@@ -106,6 +106,17 @@ def size_text(size_bytes: float) -> str:
     return f"{size_bytes:.1f} PiB"
 
 
+def figure_text(value: float | None, form: str) -> str:
+    """Format a figure, such as '.2f'; '-' if it is unknown."""
+    return "-" if value is None else format(value, form)
+
+
+def print_more(count: int, noun: str) -> None:
+    """Print how many further items were not printed, if there are any."""
+    if count > 0:
+        out.print(f"and {count_text(count, noun)} more")
+
+
 def print_lines(lines: Iterable[str]) -> None:
     """Print each line on stdout as it is."""
     for line in lines:
