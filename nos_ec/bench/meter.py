@@ -35,7 +35,7 @@ class Meter:
     """
 
     def __init__(self, instruments: Instruments, drawn: Sequence[int]) -> None:
-        """`drawn` has the sizes in bytes of the objects that the run stores."""
+        """Measure a run that stores objects of the sizes `drawn`, in bytes."""
         self._instruments = instruments
         self._objects = len(drawn)
         self._bytes = sum(drawn)

@@ -79,7 +79,8 @@ class Health:
         return heart
 
     def require(self, name: str, check: Callable[[], object]) -> None:
-        """Be ready only while `check` does not raise NosError. It must only read; several threads may call it."""
+        """Make readiness depend on `check`, which raises NosError on failure. It must only read; several threads may
+        call it."""
         self._checks[name] = check
 
     def started(self) -> None:

@@ -23,7 +23,8 @@ class Notifier:
     """Sends states to systemd. A failure is only logged; systemd then acts on its own time-outs."""
 
     def __init__(self, environment: Mapping[str, str], pid: int) -> None:
-        """`pid` is this process. If WATCHDOG_PID names another process, its watchdog is ignored."""
+        """Read the socket and the watchdog of the process `pid` from the environment. A watchdog of another process
+        (WATCHDOG_PID) is ignored."""
         self._address = environment.get("NOTIFY_SOCKET", "")
         mine = environment.get("WATCHDOG_PID", str(pid)) == str(pid)
         interval_us = environment.get("WATCHDOG_USEC", "")

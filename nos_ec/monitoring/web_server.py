@@ -61,8 +61,8 @@ class WebServer:
         new_server: Callable[[uvicorn.Config], uvicorn.Server] = uvicorn.Server,
         **options: Any,
     ) -> None:
-        """`name` is the name of the thread. Requests in flight may take `stop_wait_s` at the end. `options` are further
-        options of uvicorn."""
+        """Prepare a server, whose thread gets this name. Requests in flight may take `stop_wait_s` at the end.
+        `options` are further options of uvicorn."""
         self._socket = listener
         config = uvicorn.Config(
             app,
