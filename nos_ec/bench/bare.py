@@ -109,21 +109,21 @@ class Floor:
             if lane.error is not None:
                 raise lane.error
 
-    def read(self, window: BareWindow) -> None:
+    def read_window(self, window: BareWindow) -> None:
         """Read the landing copies of a window and discard the bytes."""
         running = InFlight(self._reads)
         for name, offset, length in window.reads:
             running.start(self._landing.aio_read, name, length, offset)
         running.wait()
 
-    def append(self, block: str, data: bytes) -> None:
+    def append_stripes(self, block: str, data: bytes) -> None:
         """Append `data` to a block. It is durable on return. Raises Transient."""
         completion = self._blocks.aio_append(block, data)
         completion.wait_for_complete()
         if (code := completion.get_return_value()) < 0:
             raise Transient(f"bench: an append failed with errno {-code}")
 
-    def content(self, size_bytes: int) -> bytes:
+    def stripe_bytes(self, size_bytes: int) -> bytes:
         """Return bytes to append; always the same for the same size."""
         if size_bytes not in self._contents:
             self._contents[size_bytes] = random.Random(size_bytes).randbytes(size_bytes)
@@ -161,6 +161,8 @@ class _FloorLane(threading.Thread):
             self.block_names.append(f"{self._prefix}-{len(self.block_names)}")
             self._stripes = 0
         for window in group:
-            self._floor.read(window)
-            self._floor.append(self.block_names[-1], self._floor.content(window.stripe_count * self._stripe_size))
+            self._floor.read_window(window)
+            self._floor.append_stripes(
+                self.block_names[-1], self._floor.stripe_bytes(window.stripe_count * self._stripe_size)
+            )
         self._stripes += stripe_count

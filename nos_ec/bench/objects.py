@@ -54,7 +54,7 @@ class Objects:
         self._noise = rng.randbytes(NOISE_BYTES + size_max(system.geometry))
         self._numbers = count()
 
-    def number(self) -> int:
+    def next_number(self) -> int:
         """Return a number that was not used before."""
         return next(self._numbers)
 
@@ -64,10 +64,10 @@ class Objects:
             start = self._rng.randrange(NOISE_BYTES)
             yield self._noise[start : start + size]
 
-    def new(self, drawn: Sequence[int]) -> list[Piece]:
+    def new_pieces(self, drawn: Sequence[int]) -> list[Piece]:
         """Return new objects of these sizes. They share one buffer, so they take no memory of their own."""
         return [
-            Piece(key_of(self.number()), memoryview(self._noise)[start : start + size])
+            Piece(key_of(self.next_number()), memoryview(self._noise)[start : start + size])
             for size in drawn
             for start in (self._rng.randrange(NOISE_BYTES),)
         ]

@@ -142,7 +142,7 @@ class PipelineBench:
         floor = Floor(landing, blocks, consumer.lanes, consumer.read_threads)
         meter = Meter(self._instruments, drawn)
         with meter:
-            floor.run(groups, geometry.stripe_size, geometry.stripes_per_block, f"bare-{self._objects.number()}")
+            floor.run(groups, geometry.stripe_size, geometry.stripes_per_block, f"bare-{self._objects.next_number()}")
         remove_all(blocks, floor.block_names, CLEANUP_IN_FLIGHT)
         self._floor_system.store().delete_many([row.key for row in rows], permanently=True)
         reap(self._floor_system, self._floor_housekeeping)
@@ -156,7 +156,7 @@ class PipelineBench:
         return run
 
     def _naive(self, pool: Any, drawn: Sequence[int]) -> Run:
-        names = [f"naive-{self._objects.number()}" for _ in drawn]
+        names = [f"naive-{self._objects.next_number()}" for _ in drawn]
         meter = Meter(self._instruments, drawn)
         with meter:
             put_all(pool, names, self._objects.pieces(drawn), self._system.settings.consumer.read_threads)

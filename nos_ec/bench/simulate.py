@@ -207,14 +207,14 @@ class _Figures:
     seconds: float = 0.0
     flushed: bool = False
 
-    def arrive(self, batch: list[Candidate[None]], arrivals: int) -> None:
+    def add_arrivals(self, batch: list[Candidate[None]], arrivals: int) -> None:
         """Record the wait of the object that has waited longest, before groups are requested."""
         self.waiting.extend(batch)
         while not self.waiting[0].waiting:
             self.waiting.popleft()
         self.wait_max = max(self.wait_max, arrivals - 1 - self.waiting[0].arrived_ms)
 
-    def count(self, plan: GroupPlan[None], arrivals: int) -> None:
+    def add_group(self, plan: GroupPlan[None], arrivals: int) -> None:
         """Add one planned group; `arrivals` objects have arrived in total."""
         geometry = self.geometry
         self.groups += 1
@@ -275,7 +275,7 @@ def _run(
     if not figures.groups:
         figures.flushed = True
         for plan in groups_ready(merge, arrivals, flush=True):
-            figures.count(plan, arrivals)
+            figures.add_group(plan, arrivals)
     return figures
 
 
@@ -287,12 +287,12 @@ def _serve(
     for candidate in batch:
         merge.add(candidate)
     figures.seconds += timer() - begun
-    figures.arrive(batch, arrivals)
+    figures.add_arrivals(batch, arrivals)
     begun = timer()
     plans = list(groups_ready(merge, arrivals, flush=False))
     figures.seconds += timer() - begun
     for plan in plans:
-        figures.count(plan, arrivals)
+        figures.add_group(plan, arrivals)
 
 
 def groups_ready(merge: MergeList[P], now_ms: int, *, flush: bool) -> Iterator[GroupPlan[P]]:

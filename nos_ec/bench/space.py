@@ -115,7 +115,7 @@ class SpaceBench:
         reap(self._system, self._housekeeping)
 
     def _put_each(self, pool: Any, of_objects: Sequence[int]) -> None:
-        names = [f"space-{self._objects.number()}" for _ in of_objects]
+        names = [f"space-{self._objects.next_number()}" for _ in of_objects]
         put_all(pool, names, self._objects.pieces(of_objects), self._system.settings.consumer.read_threads)
 
     def _simulated(self, of_objects: Sequence[int]) -> float:

@@ -111,11 +111,11 @@ def _read(lines: Iterable[tuple[int, bytes]], name: str, objects_max: int) -> Ev
     reading = _Reading(objects_max)
     for number, line in lines:
         try:
-            reading.add(line)
+            reading.add_line(line)
         except InvalidInput as error:
             raise InvalidInput(f"{name}, line {number}: {error}") from error
     try:
-        return reading.log()
+        return reading.event_log()
     except InvalidInput as error:
         raise InvalidInput(f"{name}: {error}") from error
 
@@ -128,14 +128,14 @@ class _Reading:
         self._begun: ExportBegun | None = None
         self._table: SurvivalTable | None = None
         self._objects = Objects()
-        """Times are in milliseconds until `log` converts them."""
+        """Times are in milliseconds until `event_log` converts them."""
         self._buckets: dict[str, int] = {}
         self._prefixes: dict[str, int] = {}
         self._current: dict[tuple[int, str], int] = {}
         self._last_ms = 0
         self._unknown_deletes = 0
 
-    def add(self, line: bytes) -> None:
+    def add_line(self, line: bytes) -> None:
         """Parse and add a line. Raises InvalidInput."""
         match parse_event(line):
             case PutEvent() as put:
@@ -185,7 +185,7 @@ class _Reading:
     def _bucket(self, name: str) -> int:
         return self._buckets.setdefault(name, len(self._buckets))
 
-    def log(self) -> EventLog:
+    def event_log(self) -> EventLog:
         """Return everything, in order and in days. Raises InvalidInput."""
         read, begun = self._objects, self._begun
         self._current.clear()

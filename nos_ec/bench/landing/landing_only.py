@@ -106,7 +106,7 @@ class LandingBench:
         objects = max(callers, self._options.objects // (LONE_SHARE if callers == 1 else 1))
 
         def one_round() -> dict[str, LandingRound]:
-            pieces = self._objects.new(list(sizes(drawn, objects, self._rng, self._size_max)))
+            pieces = self._objects.new_pieces(list(sizes(drawn, objects, self._rng, self._size_max)))
             return {name: self._land(way, pieces, callers) for name, way in self._ways.items()}
 
         return one_round

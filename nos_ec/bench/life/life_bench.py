@@ -133,7 +133,7 @@ class _Way:
 
     def live(self, drawn: Sequence[int]) -> Life:
         """Run one round with objects of these sizes. Raises NosError."""
-        pieces = self._objects.new(drawn)
+        pieces = self._objects.new_pieces(drawn)
         batches = self._batches()
         life = Life()
         self._call(life, "put", pieces, lambda piece: self._store.put(piece.key, piece.stream()))

@@ -103,7 +103,7 @@ def _undelete_tree(ctx: typer.Context, target: str, between: tuple[str | None, s
         with counter.reporting_totals(f"below {bucket}/{prefix}"), progress() as bar:
             count = counting(bar, "undelete", counter)
             for page in can.pages(bucket, prefix):
-                wanted = [row for row in page if deleted.has(row)]
+                wanted = [row for row in page if deleted.includes(row)]
                 for row in (back := can.undelete_many(wanted)):
                     count(row.users_size)
                     if len(restored) < RESTORED_MAX:
@@ -145,7 +145,7 @@ class _Between:
             None if until is None else time_of(until, "--until", now_ms),
         )
 
-    def has(self, row: ObjectRow) -> bool:
+    def includes(self, row: ObjectRow) -> bool:
         """Return whether the object was deleted in this range."""
         at_ms = row.trashed_ms or 0
         return (self.since_ms is None or at_ms >= self.since_ms) and (self.until_ms is None or at_ms < self.until_ms)
@@ -170,7 +170,7 @@ def trash_list(
         now_ms = system.clock.now_ms()
         deleted, off = _Between.of((since, until), now_ms), _if_off(system)
         for every in _pages(system.trash(), where):
-            page = [row for row in every if deleted.has(row)]
+            page = [row for row in every if deleted.includes(row)]
             lines = page[: max(0, limit - count)]
             count += len(page)
             size += sum(row.users_size for row in page)

@@ -120,7 +120,7 @@ class TargetFolder:
         self._leave_parent()
         os.close(self._root)
 
-    def has(self, name: str, size: int, md5: bytes, part_sizes: Callable[[], Sequence[int]] | None = None) -> bool:
+    def has_file(self, name: str, size: int, md5: bytes, part_sizes: Callable[[], Sequence[int]] | None = None) -> bool:
         """Return whether a regular file of this name has this size in bytes and this MD5. For a multipart object, whose
         MD5 is the MD5 of the MD5s of its parts, `part_sizes` returns the sizes of the parts; it is called only if the
         size matches, and its errors are passed on."""
@@ -138,7 +138,7 @@ class TargetFolder:
                 return hashlib.md5(of_parts, usedforsecurity=False).digest() == md5
         return False
 
-    def write(self, name: str, segments: Iterable[bytes]) -> int:
+    def write_file(self, name: str, segments: Iterable[bytes]) -> int:
         """Write a file, which appears once it is complete and replaces an earlier one. Returns its size in bytes.
 
         Raises CannotBeFile, and InvalidInput if the disk accepts no more data. Errors of `segments` are passed on.

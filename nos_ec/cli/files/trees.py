@@ -71,7 +71,7 @@ def get_tree(ctx: typer.Context, source: str, folder: Path, skip_existing: bool,
                 name = row.key.name.removeprefix(prefix)
                 try:
                     part_sizes = None if row.composition is None else partial(_part_sizes, store, row)
-                    if skip_existing and target.has(name, row.users_size, row.tag[0], part_sizes):
+                    if skip_existing and target.has_file(name, row.users_size, row.tag[0], part_sizes):
                         counter.more["unchanged"] += 1
                         continue
                     count(_write(store, row.key, target, name))
@@ -130,7 +130,7 @@ def _write(store: Store, key: ObjectKey, target: TargetFolder, name: str) -> int
     """Write the current version to a file. If the object is overwritten meanwhile, write the new version."""
     for _ in range(_READ_TRIES):
         try:
-            return target.write(name, store.open(key)[1])
+            return target.write_file(name, store.open(key)[1])
         except Conflict as error:
             last = error
     raise last

@@ -64,10 +64,10 @@ def audit(
     try:
         entries = matching(reader, wanted)
         for entry in entries if last is None else deque(entries, last):
-            report.add(entry)
+            report.print_entry(entry)
     except OSError as error:
         raise Transient(f"audit trail: {error.filename}: {error.strerror}; read it as its owner") from error
-    report.end(reader.damaged)
+    report.print_counts(reader.damaged)
 
 
 class _Report:
@@ -78,7 +78,7 @@ class _Report:
         self._whole = whole
         self._shown = 0
 
-    def add(self, entry: Recorded) -> None:
+    def print_entry(self, entry: Recorded) -> None:
         """Print an entry."""
         if self._as_json:
             stdout.write((", " if self._shown else _JSON_START) + json.dumps(msgspec.to_builtins(entry)))
@@ -86,7 +86,7 @@ class _Report:
             _print(entry, whole=self._whole)
         self._shown += 1
 
-    def end(self, damaged: int) -> None:
+    def print_counts(self, damaged: int) -> None:
         """Print the counts, and complete the JSON."""
         if self._as_json:
             counts = {"found": self._shown, "damaged_lines": damaged}
@@ -106,13 +106,13 @@ class Wanted:
     until_ms: int | None = None
     kind: AuditKind | None = None
 
-    def in_line(self, line: bytes) -> bool:
+    def may_match(self, line: bytes) -> bool:
         """Return whether a line may match. This check is cheap, because nearly no line matches."""
         if self.block is not None and self.block.encode() not in line:
             return False
         return self.object is None or msgspec.json.encode(self.object) in line
 
-    def pick(self, entry: Recorded) -> Recorded | None:
+    def matching_part(self, entry: Recorded) -> Recorded | None:
         """Return the matching part of an entry; None if nothing matches."""
         if entry.at_ms < self.since_ms or (self.until_ms is not None and entry.at_ms > self.until_ms):
             return None
@@ -126,8 +126,8 @@ class Wanted:
 
 def matching(reader: TrailReader, wanted: Wanted) -> Iterator[Recorded]:
     """Yields the matching entries, oldest first. Raises OSError."""
-    for entry in reader.entries(wanted.since_ms, wanted.in_line):
-        picked = wanted.pick(entry)
+    for entry in reader.entries(wanted.since_ms, wanted.may_match):
+        picked = wanted.matching_part(entry)
         if picked is not None:
             yield picked
 

@@ -62,11 +62,11 @@ def check(
         report = Report(as_json)
         for finding in checker.findings():
             bar.stop()
-            report.add(finding)
-            new_plan.add(finding)
+            report.add_finding(finding)
+            new_plan.plan_repair(finding)
         store_id, now_ms = system.store_id, system.clock.now_ms()
     try:
-        new_plan.write(store_id, now_ms, complete=not checker.unfinished)
+        new_plan.write_file(store_id, now_ms, complete=not checker.unfinished)
     finally:
         data = report.data() | {
             "complete": not checker.unfinished,

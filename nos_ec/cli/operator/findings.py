@@ -28,7 +28,7 @@ class Report:
         self._problems: list[dict[str, object]] = []
         self.kinds = Counter[str]()
 
-    def add(self, finding: Finding, outcome: Mapping[str, object] | None = None) -> None:
+    def add_finding(self, finding: Finding, outcome: Mapping[str, object] | None = None) -> None:
         """Count a finding, and show it to people at once, because checking a large store takes long. `outcome` is the
         result of a repair, if one was tried."""
         self.kinds[finding.kind.value] += 1
@@ -76,13 +76,13 @@ class NewPlan:
         self.steps: int | None = None
         """The number of steps in the file, once it is written."""
 
-    def add(self, finding: Finding) -> None:
+    def plan_repair(self, finding: Finding) -> None:
         """Plan the repair of a finding, if it has a safe one."""
         step = planned(finding)
         if step is not None and len(self._steps) < PROBLEMS_MAX:
             self._steps.append(step)
 
-    def write(self, store_id: str, now_ms: int, *, complete: bool = True) -> None:
+    def write_file(self, store_id: str, now_ms: int, *, complete: bool = True) -> None:
         """Write the file. If the check is not `complete`, parts that were not checked may refer to objects that seem
         unreferenced, so nothing is put into quarantine. Raises NoSpace, InvalidInput."""
         if self._path is None:

@@ -152,7 +152,7 @@ def metadata_rebuild(
         listed = _Listed(as_json)
         with _list(list_file) as write:
             for one in uncertain(lost, source):
-                listed.add(one)
+                listed.add_object(one)
                 write(one)
         rebuilder.finish()
     data = _data(rebuilder, source, listed)
@@ -215,7 +215,7 @@ class _Listed:
         self._as_json = as_json
         self.counts = Counter[str]()
 
-    def add(self, one: Uncertain) -> None:
+    def add_object(self, one: Uncertain) -> None:
         """Count an object."""
         self.counts[one.what] += 1
         if not self._as_json and self.counts[one.what] <= SHOWN_MAX:

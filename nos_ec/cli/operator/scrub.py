@@ -70,9 +70,9 @@ def scrub(
 
         def show(one: Scrubbed) -> None:
             bar.stop()
-            report.add(one.finding, {"mended": one.mended, "why": one.why})
+            report.add_finding(one.finding, {"mended": one.mended, "why": one.why})
             if not one.mended and (not one.why or BEYOND_MENDING in one.finding.evidence):
-                new_plan.add(one.finding)
+                new_plan.plan_repair(one.finding)
 
         def watch(result: ScrubResult) -> None:
             bar.update(task, completed=min(result.of_pass.blocks, blocks))
@@ -86,7 +86,7 @@ def scrub(
         if FindingKind.BLOCKS_SHORT.value in report.kinds:
             shards = "all existing ones were read"
     try:
-        new_plan.write(store_id, now_ms)
+        new_plan.write_file(store_id, now_ms)
     finally:
         data = report.data() | _data(result) | {"shards": shards, "planned": new_plan.steps}
         emit(data, as_json, lambda: _print(data, result))

@@ -31,7 +31,7 @@ class ItemCounter:
     problems: list[dict[str, str]] = field(default_factory=list)
     damage: Corrupt | None = None
 
-    def note(self, size: int) -> None:
+    def count_object(self, size: int) -> None:
         """Count an object that is done, of `size` bytes."""
         self.objects += 1
         self.bytes += size
@@ -102,7 +102,7 @@ def counting(bar: Any, what: str, counter: ItemCounter) -> Callable[[int], None]
     task = bar.add_task(what, total=None)
 
     def count(size: int) -> None:
-        counter.note(size)
+        counter.count_object(size)
         bar.update(task, completed=counter.objects, description=f"{what} {size_text(counter.bytes)}")
 
     return count

@@ -391,7 +391,7 @@ def test_an_interrupt_right_behind_an_open_leaves_no_file(tmp_path: Path, monkey
     with TargetFolder(tmp_path) as target:
         monkeypatch.setattr(os, "open", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            target.write("a/b", [b"data"])
+            target.write_file("a/b", [b"data"])
         monkeypatch.undo()
     assert [path.name for path in tmp_path.rglob("*")] == ["a"]
 
