@@ -82,7 +82,7 @@ class S3Objects:
                 self._client.put_object(Bucket=key.bucket, Key=key.name, Body=body)
             return size
 
-        for size in _each(put, files):
+        for size in _in_threads(put, files):
             on_file(size)
 
     def compare_all(
@@ -105,11 +105,11 @@ class S3Objects:
                 return key, "changed"
             return key, "bytes differ" if answer["ETag"].strip('"') == md5 else "changed"
 
-        for key, problem in _each(compare, files):
+        for key, problem in _in_threads(compare, files):
             on_file(key, problem)
 
 
-def _each(call: Callable[[Any], Any], files: Sequence[Any]) -> Iterator[Any]:
+def _in_threads(call: Callable[[Any], Any], files: Sequence[Any]) -> Iterator[Any]:
     """Yields the results, in order. Raises Transient."""
     from botocore.exceptions import BotoCoreError, ClientError
 

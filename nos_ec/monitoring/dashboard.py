@@ -137,7 +137,7 @@ def _overview() -> list[Panel]:
     ]
 
 
-def _of(metric: Metric) -> Panel:
+def _metric_panel(metric: Metric) -> Panel:
     """Return the panel of one metric."""
     name, title = metric.exposed_name, metric.exposed_name.removeprefix(PREFIX)
     whole = metric.services == STORE_SERVICES  # each of them exports the same figures of the store
@@ -177,7 +177,7 @@ def rows() -> Iterator[tuple[str, list[Panel]]]:
     for title, beginnings in ROWS.items():
         own = [metric for metric in left if metric.name.removeprefix(PREFIX).startswith(beginnings)]
         left = [metric for metric in left if metric not in own]
-        yield title, [_of(metric) for metric in own]
+        yield title, [_metric_panel(metric) for metric in own]
 
 
 def _panel(panel: Panel, number: int, x: int, y: int) -> _Json:

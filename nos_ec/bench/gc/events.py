@@ -7,7 +7,7 @@ A file with a survival table is an export of a store, which does not record dele
 from the time of the export. It begins with the objects that live then, with their ages. Later arrivals are like recent
 ones: each bucket keeps its rate, and sizes, prefixes and times to expiry are drawn at random from recent objects.
 Lifetimes are drawn from the table; for objects of the export, from their ages on. "Recent" means within the half-life
-of a bucket's objects, limited to _LATELY_DAYS. Each recent object stands for 1 / S stored objects, where S is the share
+of a bucket's objects, limited to _RECENT_DAYS. Each recent object stands for 1 / S stored objects, where S is the share
 that reaches its age, so that objects that have died since are counted as well.
 
 9  At most EVENTS_MAX objects are kept in memory, with 60 bytes each, and with their names while the file is read.
@@ -40,7 +40,7 @@ ARRIVING_BLOCKS_MIN = 100
 _DAY_MS = 86_400_000
 _NEVER = 1e9
 """The day of death of objects that never die."""
-_LATELY_DAYS = (0.25, 30.0)
+_RECENT_DAYS = (0.25, 30.0)
 
 
 @dataclass(slots=True)
@@ -260,7 +260,7 @@ class EventWorkload:
 
 
 @dataclass(slots=True)
-class _Lately:
+class _Recent:
     """The recent arrivals of a bucket: the numbers of objects, the running sum of their weights, and their rates."""
 
     numbers: list[int] = field(default_factory=list)
@@ -281,23 +281,23 @@ class ExpectedWorkload:
         self._table = table
         self._rates = table.death_rates()
         self._rng = rng
-        self._lately = self._find_lately()
-        self._cumulative = list(accumulate(one.objects_per_day for one in self._lately))
+        self._recent = self._find_recent()
+        self._cumulative = list(accumulate(one.objects_per_day for one in self._recent))
         self._carried = 0.0
         self._living = [n for n in range(len(log.objects)) if log.objects.dies[n] > 0]
         self.days = days
         self.measured_days = days / 2
-        self.bytes_per_day: float | None = sum(one.bytes_per_day for one in self._lately)
+        self.bytes_per_day: float | None = sum(one.bytes_per_day for one in self._recent)
         self.live_bytes = float(sum(log.objects.size[n] for n in self._living))
-        if not self._living or not self._lately:
-            raise InvalidInput(f"none of its live objects was stored in the {_LATELY_DAYS[1]:g} days before the export")
+        if not self._living or not self._recent:
+            raise InvalidInput(f"none of its live objects was stored in the {_RECENT_DAYS[1]:g} days before the export")
         arriving = self._cumulative[-1] * days
         if arriving > EVENTS_MAX:
             raise InvalidInput(
                 f"{arriving:,.0f} objects would arrive in {days:g} days, more than {EVENTS_MAX:,}; simulate fewer"
                 " --days, or take a sample with `nos-ec export events --one-in N`"
             )
-        self.mean_days = self.live_bytes / sum(one.bytes_per_day for one in self._lately)
+        self.mean_days = self.live_bytes / sum(one.bytes_per_day for one in self._recent)
 
     def begin(self, objects: Objects, count: int) -> None:
         """Add the objects of the export."""
@@ -338,20 +338,20 @@ class ExpectedWorkload:
         return Life(read.bucket[n], min(drawn, known), read.prefix[n], bool(read.expires[n]) and known <= drawn)
 
     def _draw(self) -> int:
-        one = self._lately[self._pick(self._cumulative)]
+        one = self._recent[self._pick(self._cumulative)]
         return one.numbers[self._pick(one.weights)]
 
     def _pick(self, cumulative: list[float]) -> int:
         return min(bisect_right(cumulative, self._rng.random() * cumulative[-1]), len(cumulative) - 1)
 
-    def _find_lately(self) -> list[_Lately]:
+    def _find_recent(self) -> list[_Recent]:
         objects, lifetimes = self._log.objects, self._table.lifetimes()
         oldest = -objects.born[0] if self._log.since_days is None else -self._log.since_days
-        longest = max(min(_LATELY_DAYS[1], oldest), _LATELY_DAYS[0])
+        longest = max(min(_RECENT_DAYS[1], oldest), _RECENT_DAYS[0])
         spans = [
-            min(max(lifetimes.half_life_days(bucket, 0.0), _LATELY_DAYS[0]), longest) for bucket in objects.buckets
+            min(max(lifetimes.half_life_days(bucket, 0.0), _RECENT_DAYS[0]), longest) for bucket in objects.buckets
         ]
-        found = [_Lately() for _ in objects.buckets]
+        found = [_Recent() for _ in objects.buckets]
         for n, bucket in enumerate(objects.bucket):
             age = -objects.born[n]
             if age <= spans[bucket]:

@@ -55,9 +55,11 @@ def ls(
         if bucket:
             after = after.removeprefix(f"{bucket}/")
             if delimiter:
-                found = _folded(system.store(), bucket, prefix, delimiter, after, limit)
+                found = _folder_pages(system.store(), bucket, prefix, delimiter, after, limit)
             else:
-                found = _found(system.store(), bucket, prefix, after, limit, rows=long or summarize, to_end=summarize)
+                found = _listed_pages(
+                    system.store(), bucket, prefix, after, limit, rows=long or summarize, to_end=summarize
+                )
             next_after = _print_objects(found, bucket, limit, long, summarize, as_json, delimiter)
         elif long or summarize:
             raise InvalidInput(
@@ -71,7 +73,7 @@ def ls(
     _print_more_hint(context(ctx), where, None if as_json else next_after, limit, long, delimiter)
 
 
-def _found(
+def _listed_pages(
     store: Store, bucket: str, prefix: str, after: str, limit: int, *, rows: bool, to_end: bool
 ) -> Iterator[list[_Listed]]:
     """Return pages of entries, with one entry more than the limit to detect the end. Names alone come from an index,
@@ -81,17 +83,19 @@ def _found(
         found: Iterator[list[Any]] = pages(store, bucket, prefix, after, page_max)
     else:
         found = name_pages(store, bucket, prefix, after, page_max)
-    yield from _of_some(store, bucket, found)
+    yield from _require_objects(store, bucket, found)
 
 
-def _folded(store: Store, bucket: str, prefix: str, delimiter: str, after: str, limit: int) -> Iterator[list[_Listed]]:
-    """Return pages of entries like `_found`, with folders."""
+def _folder_pages(
+    store: Store, bucket: str, prefix: str, delimiter: str, after: str, limit: int
+) -> Iterator[list[_Listed]]:
+    """Return pages of entries like `_listed_pages`, with folders."""
     found = entry_pages(store, bucket, prefix, delimiter, after, min(limit, _PAGE) + 1)
     folded = ([_Folder(one) if isinstance(one, str) else one for one in page] for page in found)
-    yield from _of_some(store, bucket, folded)
+    yield from _require_objects(store, bucket, folded)
 
 
-def _of_some(store: Store, bucket: str, found: Iterator[list[Any]]) -> Iterator[list[_Listed]]:
+def _require_objects(store: Store, bucket: str, found: Iterator[list[Any]]) -> Iterator[list[_Listed]]:
     first = next(found, [])
     if not first and not store.list_names(bucket, "", "", 1):
         raise NotFound(f"bucket {printable(bucket)} has no objects")

@@ -84,10 +84,10 @@ def _hint(system: System, key: ObjectKey) -> str:
     """Return the end of the error message: what else the user may have meant."""
     if any(system.trash().pages(key.bucket, f"{key.name}/")):
         return f"; to bring back what is below {key}/, use -r"
-    return _if_off(system)
+    return _trash_off_hint(system)
 
 
-def _if_off(system: System) -> str:
+def _trash_off_hint(system: System) -> str:
     return "" if system.settings.trash.keep_days else "; the trash is off (trash.keep_days is 0): deletes are permanent"
 
 
@@ -98,7 +98,7 @@ def _undelete_tree(ctx: typer.Context, target: str, between: tuple[str | None, s
         can, deleted = system.trash(), _Between.of(between, system.clock.now_ms())
         if not any(can.pages(bucket, prefix)):
             where = f"{printable(bucket)}/{printable(prefix)}"
-            raise NotFound(f"nothing below {where} is in the trash{_if_off(system)}")
+            raise NotFound(f"nothing below {where} is in the trash{_trash_off_hint(system)}")
         restored: set[int] = set()
         with counter.reporting_totals(f"below {bucket}/{prefix}"), progress() as bar:
             count = counting(bar, "undelete", counter)
@@ -108,10 +108,10 @@ def _undelete_tree(ctx: typer.Context, target: str, between: tuple[str | None, s
                     count(row.users_size)
                     if len(restored) < RESTORED_MAX:
                         restored.add(row.object_id)
-                _name_the_rest(system, wanted, {row.object_id for row in back}, restored, counter)
+                _report_rest(system, wanted, {row.object_id for row in back}, restored, counter)
 
 
-def _name_the_rest(
+def _report_rest(
     system: System, wanted: Sequence[ObjectRow], back: set[int], restored: set[int], counter: ItemCounter
 ) -> None:
     """Report the rows that were not brought back. `restored` has the ids of the objects that this command has brought
@@ -168,7 +168,7 @@ def trash_list(
     count = size = 0
     with context(ctx).system() as system:
         now_ms = system.clock.now_ms()
-        deleted, off = _Between.of((since, until), now_ms), _if_off(system)
+        deleted, off = _Between.of((since, until), now_ms), _trash_off_hint(system)
         for every in _pages(system.trash(), where):
             page = [row for row in every if deleted.includes(row)]
             lines = page[: max(0, limit - count)]

@@ -273,7 +273,7 @@ def _print(figures: Mapping[str, Any], source: _Source, result: GcResult) -> Non
         + "".join(f"; {count:,} missed the target: {reason}" for reason, count in result.behind.items()),
     }
     if source.facts is not None:
-        rows |= _of_events(source.facts)
+        rows |= _event_rows(source.facts)
     facts(f"{source.title}, policy {figures['policy']}, streams {figures['streams']}", rows)
     print_lines(["", "  until day       live   space amp.   write amp."])
     print_lines(
@@ -283,7 +283,7 @@ def _print(figures: Mapping[str, Any], source: _Source, result: GcResult) -> Non
     )
 
 
-def _of_events(facts: Mapping[str, Any]) -> dict[str, str]:
+def _event_rows(facts: Mapping[str, Any]) -> dict[str, str]:
     sample = f", one in {facts['one_in']:,} of the store" if facts["one_in"] > 1 else ""
     lost = facts["unknown_deletes"]
     return {

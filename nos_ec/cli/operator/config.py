@@ -144,7 +144,7 @@ def _try_connections(file: Path | None, settings: Settings, as_json: bool) -> No
     if (found := worst(outcomes)) is not None:
         if found.error is None:
             raise RuntimeError(f"{found.name}: {found.detail}")
-        raise _named(found, found.error)
+        raise _with_check_name(found, found.error)
 
 
 def _summary(outcomes: list[Outcome], failed: int, *, initialised: bool | None) -> str:
@@ -154,7 +154,7 @@ def _summary(outcomes: list[Outcome], failed: int, *, initialised: bool | None) 
     return text if initialised is not False else f"{text}; {NOT_INITIALISED}"
 
 
-def _named(found: Outcome, error: NosError) -> NosError:
+def _with_check_name(found: Outcome, error: NosError) -> NosError:
     """Return the error of a check, with the name of the check in its message."""
     return type(error)(
         f"{found.name}: {error}",

@@ -142,7 +142,7 @@ def metadata_rebuild(
                     "the store has no complete dump: name one with --from FILE, or rebuild with --without-dump from"
                     " blocks and landing log alone; deleted objects whose bytes still exist then return"
                 )
-        _require_fit(source, lost, store_id)
+        _require_same_store(source, lost, store_id)
         if dry_run:
             data = _outlook(lost, source)
             emit({"would_read": data}, as_json, lambda: facts("a rebuild would read", data))
@@ -150,7 +150,7 @@ def metadata_rebuild(
         rebuilder = Rebuilder(lost, source, tick)
         rebuilder.run()
         listed = _Listed(as_json)
-        with _list(list_file) as write:
+        with _list_writer(list_file) as write:
             for one in uncertain(lost, source):
                 listed.add_object(one)
                 write(one)
@@ -171,17 +171,17 @@ def file_source(path: Path) -> DumpSource:
         raise InvalidInput(f"{path}: {error.strerror}") from error
     except Corrupt as error:
         raise Corrupt(f"{path}: {error}; use an older dump") from error
-    return DumpSource(str(path), head, dict(rows), lambda: _reading(path))
+    return DumpSource(str(path), head, dict(rows), lambda: _open_for_reading(path))
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[Read]:
+def _open_for_reading(path: Path) -> Iterator[Read]:
     with path.open("rb") as file:
         yield file.read
 
 
 @contextmanager
-def _list(path: Path | None) -> Iterator[Callable[[Uncertain], object]]:
+def _list_writer(path: Path | None) -> Iterator[Callable[[Uncertain], object]]:
     """Yields a function that writes a line of the list, which appears only once it is complete."""
     if path is None:
         yield lambda _: None
@@ -191,7 +191,7 @@ def _list(path: Path | None) -> Iterator[Callable[[Uncertain], object]]:
 
 
 # --- results ------------------------------------------------------------------------------------------
-def _require_fit(source: DumpSource | None, lost: RebuildInput, store_id: str) -> None:
+def _require_same_store(source: DumpSource | None, lost: RebuildInput, store_id: str) -> None:
     if source is None:
         return
     if source.head.store_id != store_id:

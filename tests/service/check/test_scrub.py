@@ -448,7 +448,7 @@ def test_the_command(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", str(bench.config), "scrub", "--rate", "0"]
     assert start(words) == 0
     shown = capsys.readouterr().out
-    assert "problems      none" in shown
+    assert "problems     none" in shown
     assert "it is complete" in shown
     flip(shard_of(bench, row, 9), DATA_AT)
     assert start([*words, "--no-repair"]) == 13
