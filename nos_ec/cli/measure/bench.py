@@ -141,7 +141,7 @@ def pipeline(
     ] = 3,
     groups: Annotated[int, typer.Option(min=1, help="Groups timed for each number of stripes.")] = 25,
     landing: Annotated[
-        Literal["store", "log"], typer.Option(help="Where the objects land that are packed (landing.mode).")
+        Literal["store", "log"], typer.Option(help="Where the objects to be packed land (landing.mode).")
     ] = "store",
     naive: Annotated[bool, typer.Option(help="Also measure naive writes, into a temporary pool.")] = True,
 ) -> None:
