@@ -14,15 +14,15 @@ BLOCKS_MIN = 10
 
 @dataclass(frozen=True, slots=True)
 class GcOptions:
-    """How the simulated store is run.
+    """The options of a simulated store.
 
-    blocks: live bytes / block size, in equilibrium (in a growing store, when measuring begins). block_bytes: the size
-    of a block; objects of a workload count 1, those of events their bytes. large_bytes: larger objects have a block of
-    their own, which GC does not rewrite; None: all share blocks. min_age_days: how long objects stay in the landing
-    store before they are packed. sort_window_blocks: how many blocks of arrivals are packed in order; 0 packs them as
-    they arrive. sort_survivors: whether those of a cycle are. hints: whether expiry is known from lifecycle rules.
-    days: None for those of the workload. packer: packs objects as in a store, in its order, whatever else is said of
-    order here; None: objects are written one after the other, each as large as it is.
+    `blocks` is live bytes / block size, in equilibrium (in a growing store, when measuring begins). `block_bytes` is
+    the size of a block; objects of a workload count 1, objects of events count their bytes. Objects above `large_bytes`
+    have a block of their own, which GC does not rewrite; None means that all share blocks. Objects stay in the landing
+    store for `min_age_days` before they are packed. `sort_window_blocks` blocks of arrivals are sorted before they are
+    packed; 0 packs them as they arrive. `sort_survivors` sorts the survivors of a cycle. With `hints`, expiry is known
+    from lifecycle rules. `days` is None for the days of the workload. `packer` packs objects as a store does, in its
+    own order, which overrides the sorting options; None writes objects one after the other, without padding.
     """
 
     policy: GcPolicy = field(default_factory=SpaceTarget)

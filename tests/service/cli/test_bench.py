@@ -194,8 +194,8 @@ def test_people_get_a_table_of_the_ways_of_landing(config: Path, capfd: pytest.C
     ("arguments", "said"),
     [
         (["--of", "4096,W9"], "unknown workload 'W9'"),
-        (["--of", "0"], "'0' is no size"),
-        (["--callers", "1,x"], "'x' is no number of callers"),
+        (["--of", "0"], "'0' is not a valid size"),
+        (["--callers", "1,x"], "'x' is not a valid number of callers"),
         (["--of", str(64 << 20)], "choose at most"),
     ],
 )
