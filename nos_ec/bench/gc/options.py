@@ -1,4 +1,4 @@
-"""How a simulated store is run."""
+"""The options of `simulate gc`."""
 
 from __future__ import annotations
 

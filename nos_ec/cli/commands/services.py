@@ -17,7 +17,7 @@ from nos_ec.cli.commands.gc_output import show_plan, show_result
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
 from nos_ec.cli.terminal.errors import exit_code
 from nos_ec.cli.terminal.output import count_text, emit, out, progress, size_text
-from nos_ec.cli.terminal.values import MaxDuration
+from nos_ec.cli.terminal.values import MaxDuration, duration_ms
 from nos_ec.cli.terminal.watching import end_when_shut_out, endpoint, keeping_counts, keeping_totals, pulse, settle
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Corrupt, InvalidInput, Transient
@@ -216,7 +216,7 @@ def gc_run(
             return
         interrupt_on_sigterm()
         with keeping_counts(system):
-            result = gc_service(system).run_once(max_ms=None if max_duration is None else 1000 * max_duration)
+            result = gc_service(system).run_once(max_ms=duration_ms(max_duration))
         _keep_totals(system)
     show_result(result, settings.gc.block_grace_ms, as_json)
     if result.unreadable_objects or result.blocks_parked:

@@ -13,7 +13,7 @@ from nos_ec.cli.operator.findings import NewPlan, Report, print_hidden
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.terminal.errors import ProblemsFound
 from nos_ec.cli.terminal.output import count_text, emit, facts, progress, size_text, time_text
-from nos_ec.cli.terminal.values import MaxDuration, rate_of
+from nos_ec.cli.terminal.values import MaxDuration, duration_ms, rate_of
 from nos_ec.cli.terminal.watching import keeping_counts
 from nos_ec.core.errors import Transient
 from nos_ec.core.findings import BEYOND_MENDING, FindingKind
@@ -78,9 +78,8 @@ def scrub(
             bar.update(task, completed=min(result.of_pass.blocks, blocks))
 
         scrubber = system.scrubber(bytes_per_s, repair=repair)
-        ms_max = None if max_duration is None else 1000 * max_duration
         with keeping_counts(system):
-            result = scrubber.run_once(Event(), ms_max, show, watch, restart=restart)
+            result = scrubber.run_once(Event(), duration_ms(max_duration), show, watch, restart=restart)
         store_id, now_ms = system.store_id, system.clock.now_ms()
         shards = ON_CEPH if system.shards is None else EMBEDDED
         if FindingKind.BLOCKS_SHORT.value in report.kinds:

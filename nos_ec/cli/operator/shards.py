@@ -11,7 +11,7 @@ import typer
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.terminal.errors import exit_code
 from nos_ec.cli.terminal.output import count_text, emit, out, print_more, progress, short_text, size_text
-from nos_ec.cli.terminal.values import MaxDuration, rate_of
+from nos_ec.cli.terminal.values import MaxDuration, duration_ms, rate_of
 from nos_ec.cli.terminal.watching import keeping_counts
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.engine.upkeep.shard_rebuild import RebuildResult
@@ -59,7 +59,7 @@ def shards_rebuild(
             def show(result: RebuildResult) -> None:
                 bar.update(task, total=result.to_do, completed=min(result.looked_at, result.to_do))
 
-            result = rebuild.run_once(Event(), None if max_duration is None else 1000 * max_duration, show)
+            result = rebuild.run_once(Event(), duration_ms(max_duration), show)
     emit(_data(result), as_json, lambda: _print(result))
     if result.unreadable or result.failed or result.unwritten:
         raise typer.Exit(exit_code(Corrupt() if result.unreadable else Transient()))

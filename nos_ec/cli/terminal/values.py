@@ -49,6 +49,11 @@ def rate_of(text: str, option: str = "--rate") -> int:
         raise InvalidInput(f"{option} {text!r}: {error}; give bytes per second, such as 64MiB") from error
 
 
+def duration_ms(seconds: int | None) -> int | None:
+    """Convert the value of --max-duration to milliseconds; None means no limit."""
+    return None if seconds is None else 1000 * seconds
+
+
 def _bytes_of(text: str) -> int:
     size = size_of(int(text) if text.isdecimal() else text)
     assert isinstance(size, int)

@@ -1,5 +1,5 @@
 """Declares metrics: name, meaning, and advice to the operator. The metrics of processes that PUT and GET are in
-library_metrics.py, and those of further parts in other modules of this package.
+library_metrics.py, and the metrics of further parts in other modules of this package.
 
 `reference` generates docs/METRICS.md. Names end in their unit; Prometheus's text format adds `_total` to counters.
 """
@@ -495,7 +495,7 @@ STORE_WAITING_SECONDS_MAX = _gauge(
 STORE_LANDING_DELETIONS = _gauge(
     "store_landing_deletions",
     STORE,
-    "Landing copies in the deletion queue, including those of PUTs in flight.",
+    "Landing copies in the deletion queue, including copies of PUTs in flight.",
     "If it grows, the reaper (in consumers and GC) does not run or cannot verify.",
 )
 STORE_OVERDUE_DELETION_SECONDS = _gauge(
