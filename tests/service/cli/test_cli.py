@@ -402,7 +402,7 @@ def test_simulate(cli: Cli, tmp_path: Path) -> None:
     assert named["utilisation"] == cli("simulate", "--sizes", str(path), "--policy", "nos")["utilisation"]
     for before in (("--workload", "W1"), ("--seed", "1")):
         refused = cli("simulate", *before, "gc", exits=2)
-        assert "behind it" in refused["message"]
+        assert "after it" in refused["message"]
     path.write_text("100\nx\n")
     assert "line 2" in cli("simulate", "--sizes", str(path), exits=2)["message"]
 
