@@ -110,8 +110,8 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
 def _no_greeting(received: str) -> OperationalError:
     return OperationalError(
         CR.CR_SERVER_HANDSHAKE_ERR,
-        f"received {received}; check that the server does not hang, and that host and port in the metadata URL are"
-        " those of MySQL or MariaDB",
+        f"received {received}; check that the server does not hang, and that the metadata URL has the host and"
+        " port of a MySQL or MariaDB server",
     )
 
 

@@ -290,7 +290,7 @@ SEGMENTS = _table(
     Column("crc32c", _UNSIGNED_32, nullable=False),
     Index("segments_by_block", "block_id"),
 )
-"""The segments of LARGE objects. Those of a released version are removed with it."""
+"""The segments of LARGE objects. They are removed together with their version."""
 
 _WASTE_BYTES: Any = column("dead_bytes", BigInteger) + column("overhead_bytes", BigInteger)
 _SIZE_BYTES: Any = column("live_bytes", BigInteger) + _WASTE_BYTES

@@ -1,0 +1,79 @@
+"""Docstrings, comments and messages use the words of the field: the commonest symptoms of another dialect."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.house.test_tidy import PACKAGES, modules, name_of
+
+SYMPTOMS = {
+    "say what it is not: `is not a valid date`": (
+        r"(?<!there )\b(is|are|was|were) no (?!longer|more|other|one\b|less|fewer|later|greater|older|lower|newer|better)\w+"
+    ),
+    "name the thing": r"(^|[.;] )(that|those) of\b|\bof them that\b|(^|\. )they, |\bwhoever\b",
+    "programs report, show, return or record": r"\btells? (of|what|how|which|whether|that|where|when|whose)\b",
+    "say after, or name the place": r"(?<!lags )(?<!far )\bbehind (?!the clock|a proxy|its target)(the|its?|them|all|one|an?|that)\b",
+    "say next to, in addition to, or while it runs": r"\bbeside (the|its?|them|others|a|an|each|one|work)\b",
+    "say continues": r"\bgo(es)? on\b(?! (a|the|disk)\b)",
+}
+"""{advice: pattern}, which ignores case and line breaks."""
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) for each string and for each run of comment lines."""
+    comments: list[str] = []
+    first = 0
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type == tokenize.COMMENT:
+            first = first if comments else token.start[0]
+            comments.append(token.string.lstrip("# "))
+        elif token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+            if comments:
+                yield first, " ".join(comments)
+                comments = []
+            if token.type == tokenize.STRING:
+                yield token.start[0], re.sub(r"\s+", " ", token.string.strip("\"'frb")).strip()
+
+
+def symptoms(text: str) -> Iterator[str]:
+    for advice, pattern in SYMPTOMS.items():
+        yield from (f"{found[0]!r}: {advice}" for found in re.finditer(pattern, text, re.IGNORECASE))
+
+
+def test_texts_use_the_words_of_the_field() -> None:
+    found = [
+        f"{name_of(path)}:{line}: {symptom}"
+        for path in modules(*PACKAGES)
+        for line, text in texts(path)
+        for symptom in symptoms(text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A date that is no date",
+        "Those of the log.",
+        "They, page by page.",
+        "the headers tell what was written",
+        "the bytes behind the header",
+        "runs beside the store",
+        "GC goes on",
+    ],
+)
+def test_the_check_finds_what_it_looks_for(text: str) -> None:
+    assert list(symptoms(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["there is no such key", "is no longer open", "the limit is that of S3", "goes on disk"]
+)
+def test_the_check_lets_pass_what_is_usual(text: str) -> None:
+    assert list(symptoms(text)) == []
