@@ -2,8 +2,8 @@
 tags or an expiry. They belong to one version of it. A change of attributes changes only its row: names in blocks and
 labels of landing copies may have older ones (docs/adr/0031).
 
-Everything except this module, and the code that talks to clients, passes them on as opaque bytes. No attributes are no
-bytes. Otherwise the bytes are one entry per attribute, in ascending order of the names' UTF-8:
+Everything except this module, and the code that talks to clients, passes them on as opaque bytes, empty if there are no
+attributes. Otherwise the bytes are one entry per attribute, in ascending order of the names' UTF-8:
 
     offset  size  entry
          0     1  bytes of the attribute's name, at least 1

@@ -14,11 +14,13 @@ from tests.unit.house.test_tidy import PACKAGES, modules, name_of
 
 SYMPTOMS = {
     "say what it is not: `is not a valid date`": (
-        r"(?<!there )\b(is|are|was|were) no (?!longer|more|other|one\b|less|fewer|later|greater|older|lower|newer|better)\w+"
+        r"(?<!there )\b(is|are|was|were) no "
+        r"(?!longer|more|other|one\b|less|fewer|later|greater|older|lower|newer|better)\w+"
     ),
     "name the thing": r"(^|[.;] )(that|those) of\b|\bof them that\b|(^|\. )they, |\bwhoever\b",
     "programs report, show, return or record": r"\btells? (of|what|how|which|whether|that|where|when|whose)\b",
-    "say after, or name the place": r"(?<!lags )(?<!far )\bbehind (?!the clock|a proxy|its target)(the|its?|them|all|one|an?|that)\b",
+    "say after, or name the place": r"(?<!lags )(?<!far )"
+    r"\bbehind (?!the clock|a proxy|its target)(the|its?|them|all|one|an?|that)\b",
     "say next to, in addition to, or while it runs": r"\bbeside (the|its?|them|others|a|an|each|one|work)\b",
     "say continues": r"\bgo(es)? on\b(?! (a|the|disk)\b)",
 }
@@ -26,19 +28,16 @@ SYMPTOMS = {
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) for each string and for each run of comment lines."""
-    comments: list[str] = []
-    first = 0
+    """Yield (line, text) for each string, with its continuations on further lines, and each run of comment lines."""
+    kind, first, parts = 0, 0, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        if token.type == tokenize.COMMENT:
-            first = first if comments else token.start[0]
-            comments.append(token.string.lstrip("# "))
+        if token.type == kind:
+            parts.append(token.string)
         elif token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
-            if comments:
-                yield first, " ".join(comments)
-                comments = []
-            if token.type == tokenize.STRING:
-                yield token.start[0], re.sub(r"\s+", " ", token.string.strip("\"'frb")).strip()
+            if parts:
+                yield first, re.sub(r"\s+", " ", "".join(part.strip("# \"'frb\n") + " " for part in parts)).strip()
+            is_text = token.type in (tokenize.COMMENT, tokenize.STRING)
+            kind, first, parts = (token.type, token.start[0], [token.string]) if is_text else (0, 0, [])
 
 
 def symptoms(text: str) -> Iterator[str]:
