@@ -110,10 +110,10 @@ def key_remove(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) ->
 
 
 def key_reencrypt(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Encrypt all secrets with the first master key of s3.master_key_file.
+    """Encrypt all secrets with the first master key.
 
-    To change the master key: put the new one into the first line, run this command, restart the gateways, and remove
-    the other lines.
+    To change the master key: put the new one into the first line of s3.master_key_file, run this command, restart the
+    gateways, and remove the other lines.
     """
     with _accounts(ctx) as accounts:
         changed = accounts.encrypt_again(_masters(ctx))

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def lifecycle_list(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List the buckets with lifecycle rules, and the progress of the daily walk.
+    """List the buckets with rules, and the daily walk's progress.
 
     GC applies the rules: once a day it walks through these buckets.
     """
@@ -52,9 +52,10 @@ def lifecycle_run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what has expired.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete expired objects and abort uploads by the rules now, without waiting for GC.
+    """Apply lifecycle rules now, without waiting for GC.
 
-    Buckets that fail are named; the others are processed. The daily walk is not affected.
+    Deletes expired objects and aborts uploads. Buckets that fail are named; the others are processed. The daily walk is
+    not affected.
     """
     with context(ctx).system() as system:
         found = _apply(system, bucket, dry_run=dry_run)

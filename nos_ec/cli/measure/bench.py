@@ -49,7 +49,7 @@ from nos_ec.cli.terminal.values import Seed, size_option
 from nos_ec.core.errors import InvalidInput
 
 bench_app = typer.Typer(
-    help="Measure a temporary store on the configured servers: Ceph, Kafka and MySQL.",
+    help="Measure a temporary store on the configured servers. These are Ceph, Kafka and MySQL.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -42,7 +42,7 @@ def export_events(
     one_in: Annotated[int, typer.Option(min=1, metavar="N", help="Only one in N objects, chosen by their keys.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Write a line for each object: when it was stored, its bucket and its size.
+    """Write a line for each object: time, bucket and size.
 
     For `simulate gc --events`. Deleted objects are included only while the trash keeps them; the survival table, which
     is also written, shows how long objects live. Reads rows page by page, and changes nothing.

@@ -17,7 +17,7 @@ from nos_ec.engine.explain.times import when
 _ID = re.compile("[0-9a-f]{32}")
 
 quarantine_app = typer.Typer(
-    help="Blocks and landing copies that nothing refers to, until they are deleted.",
+    help="Unreferenced blocks and copies, until they are deleted.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -31,10 +31,10 @@ def register(app: typer.Typer) -> None:
 
 
 def quarantine_list(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List blocks and landing copies in quarantine, and when they may be deleted.
+    """List quarantined blocks and copies, and their end dates.
 
-    Those that nothing refers to are put here by `check --plan` and `apply`. A day later GC deletes the blocks, and a
-    consumer the copies.
+    Blocks and landing copies that nothing refers to are put here by `check --plan` and `apply`. A day later GC deletes
+    the blocks, and a consumer the copies.
     """
     with context(ctx).system() as system:
         found = list(held(system.metadata))
