@@ -313,7 +313,7 @@ class AccessKeyContract:
         for _ in range(2):
             metadata.add_access_key(key)
             assert metadata.access_key("AKé") == key
-        with pytest.raises(Conflict, match="another access key"):
+        with pytest.raises(Conflict, match="already exists"):
             metadata.add_access_key(replace(key, account="bob"))
         assert metadata.change_access_key("AKé", KeyState.DISABLED)
         assert metadata.change_access_key("AKé", KeyState.DISABLED), "again, as after a Transient"

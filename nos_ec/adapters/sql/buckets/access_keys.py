@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
@@ -24,7 +25,11 @@ LIST = (
 
 
 class SqlAccessKeys(SqlPart):
-    """`AccessKeys` of the port. Changes are reported after COMMIT (`AccessChanges`)."""
+    """`AccessKeys` of the port. Changes are reported after COMMIT (`AccessChanges`).
+
+    A method reports also when it found no row: an earlier call that raised Transient may have removed the row without
+    reporting it.
+    """
 
     def add_access_key(self, key: AccessKey) -> None:
         self._write(_add_access_key, key)
@@ -40,33 +45,30 @@ class SqlAccessKeys(SqlPart):
         return [AccessKey(*row) for row in connection.execute(LIST, {"after": after, "rows_max": limit})]
 
     def change_access_key(self, access_key: str, state: KeyState, secret: bytes | None = None) -> bool:
-        done = self._write(_change_access_key, access_key, state, secret)
+        existed = self._write(_change_access_key, access_key, state, secret)
         self._access_changed(AccessOf.KEY, access_key)
-        return done
+        return existed
 
     def remove_access_key(self, access_key: str) -> bool:
-        done = self._write(_remove_access_key, access_key)
+        existed = self._write(_remove_access_key, access_key)
         self._access_changed(AccessOf.KEY, access_key)
-        return done
+        return existed
 
 
 def _add_access_key(connection: Connection, key: AccessKey) -> None:
     known = connection.execute(FIND.with_for_update(), {"key": key.access_key}).first()
     if known is None:
-        values = {column.name: value for column, value in zip(_COLUMNS, _values(key), strict=True)}
-        connection.execute(insert(ACCESS_KEYS).values(values))
+        connection.execute(insert(ACCESS_KEYS).values(asdict(key)))
     elif AccessKey(*known) != key:
-        raise Conflict(f"there is another access key {key.access_key}; choose another name, or remove that one first")
-
-
-def _values(key: AccessKey) -> tuple[Any, ...]:
-    return key.access_key, key.account, key.secret, key.state, key.created_ms, key.note
+        raise Conflict(f"access key {key.access_key} already exists; choose another name, or remove that key first")
 
 
 def _change_access_key(connection: Connection, access_key: str, state: KeyState, secret: bytes | None) -> bool:
     if connection.execute(FIND.with_for_update(), {"key": access_key}).first() is None:
         return False
-    values: dict[str, Any] = {"state": state} | ({} if secret is None else {"secret": secret})
+    values: dict[str, Any] = {"state": state}
+    if secret is not None:
+        values["secret"] = secret
     connection.execute(update(ACCESS_KEYS).where(_K.access_key == access_key).values(values))
     return True
 
