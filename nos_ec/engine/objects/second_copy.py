@@ -1,4 +1,4 @@
-"""The landing copy that a packed object still has until the reaper deletes it."""
+"""Finds the second copy of a packed object: its landing copy, which exists until the reaper deletes it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import LandingQueue, ObjectRow
 
 _PUT_MS_USUAL = 2_000
-"""Nearly every PUT is recorded within this time after its landing id was made."""
+"""Nearly every PUT is recorded within this time after its landing id was made. The search also allows this much in the
+other direction, for a clock that was set back during the PUT."""
 
 
 def copy_ranges(row: ObjectRow, put_ms_max: int) -> Iterator[tuple[LandingId, LandingId]]:
     """Yield the ranges of ids, ends included, that may contain the copy of this version, the likeliest first."""
     last_ms = row.created_ms + _PUT_MS_USUAL
     for first, last in (
+        # In the landing store, if the PUT took the usual time.
         timed_ids_between(row.created_ms - _PUT_MS_USUAL, last_ms),
+        # In the landing log, in a segment that was opened at any time before.
         record_ids_between(0, last_ms),
+        # In the landing store, if the PUT took as long as it may.
         timed_ids_between(row.created_ms - max(_PUT_MS_USUAL, put_ms_max), last_ms),
     ):
         yield LandingId(first), LandingId(last)
 
 
 class SecondCopies:
-    """Finds and reads these copies. put_ms_max: the longest duration of a PUT.
+    """Finds and reads second copies. put_ms_max: the longest duration of a PUT in milliseconds.
 
     A row does not name the copy that it came from. But the id of a copy in the landing store begins with the time when
     it was created, which is the time of the row minus the duration of the PUT. The id of a record in the landing log
