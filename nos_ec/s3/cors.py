@@ -14,15 +14,18 @@ from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import is_header_name
 
 RULES_MAX = 100
+"""Source: PutBucketCors of the S3 API reference."""
 METHODS = frozenset(["GET", "PUT", "POST", "DELETE", "HEAD"])
+AGE_DIGITS_MAX = 9
+"""The most digits of MaxAgeSeconds. This store sets the limit, which is 31 years."""
 _VARY = "Origin, Access-Control-Request-Headers, Access-Control-Request-Method"
 
 
 @dataclass(frozen=True, slots=True)
 class CorsRule:
     """A CORS rule. `origins` and `headers` are patterns with at most one `*`, which matches any characters. `exposed`
-    are the response headers that a page may read. A browser may cache a preflight for `max_age_s`; None leaves the
-    browser's default."""
+    lists the response headers that a page may read. A browser may cache the answer to a preflight for `max_age_s`
+    seconds; None leaves it to the browser."""
 
     origins: tuple[str, ...]
     methods: tuple[str, ...]
@@ -31,22 +34,23 @@ class CorsRule:
     max_age_s: int | None = None
 
     def allows(self, origin: str, method: str, headers: Sequence[str]) -> bool:
-        """Return whether the rule allows a request with these `headers`, whose names are in lower case."""
+        """Return whether the rule allows a request that has these headers. `headers` are names in lower case."""
         return (
             method in self.methods
-            and any(_fits(pattern, origin) for pattern in self.origins)
-            and all(any(_fits(pattern.lower(), name) for pattern in self.headers) for name in headers)
+            and any(_matches(pattern, origin) for pattern in self.origins)
+            and all(any(_matches(pattern.lower(), name) for pattern in self.headers) for name in headers)
         )
 
-    def answer(self, origin: str, headers: Sequence[str]) -> dict[str, str]:
-        """Return the response headers for a request that the rule allows."""
-        anybody = "*" in self.origins
+    def response_headers(self, origin: str, headers: Sequence[str]) -> dict[str, str]:
+        """Return the response headers for a request that the rule allows. `headers` are the header names that a
+        preflight asks for."""
+        any_origin = "*" in self.origins
         found = {
-            "access-control-allow-origin": "*" if anybody else origin,
+            "access-control-allow-origin": "*" if any_origin else origin,
             "access-control-allow-methods": ", ".join(self.methods),
             "vary": _VARY,
         }
-        if not anybody:
+        if not any_origin:  # browsers refuse credentials together with the origin `*`
             found["access-control-allow-credentials"] = "true"
         if headers:
             found["access-control-allow-headers"] = ", ".join(headers)
@@ -57,30 +61,32 @@ class CorsRule:
         return found
 
 
-def cors_rules(body: bytes) -> list[CorsRule]:
+def parse_cors_rules(body: bytes) -> list[CorsRule]:
     """Parse the body of PutBucketCors. Raises MalformedXML, InvalidRequest."""
     top = parse(body, "CORSConfiguration")
-    rules = [_rule(child) for child in top.children]
+    rules = [_parse_rule(child) for child in top.children]
     if top.text.strip() or not 1 <= len(rules) <= RULES_MAX:
-        raise malformed(f"A CORS configuration has 1 to {RULES_MAX} rules.")
+        raise malformed(f"A CORS configuration must have 1 to {RULES_MAX} rules, and nothing else.")
     return rules
 
 
-def _rule(element: Element) -> CorsRule:
-    if element.name != "CORSRule" or element.text.strip():
-        raise malformed(f"{element.name!r} in a CORS configuration is unknown.")
-    found: dict[str, list[str]] = {}
+def _parse_rule(element: Element) -> CorsRule:
+    if element.name != "CORSRule":
+        raise malformed(f"A CORS configuration has the unknown element {element.name!r}.")
+    if element.text.strip():
+        raise malformed("A CORS rule has text outside its elements.")
+    values: dict[str, list[str]] = {}
     for child in element.children:
         if child.children:
-            raise malformed(f"{child.name!r} of a CORS rule has elements.")
-        found.setdefault(child.name, []).append(child.text.strip())
+            raise malformed(f"{child.name!r} of a CORS rule must not contain elements.")
+        values.setdefault(child.name, []).append(child.text.strip())
     known = {"ID", "AllowedOrigin", "AllowedMethod", "AllowedHeader", "ExposeHeader", "MaxAgeSeconds"}
-    if not found.keys() <= known or len(found.get("ID", [])) > 1 or len(found.get("MaxAgeSeconds", [])) > 1:
-        raise malformed("A CORS rule has an element that is unknown or repeated.")
-    origins, methods = found.get("AllowedOrigin", []), found.get("AllowedMethod", [])
-    headers, exposed = found.get("AllowedHeader", []), found.get("ExposeHeader", [])
+    if not values.keys() <= known or len(values.get("ID", [])) > 1 or len(values.get("MaxAgeSeconds", [])) > 1:
+        raise malformed("A CORS rule has an unknown element, or a second ID or MaxAgeSeconds.")
+    origins, methods = values.get("AllowedOrigin", []), values.get("AllowedMethod", [])
+    headers, exposed = values.get("AllowedHeader", []), values.get("ExposeHeader", [])
     if not origins or not methods:
-        raise malformed("A CORS rule has an AllowedOrigin and an AllowedMethod.")
+        raise malformed("A CORS rule must have an AllowedOrigin and an AllowedMethod.")
     for method in methods:
         if method not in METHODS:
             raise S3Error("InvalidRequest", f"Found unsupported HTTP method in CORS config: {method!r}.")
@@ -92,13 +98,13 @@ def _rule(element: Element) -> CorsRule:
             raise S3Error("InvalidRequest", f"{name!r} in a CORS rule has characters that a header name cannot have.")
     if any("*" in name for name in exposed):
         raise S3Error("InvalidRequest", "An ExposeHeader cannot have a wildcard.")
-    age = found.get("MaxAgeSeconds", [None])[0]
-    if age is not None and not (age.isascii() and age.isdigit() and len(age) < 10):
-        raise malformed("MaxAgeSeconds is a number.")
+    age = values.get("MaxAgeSeconds", [None])[0]
+    if age is not None and not (age.isascii() and age.isdigit() and len(age) <= AGE_DIGITS_MAX):
+        raise malformed(f"MaxAgeSeconds must be a number of at most {AGE_DIGITS_MAX} digits.")
     return CorsRule(tuple(origins), tuple(methods), tuple(headers), tuple(exposed), None if age is None else int(age))
 
 
-def _fits(pattern: str, text: str) -> bool:
+def _matches(pattern: str, text: str) -> bool:
     before, star, after = pattern.partition("*")
     if not star:
         return pattern == text

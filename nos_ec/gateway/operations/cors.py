@@ -7,14 +7,14 @@ from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.reply import Reply, empty
 from nos_ec.gateway.operations.bucket_documents import DocumentType, read_document
 from nos_ec.ports.metadata import DocumentKind
-from nos_ec.s3.cors import METHODS, CorsRule, cors_rules
+from nos_ec.s3.cors import METHODS, CorsRule, parse_cors_rules
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request, is_header_name
 
 
 def _parse(call: Call, _: Access) -> bytes:
     body = read_document(call)
-    cors_rules(body)
+    parse_cors_rules(body)
     return body
 
 
@@ -47,7 +47,7 @@ class Cors:
         if rule is None:
             reason = "CORS is not enabled for this bucket." if not rules else "This CORS request is not allowed."
             raise S3Error("AccessForbidden", f"CORSResponse: {reason}", Method=method, ResourceType="OBJECT")
-        return empty(rule.answer(origin, headers))
+        return empty(rule.response_headers(origin, headers))
 
     def answer_headers(self, request: Request, bucket: str) -> dict[str, str]:
         """Return the CORS headers for the answer to any other request; none unless a rule allows its origin."""
@@ -56,11 +56,11 @@ class Cors:
             return {}
         method = request.header("access-control-request-method") or request.method
         rule = _first(self._rules(bucket), origin, method, [])
-        return {} if rule is None else rule.answer(origin, [])
+        return {} if rule is None else rule.response_headers(origin, [])
 
     def _rules(self, bucket: str) -> list[CorsRule]:
         body = self._access.bucket_document(bucket, DocumentKind.CORS)
-        return [] if body is None else cors_rules(body)
+        return [] if body is None else parse_cors_rules(body)
 
 
 def _first(rules: list[CorsRule], origin: str, method: str, headers: list[str]) -> CorsRule | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nos_ec.s3.cors import cors_rules
+from nos_ec.s3.cors import parse_cors_rules
 from nos_ec.s3.errors import S3Error
 from tests.service.s3.s3_gateway import Gateway, refused
 
@@ -135,4 +135,4 @@ def test_a_bucket_that_is_made_again_has_no_rules(gateway: Gateway, ann: Any) ->
 )
 def test_documents_that_are_no_configuration(inside: str) -> None:
     with pytest.raises(S3Error, match="MalformedXML"):
-        cors_rules(f"<CORSConfiguration>{inside}</CORSConfiguration>".encode())
+        parse_cors_rules(f"<CORSConfiguration>{inside}</CORSConfiguration>".encode())
