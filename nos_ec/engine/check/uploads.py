@@ -33,7 +33,7 @@ ReadManifest = Callable[[ObjectRow], Manifest | None]
 def uploads_of(page: Sequence[ObjectRow], metadata: Metadata) -> dict[UploadId, UploadRow]:
     """Return the rows of the uploads that these objects are composed of or belong to. Runs at most one statement."""
     ids = [found for row in page if (found := _upload_of(row)) is not None]
-    return metadata.uploads_with(ids) if ids else {}
+    return metadata.uploads_by_id(ids) if ids else {}
 
 
 def composition_wrong(
@@ -103,7 +103,7 @@ def uploads_without_object(metadata: Metadata) -> Iterator[UploadRow]:
             before = trashed.before
             if before is None:
                 break
-        still = metadata.uploads_with(list(left)) if left else {}
+        still = metadata.uploads_by_id(list(left)) if left else {}
         yield from (row for row in still.values() if row == left[row.upload_id])
 
 

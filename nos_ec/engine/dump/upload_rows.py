@@ -176,7 +176,7 @@ def doom_parts_without_upload(page: Sequence[ObjectRow], metadata: Metadata, now
         upload_id = upload_of_part(row.key)
         if upload_id is not None:
             found[upload_id] = row.key.bucket.removeprefix(PARTS_BUCKET)
-    known = metadata.uploads_with(list(found))
+    known = metadata.uploads_by_id(list(found))
     metadata.restore_uploads(
         [
             UploadRow(upload_id, ObjectKey(bucket, upload_id.hex()), UploadState.DOOMED, now_ms + KEPT_MS)

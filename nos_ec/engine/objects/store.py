@@ -29,7 +29,7 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import (
     AddMarker,
-    Completes,
+    CompletionOf,
     DeleteVersion,
     EntryPage,
     NewObject,
@@ -107,7 +107,7 @@ class Store(ObjectReads):
     def put_request(self, request: PutRequest, stream: ByteStream) -> ObjectRow:
         """Like `put`. The row that is returned has the MD5 of the bytes that were read, even if the object was
         overwritten meanwhile. Only a request with a `step` may have a reserved key and reserved attributes; it also
-        raises NoSuchUpload, or Conflict (see `Completes`)."""
+        raises NoSuchUpload, or Conflict (see `CompletionOf`)."""
         if request.step is None:
             _refuse_reserved(request.key)
             refuse_reserved(request.attributes)
@@ -266,7 +266,7 @@ class Store(ObjectReads):
 
     def _put_large(self, request: PutRequest, head: bytes, rest: ByteStream) -> ObjectRow:
         key = request.key
-        if isinstance(request.step, Completes):
+        if isinstance(request.step, CompletionOf):
             raise InvalidInput(f"{key} has too many parts for the stripes of this store; use larger ones", key=key)
         try:
             return self._large.put(request, head, rest, self._tails)

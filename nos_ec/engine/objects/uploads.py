@@ -38,7 +38,7 @@ from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.streams import ByteStream
 from nos_ec.engine.retry_queue import BackOff
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import Completes, Metadata, ObjectRow, PartOf, PutRequest, UploadRow, UploadState
+from nos_ec.ports.metadata import CompletionOf, Metadata, ObjectRow, PartOf, PutRequest, UploadRow, UploadState
 
 _CRC32C = Model("CRC32C")
 PAGE_PARTS = 1000
@@ -140,7 +140,7 @@ class MultipartUploads:
             chosen, attributes = choose(stored)
             # 2. Store their list as the object, unless another part was stored meanwhile (a Conflict).
             manifest, composition = _composition(current.upload_id, [part.row for part in chosen])
-            step = Completes(current.upload_id, current.revision)
+            step = CompletionOf(current.upload_id, current.revision)
             request = PutRequest(current.key, composed(attributes, composition), condition, versioning, step)
             try:
                 made = self._store.put_request(request, BytesIO(encode_manifest(manifest)))

@@ -67,7 +67,7 @@ from nos_ec.ports.metadata.repairs import QUARANTINE, QUARANTINE_ENDED, Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
 from nos_ec.ports.metadata.survival import LivingObject, Survival, SurvivalRow
 from nos_ec.ports.metadata.trash import Trash, TrashMark, TrashPage
-from nos_ec.ports.metadata.uploads import Completes, PartOf, UploadRow, Uploads, UploadState, UploadStep
+from nos_ec.ports.metadata.uploads import CompletionOf, PartOf, UploadRow, Uploads, UploadState, UploadStep
 from nos_ec.ports.metadata.versions import (
     AddMarker,
     DeleteVersion,
@@ -97,7 +97,7 @@ __all__ = [
     "BucketRow",
     "Buckets",
     "CannedAcl",
-    "Completes",
+    "CompletionOf",
     "DeleteVersion",
     "DocumentKind",
     "EntryPage",

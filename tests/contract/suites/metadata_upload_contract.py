@@ -11,7 +11,7 @@ from nos_ec.core.deadlines import PARTS_GRACE_MS, WAIT_MS_MAX
 from nos_ec.core.errors import Conflict, NosError, NoSuchUpload, PreconditionFailed
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import Composition, UploadId, composed, part_key
-from nos_ec.ports.metadata import Completes, NewObject, ObjectRow, PartOf, UploadRow, UploadState, UploadStep
+from nos_ec.ports.metadata import CompletionOf, NewObject, ObjectRow, PartOf, UploadRow, UploadState, UploadStep
 from tests.rig.fakes.metadata_bench import MetadataBench, asking
 
 OPEN, COMPLETED, DOOMED = UploadState.OPEN, UploadState.COMPLETED, UploadState.DOOMED
@@ -44,7 +44,7 @@ def whole_of(
         bench.new(upload.key.name, 48, bucket=upload.key.bucket),
         attributes=composed(given or {}, composition),
         condition=condition,
-        step=Completes(upload.upload_id, revision),
+        step=CompletionOf(upload.upload_id, revision),
     )
 
 
@@ -62,8 +62,8 @@ class UploadContract:
         row = begun(bench)
         metadata.create_upload(row)
         assert metadata.upload(row.upload_id) == row
-        assert metadata.uploads_with([row.upload_id, UploadId(bytes(16))]) == {row.upload_id: row}
-        assert metadata.uploads_with([]) == {}
+        assert metadata.uploads_by_id([row.upload_id, UploadId(bytes(16))]) == {row.upload_id: row}
+        assert metadata.uploads_by_id([]) == {}
 
     def test_parts_are_recorded_while_it_is_open(self, bench: MetadataBench) -> None:
         metadata, upload = bench.metadata, begun(bench)

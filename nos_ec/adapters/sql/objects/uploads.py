@@ -21,7 +21,7 @@ from nos_ec.core.errors import Conflict, Corrupt, NosError, NoSuchUpload
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import UploadId, composition_of
 from nos_ec.ports.metadata.objects import ObjectRow
-from nos_ec.ports.metadata.uploads import Completes, UploadRow, UploadState, UploadStep
+from nos_ec.ports.metadata.uploads import CompletionOf, UploadRow, UploadState, UploadStep
 
 _log = structlog.get_logger(__name__)
 _U = UPLOADS.c
@@ -117,8 +117,8 @@ class SqlUploads(SqlPart):
         rows = connection.execute(PAGE, {"after": after or _FIRST_ID, "rows_max": limit})
         return [_row(row) for row in rows]
 
-    def uploads_with(self, upload_ids: Sequence[UploadId]) -> dict[UploadId, UploadRow]:
-        return self._read(_uploads_with, upload_ids)
+    def uploads_by_id(self, upload_ids: Sequence[UploadId]) -> dict[UploadId, UploadRow]:
+        return self._read(_uploads_by_id, upload_ids)
 
     def restore_uploads(self, rows: Sequence[UploadRow]) -> None:
         if rows:
@@ -130,7 +130,7 @@ def _upload(connection: Connection, upload_id: UploadId) -> UploadRow | None:
     return None if row is None else _row(row)
 
 
-def _uploads_with(connection: Connection, upload_ids: Sequence[UploadId]) -> dict[UploadId, UploadRow]:
+def _uploads_by_id(connection: Connection, upload_ids: Sequence[UploadId]) -> dict[UploadId, UploadRow]:
     rows = [_row(row) for row in connection.execute(LISTED, id_rows(upload_ids))] if upload_ids else []
     return {row.upload_id: row for row in rows}
 
@@ -172,7 +172,7 @@ def take_steps(
         row = now.get(step.upload_id)
         if row is None or row.state is not _OPEN:
             refused[key] = no_such_upload(step.upload_id, key)
-        elif not isinstance(step, Completes):
+        elif not isinstance(step, CompletionOf):
             now[step.upload_id] = replace(row, revision=row.revision + 1)
         elif row.revision != step.revision:
             refused[key] = Conflict(f"upload {step.upload_id.hex()}: another part was stored meanwhile", key=key)
@@ -214,7 +214,7 @@ def _doom(connection: Connection, upload_ids: Sequence[UploadId], since_ms: int)
         return
     changed = connection.execute(DOOM, {**id_rows(upload_ids), "since": since_ms}).rowcount
     if changed < len(set(upload_ids)):
-        missing = set(upload_ids) - _uploads_with(connection, upload_ids).keys()
+        missing = set(upload_ids) - _uploads_by_id(connection, upload_ids).keys()
         _log.error("metadata damaged: composed objects without uploads", uploads=[one.hex() for one in sorted(missing)])
 
 
