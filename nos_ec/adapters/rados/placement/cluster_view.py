@@ -1,12 +1,13 @@
-"""The map of the cluster that placement uses for its decisions. It is kept up to date in the background.
+"""Keeps a map of the cluster up to date in the background. Placement uses it for its decisions.
 
-    every REFRESH_S, and soon after `stale` was called:   osd dump    which OSDs are up; published at once
-                                                           osd df      how full they are
-                                                           pg dump     the state of the groups
-    when the monitors push a line of the cluster's log about OSDs, groups or health: `stale`
+Three commands renew the map, every REFRESH_S and soon after a relevant line in the cluster's log:
 
-Figures that the monitors do not renew keep their last values. While a monitor or the manager is down, the map becomes
-outdated, but no operation fails.
+    osd dump    which OSDs are up; the map is published at once
+    osd df      how full they are
+    pg dump     the states of the placement groups; the map is published again
+
+If a command fails, or the manager gives the monitors no new figures, the last values stay in the map. So while monitors
+or the manager are down the map becomes outdated, but no operation fails.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from nos_ec.core.placement import ClusterMap
 
 _log = structlog.get_logger(__name__)
 
+_EMPTY_MAP = ClusterMap(group_count=1, writable_min=1)
+"""Stands for the earlier map before the first one. `osd dump` replaces both numbers."""
 REFRESH_S = 5.0
-"""The interval at which the manager's figures change by default (mgr_stats_period). More frequent requests would return
-the same ones."""
+"""The interval at which the manager's figures change by default (mgr_stats_period). More frequent commands would return
+the same figures."""
 SETTLE_S = 0.1
 """How long to wait after a log line before renewing the map, because related failures are logged together."""
 
@@ -46,34 +49,32 @@ class ClusterView:
         self._pool_name = pool_name
         self._refresh_s = refresh_s
         self._map: ClusterMap | None = None
-        self._complete = threading.Event()
+        self._first_attempt_ended = threading.Event()
         """Set once a map has been read or the attempt has failed. After that, no caller waits for the first map."""
-        self._wanted = threading.Event()
+        self._wake = threading.Event()
+        """Ends the wait for the next renewal."""
         self._closing = threading.Event()
         self._failed = False
+        """Whether the last attempt failed. An outage is logged only when it begins and ends."""
         self._thread = threading.Thread(target=self._run, name="cluster-view", daemon=True)
         self._thread.start()
 
     def current_map(self, first_wait_s: float = 0.0) -> ClusterMap | None:
-        """Return the latest map without a request to the monitors; None before the first map. Waits only for the very
-        first map, at most this long."""
+        """Return the latest map without a request to the monitors; None before the first map. Waits at most
+        `first_wait_s` for the first map, and never for a later one."""
         if self._map is None and first_wait_s:
-            self._complete.wait(first_wait_s)
+            self._first_attempt_ended.wait(first_wait_s)
         return self._map
-
-    def stale(self) -> None:
-        """Request a new map soon, because something has happened."""
-        self._wanted.set()
 
     def close(self) -> None:
         """Stop renewing the map. Idempotent. Waits for a command in flight, at most the cluster's time limit."""
         self._closing.set()
-        self._wanted.set()
+        self._wake.set()
         self._thread.join()
 
     def _on_log_line(self, _channel: str, _level: str, text: str) -> None:
         if RELEVANT_LINE.search(text):
-            self.stale()
+            self._wake.set()
 
     def _run(self) -> None:
         with ExitStack() as stack:
@@ -87,28 +88,27 @@ class ClusterView:
 
     def _renew_until_closed(self) -> None:
         while not self._closing.is_set():
-            self._wanted.clear()
+            self._wake.clear()
             self._renew()
-            self._complete.set()
-            if self._wanted.wait(self._refresh_s):
+            self._first_attempt_ended.set()
+            if self._wake.wait(self._refresh_s):
                 self._closing.wait(SETTLE_S)
 
     def _renew(self) -> None:
-        """Send all commands once, and publish each answer as it comes."""
+        """Send all commands once. Logs failures."""
         try:
             dump = self._cluster.command("osd dump")
-            known = cluster_map.with_osds(self._map or ClusterMap(1, 1), dump, self._pool_name)
-            self._map = known
-            known = cluster_map.with_fills(known, self._cluster.command("osd df"))
-            brief = self._cluster.command("pg dump", dumpcontents=["pgs_brief"])
-            self._map = cluster_map.with_groups(known, brief, cluster_map.pool_id(dump, self._pool_name))
+            renewed = cluster_map.with_osds(self._map or _EMPTY_MAP, dump, self._pool_name)
+            self._map = renewed
+            renewed = cluster_map.with_fills(renewed, self._cluster.command("osd df"))
+            groups = self._cluster.command("pg dump", dumpcontents=["pgs_brief"])
+            self._map = cluster_map.with_groups(renewed, groups, cluster_map.pool_id(dump, self._pool_name))
         except NosError as error:
             if not self._failed:
                 _log.warning("cannot renew the Ceph cluster's map; blocks are placed by the last one", error=str(error))
             self._failed = True
         except Exception:
-            # A bug in one attempt must not end the thread, because then the map would become outdated without any
-            # report.
+            # A bug in one attempt must not end the thread: nothing would report that the map becomes outdated.
             _log.exception("cannot renew the Ceph cluster's map; blocks are placed by the last one")
             self._failed = True
         else:
