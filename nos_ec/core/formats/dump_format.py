@@ -1,4 +1,4 @@
-"""Dumps of the metadata: rows of tables in pages that name their columns, on-disk format version 1 (docs/FORMAT.md).
+"""The format of metadata dumps, version 1 (docs/FORMAT.md): pages of rows, with the names of their columns.
 
 A dump is a sequence of frames. Integers are little-endian.
 
@@ -9,10 +9,10 @@ A dump is a sequence of frames. Integers are little-endian.
         12     4  crc32c of bytes 4 to 11 and of the payload
         16        payload: a zlib stream of one MessagePack map
 
-The first frame is the head, the last one the end, and each of the others a page of one table: a list of values for each
-column, by name. A reader skips tables and columns that it does not know, and a missing column has its default. So
-another column needs no new version. The end counts the frames and the rows of each table, so that a truncated dump is
-detected. Decoding is total: any other input raises Corrupt.
+The first frame is the head and the last one the end. Each of the others is a page of one table: a list of values for
+each column, by name. A reader skips tables and columns that it does not know, and uses a default for a missing column,
+so a new column needs no new version. The end holds the number of frames and the number of rows of each table, so that a
+truncated dump is detected. Any input that is not a whole dump raises Corrupt.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from nos_ec.core.errors import Corrupt
 VERSION = 1
 MAGIC = b"NSDF"
 PAYLOAD_BYTES_MAX = 64 << 20
-"""Bytes of a payload, before and after it is compressed. A page is much smaller."""
+"""Maximum size of a payload, both compressed and uncompressed. Pages are much smaller."""
 
-_FRAME = struct.Struct("<4sIII")
-_CHECKED = struct.Struct("<II")
-_LEVEL = 1
+_FRAME_HEADER = struct.Struct("<4sIII")
+_CHECKED_FIELDS = struct.Struct("<II")
+"""The fields of the header that the CRC covers: number and length."""
+_ZLIB_LEVEL = 1
 """Level 6 takes twice as long for 2 % fewer bytes (docs/adr/0024)."""
 
 Read = Callable[[int], bytes]
-"""Returns the next bytes of a dump, at most as many as requested; no bytes at its end."""
+"""Returns the next bytes of a dump, at most as many as requested; empty at the end of the input."""
 
 
 class DumpHead(msgspec.Struct, frozen=True, tag="head"):
     """The head of a dump: the id and geometry (by field) of the store, and when the dump began, in Unix milliseconds.
-    All rows are as they were then or later."""
+    Each row is as it was at that time or later. `nos_ec_dump` is the version of the format."""
 
     store_id: str
     begun_ms: int
@@ -85,7 +86,10 @@ class DumpEnd(msgspec.Struct, frozen=True, tag="end"):
     rows: dict[str, int]
 
 
-_decoder = msgspec.msgpack.Decoder(DumpHead | DumpPage | DumpEnd)
+DumpContent = DumpHead | DumpPage | DumpEnd
+"""The content of a frame."""
+
+_decoder = msgspec.msgpack.Decoder(DumpContent)
 
 
 def encode_page(page: DumpPage) -> bytes:
@@ -95,10 +99,10 @@ def encode_page(page: DumpPage) -> bytes:
 
 def decode_page(data: bytes) -> DumpPage:
     """Decode what `encode_page` returned. Bytes after the frame are ignored. Raises Corrupt."""
-    found = _decoded(BytesIO(data).read, 0)
-    if not isinstance(found, DumpPage):
-        raise Corrupt("dump: a frame of another kind is in the place of a page")
-    return found
+    content = _read_frame(BytesIO(data).read, 0)
+    if not isinstance(content, DumpPage):
+        raise Corrupt("dump: a single frame that is not a page")
+    return content
 
 
 def dump_frames(head: DumpHead, pages: Iterable[DumpPage]) -> Iterator[bytes]:
@@ -112,24 +116,24 @@ def dump_frames(head: DumpHead, pages: Iterable[DumpPage]) -> Iterator[bytes]:
     yield _frame(number + 1, DumpEnd(number + 2, dict(rows)))
 
 
-def read_dump(read: Read) -> Iterator[DumpHead | DumpPage | DumpEnd]:
-    """Yield the head, the pages and the end of a dump. Raise Corrupt at the place where it is damaged or ends early:
-    read all of it before you use the first page."""
+def read_dump(read: Read) -> Iterator[DumpContent]:
+    """Yield the head, the pages and the end of a dump. Raise Corrupt only where it is damaged or ends early, when the
+    pages before have been yielded. So verify the whole dump before you use a page of it."""
     rows = Counter[str]()
     number, ended = 0, False
     while not ended:
-        found = _decoded(read, number)
-        if isinstance(found, DumpHead) != (number == 0):
-            raise Corrupt(f"dump: frame {number} is not what belongs there")
-        if isinstance(found, DumpHead) and found.nos_ec_dump != VERSION:
-            raise Corrupt(f"dump: format version {found.nos_ec_dump} is not known; this program knows {VERSION}")
-        if isinstance(found, DumpPage):
-            rows[found.table] += found.rows
-        if isinstance(found, DumpEnd):
-            if found != DumpEnd(number + 1, dict(rows)):
-                raise Corrupt("dump: its end counts other frames or rows than there are")
+        content = _read_frame(read, number)
+        if isinstance(content, DumpHead) != (number == 0):
+            raise Corrupt("dump: no head at its beginning" if number == 0 else f"dump: frame {number} is a second head")
+        if isinstance(content, DumpHead) and content.nos_ec_dump != VERSION:
+            raise Corrupt(f"dump: format version {content.nos_ec_dump} is not known; this program knows {VERSION}")
+        if isinstance(content, DumpPage):
+            rows[content.table] += content.rows
+        if isinstance(content, DumpEnd):
+            if content != DumpEnd(number + 1, dict(rows)):
+                raise Corrupt("dump: it does not have the numbers of frames and rows that its end states")
             ended = True
-        yield found
+        yield content
         number += 1
     if read(1):
         raise Corrupt("dump: bytes follow its end")
@@ -139,52 +143,58 @@ def verify_dump(read: Read) -> tuple[DumpHead, Mapping[str, int]]:
     """Read a whole dump, and return its head and how many rows of each table it has. Raise Corrupt."""
     head: DumpHead | None = None
     rows: Mapping[str, int] = {}
-    for found in read_dump(read):
-        if isinstance(found, DumpHead):
-            head = found
-        elif isinstance(found, DumpEnd):
-            rows = found.rows
-    assert head is not None
+    for content in read_dump(read):
+        if isinstance(content, DumpHead):
+            head = content
+        elif isinstance(content, DumpEnd):
+            rows = content.rows
+    assert head is not None, "read_dump raises Corrupt without a head"
     return head, rows
 
 
-def _frame(number: int, content: DumpHead | DumpPage | DumpEnd) -> bytes:
+def _frame(number: int, content: DumpContent) -> bytes:
     raw = msgspec.msgpack.encode(content)
-    payload = zlib.compress(raw, _LEVEL)
+    payload = zlib.compress(raw, _ZLIB_LEVEL)
     if max(len(raw), len(payload)) > PAYLOAD_BYTES_MAX:
-        raise ValueError(f"dump: frame {number} of {len(raw)} bytes could not be read again")
-    crc = google_crc32c.extend(google_crc32c.value(_CHECKED.pack(number, len(payload))), payload)
-    return _FRAME.pack(MAGIC, number, len(payload), crc) + payload
+        raise ValueError(f"dump: frame {number} has {len(raw)} bytes, too many for a reader")
+    return _FRAME_HEADER.pack(MAGIC, number, len(payload), _crc(number, payload)) + payload
 
 
-def _decoded(read: Read, number: int) -> DumpHead | DumpPage | DumpEnd:
-    fields = _exactly(read, _FRAME.size, number)
-    magic, found, length, crc = _FRAME.unpack(fields)
+def _read_frame(read: Read, number: int) -> DumpContent:
+    header = _read_exactly(read, _FRAME_HEADER.size, number)
+    magic, stored_number, length, crc = _FRAME_HEADER.unpack(header)
     if magic != MAGIC:
         raise Corrupt("this is not a dump of nos_ec" if number == 0 else f"dump: frame {number} has no magic")
-    if found != number or length > PAYLOAD_BYTES_MAX:
-        raise Corrupt(f"dump: frame {found} of {length} bytes is in the place of frame {number}")
-    payload = _exactly(read, length, number)
-    if google_crc32c.extend(google_crc32c.value(_CHECKED.pack(number, length)), payload) != crc:
+    if stored_number != number:
+        raise Corrupt(f"dump: frame {stored_number} where frame {number} was expected")
+    if length > PAYLOAD_BYTES_MAX:
+        raise Corrupt(f"dump: frame {number} has {length} bytes, more than {PAYLOAD_BYTES_MAX}")
+    payload = _read_exactly(read, length, number)
+    if _crc(number, payload) != crc:
         raise Corrupt(f"dump: checksum of frame {number} does not match")
     try:
         stream = zlib.decompressobj()
         raw = stream.decompress(payload, PAYLOAD_BYTES_MAX)
         if not stream.eof or stream.unused_data:
-            raise Corrupt(f"dump: frame {number} is too large, or followed by other bytes")
-        content: DumpHead | DumpPage | DumpEnd = _decoder.decode(raw)
+            raise Corrupt(f"dump: the payload of frame {number} is too large, incomplete, or followed by other bytes")
+        content: DumpContent = _decoder.decode(raw)
     except (zlib.error, msgspec.DecodeError) as error:
         raise Corrupt(f"dump: frame {number}: {error}") from error
     return content
 
 
-def _exactly(read: Read, length: int, number: int) -> bytes:
+def _crc(number: int, payload: bytes) -> int:
+    fields_crc = google_crc32c.value(_CHECKED_FIELDS.pack(number, len(payload)))
+    return int(google_crc32c.extend(fields_crc, payload))
+
+
+def _read_exactly(read: Read, length: int, number: int) -> bytes:
     parts: list[bytes] = []
-    left = length
-    while left:
-        part = read(left)
+    remaining = length
+    while remaining:
+        part = read(remaining)
         if not part:
-            raise Corrupt(f"dump: cut off in frame {number}; it was not written to its end")
+            raise Corrupt(f"dump: it ends before frame {number} is complete")
         parts.append(part)
-        left -= len(part)
+        remaining -= len(part)
     return b"".join(parts)
