@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any
 
 from nos_ec.s3.errors import S3Error
-from nos_ec.s3.signing import sign, signing_key, unknown_key
+from nos_ec.s3.signing import sign, signing_key
 
 POLICY_SIZE_MAX = 20 << 10
 CONDITIONS_MAX = 200
@@ -78,11 +78,8 @@ def read_form_claim(fields: Mapping[str, str]) -> FormClaim | None:
     return FormClaim(match[1], fields["x-amz-signature"], policy, match[2], match[3])
 
 
-def verify_form(claim: FormClaim, secret: str | None) -> None:
-    """Verify the signature of a form. secret: the secret of the access key, or None if there is no such key. Raises
-    InvalidAccessKeyId, SignatureDoesNotMatch."""
-    if secret is None:
-        raise unknown_key(claim.access_key)
+def verify_form(claim: FormClaim, secret: str) -> None:
+    """Verify the signature of a form. secret: the secret of the access key. Raises SignatureDoesNotMatch."""
     if claim.day is not None and claim.region is not None:
         computed = sign(signing_key(secret, claim.day, claim.region), claim.policy)
     else:

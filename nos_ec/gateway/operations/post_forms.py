@@ -24,14 +24,17 @@ from nos_ec.s3.errors import S3Error
 from nos_ec.s3.names import check_key
 from nos_ec.s3.post_policy import SizeRange, check_policy, read_form_claim, verify_form
 from nos_ec.s3.request import Request, require_header_name
+from nos_ec.s3.signing import unknown_key
 
-_LIKE_HEADERS = frozenset(
+_HEADER_FIELDS = frozenset(
     ["cache-control", "content-disposition", "content-encoding", "content-language", "content-md5", "content-type",
      "expires"]
 )  # fmt: skip
-_OF_THE_SIGNATURE = frozenset(["x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-signature"])
+"""Fields that become headers of the same names, in addition to those that begin with x-amz-."""
+_SIGNATURE_FIELDS = frozenset(["x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-signature"])
 _STATUSES = {"200": 200, "201": 201, "204": 204}
-_ADDRESS = re.compile(r"https?://[^\s/?#]+[^\s]*", re.IGNORECASE)
+"""The values of success_action_status that have an effect. With any other one the status is 204."""
+_REDIRECT_URL = re.compile(r"https?://[^\s/?#]+[^\s]*", re.IGNORECASE)
 
 
 class PostForms:
@@ -45,9 +48,9 @@ class PostForms:
     def post(self, request: Request, bucket: str, source: Source) -> Reply:
         """Store the file of a form. The policy of a signed form limits its contents; an anonymous form needs a bucket
         to which anyone may write."""
-        access = self._access.bucket(bucket)
-        body = FormBody(request, source, partial(self._access.require_same, access))
-        # In all fields, before they are compared with the policy ("POST policy" of the API reference).
+        bucket_access = self._access.bucket(bucket)
+        body = FormBody(request, source, partial(self._access.require_same, bucket_access))
+        # The variable is replaced in all fields, before the policy is checked ("POST policy" of the API reference).
         fields = {name: value.replace("${filename}", body.file_name) for name, value in body.fields.items()}
         key = fields.get("key", "")
         if not key:
@@ -55,30 +58,32 @@ class PostForms:
                 "InvalidArgument", "Bucket POST must contain a field named 'key'.", ArgumentName="key", ArgumentValue=""
             )
         check_key(key)
-        account, sizes = self._sender(fields, bucket)
-        meant = Request("PUT", request.raw_path, b"", _headers(fields))
-        allowed = allowed_rights(access, "PostObject", meant, key, account)
-        call = Call(meant, "PostObject", bucket, key, account, None, source, access, allowed)
-        body.expect(expected_of(meant), sizes)
+        account, sizes = self._verified_sender(fields, bucket)
+        put = Request("PUT", request.raw_path, b"", _put_headers(fields))
+        allowed = allowed_rights(bucket_access, "PostObject", put, key, account)
+        call = Call(put, "PostObject", bucket, key, account, None, source, bucket_access, allowed)
+        body.expect(expected_of(put), sizes)
         etag, headers = self._objects.store(call, body)
         location = f"{request.base}{request.raw_path.decode('latin-1').rstrip('/')}/{quote(key)}"
         return _answer(fields, bucket, etag, {**headers, "location": location})
 
-    def _sender(self, fields: Mapping[str, str], bucket: str) -> tuple[str | None, SizeRange | None]:
-        """Return the account that signed the form, None for an anonymous one, and the sizes that its policy allows."""
+    def _verified_sender(self, fields: Mapping[str, str], bucket: str) -> tuple[str | None, SizeRange | None]:
+        """Verify the signature and the policy of a form. Return the account that signed it, and the sizes that the
+        policy allows for the file; (None, None) for an anonymous form."""
         claim = read_form_claim(fields)
         if claim is None:
             return None, None
         account = self._access.account_of_key(claim.access_key)
-        verify_form(claim, None if account is None else account.secret)
-        sizes = check_policy(claim.policy, fields, bucket, self._clock.now_ms())
-        return None if account is None else account.name, sizes
+        if account is None:
+            raise unknown_key(claim.access_key)
+        verify_form(claim, account.secret)
+        return account.name, check_policy(claim.policy, fields, bucket, self._clock.now_ms())
 
 
-def _headers(fields: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    found = {name: value for name, value in fields.items() if name in _LIKE_HEADERS}
+def _put_headers(fields: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    found = {name: value for name, value in fields.items() if name in _HEADER_FIELDS}
     found |= {
-        name: value for name, value in fields.items() if name.startswith("x-amz-") and name not in _OF_THE_SIGNATURE
+        name: value for name, value in fields.items() if name.startswith("x-amz-") and name not in _SIGNATURE_FIELDS
     }
     for name in found:
         require_header_name(name)
@@ -90,10 +95,10 @@ def _headers(fields: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 def _answer(fields: Mapping[str, str], bucket: str, etag: str, headers: dict[str, str]) -> Reply:
-    address = fields.get("success_action_redirect") or fields.get("redirect") or ""
-    if _ADDRESS.fullmatch(address):
+    url = fields.get("success_action_redirect") or fields.get("redirect") or ""
+    if _REDIRECT_URL.fullmatch(url):
         query = urlencode({"bucket": bucket, "key": fields["key"], "etag": f'"{etag}"'})
-        return empty({**headers, "location": f"{address}{'&' if '?' in address else '?'}{query}"}, 303)
+        return empty({**headers, "location": f"{url}{'&' if '?' in url else '?'}{query}"}, 303)
     status = _STATUSES.get(fields.get("success_action_status", ""), 204)
     if status != 201:
         return empty(headers, status)
