@@ -22,7 +22,7 @@ CONNECTIONS_MAX = 1000
 """Maximum number of connections, including idle ones. Above it, the answer is 503."""
 
 
-def listening(section: str, host: str, port: int) -> socket.socket:
+def open_listener(section: str, host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 picks a free port. `section` is the section of the settings with host and port.
     Raises ConfigError if the address cannot be used."""
     try:

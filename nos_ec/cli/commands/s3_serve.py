@@ -40,7 +40,7 @@ def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Serve S3 clients over HTTP. Runs until SIGTERM. Requires a master key (docs/S3.md)."""
     # Imported here and below, because the other commands of `nos-ec s3` load this module and do not need the server.
     from nos_ec.gateway.server.certificate import find_certificate
-    from nos_ec.gateway.server.http_server import listening_for_gateways
+    from nos_ec.gateway.server.http_server import open_gateway_listener
 
     settings = context(ctx).settings()
     log_for_daemons(settings)
@@ -52,7 +52,7 @@ def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
         if settings.s3.processes == 1:
             system = stack.enter_context(open_system(settings))
             system.check_for_daemon(writes=True, publishes=False)
-        listener = stack.enter_context(listening_for_gateways(settings.s3))
+        listener = stack.enter_context(open_gateway_listener(settings.s3))
         host, port = listener.getsockname()[:2]
         url = url_of("http" if certificate is None else "https", host, port)
 

@@ -32,20 +32,23 @@ from nos_ec.gateway.server.service import Service
 from nos_ec.gateway.server.trusted_proxies import TrustedProxies
 from nos_ec.gateway.server.workers import Workers
 from nos_ec.monitoring.health import Health
-from nos_ec.monitoring.web_server import WebServer, listening
+from nos_ec.monitoring.web_server import WebServer, open_listener
 from nos_ec.settings import S3Settings
 
 STOP_WAIT_S = 30
+"""How long requests in flight may take after the process was asked to stop."""
 BEAT_MS = 1000
+"""The interval at which the event loop reports that it runs; whole seconds, because uvicorn accepts only those."""
 UNREAD_WAIT_MS = 60_000
-"""How long a client may receive nothing of an answer. Accepted connections inherit it from the listening socket."""
+"""How long sent data may stay unacknowledged until the kernel closes the connection, as when a client does not read its
+answer. Accepted connections inherit the limit from the listening socket."""
 
 
-def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> Service:
-    """Return the gateway of an open store, without its server."""
+def make_service(system: System, master_keys: MasterKeys, settings: S3Settings) -> Service:
+    """Return the S3 service of an open store: a gateway without its HTTP server."""
     store, metadata, clock = system.store(), system.metadata, system.clock
     uploads = multipart_uploads(system, store)
-    access = Access(metadata, masters, clock, settings.access_cache_ms)
+    access = Access(metadata, master_keys, clock, settings.access_cache_ms)
     objects = ObjectOperations(store, uploads, access, AttributeChanges(store, clock, Random().random))
     return Service(
         access,
@@ -62,10 +65,10 @@ def make_service(system: System, masters: MasterKeys, settings: S3Settings) -> S
     )
 
 
-def listening_for_gateways(settings: S3Settings) -> socket.socket:
-    """Return the listening socket, which several processes may share. Raises ConfigError if the address cannot be
+def open_gateway_listener(settings: S3Settings) -> socket.socket:
+    """Return a new listening socket, which several processes may share. Raises ConfigError if the address cannot be
     used."""
-    listener = listening("s3", settings.host, settings.port)
+    listener = open_listener("s3", settings.host, settings.port)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_WAIT_MS)
     return listener
 
@@ -83,10 +86,9 @@ class GatewayServer(WebServer):
         certificate: Certificate | None = None,
         share: tuple[ConnectionCounts, int] | None = None,
     ) -> None:
-        """`listener` comes from `listening_for_gateways`. The event loop is added to `health` as a monitored loop.
-        `certificate` is None for plain HTTP. `share` is None for a single process, else the counts of the processes
-        that share the listener, and the number of this one."""
-
+        """`new_id` returns the id of a new request. `listener` comes from `open_gateway_listener`. `health` then also
+        watches the event loop. `certificate` is None for plain HTTP. `share` is None for a single process, else the
+        counts of the processes that share the listener, and the number of this one."""
         beat = health.heart("serving")
 
         async def notify() -> None:
@@ -97,18 +99,18 @@ class GatewayServer(WebServer):
         self.counters = RequestCounters()
         self.certificate = certificate
         self._workers = Workers(settings.threads, "s3")
-        self._uploads = Workers(settings.threads, "s3-upload")
+        self._upload_workers = Workers(settings.threads, "s3-upload")
         self._probes = Probes(health, settings.domain_names, proxies)
         super().__init__(
-            App(service, self._workers, self._uploads, new_id, options, self.counters, self._probes),
+            App(service, self._workers, self._upload_workers, new_id, options, self.counters, self._probes),
             "s3",
             listener,
             stop_wait_s=STOP_WAIT_S,
             idle_wait_s=IDLE_WAIT_S,
             http=GatewayProtocol,
             loop="uvloop",
-            proxy_headers=False,
-            limit_concurrency=None,
+            proxy_headers=False,  # App reads them, by its TrustedProxies
+            limit_concurrency=None,  # App limits requests, and GatewayProtocol connections
             callback_notify=notify,
             timeout_notify=BEAT_MS // 1000,
             new_server=uvicorn.Server if share is None else lambda config: SharingServer(config, *share),
@@ -120,5 +122,5 @@ class GatewayServer(WebServer):
     ) -> None:
         """Stop the server and its threads."""
         super().__exit__(kind, error, trace)
-        for threads in (self._workers, self._uploads, self._probes):
-            threads.close()
+        for pool in (self._workers, self._upload_workers, self._probes):
+            pool.close()

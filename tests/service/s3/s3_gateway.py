@@ -19,7 +19,7 @@ from botocore.session import Session
 from nos_ec.composition.wiring import System
 from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
-from nos_ec.gateway.server.http_server import GatewayServer, listening_for_gateways, make_service
+from nos_ec.gateway.server.http_server import GatewayServer, make_service, open_gateway_listener
 from nos_ec.monitoring.health import Health
 from nos_ec.settings import S3Settings
 
@@ -87,7 +87,7 @@ def serving(system: System, settings: S3Settings = SETTINGS, health: Health | No
     """A gateway of this store."""
     health = health or health_of(system)
     ids = itertools.count(1)
-    service, listener = make_service(system, MASTERS, settings), listening_for_gateways(settings)
+    service, listener = make_service(system, MASTERS, settings), open_gateway_listener(settings)
     with GatewayServer(service, settings, lambda: f"{next(ids):016X}", listener, health) as server:
         yield Gateway(system, server.url)
 

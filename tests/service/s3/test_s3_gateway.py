@@ -18,7 +18,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.states import ObjectState
 from nos_ec.engine.objects.store import Store
 from nos_ec.gateway.server.http_protocol import GatewayProtocol
-from nos_ec.gateway.server.http_server import GatewayServer, listening_for_gateways, make_service
+from nos_ec.gateway.server.http_server import GatewayServer, make_service, open_gateway_listener
 from nos_ec.gateway.server.workers import Workers
 from nos_ec.ports.metadata import KeyState, Rights
 from tests.service.conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
@@ -63,7 +63,7 @@ def test_life_of_a_bucket(gateway: Gateway) -> None:
 
 def test_a_gateway_that_remembers_buckets_sees_at_once_that_one_is_deleted(gateway: Gateway, ann: Any) -> None:
     remembering = SETTINGS.model_copy(update={"access_cache_ms": 60_000})
-    service, listener = make_service(gateway.system, MASTERS, remembering), listening_for_gateways(remembering)
+    service, listener = make_service(gateway.system, MASTERS, remembering), open_gateway_listener(remembering)
     with GatewayServer(service, remembering, lambda: "1", listener, health_of(gateway.system)) as server:
         other = Gateway(gateway.system, server.url).client("ann")
         refused("404", 404, other.head_bucket, Bucket="music")

@@ -17,7 +17,7 @@ import pytest
 
 from nos_ec.composition.wiring import System
 from nos_ec.gateway.server import http_protocol
-from nos_ec.gateway.server.http_server import GatewayServer, listening_for_gateways, make_service
+from nos_ec.gateway.server.http_server import GatewayServer, make_service, open_gateway_listener
 from tests.rig.programs import need_program
 from tests.service.conftest import WAIT_S_MAX
 from tests.service.s3.s3_gateway import MASTERS, SETTINGS, Gateway, health_of
@@ -57,7 +57,7 @@ def rest_of(connection: socket.socket) -> bytes:
 @pytest.fixture
 def wire(system: System) -> Iterator[Wire]:
     ids = itertools.count(1)
-    service, listener = make_service(system, MASTERS, SETTINGS), listening_for_gateways(SETTINGS)
+    service, listener = make_service(system, MASTERS, SETTINGS), open_gateway_listener(SETTINGS)
     with GatewayServer(service, SETTINGS, lambda: f"{next(ids):016X}", listener, health_of(system)) as server:
         gateway = Gateway(system, server.url)
         client = gateway.client("ann")

@@ -18,7 +18,7 @@ import structlog
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.gateway.server import probes
-from nos_ec.gateway.server.http_server import GatewayServer, listening_for_gateways, make_service
+from nos_ec.gateway.server.http_server import GatewayServer, make_service, open_gateway_listener
 from nos_ec.monitoring.health import Health
 from tests.rig.dev_servers import free_port
 from tests.rig.programs import need_program
@@ -102,7 +102,7 @@ def test_everybody_waits_for_one_round_of_checks(system: System, caplog: pytest.
 
 def test_they_are_not_limited_logged_or_counted(system: System) -> None:
     settings = SETTINGS.model_copy(update={"requests_max": 1, "threads": 1, "access_log": True})
-    service, listener = make_service(system, MASTERS, settings), listening_for_gateways(settings)
+    service, listener = make_service(system, MASTERS, settings), open_gateway_listener(settings)
     with (
         GatewayServer(service, settings, lambda: "1", listener, health_of(system)) as server,
         structlog.testing.capture_logs() as logged,

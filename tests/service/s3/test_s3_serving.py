@@ -25,7 +25,7 @@ from nos_ec.core.states import ObjectState
 from nos_ec.engine.objects.store import Store
 from nos_ec.gateway.server import http_protocol
 from nos_ec.gateway.server.app import SMALL_BODY_BYTES
-from nos_ec.gateway.server.http_server import GatewayServer, listening_for_gateways, make_service
+from nos_ec.gateway.server.http_server import GatewayServer, make_service, open_gateway_listener
 from nos_ec.gateway.server.record import CLIENT_CLOSED, UNKNOWN
 from nos_ec.gateway.server.request_counters import RequestCounters
 from tests.rig.waiting import until
@@ -52,7 +52,7 @@ class Serving(Gateway):
 @pytest.fixture
 def serving(system: System) -> Iterator[Serving]:
     ids = itertools.count(1)
-    service, listener = make_service(system, MASTERS, QUICK), listening_for_gateways(QUICK)
+    service, listener = make_service(system, MASTERS, QUICK), open_gateway_listener(QUICK)
     with GatewayServer(service, QUICK, lambda: f"{next(ids):016X}", listener, health_of(system)) as server:
         yield Serving(system, server)
 

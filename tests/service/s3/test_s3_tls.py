@@ -25,7 +25,7 @@ from nos_ec.core.errors import ConfigError
 from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.server.certificate import Certificate, find_certificate
 from nos_ec.gateway.server.connection_counts import ConnectionCounts
-from nos_ec.gateway.server.http_server import GatewayServer, listening_for_gateways, make_service
+from nos_ec.gateway.server.http_server import GatewayServer, make_service, open_gateway_listener
 from nos_ec.settings import S3Settings
 from tests.service.conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 from tests.service.s3.s3_gateway import MASTERS, SETTINGS, health_of
@@ -81,7 +81,7 @@ class Secure:
             make_service(system, MASTERS, SETTINGS),
             SETTINGS,
             lambda: f"{next(ids):016X}",
-            listening_for_gateways(SETTINGS),
+            open_gateway_listener(SETTINGS),
             health_of(system),
             self.certificate,
             share=share,

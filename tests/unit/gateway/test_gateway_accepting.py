@@ -17,7 +17,7 @@ import pytest
 from nos_ec.gateway.server.accepting import SharingServer
 from nos_ec.gateway.server.connection_counts import ConnectionCounts
 from nos_ec.gateway.server.http_protocol import GatewayProtocol
-from nos_ec.monitoring.web_server import WebServer, listening
+from nos_ec.monitoring.web_server import WebServer, open_listener
 from tests.rig import waiting
 
 WAIT_S = 60
@@ -27,7 +27,7 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    with listening("s3", "127.0.0.1", 0) as made:
+    with open_listener("s3", "127.0.0.1", 0) as made:
         yield made
 
 
