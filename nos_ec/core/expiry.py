@@ -113,7 +113,7 @@ class BucketRules:
                 return Overdue(latest_ms, kept, rule.rule_id)
         return None
 
-    def lone_marker(self, name: str, born_ms: int) -> Expiry | None:
+    def lone_marker_expiry(self, name: str, born_ms: int) -> Expiry | None:
         """Return when a delete marker expires that was made at `born_ms` and is the only version of its key; None for
         never. It has no bytes and no tags, so no rule with tags applies to it."""
         found = [
@@ -124,7 +124,7 @@ class BucketRules:
         found += [Expiry(born_ms, rule.rule_id) for rule in self._cleaning.matching(name) if _applies(rule, 0, dict)]
         return min(found, default=None)
 
-    def abort(self, name: str, begun_ms: int) -> Expiry | None:
+    def upload_expiry(self, name: str, begun_ms: int) -> Expiry | None:
         """Return when an upload is aborted that was begun at `begun_ms`; None for never."""
         found = [
             Expiry(_midnight(begun_ms + (rule.abort_days or 0) * self._day_ms, self._day_ms), rule.rule_id)
@@ -132,13 +132,13 @@ class BucketRules:
         ]
         return min(found, default=None)
 
-    def walked(self, now_ms: int) -> list[str]:
+    def object_prefixes(self, now_ms: int) -> list[str]:
         """Return the prefixes under which objects can have expired, in the order of their UTF-8 bytes. No prefix begins
         with another one, so that each name is visited once."""
         return _outermost(self._expiring_now(now_ms))
 
-    def walked_with_versions(self, now_ms: int) -> list[str]:
-        """Return the same for a bucket with versions."""
+    def version_prefixes(self, now_ms: int) -> list[str]:
+        """Return the prefixes under which objects or versions can have expired, likewise."""
         return _outermost([*self._expiring_now(now_ms), *self._retiring.rules, *self._cleaning.rules])
 
     def _expiring_now(self, now_ms: int) -> Iterator[str]:
@@ -146,8 +146,8 @@ class BucketRules:
             if any(rule.date_ms is None or rule.date_ms <= now_ms for rule in rules):
                 yield prefix
 
-    def aborted(self) -> list[str]:
-        """Return the same for uploads."""
+    def upload_prefixes(self) -> list[str]:
+        """Return the prefixes under which uploads can have expired, likewise."""
         return _outermost(self._aborting.rules)
 
     def _due_ms(self, rule: ExpiryRule, born_ms: int) -> int:

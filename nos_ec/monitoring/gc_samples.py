@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nos_ec.engine.expiry.lifecycle_bucket import Expired
+from nos_ec.engine.expiry.lifecycle_bucket import WalkCounts
 from nos_ec.engine.expiry.lifecycle_walk import read_walk
 from nos_ec.engine.gc.progress import GcCounters
 from nos_ec.engine.scrub.scrubber import ScrubCounters
@@ -25,7 +25,7 @@ from nos_ec.ports.metadata import Metadata
 def nothing_counted() -> Iterator[Sample]:
     """Yields all counts as zeros, for a store in which nothing has run yet."""
     yield from gc_counts(GcCounters())
-    yield from lifecycle_counts(Expired())
+    yield from lifecycle_counts(WalkCounts())
     yield from rebuild_counts(RebuildCounters())
     yield from scrub_counts(ScrubCounters())
 
@@ -55,7 +55,7 @@ def gc_counts(counters: GcCounters) -> Iterator[Sample]:
     yield Sample(of_trash.GC_EXPIRED_BYTES, collected.expired_bytes)
 
 
-def lifecycle_counts(total: Expired) -> Iterator[Sample]:
+def lifecycle_counts(total: WalkCounts) -> Iterator[Sample]:
     """Yields counts of lifecycle rules."""
     yield Sample(of_lifecycle.LIFECYCLE_EXAMINED, total.examined)
     yield Sample(of_lifecycle.LIFECYCLE_EXPIRED_OBJECTS, total.objects)

@@ -13,7 +13,7 @@ from nos_ec.composition.lifecycle_walk import lifecycle_walk_of
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.expiry import ExpiryRule
-from nos_ec.engine.expiry.lifecycle_bucket import Expired
+from nos_ec.engine.expiry.lifecycle_bucket import WalkCounts
 from nos_ec.engine.expiry.lifecycle_walk import WalkState, read_walk
 
 lifecycle_app = typer.Typer(
@@ -73,7 +73,7 @@ def _apply(system: System, bucket: str | None, *, dry_run: bool) -> dict[str, di
         if bucket not in (None, name):
             continue
         error: str | None = None
-        expired = Expired(failed=1)
+        expired = WalkCounts(failed=1)
         if rules is None:
             error = "its rules cannot be read"
         else:

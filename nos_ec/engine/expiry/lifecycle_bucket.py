@@ -1,13 +1,13 @@
 """Applies the lifecycle rules of one bucket: deletes expired objects and versions, and aborts uploads.
 
 Each name below the outermost prefixes of the rules is examined once, however many rules there are. The transaction that
-deletes an object checks that it has not changed since: an object that was overwritten or tagged anew stays, and so does
-a version that became current, or a delete marker that is no longer alone.
+deletes an object checks that it has not changed since it was examined: an object that was overwritten or whose tags
+were changed stays, and so does a version that became current, or a delete marker that is no longer alone.
 
 In a bucket with versioning, Enabled or Suspended, an expired object gets a delete marker, as from a DELETE without a
-version id. The walk then examines noncurrent versions and markers, too. It deletes those of one page from the oldest to
-the newest, so that each still has its successor at its turn. Everything that is deleted goes into the trash, if it is
-on.
+version id. There, the walk also examines noncurrent versions and delete markers. It deletes those of a page from the
+oldest to the newest: an older one expires by the time of its successor, which must still exist. Deleted objects and
+versions go into the trash, if the trash is on.
 
 9  memory holds one page of rows, however many versions a key has
 """
@@ -44,8 +44,9 @@ PAGE_ROWS = 1_000
 VERSIONS_AT_A_TIME = 100
 """The most versions that one transaction deletes or hides by markers, because each takes several statements."""
 LIST_MS_MAX = 60_000
+"""How long the search for one page of versions may take. A page ends early after that."""
 FAILURES_MAX = 3
-"""After this many Transient failures in a row, the cause is not the keys, and the walk ends."""
+"""After this many Transient failures in a row the walk ends, because the cause is hardly the single keys."""
 
 _log = structlog.get_logger(__name__)
 
@@ -62,8 +63,8 @@ class BucketMetadata(Objects, Uploads, Buckets, Versions, Protocol):
     """The parts of the metadata that the walk of a bucket uses."""
 
 
-class Place(NamedTuple):
-    """The position of a walk: the last entry that it examined."""
+class WalkPosition(NamedTuple):
+    """How far a walk has come: the last entry that it examined."""
 
     name: str = ""
     """Empty at the start."""
@@ -71,12 +72,12 @@ class Place(NamedTuple):
     """The version in a bucket with versioning; None if all versions of the name were examined."""
 
 
-START = Place()
+START = WalkPosition()
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
-    """Counts of a walk."""
+class WalkCounts:
+    """What a walk examined and deleted."""
 
     examined: int = 0
     """Objects, versions and markers that were examined."""
@@ -89,16 +90,16 @@ class Expired:
     failed: int = 0
     """Buckets whose walk failed."""
     versions: int = 0
-    """Noncurrent versions that were removed."""
+    """Noncurrent versions that were deleted."""
     markers: int = 0
-    """Delete markers that were removed."""
+    """Delete markers that were deleted."""
 
-    def __add__(self, other: Expired) -> Expired:
-        return Expired(*(mine + its for mine, its in zip(_values(self), _values(other), strict=True)))
+    def __add__(self, other: WalkCounts) -> WalkCounts:
+        return WalkCounts(*(left + right for left, right in zip(_values(self), _values(other), strict=True)))
 
 
 class _Due(NamedTuple):
-    """An expired object, version or marker: how to remove it, and its row; None for a marker."""
+    """An expired object, version or delete marker. `row` is None for a marker."""
 
     deletion: AddMarker | ExpireVersion | ExpireMarker
     row: ObjectRow | None
@@ -109,12 +110,13 @@ class _Due(NamedTuple):
         return self.deletion.key
 
     @property
-    def counts(self) -> Expired:
-        """The counts to add when it has been removed."""
+    def counts(self) -> WalkCounts:
+        """The counts to add when it has been deleted."""
         if self.row is None:
-            return Expired(markers=1)
-        is_object = isinstance(self.deletion, AddMarker)
-        return Expired(objects=is_object, bytes=self.row.users_size, versions=not is_object)
+            return WalkCounts(markers=1)
+        if isinstance(self.deletion, AddMarker):
+            return WalkCounts(objects=1, bytes=self.row.users_size)
+        return WalkCounts(versions=1, bytes=self.row.users_size)
 
 
 class BucketWalk:
@@ -140,41 +142,50 @@ class BucketWalk:
         self._rules = BucketRules(rules, day_ms)
         self._dry_run = dry_run
         self._at_ms = clock.now_ms()
-        self._failure: Transient | None = None
+        self._skipped_for: Transient | None = None
+        """The last Transient failure for which a key was skipped."""
         self._failures = 0
+        """The number of Transient failures in a row."""
 
     def walk(
-        self, after: Place = START, on_page: Callable[[Place, Expired], bool] = lambda _place, _found: True
-    ) -> Expired:
+        self,
+        after: WalkPosition = START,
+        on_page: Callable[[WalkPosition, WalkCounts], bool] = lambda _position, _counts: True,
+    ) -> WalkCounts:
         """Abort uploads, if the walk begins at START; then delete what has expired after the position `after`.
 
-        on_page: receives the new position and the counts of the page; it returns False to end the walk. A key that
-        cannot be deleted is skipped. Raises Transient; for skipped keys at the end of the walk.
+        on_page: called with the new position and the counts of each page, and of the aborted uploads; it returns False
+        to end the walk. A key that cannot be deleted is skipped. If the reason was Transient, it is raised at the end
+        of the walk, or at once after FAILURES_MAX in a row. Raises Transient if the metadata cannot be read.
         """
-        total = Expired(uploads=self._abort()) if after == START else Expired()
+        total = WalkCounts(uploads=self._abort_uploads()) if after == START else WalkCounts()
         if total.uploads and not on_page(START, total):
             return total
         has_versions = self._versioning() is not None
-        prefixes = self._rules.walked_with_versions if has_versions else self._rules.walked
+        prefixes = self._rules.version_prefixes if has_versions else self._rules.object_prefixes
+        walk_prefix = self._walk_versions if has_versions else self._walk_objects
         for prefix in prefixes(self._at_ms):
-            place = after if _utf8(after.name) >= _utf8(prefix) else START
-            if place.name and not place.name.startswith(prefix):
-                continue
-            for last, found in self._versions(prefix, place) if has_versions else self._objects(prefix, place.name):
-                total += found
-                if not on_page(last, found):
+            # Prefixes and names are in the same order, so `after` lies before this prefix, in it, or after it.
+            begin = after if _utf8(after.name) >= _utf8(prefix) else START
+            if begin.name and not begin.name.startswith(prefix):
+                continue  # after it: an earlier run has walked this prefix
+            for position, counts in walk_prefix(prefix, begin):
+                total += counts
+                if not on_page(position, counts):
                     return total
-        if self._failure is not None:
-            raise self._failure
+        if self._skipped_for is not None:
+            raise self._skipped_for
         return total
 
     # --- without versions -------------------------------------------------------------------------
-    def _objects(self, prefix: str, name: str) -> Iterator[tuple[Place, Expired]]:
+    def _walk_objects(self, prefix: str, after: WalkPosition) -> Iterator[tuple[WalkPosition, WalkCounts]]:
+        name = after.name
         while page := self._metadata.list_objects(self._bucket, prefix, name, PAGE_ROWS):
             name = page[-1].key.name
             due = [row for row in page if self._is_due(row)]
-            gone = due if self._dry_run else self._delete(due, self._delete_objects)
-            yield Place(name), Expired(len(page), len(gone), sum(row.users_size for row in gone))
+            deleted = due if self._dry_run else self._delete(due, self._delete_objects)
+            size = sum(row.users_size for row in deleted)
+            yield WalkPosition(name), WalkCounts(examined=len(page), objects=len(deleted), bytes=size)
             if len(page) < PAGE_ROWS:
                 return
 
@@ -185,101 +196,105 @@ class BucketWalk:
     def _delete_objects(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
         versioning = self._versioning()
         if versioning is None:
-            return self._metadata.delete_unchanged(rows, *self._now())
+            return self._metadata.delete_unchanged(rows, *self._deletion_times())
         # Versioning was enabled since the walk began.
         marked = [_Due(AddMarker(row.key, versioning, seen=row), row) for row in rows]
         return [due.row for due in self._delete_oldest_first(marked) if due.row is not None]
 
     # --- with versions ----------------------------------------------------------------------------
-    def _versions(self, prefix: str, after: Place) -> Iterator[tuple[Place, Expired]]:
-        key = _KeyWalk(after)
-        place: Place | None = after
-        while place is not None:
-            page = self._metadata.list_versions(self._bucket, prefix, "", place, PAGE_ROWS, LIST_MS_MAX)
+    def _walk_versions(self, prefix: str, after: WalkPosition) -> Iterator[tuple[WalkPosition, WalkCounts]]:
+        passed = _PassedVersions(after)
+        next_after: WalkPosition | None = after
+        while next_after is not None:
+            page = self._metadata.list_versions(self._bucket, prefix, "", next_after, PAGE_ROWS, LIST_MS_MAX)
             entries = [one for one in page.entries if isinstance(one, VersionEntry)]
-            place = None if page.next_after is None else Place(*page.next_after)
-            if place is not None and len(entries) > 1 and _may_be_alone(entries[-1], entries[-2]):
+            next_after = None if page.next_after is None else WalkPosition(*page.next_after)
+            if next_after is not None and len(entries) > 1 and _may_be_alone(entries[-1], entries[-2]):
                 # The next entry decides whether this marker is alone, so the next page begins with the marker.
-                place = Place(entries[-2].key.name, entries[-2].version)
+                next_after = _position_of(entries[-2])
                 del entries[-1]
             if not entries:
                 return
-            due = self._due(entries, key)
-            gone = due if self._dry_run else self._delete_oldest_first(due)
-            found = sum((one.counts for one in gone), Expired(examined=len(entries)))
-            yield place or Place(entries[-1].key.name, entries[-1].version), found
+            due = self._due(entries, passed)
+            deleted = due if self._dry_run else self._delete_oldest_first(due)
+            counts = sum((one.counts for one in deleted), WalkCounts(examined=len(entries)))
+            yield next_after or _position_of(entries[-1]), counts
 
-    def _due(self, entries: Sequence[VersionEntry], key: _KeyWalk) -> list[_Due]:
+    def _due(self, entries: Sequence[VersionEntry], passed: _PassedVersions) -> list[_Due]:
         """Return the expired entries of a page."""
-        versioning, found = self._versioning(), list[_Due]()
+        versioning = self._versioning()
         if versioning is None:
             return []  # the bucket was deleted since the walk began
-        for number, entry in enumerate(entries, 1):
-            key.enter(entry)
+        found: list[_Due] = []
+        for next_index, entry in enumerate(entries, 1):
+            passed.enter(entry)
             row = entry.row
             if row is not None and not row.is_noncurrent:
                 if self._is_due(row):
                     found.append(_Due(AddMarker(entry.key, versioning, seen=row), row))
-            elif key.has_newer:
-                since_ms, newer = key.noncurrent(entry)
-                if (expire := self._overdue(entry, since_ms, newer)) is not None:
-                    found.append(_Due(expire, row))
-            elif row is None and (number == len(entries) or entries[number].key != entry.key):
-                expiry = self._rules.lone_marker(entry.key.name, entry.created_ms)
+            elif passed.has_newer:
+                deletion = self._expire_version(entry, passed.noncurrent_since_ms(entry), passed.newer_noncurrent)
+                if deletion is not None:
+                    found.append(_Due(deletion, row))
+            elif row is None and (next_index == len(entries) or entries[next_index].key != entry.key):
+                expiry = self._rules.lone_marker_expiry(entry.key.name, entry.created_ms)
                 if expiry is not None and expiry.due_ms <= self._at_ms:
                     found.append(_Due(ExpireMarker(entry.key, entry.version), None))
-            key.leave(entry)
+            passed.leave(entry)
         return found
 
-    def _overdue(self, entry: VersionEntry, since_ms: int, newer: int) -> ExpireVersion | None:
+    def _expire_version(self, entry: VersionEntry, since_ms: int, newer: int) -> ExpireVersion | None:
+        """Return the request that deletes a noncurrent version or marker, or None if it has not expired."""
         row = entry.row
         size, attributes = (0, b"") if row is None else (row.users_size, row.attributes)
         found = self._rules.overdue(entry.key.name, size, lambda: tags_of(attributes), since_ms, newer, self._at_ms)
         return None if found is None else ExpireVersion(entry.key, entry.version, row, found.since_ms, found.newer)
 
     def _delete_oldest_first(self, due: list[_Due]) -> list[_Due]:
+        """Delete entries, which are in the order of the listing: of each key, the newest comes first."""
         batches = (due[max(0, end - VERSIONS_AT_A_TIME) : end] for end in range(len(due), 0, -VERSIONS_AT_A_TIME))
         return [one for batch in batches for one in self._delete(batch[::-1], self._delete_versions)]
 
     def _delete_versions(self, due: Sequence[_Due]) -> list[_Due]:
-        answers = self._metadata.delete_versions([one.deletion for one in due], *self._now())
+        answers = self._metadata.delete_versions([one.deletion for one in due], *self._deletion_times())
         return [one for one, answer in zip(due, answers, strict=True) if isinstance(answer, VersionEntry)]
 
-    # --- of both ----------------------------------------------------------------------------------
+    # --- with and without versions ----------------------------------------------------------------
     def _delete(self, due: Sequence[_T], delete: Callable[[Sequence[_T]], list[_T]]) -> list[_T]:
         """Delete all at once or, if that fails, one by one. Returns those that were deleted."""
         if not due:
             return []
         try:
-            gone = delete(due)
+            deleted = delete(due)
         except NosError as error:
             if len(due) == 1:
                 self._skip(due[0].key, error)
                 return []
-            gone = [one for single in due for one in self._delete([single], delete)]
+            deleted = [one for single in due for one in self._delete([single], delete)]
         else:
             self._failures = 0
         kill_point("lifecycle.deleted")
-        return gone
+        return deleted
 
     def _skip(self, key: ObjectKey, error: NosError) -> None:
         _log.error("expired object not deleted", key=str(key), error=str(error))
         if isinstance(error, Transient):
-            self._failure = error
+            self._skipped_for = error
             self._failures += 1
             if self._failures == FAILURES_MAX:
                 raise error
 
-    def _abort(self) -> int:
+    def _abort_uploads(self) -> int:
         aborted = 0
-        for prefix in self._rules.aborted():
+        for prefix in self._rules.upload_prefixes():
             after: tuple[str, UploadId] | None = None
             while page := self._metadata.list_uploads(self._bucket, prefix, after, PAGE_ROWS):
                 after = (page[-1].key.name, page[-1].upload_id)
                 for row in page:
-                    expiry = self._rules.abort(row.key.name, row.since_ms)
+                    expiry = self._rules.upload_expiry(row.key.name, row.since_ms)
                     if expiry is not None and expiry.due_ms <= self._at_ms:
-                        aborted += self._dry_run or self._metadata.abort_upload(row.upload_id, self._clock.now_ms())
+                        if self._dry_run or self._metadata.abort_upload(row.upload_id, self._clock.now_ms()):
+                            aborted += 1
                         kill_point("lifecycle.aborted")
         return aborted
 
@@ -287,47 +302,59 @@ class BucketWalk:
         document = self._metadata.bucket_document(self._bucket, DocumentKind.VERSIONING)
         return None if document is None else Versioning(document.decode())
 
-    def _now(self) -> tuple[int, int | None]:
-        """Return the time, and until when the trash keeps an object that is deleted now."""
+    def _deletion_times(self) -> tuple[int, int | None]:
+        """Return the time now, and until when the trash keeps an object that is deleted now; None without a trash."""
         now_ms = self._clock.now_ms()
         return now_ms, now_ms + self._trash_ms if self._trash_ms else None
 
 
-class _KeyWalk:
-    """The versions of the current key that the walk has passed, from the newest to the oldest."""
+class _PassedVersions:
+    """The versions and delete markers of the current name that the walk has passed. They are newer than the entry that
+    it examines, because a listing returns those of a name from the newest to the oldest."""
 
-    def __init__(self, after: Place) -> None:
-        """When the walk begins in the middle of a key, the number and the times of newer versions are unknown. They are
-        set so that the rules apply, and the transaction that deletes decides."""
+    def __init__(self, after: WalkPosition) -> None:
+        """When the walk begins in the middle of a name, the number and the times of its newer versions are unknown.
+        They are then assumed such that the rules apply, because the transaction that deletes checks them again."""
         self._name = after.name
-        self._seen = 0 if after.version is None else NEWER_MAX + 1
+        self._count = 0 if after.version is None else NEWER_MAX + 1
         self._successor_ms = 0
 
     def enter(self, entry: VersionEntry) -> None:
-        """Begin with an entry; with the first entry of a key, forget the last key."""
+        """Begin to examine an entry. Forgets the passed versions if it has another name."""
         if entry.key.name != self._name:
-            self._name, self._seen, self._successor_ms = entry.key.name, 0, 0
+            self._name, self._count, self._successor_ms = entry.key.name, 0, 0
 
     def leave(self, entry: VersionEntry) -> None:
-        """Count an entry that has been examined."""
-        self._seen, self._successor_ms = self._seen + 1, entry.created_ms
+        """Add an entry that was examined to the passed ones."""
+        self._count, self._successor_ms = self._count + 1, entry.created_ms
 
     @property
     def has_newer(self) -> bool:
-        """Whether the entry is not the first of its key."""
-        return self._seen > 0
+        """Whether there are newer versions or markers than the entry."""
+        return self._count > 0
 
-    def noncurrent(self, entry: VersionEntry) -> tuple[int, int]:
-        """Return since when the entry has been noncurrent, and how many noncurrent versions are newer."""
-        return max(self._successor_ms, entry.created_ms), self._seen - 1
+    @property
+    def newer_noncurrent(self) -> int:
+        """How many noncurrent versions and markers are newer: all passed ones except the first, which is current."""
+        return self._count - 1
+
+    def noncurrent_since_ms(self, entry: VersionEntry) -> int:
+        """Return since when the entry has been noncurrent. That is when its successor was created, or itself if that
+        was later by the clock."""
+        return max(self._successor_ms, entry.created_ms)
+
+
+def _position_of(entry: VersionEntry) -> WalkPosition:
+    return WalkPosition(entry.key.name, entry.version)
 
 
 def _may_be_alone(entry: VersionEntry, before: VersionEntry) -> bool:
+    """Return whether the last entry of a page, which follows `before`, is a marker that may be alone."""
     return entry.row is None and entry.key != before.key
 
 
-def _values(found: Expired) -> tuple[int, ...]:
-    return tuple(getattr(found, one.name) for one in fields(found))
+def _values(counts: WalkCounts) -> tuple[int, ...]:
+    return tuple(getattr(counts, one.name) for one in fields(counts))
 
 
 def _utf8(text: str) -> bytes:

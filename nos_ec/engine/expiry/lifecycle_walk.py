@@ -26,7 +26,7 @@ import structlog
 from nos_ec.core.errors import NosError
 from nos_ec.core.expiry import ExpiryRule, decode_rules
 from nos_ec.core.killpoints import kill_point
-from nos_ec.engine.expiry.lifecycle_bucket import START, BucketMetadata, BucketWalk, Expired, Place
+from nos_ec.engine.expiry.lifecycle_bucket import START, BucketMetadata, BucketWalk, WalkCounts, WalkPosition
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.metadata import NOTE_CHARS_MAX, DocumentKind, Notes
 
@@ -60,10 +60,10 @@ class WalkState:
     bucket: str = ""
     """The last bucket that is finished."""
     within: str = ""
-    """The bucket that is being walked; `name` and `version` are the `Place` in it."""
+    """The bucket that is being walked; `name` and `version` are the `WalkPosition` in it."""
     name: str = ""
     version: int | None = None
-    done: Expired = field(default_factory=Expired)
+    done: WalkCounts = field(default_factory=WalkCounts)
     failed: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Buckets to walk again, each with its number of failures and the time of its next try."""
     ended_ms: int | None = None
@@ -79,12 +79,12 @@ class LifecycleWalk:
         self._clock = clock
         self._day_ms = day_ms
         self._trash_ms = trash_ms
-        self.total = Expired()
+        self.total = WalkCounts()
         """The counts of all runs of this process."""
         self.state: WalkState | None = None
         """The position of the walk when this process last read or changed it."""
 
-    def run_once(self, beat: Beat = unwatched, stop: Event | None = None) -> Expired:
+    def run_once(self, beat: Beat = unwatched, stop: Event | None = None) -> WalkCounts:
         """Continue the walk of today, or finish the walk of an earlier day. `stop` ends the run early. Raises
         Transient."""
         text = self._metadata.note(LIFECYCLE_NOTE)
@@ -97,7 +97,7 @@ class LifecycleWalk:
         if state.ended_ms is not None and all(
             waits(due_ms, now_ms, RETRY_MS_MAX) for _, due_ms in state.failed.values()
         ):
-            return Expired()
+            return WalkCounts()
         run = _Run(self, self._metadata, self._clock, state, text, partial(_tick, beat, stop))
         try:
             run.walk()
@@ -125,7 +125,7 @@ class LifecycleWalk:
                     yield name, None
             after = page[-1][0]
 
-    def walk_bucket(self, bucket: str, rules: Sequence[ExpiryRule], *, dry_run: bool = False) -> Expired:
+    def walk_bucket(self, bucket: str, rules: Sequence[ExpiryRule], *, dry_run: bool = False) -> WalkCounts:
         """Walk one whole bucket, regardless of the walk of the day. dry_run: only count. Raises Transient."""
         return self.of_bucket(bucket, rules, dry_run=dry_run).walk()
 
@@ -157,7 +157,7 @@ class _Run:
         self._has_begun = False
         """Whether this run has made progress. Each run makes some, however short its time is."""
         self.state = state
-        self.found = Expired()
+        self.found = WalkCounts()
 
     def walk(self) -> None:
         """Walk until the end, or until the run must end."""
@@ -197,20 +197,20 @@ class _Run:
                 return
             self._leave()
 
-    def _enter(self, name: str) -> Place:
+    def _enter(self, name: str) -> WalkPosition:
         """Enter a bucket. Returns the position from which to continue in it."""
-        after = Place(self.state.name, self.state.version) if self.state.within == name else START
+        after = WalkPosition(self.state.name, self.state.version) if self.state.within == name else START
         self.state = replace(self.state, within=name, name=after.name, version=after.version)
         return after
 
     def _leave(self) -> None:
         self.state = replace(self.state, within="", name="", version=None)
 
-    def _walk_one(self, name: str, body: bytes, after: Place) -> bool:
+    def _walk_one(self, name: str, body: bytes, after: WalkPosition) -> bool:
         """Walk one bucket. Returns False if the run must end before the bucket is finished."""
         ended_early = False
 
-        def on_page(last: Place, found: Expired) -> bool:
+        def on_page(last: WalkPosition, found: WalkCounts) -> bool:
             nonlocal ended_early
             self.found += found
             self._has_begun = True
@@ -238,7 +238,7 @@ class _Run:
         failed = self.state.failed
         if name in failed or len(failed) < FAILED_MAX:
             failed = failed | {name: (tries, due_ms)}
-        one = Expired(failed=1)
+        one = WalkCounts(failed=1)
         self.found += one
         self.state = replace(self.state, failed=failed, done=self.state.done + one)
         self._failures += 1
@@ -277,7 +277,7 @@ def _loaded(text: str | None) -> WalkState | None:
     try:
         data: dict[str, Any] = json.loads(text or "null")
         failed = {str(name): (int(tries), int(due_ms)) for name, (tries, due_ms) in data.pop("failed").items()}
-        return WalkState(**{**data, "done": Expired(**data["done"]), "failed": failed})
+        return WalkState(**{**data, "done": WalkCounts(**data["done"]), "failed": failed})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 

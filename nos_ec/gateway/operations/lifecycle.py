@@ -70,7 +70,7 @@ def expiry_headers(rules: BucketRules | None, row: ObjectRow, attributes: Mappin
 
 def abort_headers(rules: BucketRules | None, upload: UploadRow) -> dict[str, str]:
     """Return the headers `x-amz-abort-date` and `x-amz-abort-rule-id`; none if no rule aborts the upload."""
-    expiry = None if rules is None else rules.abort(upload.key.name, upload.since_ms)
+    expiry = None if rules is None else rules.upload_expiry(upload.key.name, upload.since_ms)
     if expiry is None:
         return {}
     return {"x-amz-abort-date": _date(expiry), "x-amz-abort-rule-id": quote(expiry.rule_id, safe="")}

@@ -21,7 +21,7 @@ from nos_ec.core.expiry import DAY_MS, TAGS_ATTRIBUTE, BucketRules, ExpiryRule, 
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.versions import Versioning, as_null_version, as_version
 from nos_ec.engine.expiry import lifecycle_bucket, lifecycle_walk
-from nos_ec.engine.expiry.lifecycle_bucket import START, BucketWalk, Expired, Place
+from nos_ec.engine.expiry.lifecycle_bucket import START, BucketWalk, WalkCounts, WalkPosition
 from nos_ec.engine.expiry.lifecycle_walk import RETRY_MS_MAX, LifecycleWalk
 from nos_ec.ports.metadata import (
     AddMarker,
@@ -101,7 +101,7 @@ class Hands:
         assert isinstance(marker, VersionEntry)
         return marker
 
-    def walk(self, trash_ms: int = 0, metadata: Any = None) -> Expired:
+    def walk(self, trash_ms: int = 0, metadata: Any = None) -> WalkCounts:
         """GC's walk of today."""
         return LifecycleWalk(metadata or self.metadata, self, DAY_MS, trash_ms).run_once()
 
@@ -139,14 +139,14 @@ def test_noncurrent_versions_go_days_after_they_were_overwritten(metadata: SqlMe
     hands.days(0.5)
     third = hands.put()
     hands.days(2.4)
-    assert hands.walk() == Expired(3)
+    assert hands.walk() == WalkCounts(3)
     hands.days(0.1)
-    assert hands.walk() == Expired(3, versions=1, bytes=500)
+    assert hands.walk() == WalkCounts(3, versions=1, bytes=500)
     assert hands.left() == [("k", third.version), ("k", second.version)]
     hands.days(1)
-    assert hands.walk() == Expired(2, versions=1, bytes=700), "half a day later, so a day later"
+    assert hands.walk() == WalkCounts(2, versions=1, bytes=700), "half a day later, so a day later"
     hands.days(1000)
-    assert hands.walk() == Expired(1)
+    assert hands.walk() == WalkCounts(1)
     assert metadata.get(first.key) == third
     hands.bench.check_counters()
 
@@ -157,14 +157,14 @@ def test_what_was_deleted_goes_in_the_end_with_all_that_it_left(metadata: SqlMet
     hands = Hands(metadata, ExpiryRule("r", days=10, noncurrent_days=5), cleaning)
     hands.put()
     hands.days(10)
-    assert hands.walk() == Expired(1, objects=1, bytes=1000)
+    assert hands.walk() == WalkCounts(1, objects=1, bytes=1000)
     hands.days(4)
-    assert hands.walk() == Expired(2)
+    assert hands.walk() == WalkCounts(2)
     hands.days(1)
-    assert hands.walk() == Expired(2, versions=1, bytes=1000)
+    assert hands.walk() == WalkCounts(2, versions=1, bytes=1000)
     assert len(hands.left()) == 1
     hands.days(1)
-    assert hands.walk() == Expired(1, markers=1)
+    assert hands.walk() == WalkCounts(1, markers=1)
     assert hands.left() == []
     assert metadata.delete_bucket("bucket", hands.now_ms())
 
@@ -199,11 +199,11 @@ def test_the_newest_ones_are_kept(metadata: SqlMetadata) -> None:
     hands = Hands(metadata, ExpiryRule("r", noncurrent_days=1, newer_versions=2))
     rows = [hands.put() for _ in range(5)]
     hands.days(2)
-    assert hands.walk() == Expired(5, versions=2, bytes=2000)
+    assert hands.walk() == WalkCounts(5, versions=2, bytes=2000)
     assert [version for _, version in hands.left()] == [row.version for row in rows[:1:-1]]
     marker = hands.delete()
     hands.days(2)
-    assert hands.walk() == Expired(4, versions=1, bytes=1000), "what was current is one of the two"
+    assert hands.walk() == WalkCounts(4, versions=1, bytes=1000), "what was current is one of the two"
     assert [version for _, version in hands.left()] == [marker.version, rows[4].version, rows[3].version]
 
 
@@ -221,7 +221,7 @@ def test_conditions_are_those_of_the_noncurrent_version(metadata: SqlMetadata) -
     hands.put("other", 9000)
     hands.put("other")
     hands.days(2)
-    assert hands.walk() == Expired(8, versions=2, bytes=6001)
+    assert hands.walk() == WalkCounts(8, versions=2, bytes=6001)
     left = [version for name, version in hands.left() if name == "k"]
     assert set(left) > {row.version for row in kept}
     assert len(left) == 4, "a marker has neither bytes nor tags"
@@ -236,15 +236,15 @@ def test_suspended_buckets(metadata: SqlMetadata) -> None:
     null = hands.put()
     hands.put("n")
     hands.days(1)
-    assert hands.walk() == Expired(3, versions=1, bytes=1000)
+    assert hands.walk() == WalkCounts(3, versions=1, bytes=1000)
     assert metadata.get(own.key) == null
     hands.days(2)
-    assert hands.walk() == Expired(2, objects=2, bytes=2000)
+    assert hands.walk() == WalkCounts(2, objects=2, bytes=2000)
     assert [(one.is_null, one.row) for one in hands.entries()] == [(True, None)] * 2, (
         "null markers replace null versions"
     )
     hands.days(1)
-    assert hands.walk() == Expired(2, markers=2)
+    assert hands.walk() == WalkCounts(2, markers=2)
     assert hands.left() == []
     hands.bench.check_counters()
 
@@ -291,7 +291,7 @@ def test_what_happens_between_the_page_and_the_delete(metadata: SqlMetadata) -> 
         hands.put("revived")
 
     expired = hands.walk(metadata=Watched(metadata, change))
-    assert expired == Expired(23, versions=2, bytes=2000, markers=1)
+    assert expired == WalkCounts(23, versions=2, bytes=2000, markers=1)
     found = hands.left()
     assert not any(name == "lone" and version == lone.version for name, version in found)
     assert ("revived", revived.version) in found
@@ -322,12 +322,12 @@ def test_a_key_that_is_stuck_stops_no_other(metadata: SqlMetadata) -> None:
 
     watched: Any = Watched(metadata, fail)
     walk = LifecycleWalk(watched, hands, DAY_MS, 0)
-    assert walk.run_once() == Expired(6, versions=2, bytes=2000, failed=1)
+    assert walk.run_once() == WalkCounts(6, versions=2, bytes=2000, failed=1)
     assert [name for name, _ in hands.left()] == ["a", "b", "b", "c"]
-    assert walk.run_once() == Expired(), "it waits"
+    assert walk.run_once() == WalkCounts(), "it waits"
     stuck = False
     hands.bench.now_ms += RETRY_MS_MAX
-    assert walk.run_once() == Expired(4, versions=1, bytes=1000)
+    assert walk.run_once() == WalkCounts(4, versions=1, bytes=1000)
     assert walk.state is not None
     assert walk.state.failed == {}
 
@@ -349,7 +349,7 @@ def test_a_bucket_that_is_walked_again_stops_no_other_day(
             raise Transient("its row is locked")
 
     watched: Any = Watched(metadata, fail)
-    assert hands.walk(metadata=watched) == Expired(20, versions=17, bytes=17_000, failed=1)
+    assert hands.walk(metadata=watched) == WalkCounts(20, versions=17, bytes=17_000, failed=1)
     for _ in range(12):
         hands.put()
     monkeypatch.setattr(lifecycle_walk, "RUN_MS_MAX", 0)
@@ -379,7 +379,7 @@ def test_what_was_deleted_before_a_failure_counts(metadata: SqlMetadata, monkeyp
         if any(isinstance(one, ExpireVersion) and one.version == rows[6].version for one in deletions):
             raise Conflict("damaged")
 
-    assert hands.walk(metadata=Watched(metadata, fail)) == Expired(12, versions=10, bytes=10_000)
+    assert hands.walk(metadata=Watched(metadata, fail)) == WalkCounts(12, versions=10, bytes=10_000)
     assert [version for _, version in hands.left()] == [rows[11].version, rows[6].version]
 
 
@@ -407,7 +407,7 @@ def test_a_key_with_many_versions_is_walked_in_runs(metadata: SqlMetadata, monke
     rows = [hands.put("many") for _ in range(42)]
     others = [hands.put(name) for name in ("many more", "one")]
     hands.days(2)
-    total, runs = Expired(), 0
+    total, runs = WalkCounts(), 0
     walk = LifecycleWalk(metadata, hands, DAY_MS, 0)
     while walk.state is None or walk.state.ended_ms is None:
         walk = LifecycleWalk(metadata, hands, DAY_MS, 0)
@@ -415,7 +415,7 @@ def test_a_key_with_many_versions_is_walked_in_runs(metadata: SqlMetadata, monke
         assert found.examined <= 5
         total, runs = total + found, runs + 1
         assert runs < 30
-    assert total == Expired(43, versions=38, bytes=38_000)
+    assert total == WalkCounts(43, versions=38, bytes=38_000)
     assert runs >= 9
     kept = [("many", row.version) for row in rows[:-5:-1]]
     assert hands.left() == [*kept, *((row.key.name, row.version) for row in others)]
@@ -434,7 +434,7 @@ def naive(entries: list[VersionEntry], rules: list[ExpiryRule], now_ms: int) -> 
                 expiry = judge.expiry(name, size, lambda tags=tags: tags, one.created_ms)  # type: ignore[misc]
                 due = expiry is not None and expiry.due_ms <= now_ms
             elif number == 0:
-                expiry = judge.lone_marker(name, one.created_ms)
+                expiry = judge.lone_marker_expiry(name, one.created_ms)
                 due = len(mine) == 1 and expiry is not None and expiry.due_ms <= now_ms
             else:
                 due = any(
@@ -488,12 +488,12 @@ def test_any_history(metadata: SqlMetadata, monkeypatch: pytest.MonkeyPatch, see
     assert told.objects + told.versions + told.markers == len(expired)
     assert hands.entries() == before
 
-    found, place, pages = Expired(), START, 0
+    found, place, pages = WalkCounts(), START, 0
     is_resumed, has_ended = rng.random() < 0.5, False
     while not has_ended:
         pages += 1
 
-        def on_page(last: Place, _page: Expired) -> bool:
+        def on_page(last: WalkPosition, _page: WalkCounts) -> bool:
             nonlocal place
             place = last
             return not is_resumed

@@ -19,7 +19,7 @@ from nos_ec.core.expiry import DAY_MS, TAGS_ATTRIBUTE, ExpiryRule, encode_rules
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.versions import FLOOR_MS, Versioning
 from nos_ec.engine.expiry import lifecycle_bucket, lifecycle_walk
-from nos_ec.engine.expiry.lifecycle_bucket import Expired
+from nos_ec.engine.expiry.lifecycle_bucket import WalkCounts
 from nos_ec.engine.expiry.lifecycle_walk import (
     FAILED_MAX,
     LIFECYCLE_NOTE,
@@ -133,7 +133,7 @@ def test_gc_deletes_what_has_expired_and_nothing_else(bench: Bench, system: Syst
     system.clock = LaterClock(LATER_MS)
     gc = gc_service(system)
     gc.run_once()
-    assert gc.lifecycle.total == Expired(8, 4, 5 + 5 + 1001 + 4)
+    assert gc.lifecycle.total == WalkCounts(8, 4, 5 + 5 + 1001 + 4)
     for name, bucket in (("logs/1", "b"), ("logs/2", "b"), ("big", "b"), ("yes", "tagged")):
         del bench.acknowledged[ObjectKey(bucket, name)]
     bench.assert_readable(system)
@@ -146,13 +146,13 @@ def test_a_bucket_is_walked_once_a_day(bench: Bench, system: System) -> None:
         bench.put(system, f"{number}", b"x")
     clock = Hands(system.clock.now_ms())
     walk = LifecycleWalk(system.metadata, clock, DAY_MS, 0)
-    assert walk.run_once() == Expired(9), "each object once, whatever the number of rules"
-    assert walk.run_once() == Expired()
+    assert walk.run_once() == WalkCounts(9), "each object once, whatever the number of rules"
+    assert walk.run_once() == WalkCounts()
     clock.now_at_ms = (clock.now_ms() // DAY_MS + 1) * DAY_MS
     other = LifecycleWalk(system.metadata, clock, DAY_MS, 0)
-    assert (other.run_once(), walk.run_once()) == (Expired(9), Expired())
+    assert (other.run_once(), walk.run_once()) == (WalkCounts(9), WalkCounts())
     clock.now_at_ms -= DAY_MS
-    assert walk.run_once() == Expired(9), "a walk of the future was made by a wrong clock"
+    assert walk.run_once() == WalkCounts(9), "a walk of the future was made by a wrong clock"
 
 
 def test_a_walk_forgets_numbers_that_no_clock_gives_again(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_what_changes_meanwhile_stays(bench: Bench, system: System) -> None:
         assert system.metadata.set_attributes(row, encode_attributes({"a": "b"}))
         bench.delete(system, ObjectKey("b", "gone"))
 
-    assert walk_at(system, metadata=Watched(system, change)).run_once() == Expired(4, 1, 3)
+    assert walk_at(system, metadata=Watched(system, change)).run_once() == WalkCounts(4, 1, 3)
     del bench.acknowledged[ObjectKey("b", "expired")]
     bench.assert_readable(system)
 
@@ -205,7 +205,7 @@ def test_a_walk_goes_on_where_it_ended(bench: Bench, system: System, monkeypatch
         assert found.examined <= 10
         runs += 1
         assert runs < 50
-    assert walk.total == Expired(240, 240, 240)
+    assert walk.total == WalkCounts(240, 240, 240)
     assert runs > 20
     for bucket in ("a", "b", "c"):
         assert names(system, bucket) == [f"{number}" for number in range(200, 240)]
@@ -225,19 +225,19 @@ def test_a_bucket_that_fails_stops_no_other(bench: Bench, system: System) -> Non
     clock = Hands(system.clock.now_ms() // DAY_MS * DAY_MS + LATER_MS)
     metadata: Any = Watched(system, fail)
     walk = LifecycleWalk(metadata, clock, DAY_MS, 0)
-    assert walk.run_once() == Expired(2, 1, 1, 0, 2)
+    assert walk.run_once() == WalkCounts(2, 1, 1, 0, 2)
     assert (names(system, "a"), names(system, "b"), names(system, "c")) == (["n"], ["n"], [])
-    assert walk.run_once() == Expired(), "they wait"
+    assert walk.run_once() == WalkCounts(), "they wait"
     clock.now_at_ms += RETRY_MS_FIRST
     assert walk.run_once().failed == 2
     assert walk.state is not None
     assert {tries for tries, _ in walk.state.failed.values()} == {2}
     clock.now_at_ms += RETRY_MS_FIRST
-    assert walk.run_once() == Expired(), "they wait longer"
+    assert walk.run_once() == WalkCounts(), "they wait longer"
     fails = False
     ruled(system, "a")
     clock.now_at_ms += RETRY_MS_MAX
-    assert walk.run_once() == Expired(2, 2, 2)
+    assert walk.run_once() == WalkCounts(2, 2, 2)
     assert walk.state.failed == {}
     assert (names(system, "a"), names(system, "b")) == ([], [])
 
@@ -282,7 +282,7 @@ def test_an_object_that_fails_stops_no_other(bench: Bench, system: System) -> No
         if any(row.key.name == "b" for row in rows):
             raise Conflict("damaged")
 
-    assert walk_at(system, metadata=Watched(system, fail)).run_once() == Expired(3, 2, 2)
+    assert walk_at(system, metadata=Watched(system, fail)).run_once() == WalkCounts(3, 2, 2)
     assert names(system) == ["b"]
 
 
@@ -302,8 +302,8 @@ def test_uploads_are_aborted(bench: Bench, system: System) -> None:
     ruled(system, "b", ExpiryRule("r", prefix="u/", abort_days=1))
     uploads = multipart_uploads(system)
     made = [uploads.create(ObjectKey("b", name), "ann", b"") for name in ("u/1", "u/2", "v")]
-    assert walk_at(system, 0).run_once() == Expired()
-    assert walk_at(system).run_once() == Expired(uploads=2)
+    assert walk_at(system, 0).run_once() == WalkCounts()
+    assert walk_at(system).run_once() == WalkCounts(uploads=2)
     states = [row.state for row in map(system.metadata.upload, [row.upload_id for row in made]) if row]
     assert states == [UploadState.DOOMED, UploadState.DOOMED, UploadState.OPEN]
 
@@ -313,23 +313,23 @@ def test_only_one_of_two_walks_goes_on(bench: Bench, system: System, monkeypatch
     for bucket in ("a", "b", "c"):
         ruled(system, bucket)
         bench.put(system, "n", b"x", bucket)
-    others: list[Expired] = []
+    others: list[WalkCounts] = []
 
     def walk_too(_: Sequence[ObjectRow]) -> None:
         if not others:
-            others.append(Expired())
+            others.append(WalkCounts())
             others[0] = walk_at(system).run_once()
 
     watched = Watched(system, walk_too)
-    assert walk_at(system, metadata=watched).run_once() == Expired(1)
-    assert (watched.pages, others) == (1, [Expired(3, 3, 3)])
+    assert walk_at(system, metadata=watched).run_once() == WalkCounts(1)
+    assert (watched.pages, others) == (1, [WalkCounts(3, 3, 3)])
 
 
 def test_a_note_that_cannot_be_read_begins_the_walk_anew(system: System) -> None:
     for text in ("", "[]", "{}", '{"failed":{}}', '{"failed":[],"done":{}}', "x"):
         assert system.metadata.store_note(LIFECYCLE_NOTE, text, system.metadata.note(LIFECYCLE_NOTE))
         assert read_walk(system.metadata) is None
-        assert walk_at(system).run_once() == Expired()
+        assert walk_at(system).run_once() == WalkCounts()
         assert read_walk(system.metadata) is not None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nos_ec.core.expiry import DAY_MS, ExpiryRule, encode_rules
-from nos_ec.engine.expiry.lifecycle_bucket import Expired
+from nos_ec.engine.expiry.lifecycle_bucket import WalkCounts
 from nos_ec.engine.expiry.lifecycle_walk import LifecycleWalk
 from nos_ec.ports.metadata import DocumentKind
 from tests.rig.at_rest import LaterClock
@@ -265,7 +265,7 @@ def test_a_bucket_is_empty_in_the_end(gateway: Gateway, ann: Any) -> None:
     )
     metadata = gateway.system.metadata
 
-    def walk(days: int) -> Expired:
+    def walk(days: int) -> WalkCounts:
         return LifecycleWalk(metadata, LaterClock(days * DAY_MS), DAY_MS, 0).run_once()
 
     assert walk(2).versions == 2, "one of two of each key"

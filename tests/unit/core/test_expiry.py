@@ -102,15 +102,15 @@ def test_a_marker_that_is_alone_expires_like_an_empty_object_without_tags(
 ) -> None:
     due = naive(rules, name, 0, {}, born_ms)
     cleaning = naive([replace(rule, days=None, date_ms=born_ms) for rule in rules if rule.markers], name, 0, {}, 0)
-    found = BucketRules(rules).lone_marker(name, born_ms)
+    found = BucketRules(rules).lone_marker_expiry(name, born_ms)
     assert found == min((one for one in (due, cleaning) if one is not None), default=None)
 
 
 @given(st.lists(RULES, max_size=6), st.lists(NAMES, max_size=20))
 def test_every_name_that_may_expire_is_walked_once(rules: list[ExpiryRule], names: list[str]) -> None:
-    walked = BucketRules(rules).walked(10 * DAY_MS)
+    walked = BucketRules(rules).object_prefixes(10 * DAY_MS)
     assert walked == sorted(walked, key=str.encode)
-    with_versions = BucketRules(rules).walked_with_versions(10 * DAY_MS)
+    with_versions = BucketRules(rules).version_prefixes(10 * DAY_MS)
     for name in names:
         mine = [rule for rule in rules if rule.enabled and name.startswith(rule.prefix)]
         wanted = any(rule.expires_objects for rule in mine)
@@ -125,9 +125,9 @@ def test_nothing_is_walked_before_it_can_expire() -> None:
         ExpiryRule("off", enabled=False, prefix="b", days=1),
         ExpiryRule("abort", prefix="c", abort_days=1),
     ]
-    assert BucketRules(rules).walked(5 * DAY_MS - 1) == []
-    assert BucketRules(rules).walked(5 * DAY_MS) == ["a"]
-    assert BucketRules(rules).aborted() == ["c"]
+    assert BucketRules(rules).object_prefixes(5 * DAY_MS - 1) == []
+    assert BucketRules(rules).object_prefixes(5 * DAY_MS) == ["a"]
+    assert BucketRules(rules).upload_prefixes() == ["c"]
 
 
 def test_days_are_rounded_up_to_midnight() -> None:
@@ -135,7 +135,7 @@ def test_days_are_rounded_up_to_midnight() -> None:
     assert rules.expiry("n", 1, dict, 0) == (3 * DAY_MS, "r")
     assert rules.expiry("n", 1, dict, 1) == (4 * DAY_MS, "r")
     assert rules.expiry("n", 1, dict, DAY_MS) == (4 * DAY_MS, "r")
-    assert rules.abort("n", DAY_MS // 2) == (2 * DAY_MS, "r")
+    assert rules.upload_expiry("n", DAY_MS // 2) == (2 * DAY_MS, "r")
     assert BucketRules([ExpiryRule("r", days=3)], 1000).expiry("n", 1, dict, 1) == (4000, "r")
 
 
