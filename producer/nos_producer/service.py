@@ -1,15 +1,16 @@
-"""Publishes objects that wait in the landing store, so that a consumer packs them.
+"""Publishes an event for each landed object, so that a consumer packs it.
 
-The producer has no cursor. Each row holds the time when it is due, so a row whose transaction commits late is never
-missed. A row whose event was lost comes due again after `republish_ms`, and `republish_filter` decides whether it is
-published again. `refused` parks rows that the log does not accept. A row is first published and then marked. After a
-crash in between it is published twice, which the commit's compare-and-set makes harmless (invariant 5). A producer
-scans only the slots that it holds, so several producers share the work without repeating any of it.
+Each row holds the time when it is due. So the producer needs no position in the table, and a row whose transaction
+commits late is not missed. A row whose event was lost comes due again after `republish_ms`, and `republish_filter`
+decides whether it is published again. `refused` parks rows that the log does not accept. A row is first published and
+then marked. After a crash in between it is published twice, which is harmless because the consumer's commit is a
+compare-and-set (invariant 5). A producer scans only the slots that it holds, so several producers share the work, and
+none repeats the work of another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
@@ -33,6 +34,7 @@ from nos_producer.spreading import Destination, Spreading, SpreadOptions
 _log = structlog.get_logger(__name__)
 
 RETRY_WAIT_MS = 1000
+"""The wait after a batch that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,28 +78,28 @@ class ProducerService:
         publisher: MessagePublisher,
         progress: GroupProgress,
         clock: Clock,
-        held: HeldSlots,
+        held_slots: HeldSlots,
         options: ProducerOptions,
     ) -> None:
         self._metadata = metadata
         self._publisher = publisher
         self._clock = clock
-        self._held = held
+        self._held_slots = held_slots
         self._options = options
-        self._rule = Republishing(options.republish_ms)
-        self._republish_filter = RepublishFilter(progress, clock, self._rule, options.partitions)
+        self._republishing = Republishing(options.republish_ms)
+        self._republish_filter = RepublishFilter(progress, clock, self._republishing, options.partitions)
         self.spreading = Spreading(clock, self._republish_filter.read_progress, options.partitions, options.spread)
-        self._refused = Refused(clock, self._rule, options.partitions, self.spreading.partition)
+        self._refused = Refused(clock, self._republishing, options.partitions, self.spreading.partition)
         self.counters = ProducerCounters()
 
     @property
     def slots_of_others(self) -> int:
         """The number of slots whose objects this producer does not publish now."""
-        return SLOTS - len(self._held.slots())
+        return SLOTS - len(self._held_slots.slots())
 
     @property
     def retry_queues(self) -> Sequence[RetryQueue[Any]]:
-        """The queues of events and partitions that wait for their next try. Any thread may read their figures."""
+        """The refused events and partitions that wait for their next try. Any thread may read their figures."""
         return self._refused.retry_queues
 
     def turn(self) -> int:
@@ -105,16 +107,17 @@ class ProducerService:
 
         Returns how many rows were due. Raises Transient.
         """
-        self._held.keep()
-        with self._held.renewed():
+        self._held_slots.keep()
+        with self._held_slots.renewed():
             return self._publish_due()
 
     def _publish_due(self) -> int:
-        slots = self._held.slots()
+        slots = self._held_slots.slots()
         now_ms = self._clock.now_ms()
         rows = self._metadata.due_objects(now_ms, self._options.batch_objects, slots)
-        self.spreading.review(rows, self._reader(now_ms, slots) if len(rows) == self._options.batch_objects else None)
-        if not slots <= self._held.slots():
+        more_may_be_due = len(rows) == self._options.batch_objects
+        self.spreading.review(rows, self._due_reader(now_ms, slots) if more_may_be_due else None)
+        if not slots <= self._held_slots.slots():
             raise Transient("leases of slots expired while looking for due objects: is the metadata store too slow?")
         due = self._republish_filter.divide(rows, now_ms)
         # Postpone first. Otherwise every scan would return the same batch of waiting rows while publishing fails.
@@ -133,13 +136,14 @@ class ProducerService:
             pass
         return self.counters.objects - before
 
-    def _reader(self, now_ms: int, slots: frozenset[int]) -> Callable[[int], Sequence[ObjectRow]]:
+    def _due_reader(self, now_ms: int, slots: frozenset[int]) -> Callable[[int], Sequence[ObjectRow]]:
         return lambda rows_max: self._metadata.due_objects(now_ms, rows_max, slots)
 
     def _publish(self, rows: Sequence[ObjectRow], now_ms: int) -> None:
         destinations = [self.spreading.destination(row) for row in rows]
-        failures = self._failures(rows, destinations)
+        failures = self._publish_events(rows, destinations)
         kill_point("producer.published")
+        # The due time of a row also holds whether its event is away from the bucket's home partition.
         for is_away in (False, True):
             marked = [
                 row
@@ -147,7 +151,7 @@ class ProducerService:
                 if index not in failures and destination.is_away == is_away
             ]
             if marked:
-                self._metadata.mark_published(marked, self._rule.first_due_ms(now_ms, spread=is_away))
+                self._metadata.mark_published(marked, self._republishing.first_due_ms(now_ms, spread=is_away))
                 kill_point("producer.marked")
         self._postpone(self._refused.settle(rows, failures))
         published = [row for index, row in enumerate(rows) if index not in failures]
@@ -156,33 +160,38 @@ class ProducerService:
         self.counters.bytes += sum(row.size for row in published)
         self.counters.refused += len(failures)
 
-    def _failures(self, rows: Sequence[ObjectRow], destinations: Sequence[Destination]) -> Mapping[int, Transient]:
-        """Publish each row to its destination. Returns {index: error} of the rows that are not known to be in the log.
+    def _publish_events(
+        self, rows: Sequence[ObjectRow], destinations: Sequence[Destination]
+    ) -> Mapping[int, Transient]:
+        """Publish the event of each row to its destination. Returns {index: error} of the rows whose events are not
+        known to be in the log.
 
-        Raises Transient when the failure affects the whole log and not single partitions.
+        Raises Transient when the failure affects the whole log and not only the partitions of these rows.
         """
+        events = [
+            (destination.key, _event(row, self._options.store_id))
+            for row, destination in zip(rows, destinations, strict=True)
+        ]
         try:
-            keys = [destination.key for destination in destinations]
-            return self._publisher.publish(
-                [(key, _event(row, self._options.store_id)) for key, row in zip(keys, rows, strict=True)]
-            )
+            return self._publisher.publish(events)
         except NoSpace:
             raise
         except Transient as error:
-            partitions = {self.spreading.partition(row) for row in rows}
-            if not partitions.isdisjoint(self._answering()):
+            if not self._only_partitions_fail(rows):
                 raise
             return dict.fromkeys(range(len(rows)), error)
 
-    def _answering(self) -> Collection[int]:
-        """Return the partitions that answer. Returns all partitions if the whole log does not answer, because then the
-        failure does not affect single partitions."""
+    def _only_partitions_fail(self, rows: Sequence[ObjectRow]) -> bool:
+        """Return whether the log answers, but none of the partitions of these rows."""
         try:
-            return self._republish_filter.read_progress().keys()
+            answering = self._republish_filter.read_progress().keys()
         except Transient:
-            return range(self._options.partitions)
+            return False
+        return answering.isdisjoint({self.spreading.partition(row) for row in rows})
 
     def _postpone(self, waiting: Mapping[int, Sequence[ObjectRow]]) -> None:
+        """Set new due times, {due time: rows}. A row without an event becomes QUEUED, too; its due time tells that it
+        has no event (see Republishing)."""
         for due_ms, rows in waiting.items():
             self._metadata.mark_published(rows, due_ms)
 
@@ -201,7 +210,7 @@ class ProducerService:
             if self.counters.objects > before:
                 _log.info("published", objects=self.counters.objects - before)
             if not due:
-                wait_ms = min(self._options.idle_wait_ms, self._held.rest_ms())
+                wait_ms = min(self._options.idle_wait_ms, self._held_slots.rest_ms())
                 beat(wait_ms)
                 self._clock.wait(stop, wait_ms)
 

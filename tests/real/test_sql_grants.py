@@ -229,8 +229,8 @@ def publish(system: System) -> None:
     system.metadata.acquire_lease(dead, system.clock.now_ms() - 10, 1)
     with producer_service(system, shares=True) as producer:
         assert producer.drain() > 0
-        producer._held._next_ms = 0
-        producer._held.keep()
+        producer._held_slots._next_ms = 0
+        producer._held_slots.keep()
     assert dead not in {lease.name for lease in system.metadata.list_leases("")}
 
 

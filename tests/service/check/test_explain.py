@@ -145,7 +145,7 @@ def test_an_object_that_is_due_and_one_that_is_late(bench: Bench, system: System
         assert (found.reason, found.advice) == (Why.DUE, None)
         for _ in range(20):
             clock.advance(20_000)
-            producer._held.keep()
+            producer._held_slots.keep()
         found = explained(system, key)
         assert found.reason is Why.DUE
         assert "for 6 min 40 s" in found.why
