@@ -71,7 +71,7 @@ from nos_ec.engine.upkeep.housekeeping import Housekeeping
 from nos_ec.engine.upkeep.reaper import Reaper
 from nos_ec.engine.upkeep.recovery import Recovery
 from nos_ec.engine.upkeep.shard_rebuild import ShardRebuild
-from nos_ec.engine.upkeep.verifier import CALM_S, READS_MAX, WARY_S
+from nos_ec.engine.upkeep.verifier import LATE_S, LATE_S_AFTER_FAILURE, READS_MAX
 from nos_ec.monitoring.declarations.metrics import AUDIT_FAILURES
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.gc_samples import interval_samples, nothing_counted, pass_samples, rebuild_counts, scrub_counts
@@ -332,7 +332,7 @@ class System:
     def housekeeping(self) -> Housekeeping:
         """Return the housekeeping: recovery, the reaper, the trimmer and surveys. When the store is closed, the reaper
         logs what it has not logged yet."""
-        threads = self._stack.enter_context(closing(ReadThreads(READS_MAX, perf_counter, CALM_S, WARY_S)))
+        threads = self._stack.enter_context(closing(ReadThreads(READS_MAX, perf_counter, LATE_S, LATE_S_AFTER_FAILURE)))
         batch_objects = self.settings.reaper.batch_objects
         reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, batch_objects, threads, self.trail)
         self._stack.callback(reaper.close)

@@ -1,7 +1,7 @@
 """Reads the bytes of the objects to pack.
 
-A landing copy that does not answer counts as unread, so that it does not delay a plan for long, unless the caller is
-patient (read_threads.py defines when).
+A landing copy that does not answer counts as unread, so that it does not delay a plan for long (read_threads.py defines
+after how long), unless its packable is `patient`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 from nos_ec.core.errors import Corrupt, NosError, Transient
 from nos_ec.core.ids import BlockId, Extent, LandingId, SegmentId, in_log, segment_of
 from nos_ec.engine.packable import Packable, crc_checked
-from nos_ec.engine.read_threads import ReadThreads, Unit, read_all
+from nos_ec.engine.read_threads import ReadThreads, TimedRead, read_all
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 
@@ -48,11 +48,11 @@ class SourceReader:
         self._threads = threads
         self._records = records
 
-    def read(self, packables: Sequence[Packable], patient_s: float = 0.0) -> list[bytes | NosError]:
-        """Return, for each packable, its bytes or the error of reading them. Never raises a NosError. All reads are
-        waited for during `patient_s` seconds."""
+    def read(self, packables: Sequence[Packable], grace_s: float = 0.0) -> list[bytes | NosError]:
+        """Return, for each packable, its bytes or the error of reading them. Never raises a NosError. No read
+        is abandoned during the first `grace_s` seconds."""
         results: list[_Outcome | None] = [None] * len(packables)
-        for outcomes in read_all(self._threads, self._units(packables), patient_s):
+        for outcomes in read_all(self._threads, self._reads_of(packables), grace_s):
             for index, outcome in outcomes:
                 results[index] = outcome
         return [outcome for outcome in results if outcome is not None]
@@ -70,12 +70,12 @@ class SourceReader:
             return error
         return _checked(packable, data)
 
-    def _units(self, packables: Sequence[Packable]) -> list[Unit[_Outcomes]]:
-        """Return one unit per landing copy. Extents of one block are read together, and so are records of one landing
+    def _reads_of(self, packables: Sequence[Packable]) -> list[TimedRead[_Outcomes]]:
+        """Return one read per landing copy. Extents of one block are read together, and so are records of one landing
         segment. A segment that does not answer delays no other one, and only its records count as unread."""
         by_block: dict[BlockId, list[int]] = {}
         by_segment: dict[SegmentId, list[int]] = {}
-        units: list[Unit[_Outcomes]] = []
+        reads: list[TimedRead[_Outcomes]] = []
         for index, packable in enumerate(packables):
             source = packable.source
             if isinstance(source, Extent):
@@ -84,15 +84,15 @@ class SourceReader:
                 by_segment.setdefault(segment_of(source), []).append(index)
             else:
                 late = None if packable.patient else partial(_late, [index])
-                units.append(Unit(partial(self._read_landed, packable, index), packable.size, late))
+                reads.append(TimedRead(partial(self._read_landed, packable, index), packable.size, late))
         for indexes in by_segment.values():
             size = sum([packables[i].size for i in indexes])
             late = None if any(packables[i].patient for i in indexes) else partial(_late, indexes)
-            units.append(Unit(partial(self._read_records, packables, indexes), size, late))
+            reads.append(TimedRead(partial(self._read_records, packables, indexes), size, late))
         for block_id, indexes in by_block.items():
             slices = _sliced(indexes, _EXTENTS_PER_READ_MAX)
-            units.extend(Unit(partial(self._read_extents, packables, block_id, some), 0, None) for some in slices)
-        return units
+            reads.extend(TimedRead(partial(self._read_extents, packables, block_id, some), 0, None) for some in slices)
+        return reads
 
     def _read_landed(self, packable: Packable, index: int) -> tuple[_Outcomes, bool]:
         outcome = self.read_one(packable)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from nos_ec.core.errors import Corrupt, NosError, NotFound, Transient
 from nos_ec.core.ids import BlockId, Extent
 from nos_ec.engine.packable import crc_checked
-from nos_ec.engine.read_threads import ReadThreads, Unit, read_all
+from nos_ec.engine.read_threads import ReadThreads, TimedRead, read_all
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Beat, Clock, waits
 from nos_ec.ports.metadata import ObjectRow
@@ -25,7 +25,7 @@ READS_MAX = 4
 READ_BYTES_MAX = 4 << 20
 READ_EXTENTS_MAX = 1024
 """The most bytes and extents of one read. A longer extent is read alone."""
-CALM_S, WARY_S = 5.0, 1.0
+LATE_S, LATE_S_AFTER_FAILURE = 5.0, 1.0
 """How long a read may take before it is abandoned: the second while some blocks are known not to answer, otherwise the
 first. No client waits for the reaper, so it can be patient."""
 AWAY_MS = 60_000
@@ -91,8 +91,8 @@ class Verifier:
 
     def _read_turn(self, turn: Sequence[_Slice], outcomes: list[Outcome]) -> None:
         """Read slices of different blocks at the same time."""
-        units = [Unit(partial(self._read, one), one.size, partial(_late, one)) for one in turn]
-        for one, found in zip(turn, read_all(self._threads, units), strict=True):
+        reads = [TimedRead(partial(self._read, one), one.size, partial(_late, one)) for one in turn]
+        for one, found in zip(turn, read_all(self._threads, reads), strict=True):
             for (number, _), outcome in zip(one.objects, found, strict=True):
                 outcomes[number] = outcome
             away = next((outcome for outcome in found if isinstance(outcome, Transient)), None)

@@ -241,7 +241,7 @@ def test_a_source_that_hangs_is_left_when_the_time_of_the_group_is_over(
     def hang() -> None:
         end.wait(60)
 
-    threads = ReadThreads(4, perf_counter, calm_s=0.01, wary_s=0.01)
+    threads = ReadThreads(4, perf_counter, late_s=0.01, late_s_after_failure=0.01)
     with closing(threads), pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer.writer._sources, "_threads", threads)
         before_reading(patch, writer, victim, hang)

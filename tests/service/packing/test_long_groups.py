@@ -228,7 +228,7 @@ def test_a_source_that_is_slow_is_waited_for_once_the_group_is_begun(writer: Wri
     """A read that is left behind costs the block then."""
     plan = planned(writer)
     victim = begin_in(writer, plan, window)[0]
-    threads = ReadThreads(4, perf_counter, calm_s=0.01, wary_s=0.01)
+    threads = ReadThreads(4, perf_counter, late_s=0.01, late_s_after_failure=0.01)
     with closing(threads), pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer.writer._sources, "_threads", threads)
         before_reading(patch, writer, victim, lambda: time.sleep(0.5))

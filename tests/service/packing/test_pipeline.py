@@ -320,7 +320,7 @@ def test_packed_bytes_that_fail_verification_go_back_to_the_landing_copy(bench: 
 
 def one_by_one() -> ReadThreads:
     """Threads with which a reaper reads one block at a time, so that its calls can be counted."""
-    return ReadThreads(1, time.perf_counter, calm_s=WAIT_S_MAX)
+    return ReadThreads(1, time.perf_counter, late_s=WAIT_S_MAX)
 
 
 @pytest.mark.landing("store")

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from nos_ec.engine import read_threads
-from nos_ec.engine.read_threads import CALM_S, LEFT_MAX, WARY_S, ReadThreads, Unit, read_all
+from nos_ec.engine.read_threads import ABANDONED_MAX, LATE_S, LATE_S_AFTER_FAILURE, ReadThreads, TimedRead, read_all
 
 SLOTS = 4
 
@@ -32,13 +32,13 @@ class Hanging:
         self.begun = threading.Semaphore(0)
         self.failed = True
 
-    def unit(self, size: int = 1, late: Callable[[float], str] | None = lambda _: "late") -> Unit[str]:
-        def read() -> tuple[str, bool]:
+    def read(self, size: int = 1, late: Callable[[float], str] | None = lambda _: "late") -> TimedRead[str]:
+        def work() -> tuple[str, bool]:
             self.begun.release()
             self.answer.wait()
             return "answered", self.failed
 
-        return Unit(read, size, late)
+        return TimedRead(work, size, late)
 
 
 @pytest.fixture
@@ -61,20 +61,22 @@ def threads(timer: Timer, hanging: Hanging) -> Iterator[ReadThreads]:
     made.close()
 
 
-def _quick(number: int) -> Unit[str]:
-    return Unit(lambda: (str(number), False), 1, lambda _: "late")
+def _quick(number: int) -> TimedRead[str]:
+    return TimedRead(lambda: (str(number), False), 1, lambda _: "late")
 
 
-def _left_behind(threads: ReadThreads, timer: Timer, hanging: Hanging, units: list[Unit[str]], hang: int) -> list[str]:
+def _read_while_some_hang(
+    threads: ReadThreads, timer: Timer, hanging: Hanging, reads: list[TimedRead[str]], hang: int
+) -> list[str]:
     """Read all while `hang` of them hang; time passes when these have begun."""
     results: list[str] = []
-    reader = threading.Thread(target=lambda: results.extend(read_all(threads, units)))
+    reader = threading.Thread(target=lambda: results.extend(read_all(threads, reads)))
     reader.start()
     for _ in range(hang):
         while not hanging.begun.acquire(timeout=0.01):
-            timer.now_s += CALM_S  # those that have begun make room for the rest
+            timer.now_s += LATE_S  # those that have begun make room for the rest
     while reader.is_alive():
-        timer.now_s += CALM_S
+        timer.now_s += LATE_S
         reader.join(0.01)
     return results
 
@@ -85,24 +87,22 @@ def test_all_are_read_in_order(threads: ReadThreads) -> None:
 
 
 @pytest.mark.parametrize("hang", [1, SLOTS, 3 * SLOTS])
-def test_reads_that_hang_are_left_behind_and_the_others_are_done(
+def test_reads_that_hang_are_abandoned_and_the_others_are_done(
     threads: ReadThreads, timer: Timer, hanging: Hanging, hang: int
 ) -> None:
     """Also when more of them hang than there are slots."""
-    units = [hanging.unit() for _ in range(hang)] + [_quick(number) for number in range(50)]
+    reads = [hanging.read() for _ in range(hang)] + [_quick(number) for number in range(50)]
     expected = ["late"] * hang + [str(number) for number in range(50)]
-    assert _left_behind(threads, timer, hanging, units, hang) == expected
+    assert _read_while_some_hang(threads, timer, hanging, reads, hang) == expected
     assert read_all(threads, [_quick(1)] * 20) == ["1"] * 20, "the slots of those that hang are free again"
 
 
-def test_a_read_that_must_not_be_left_behind_is_waited_for(
-    threads: ReadThreads, timer: Timer, hanging: Hanging
-) -> None:
+def test_a_read_that_must_not_be_abandoned_is_waited_for(threads: ReadThreads, timer: Timer, hanging: Hanging) -> None:
     results: list[str] = []
-    reader = threading.Thread(target=lambda: results.extend(read_all(threads, [hanging.unit(late=None)])))
+    reader = threading.Thread(target=lambda: results.extend(read_all(threads, [hanging.read(late=None)])))
     reader.start()
     hanging.begun.acquire()
-    timer.now_s += 1000 * CALM_S
+    timer.now_s += 1000 * LATE_S
     reader.join(0.05)
     assert reader.is_alive()
     hanging.answer.set()
@@ -110,11 +110,11 @@ def test_a_read_that_must_not_be_left_behind_is_waited_for(
     assert results == ["answered"]
 
 
-def test_no_read_is_left_behind_while_the_caller_is_patient(timer: Timer, hanging: Hanging) -> None:
-    threads = ReadThreads(SLOTS, timer, calm_s=0.01)
+def test_no_read_is_abandoned_while_the_caller_is_patient(timer: Timer, hanging: Hanging) -> None:
+    threads = ReadThreads(SLOTS, timer, late_s=0.01)
     results: list[str] = []
-    units = [hanging.unit(), _quick(1)]
-    reader = threading.Thread(target=lambda: results.extend(read_all(threads, units, patient_s=0.2)))
+    reads = [hanging.read(), _quick(1)]
+    reader = threading.Thread(target=lambda: results.extend(read_all(threads, reads, grace_s=0.2)))
     reader.start()
     hanging.begun.acquire()
     timer.now_s = 0.19
@@ -127,32 +127,32 @@ def test_no_read_is_left_behind_while_the_caller_is_patient(timer: Timer, hangin
     threads.close()
 
 
-def test_after_a_read_that_was_left_behind_has_failed_others_get_less_time(
+def test_after_a_read_that_was_abandoned_has_failed_others_get_less_time(
     threads: ReadThreads, timer: Timer, hanging: Hanging
 ) -> None:
-    assert threads.patience_s() == CALM_S
-    _left_behind(threads, timer, hanging, [hanging.unit()], 1)
-    assert threads.patience_s() == CALM_S, "nothing is known of it yet"
+    assert threads.late_after_s() == LATE_S
+    _read_while_some_hang(threads, timer, hanging, [hanging.read()], 1)
+    assert threads.late_after_s() == LATE_S, "nothing is known of it yet"
     hanging.answer.set()
-    while threads.patience_s() == CALM_S:
+    while threads.late_after_s() == LATE_S:
         pass
-    assert threads.patience_s() == WARY_S
-    timer.now_s += read_threads.WARY_FOR_S
-    assert threads.patience_s() == CALM_S
+    assert threads.late_after_s() == LATE_S_AFTER_FAILURE
+    timer.now_s += read_threads.FAILURE_COUNTS_FOR_S
+    assert threads.late_after_s() == LATE_S
 
 
 def test_a_slow_store_gets_more_time(threads: ReadThreads, timer: Timer) -> None:
     threads.add_times(10.0, 10)
-    assert threads.patience_s() == read_threads.MEAN_FACTOR * 1.0
+    assert threads.late_after_s() == read_threads.MEAN_FACTOR * 1.0
 
 
 @pytest.mark.invariant(9)
-def test_no_more_are_left_behind_than_the_limits_allow(threads: ReadThreads) -> None:
-    for _ in range(LEFT_MAX):
+def test_no_more_are_abandoned_than_the_limits_allow(threads: ReadThreads) -> None:
+    for _ in range(ABANDONED_MAX):
         assert threads.abandon(1)
     assert not threads.abandon(1)
     threads.end_abandoned(1, failed=False)
-    assert not threads.abandon(read_threads.LEFT_BYTES_MAX)
+    assert not threads.abandon(read_threads.ABANDONED_BYTES_MAX)
     assert threads.abandon(1)
 
 
@@ -161,5 +161,5 @@ def test_what_a_read_raises_is_raised(threads: ReadThreads) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        read_all(threads, [_quick(1), Unit(bug, 1, None), *[_quick(number) for number in range(20)]])
+        read_all(threads, [_quick(1), TimedRead(bug, 1, None), *[_quick(number) for number in range(20)]])
     assert read_all(threads, [_quick(1)] * 20) == ["1"] * 20

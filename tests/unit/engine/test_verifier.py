@@ -24,7 +24,7 @@ from nos_ec.ports.metadata import ObjectRow
 from tests.rig.fakes.clock import FakeClock
 
 LENGTH = 1000
-CALM_S = 0.2
+LATE_S = 0.2
 
 
 class Blocks:
@@ -68,7 +68,7 @@ def blocks() -> Iterator[Blocks]:
 
 @pytest.fixture
 def threads(blocks: Blocks) -> Iterator[ReadThreads]:
-    with closing(ReadThreads(READS_MAX, perf_counter, CALM_S, CALM_S)) as made:
+    with closing(ReadThreads(READS_MAX, perf_counter, LATE_S, LATE_S)) as made:
         yield made
         blocks.answer.set()
 
