@@ -29,8 +29,9 @@ class HeaderScan:
     """The existing stripes of the unfinished group."""
 
     @property
-    def dead_stripes(self) -> tuple[int, ...]:
-        """The stripes without live objects, except objects that are known from rows alone."""
+    def stripes_outside_groups(self) -> tuple[int, ...]:
+        """The damaged and the unfinished stripes: they belong to no group in `headers`, so only rows can show that
+        something in them is live."""
         return self.damaged_stripes + self.unfinished_stripes
 
 

@@ -64,7 +64,7 @@ class BlockCheck:
             return None
         scan = scan_headers(self._blocks, row.block_id, row.stripes)
         live = live_entries(self._metadata.placed_in(row.block_id))
-        return account_block(self._blocks.geometry, row.stripes, scan.headers, scan.dead_stripes, live)
+        return account_block(self._blocks.geometry, row.stripes, scan.headers, scan.stripes_outside_groups, live)
 
     def row(self, block_id: BlockId) -> BlockRow | None:
         """Return the row of a block; None if it has none now."""
@@ -103,7 +103,7 @@ class BlockCheck:
         scan = scan_headers(self._blocks, row.block_id, row.stripes)
         self.figures.header_bytes += scan.bytes_read
         live = live_entries(list(placed))
-        account = account_block(self._blocks.geometry, row.stripes, scan.headers, scan.dead_stripes, live)
+        account = account_block(self._blocks.geometry, row.stripes, scan.headers, scan.stripes_outside_groups, live)
         unconfirmed = self._unconfirmed(account, placed)
         headless = {one for one in unconfirmed if self._lies_in(one, scan)}
         right = counters_in_row(row) == counters_counted(account)

@@ -212,7 +212,7 @@ class Repairer:
             scan = scan_headers(blocks, block_id, holds["stripes"])
         except NotFound:
             return False
-        account = account_block(blocks.geometry, holds["stripes"], scan.headers, scan.dead_stripes, [])
+        account = account_block(blocks.geometry, holds["stripes"], scan.headers, scan.stripes_outside_groups, [])
         now_ms = self._clock.now_ms()
         return self._metadata.quarantine_block(block_id, holds["stripes"], account, now_ms, now_ms + QUARANTINE_MS)
 

@@ -89,7 +89,7 @@ def recover_block(blocks: BlockStore, block_id: BlockId, stripes: int, first_str
     return RecoveredBlock(
         block_id,
         stripes,
-        sum(header.data_length for header in scan.headers) + len(scan.dead_stripes) * geometry.stripe_size,
+        sum(header.data_length for header in scan.headers) + len(scan.stripes_outside_groups) * geometry.stripe_size,
         scan.bytes_read,
         tuple(entries),
         nameless,

@@ -9,7 +9,7 @@ from math import inf
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.gc.gc_policy import GcPolicy
-from nos_ec.core.gc.reclaim import Victim, pays
+from nos_ec.core.gc.reclaim import Victim, frees_stripes
 from nos_ec.core.ids import BlockId
 from nos_ec.core.packing.empty_bytes import EmptyBytes, empty_in
 from nos_ec.core.ratios import DIGITS
@@ -188,7 +188,7 @@ class BlockExplainer:
             front_bytes=empty.front,
             gap_bytes=empty.gap,
             end_bytes=empty.end,
-            unread_stripes=len(scan.dead_stripes),
+            unread_stripes=len(scan.stripes_outside_groups),
         )
 
     def _lease_until_ms(self, name: str, now_ms: int, epoch: int | None = None) -> int | None:
@@ -203,8 +203,8 @@ class BlockExplainer:
         """Return what a run would do with a candidate, as `choose` decides, and the stripes that its objects need;
         (None, None) for a block that is not a candidate.
 
-        If rewriting some victims pays, it also pays with more of them, because each needs fewer stripes than it has. So
-        usually no other block needs to be examined.
+        If rewriting some victims frees stripes, so does rewriting more of them, because each needs fewer stripes than
+        it has. So usually no other block needs to be examined.
         """
         options, row = self._options, facts.row
         if facts.waits is not None or not row.live_objects or row.kind is BlockKind.LARGE:
@@ -274,7 +274,7 @@ class BlockExplainer:
                 victims.append(by_row)
         examined = (judge(self._metadata, self._blocks, self._options, one) for one in rest[:EXAMINED_MAX])
         while True:
-            if pays([Victim(one.block.stripes, one.needs) for one in victims]):
+            if frees_stripes([Victim(one.block.stripes, one.needs) for one in victims]):
                 return BlockReason.VICTIM
             try:
                 victim = next(examined)

@@ -13,7 +13,7 @@ import structlog
 from nos_ec.core.errors import NotFound
 from nos_ec.core.formats.header import name_record_size
 from nos_ec.core.gc.gc_policy import Behind, SealedBlock, padding_days
-from nos_ec.core.gc.reclaim import Victim, account_block, pays, stripes_needed
+from nos_ec.core.gc.reclaim import Victim, account_block, frees_stripes, stripes_needed
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId
 from nos_ec.core.states import BlockKind, BlockState
@@ -122,7 +122,7 @@ def choose(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_
         taken.add_padded(0.0 if any_price else options.price_days_min)
     # 2. Rewrite none of them if all together would free nothing.
     victims = taken.victims
-    if victims and not pays([Victim(victim.block.stripes, victim.needs) for victim in victims]):
+    if victims and not frees_stripes([Victim(victim.block.stripes, victim.needs) for victim in victims]):
         victims = []
     # 3. Find the reason if the run does less than the policy demands.
     after = use.without_empty.less(sum(victim.block.dead_bytes for victim in victims))
@@ -325,7 +325,9 @@ def decide(metadata: Blocks, blocks: BlockStore, block: BlockRow) -> tuple[Block
         return BlockDecision(block, len(placed), 0, 0), placed
     scan = _scan(metadata, blocks, block)
     placed = metadata.placed_in(block.block_id)
-    account = account_block(blocks.geometry, block.stripes, scan.headers, scan.dead_stripes, live_entries(placed))
+    account = account_block(
+        blocks.geometry, block.stripes, scan.headers, scan.stripes_outside_groups, live_entries(placed)
+    )
     if account.unconfirmed:
         _log.error(
             "rows point to bytes that no readable header confirms",

@@ -172,7 +172,7 @@ class Recovery:
         for _ in range(RECONCILE_TRIES):
             placed = self._metadata.placed_in(block.block_id)
             live = live_entries(placed)
-            account = account_block(self._blocks.geometry, stripes, scan.headers, scan.dead_stripes, live)
+            account = account_block(self._blocks.geometry, stripes, scan.headers, scan.stripes_outside_groups, live)
             self._warn(block, held, account)
             if self._metadata.seal_reconciled(
                 block.block_id,

@@ -122,7 +122,7 @@ def test_recovery_counts_it_as_dead_and_nobody_calls_it_damaged(writer: Writer, 
     assert scan.unfinished is not None
     assert (scan.unfinished.first_stripe, scan.unfinished.stripe_count) == (committed.stripes, NAMED)
     assert (len(scan.headers), scan.damaged_stripes) == (used, ())
-    assert scan.dead_stripes == tuple(range(committed.stripes, row.stripes))
+    assert scan.stripes_outside_groups == tuple(range(committed.stripes, row.stripes))
     assert check(system, read_share=1.0) == []
     assert scrub(system)[0] == []
     shown = Readings(system, gc_collector(system), age_ms_max=0).block(block_id)

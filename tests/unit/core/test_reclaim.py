@@ -1,4 +1,4 @@
-"""The counters of a block (invariants 6 and 10), and whether a collection pays."""
+"""The counters of a block (invariants 6 and 10), and whether a collection frees_stripes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nos_ec.core.formats.header import Entry, GroupHeader
-from nos_ec.core.gc.reclaim import LiveEntry, Victim, account_block, pays, stripes_needed
+from nos_ec.core.gc.reclaim import LiveEntry, Victim, account_block, frees_stripes, stripes_needed
 from nos_ec.core.geometry import CHUNK_SIZE_MAX, Geometry
 from nos_ec.core.ids import BlockId
 from nos_ec.core.packing.splits import SPLIT_BYTES
@@ -98,12 +98,12 @@ def test_the_counters_always_balance(groups: list[tuple[list[int], bool]], rng: 
 
 
 def test_a_collection_pays_when_it_gives_stripes_back() -> None:
-    assert not pays([])
-    assert not pays([Victim(1, 0.2)]), "one stripe would become one stripe"
-    assert pays([Victim(1, 0.2)] * 2)
-    assert not pays([Victim(32, 32)])
-    assert pays([Victim(1, 0.1)] * 10)
-    assert not pays([Victim(1, 0.9)] * 9), "9 stripes would become 9 stripes"
+    assert not frees_stripes([])
+    assert not frees_stripes([Victim(1, 0.2)]), "one stripe would become one stripe"
+    assert frees_stripes([Victim(1, 0.2)] * 2)
+    assert not frees_stripes([Victim(32, 32)])
+    assert frees_stripes([Victim(1, 0.1)] * 10)
+    assert not frees_stripes([Victim(1, 0.9)] * 9), "9 stripes would become 9 stripes"
 
 
 def test_what_survivors_need() -> None:
