@@ -125,7 +125,7 @@ class BucketRules:
         return min(found, default=None)
 
     def upload_expiry(self, name: str, begun_ms: int) -> Expiry | None:
-        """Return when an upload is aborted that was begun at `begun_ms`; None for never."""
+        """Return when an upload that began at `begun_ms` is aborted, and by which rule; None for never."""
         found = [
             Expiry(_midnight(begun_ms + (rule.abort_days or 0) * self._day_ms, self._day_ms), rule.rule_id)
             for rule in self._aborting.matching(name)

@@ -1,4 +1,4 @@
-"""The policy of a POST form: what a browser may upload, signed with an access key.
+"""Reads and checks the policy of a POST form, which says what a browser may upload, and is signed with an access key.
 
 Sources: "POST object", "POST policy" and "Browser-Based Uploads" of the S3 API reference
 (sigv4-HTTPPOSTConstructPolicy, sigv4-post-example); "Browser-based uploads using POST" of the S3 user guide for
@@ -22,16 +22,19 @@ from nos_ec.s3.signing import sign, signing_key
 
 POLICY_SIZE_MAX = 20 << 10
 CONDITIONS_MAX = 200
-_NEED_NO_CONDITION = frozenset(["awsaccesskeyid", "signature", "x-amz-signature", "policy", "file"])
-_FREE = ("x-ignore-", "x-amz-checksum-")
-"""Fields with these prefixes need no condition either: a checksum can only make an upload fail (as in radosgw)."""
+_FIELDS_WITHOUT_CONDITION = frozenset(["awsaccesskeyid", "signature", "x-amz-signature", "policy", "file"])
+"""All other fields must be named in a condition of the policy."""
+_PREFIXES_WITHOUT_CONDITION = ("x-ignore-", "x-amz-checksum-")
+"""Fields with these prefixes need no condition either. S3 says so of the first one. The second one is allowed as in
+radosgw, because a checksum can only make an upload fail."""
 _EXPIRATION = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?Z")
 _CREDENTIAL = re.compile(r"(.+)/([0-9]{8})/([0-9A-Za-z_-]{1,64})/s3/aws4_request")
 
 
 @dataclass(frozen=True, slots=True)
 class FormClaim:
-    """The signature of a form, not verified yet. `day` and `region` are None for Signature Version 2."""
+    """The signature of a form, not verified yet. `policy` is in base64, as signed. `day` (YYYYMMDD) and `region` are
+    None for Signature Version 2."""
 
     access_key: str
     signature: str
@@ -42,15 +45,15 @@ class FormClaim:
 
 @dataclass(frozen=True, slots=True)
 class SizeRange:
-    """The least and most bytes that the file may have."""
+    """The sizes that the file may have, in bytes."""
 
-    least: int
-    most: int
+    bytes_min: int
+    bytes_max: int
 
 
 def read_form_claim(fields: Mapping[str, str]) -> FormClaim | None:
-    """Read the signature of a form. fields: its fields, by name in lower case. Returns None for an anonymous form,
-    which has no policy. Raises InvalidArgument, InvalidToken."""
+    """Return the signature of a form, or None for an anonymous form, which has no policy either. fields: the values of
+    the form's fields, by name in lower case. Raises InvalidArgument, InvalidToken."""
     policy = fields.get("policy")
     signed = not fields.keys().isdisjoint(("awsaccesskeyid", "signature", "x-amz-signature", "x-amz-credential"))
     if policy is None:
@@ -59,7 +62,7 @@ def read_form_claim(fields: Mapping[str, str]) -> FormClaim | None:
         return None
     if "x-amz-security-token" in fields:
         raise S3Error("InvalidToken", "This store issues no session tokens.")
-    if "x-amz-signature" not in fields and "x-amz-credential" not in fields:
+    if "x-amz-signature" not in fields and "x-amz-credential" not in fields:  # Signature Version 2
         for name in ("AWSAccessKeyId", "signature"):
             if not fields.get(name.lower()):
                 raise _missing(name)
@@ -79,10 +82,10 @@ def read_form_claim(fields: Mapping[str, str]) -> FormClaim | None:
 
 
 def verify_form(claim: FormClaim, secret: str) -> None:
-    """Verify the signature of a form. secret: the secret of the access key. Raises SignatureDoesNotMatch."""
+    """Verify the signature of a form. secret: the secret key of `claim.access_key`. Raises SignatureDoesNotMatch."""
     if claim.day is not None and claim.region is not None:
         computed = sign(signing_key(secret, claim.day, claim.region), claim.policy)
-    else:
+    else:  # Signature Version 2
         computed = base64.b64encode(hmac.digest(secret.encode(), claim.policy.encode(), "sha1")).decode()
     if not hmac.compare_digest(computed.encode(), claim.signature.encode()):
         raise S3Error(
@@ -95,29 +98,33 @@ def verify_form(claim: FormClaim, secret: str) -> None:
 
 
 def check_policy(policy: str, fields: Mapping[str, str], bucket: str, now_ms: int) -> SizeRange | None:
-    """Check a form against its policy. policy: in base64. fields: by name in lower case, with the final key. Returns
-    the range of sizes for the file, or None if any size is allowed. Raises InvalidPolicyDocument, or AccessDenied if a
-    field does not meet its condition or has none."""
+    """Check the fields of a form against its policy. Return the sizes that the file may have, or None if the policy
+    does not limit them.
+
+    policy: in base64. fields: by name in lower case; the value of `key` is the object's name, with ${filename} already
+    replaced. Raises InvalidPolicyDocument, or AccessDenied if the policy has expired, or a field does not meet its
+    condition or has none."""
     document = _parsed(policy)
     if now_ms > _expiration_ms(document):
         raise _denied("Policy expired.")
     found = {**fields, "bucket": bucket}
-    named: set[str] = set()
+    covered: set[str] = set()
     sizes = None
     for condition in document["conditions"]:
         kind, first, second = _condition(condition)
         if kind == "content-length-range":
             sizes = SizeRange(_number(first), _number(second))
             continue
-        name = str(first)[1:].lower()
-        named.add(name)
+        name = str(first)[1:].lower()  # without the "$"
+        covered.add(name)
         value, wanted = found.get(name, ""), str(second)
         # Each value of a Content-Type with commas must have the prefix ("POST policy" of the API reference).
         values = [part.strip() for part in value.split(",")] if name == "content-type" else [value]
         if not (value == wanted if kind == "eq" else all(one.startswith(wanted) for one in values)):
             raise _denied(f"Policy Condition failed: {json.dumps(condition)}")
     for name in found:
-        if name not in named and name not in _NEED_NO_CONDITION and not name.startswith(_FREE):
+        needs_condition = name not in _FIELDS_WITHOUT_CONDITION and not name.startswith(_PREFIXES_WITHOUT_CONDITION)
+        if needs_condition and name not in covered:
             raise _denied(f"Extra input fields: {name}")
     return sizes
 
@@ -130,17 +137,17 @@ def _parsed(policy: str) -> dict[str, Any]:
     except (BadBase64, ValueError, RecursionError):
         raise _invalid("it must be JSON in base64") from None
     if not isinstance(document, dict) or not document.keys() <= {"expiration", "conditions"}:
-        raise _invalid("it has an expiration and conditions, and nothing else")
+        raise _invalid("it must have an expiration and conditions, and nothing else")
     if not isinstance(document.get("expiration"), str):
-        raise _invalid("it has no expiration")
+        raise _invalid("it must have an expiration")
     conditions = document.get("conditions")
     if not isinstance(conditions, list) or not 1 <= len(conditions) <= CONDITIONS_MAX:
-        raise _invalid(f"it has 1 to {CONDITIONS_MAX} conditions")
+        raise _invalid(f"it must have 1 to {CONDITIONS_MAX} conditions")
     return document
 
 
 def _expiration_ms(document: dict[str, Any]) -> int:
-    """Return the expiration in ms. Raises S3Error for any form of ISO 8601 other than the one that S3 accepts."""
+    """Return the expiration in Unix milliseconds. Raises S3Error for every form of ISO 8601 that S3 does not accept."""
     text = document["expiration"]
     try:
         time = datetime.fromisoformat(text) if _EXPIRATION.fullmatch(text) else None
@@ -152,7 +159,8 @@ def _expiration_ms(document: dict[str, Any]) -> int:
 
 
 def _condition(condition: object) -> tuple[str, object, object]:
-    """Return (kind, `$name` or least, value or most), where kind is eq, starts-with or content-length-range."""
+    """Return a condition in its form of three items: ("eq" or "starts-with", "$" + field, value), or
+    ("content-length-range", minimum, maximum). Whether minimum and maximum are numbers is not checked."""
     if isinstance(condition, dict) and len(condition) == 1:
         ((name, value),) = condition.items()
         if isinstance(value, str):
@@ -169,7 +177,7 @@ def _condition(condition: object) -> tuple[str, object, object]:
 def _number(value: object) -> int:
     text = str(value)
     if isinstance(value, bool) or not re.fullmatch("[0-9]{1,15}", text):
-        raise _invalid("a content-length-range has two numbers")
+        raise _invalid("a content-length-range must have two whole numbers")
     return int(text)
 
 

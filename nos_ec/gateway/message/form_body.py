@@ -108,23 +108,23 @@ class FormBody:
     def _finish(self) -> None:
         if self._taken != self.length or not self._ended:
             raise S3Error("IncompleteBody", f"The form ends after {self._taken} of {self.length} bytes.")
-        if self._sizes is not None and self._size < self._sizes.least:
+        if self._sizes is not None and self._size < self._sizes.bytes_min:
             raise S3Error(
                 "EntityTooSmall",
                 "Your proposed upload is smaller than the minimum allowed size",
                 ProposedSize=str(self._size),
-                MinSizeAllowed=str(self._sizes.least),
+                MinSizeAllowed=str(self._sizes.bytes_min),
             )
         computed = self._check.finish({})
         self._at_end()
         self.computed = computed
 
     def _require_size(self) -> None:
-        if self._sizes is not None and self._size > self._sizes.most:
+        if self._sizes is not None and self._size > self._sizes.bytes_max:
             raise S3Error(
                 "EntityTooLarge",
                 "Your proposed upload exceeds the maximum allowed size",
-                MaxSizeAllowed=str(self._sizes.most),
+                MaxSizeAllowed=str(self._sizes.bytes_max),
             )
 
     def _on_part_begin(self) -> None:

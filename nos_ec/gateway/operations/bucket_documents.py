@@ -25,15 +25,15 @@ class DocumentType:
     """How S3 handles one kind of document. Only the owner of the bucket may get, put or delete it.
 
     `parse` reads and checks the body of a PUT and returns the bytes to store; it raises S3Error. `missing` is the code
-    and the message of the error that answers a GET if the bucket has no such document. `shown` makes the reply to a GET
-    from the stored bytes, and `done` the reply to a PUT.
+    and the message of the error that answers a GET if the bucket has no such document. `get_reply` makes the reply to a
+    GET from the stored bytes, and `put_reply` the reply to a PUT.
     """
 
     kind: DocumentKind
     parse: Callable[[Call, Access], bytes]
     missing: tuple[str, str]
-    shown: Callable[[Call, bytes], Reply] = lambda _, stored: xml(stored)
-    done: Callable[[bytes], Reply] = lambda _: empty()
+    get_reply: Callable[[Call, bytes], Reply] = lambda _, stored: xml(stored)
+    put_reply: Callable[[bytes], Reply] = lambda _: empty()
 
 
 class BucketDocuments:
@@ -51,7 +51,7 @@ class BucketDocuments:
         if stored is None:
             code, message = of.missing
             raise S3Error(code, message, BucketName=call.bucket)
-        return of.shown(call, stored)
+        return of.get_reply(call, stored)
 
     def put(self, of: DocumentType, call: Call) -> Reply:
         """Store the document in the request, replacing the old one. Raises AccessDenied, NoSuchBucket, and the errors
@@ -59,7 +59,7 @@ class BucketDocuments:
         call.require(Rights.OWNER)
         stored = of.parse(call, self._access)
         self._access.set_bucket_document(call.bucket, of.kind, stored, self._clock.now_ms())
-        return of.done(stored)
+        return of.put_reply(stored)
 
     def delete(self, of: DocumentType, call: Call) -> Reply:
         """Delete the document; a bucket without one is not an error. Raises AccessDenied, NoSuchBucket."""

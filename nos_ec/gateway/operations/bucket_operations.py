@@ -184,8 +184,8 @@ BUCKET_TAGS = DocumentType(
     DocumentKind.TAGS,
     _parse_tags,
     ("NoSuchTagSet", "The TagSet does not exist"),
-    shown=lambda _, stored: xml(answers.tagging(documents.tagging(stored, BUCKET_TAGS_MAX))),
-    done=lambda _: empty(status=204),
+    get_reply=lambda _, stored: xml(answers.tagging(documents.tagging(stored, BUCKET_TAGS_MAX))),
+    put_reply=lambda _: empty(status=204),
 )
 
 

@@ -1,5 +1,5 @@
-"""The lifecycle configuration of a bucket, and the headers with the date when an object expires. GC applies the rules
-(engine/expiry/lifecycle_walk.py)."""
+"""Operations on the lifecycle configuration of a bucket, and the headers that tell a client when an object expires or
+an upload is aborted. GC applies the rules (engine/expiry/lifecycle_walk.py)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from nos_ec.ports.metadata import DocumentKind, ObjectRow, UploadRow
 from nos_ec.ports.metadata.buckets import DOCUMENT_BYTES_MAX
 from nos_ec.s3.errors import S3Error
 
-_MINIMUM = "x-amz-transition-default-minimum-object-size"
-_MINIMA = ("all_storage_classes_128K", "varies_by_storage_class")
-"""The values of that header; the first one is the default of S3. It concerns transitions, which the store does not
-support, but clients wait until they read back the value that they have set."""
-_TIME_MS_MAX = 253_402_214_400_000
-"""The end of the year 9999, the last date that a header can contain."""
+_MINIMUM_SIZE_HEADER = "x-amz-transition-default-minimum-object-size"
+_MINIMUM_SIZES = ("all_storage_classes_128K", "varies_by_storage_class")
+"""The allowed values of that header; the first one is the default of S3. The header is about transitions between
+storage classes, which this store does not support. It is stored all the same, because clients wait until a GET returns
+the value that they have set."""
+_EXPIRY_MS_MAX = 253_402_214_400_000
+"""9999-12-31T00:00:00Z. Objects expire at midnight, and a date in a header has a year of four digits."""
 
 
 def _parse(call: Call, _: Access) -> bytes:
-    minimum = call.request.header(_MINIMUM) or _MINIMA[0]
-    if minimum not in _MINIMA:
+    minimum = call.request.header(_MINIMUM_SIZE_HEADER) or _MINIMUM_SIZES[0]
+    if minimum not in _MINIMUM_SIZES:
         raise S3Error(
             "InvalidArgument",
-            f"{_MINIMUM} must be one of {', '.join(_MINIMA)}.",
-            ArgumentName=_MINIMUM,
+            f"{_MINIMUM_SIZE_HEADER} must be one of {', '.join(_MINIMUM_SIZES)}.",
+            ArgumentName=_MINIMUM_SIZE_HEADER,
             ArgumentValue=minimum,
         )
     stored = encode_rules(rules_of(read_document(call)), minimum)
@@ -43,23 +44,23 @@ def _parse(call: Call, _: Access) -> bytes:
     return stored
 
 
-def _minimum_header(stored: bytes) -> dict[str, str]:
-    return {_MINIMUM: transition_minimum_of(stored) or _MINIMA[0]}
+def _minimum_size_header(stored: bytes) -> dict[str, str]:
+    return {_MINIMUM_SIZE_HEADER: transition_minimum_of(stored) or _MINIMUM_SIZES[0]}
 
 
 LIFECYCLE = DocumentType(
     DocumentKind.LIFECYCLE,
     _parse,
     ("NoSuchLifecycleConfiguration", "The lifecycle configuration does not exist"),
-    shown=lambda _, stored: xml(xml_of(decode_rules(stored)), _minimum_header(stored)),
-    done=lambda stored: empty(_minimum_header(stored)),
+    get_reply=lambda _, stored: xml(xml_of(decode_rules(stored)), _minimum_size_header(stored)),
+    put_reply=lambda stored: empty(_minimum_size_header(stored)),
 )
-"""GET returns the rules with the ids that were generated for rules without one."""
+"""Rules without an id get a generated one in a PUT, and GET returns it."""
 
 
 def expiry_headers(rules: BucketRules | None, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
-    """Return the header `x-amz-expiration`; none if the object does not expire. `attributes` are those of the object.
-    Noncurrent versions have no such header, because their expiry depends on newer versions."""
+    """Return the header `x-amz-expiration`, or no header if the object does not expire. `attributes` are the attributes
+    of the object. A noncurrent version has no such header, because its expiry depends on newer versions."""
     if rules is None or row.is_noncurrent:
         return {}
     expiry = rules.expiry(row.key.name, row.users_size, lambda: tags_of(attributes), row.created_ms)
@@ -69,7 +70,7 @@ def expiry_headers(rules: BucketRules | None, row: ObjectRow, attributes: Mappin
 
 
 def abort_headers(rules: BucketRules | None, upload: UploadRow) -> dict[str, str]:
-    """Return the headers `x-amz-abort-date` and `x-amz-abort-rule-id`; none if no rule aborts the upload."""
+    """Return the headers `x-amz-abort-date` and `x-amz-abort-rule-id`, or no headers if no rule aborts the upload."""
     expiry = None if rules is None else rules.upload_expiry(upload.key.name, upload.since_ms)
     if expiry is None:
         return {}
@@ -77,4 +78,4 @@ def abort_headers(rules: BucketRules | None, upload: UploadRow) -> dict[str, str
 
 
 def _date(expiry: Expiry) -> str:
-    return http_date(min(expiry.due_ms, _TIME_MS_MAX))
+    return http_date(min(expiry.due_ms, _EXPIRY_MS_MAX))

@@ -127,10 +127,10 @@ POLICY = DocumentType(
     DocumentKind.POLICY,
     _parse,
     ("NoSuchBucketPolicy", "The bucket policy does not exist"),
-    shown=lambda _, stored: Reply(200, {"content-type": "application/json"}, stored),
-    done=lambda _: empty(status=204),
+    get_reply=lambda _, stored: Reply(200, {"content-type": "application/json"}, stored),
+    put_reply=lambda _: empty(status=204),
 )
-POLICY_STATUS = replace(POLICY, shown=_status)
+POLICY_STATUS = replace(POLICY, get_reply=_status)
 """GetBucketPolicyStatus: whether the policy allows anything to everybody."""
 
 assert BY_KEY.keys().isdisjoint(REQUIRED)

@@ -33,7 +33,7 @@ PUBLIC_ACCESS = DocumentType(
     DocumentKind.PUBLIC_ACCESS,
     _parse_block,
     ("NoSuchPublicAccessBlockConfiguration", "The public access block configuration was not found"),
-    shown=lambda _, stored: xml(
+    get_reply=lambda _, stored: xml(
         answers.configuration("PublicAccessBlockConfiguration", *fields_of(public_access_block(stored)))
     ),
 )
@@ -42,6 +42,6 @@ OWNERSHIP = DocumentType(
     DocumentKind.OWNERSHIP,
     _parse_ownership,
     ("OwnershipControlsNotFoundError", "The bucket ownership controls were not found"),
-    shown=lambda _, stored: xml(answers.ownership_controls(stored.decode())),
+    get_reply=lambda _, stored: xml(answers.ownership_controls(stored.decode())),
 )
 """A PUT cannot disable ACLs while the ACL of the bucket grants something to others. A DELETE enables ACLs again."""
