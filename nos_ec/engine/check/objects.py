@@ -1,5 +1,9 @@
-"""Checks rows of objects: their columns, the segments and tails of large objects, whether their keys lead to them, and
-whether the table of waiting objects has the landed ones. blocks.py compares the contents of blocks with headers."""
+"""Checks rows of objects: their columns, the segments and tails of large objects, whether a look-up of their keys finds
+them, and whether the table of waiting objects has those that have landed. blocks.py compares rows with block headers.
+
+Segments here are those of large objects, not of the landing log. What seems wrong is checked a second time, because an
+operation may have been under way (second_look.py).
+"""
 
 from __future__ import annotations
 
@@ -18,44 +22,53 @@ from nos_ec.ports.metadata import Metadata, ObjectRow, Segment
 
 _CRC32C = Model("CRC32C")
 PAGE_ROWS = 1000
+_SegmentsById = Mapping[int, Sequence[tuple[int, Segment]]]
+"""By object id, the segments of an object in order, each with the version that it belongs to."""
 
 
 class ObjectCheck:
-    """Checks all rows of objects, in the order of their ids. `unknown` is called with each block that objects name and
-    that has no row, and returns its findings. `read` returns a manifest: see `uploads.manifest_of`."""
+    """Checks all rows of objects, in the order of their ids.
+
+    check_unknown_block: called with each block that objects name and that has no row; returns its findings.
+    read_manifest: returns the manifest of a composed object, as `uploads.manifest_of` does.
+    """
 
     def __init__(
         self,
         metadata: Metadata,
-        second: SecondLook,
-        unknown: Callable[[BlockId], Iterable[Finding]],
-        read: uploads.ReadManifest,
+        second_look: SecondLook,
+        check_unknown_block: Callable[[BlockId], Iterable[Finding]],
+        read_manifest: uploads.ReadManifest,
     ) -> None:
         self._metadata = metadata
-        self._read = read
-        self._second = second
-        self._unknown = unknown
+        self._second_look = second_look
+        self._check_unknown_block = check_unknown_block
+        self._read_manifest = read_manifest
         self.objects = 0
+        """How many objects were checked, not counting tails."""
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong. Raises Transient."""
+        # 1. Rows, and the blocks and segments that they name.
         after = 0
         while page := self._metadata.objects_after(after, PAGE_ROWS):
             after = page[-1].object_id
             self.objects += sum(not is_tail(row.key) for row in page)
-            parts = self._parts(page)
-            doubtful = self._look(page, parts)
-            for object_id in sorted({row.object_id for row, found in doubtful if found}):
-                yield from self._second.doubt(partial(self._again, object_id))
-            for block_id in sorted(self._without_row(page, parts)):
-                yield from self._unknown(block_id)
+            segments = self._segments_of_large(page)
+            checked = self._findings_of_rows(page, segments)
+            for object_id in sorted({row.object_id for row, found in checked if found}):
+                yield from self._second_look.doubt(partial(self._check_object, object_id))
+            for block_id in sorted(self._blocks_without_row(page, segments)):
+                yield from self._check_unknown_block(block_id)
+        # 2. Segments, and the rows that they belong to.
         after = 0
         while owners := self._metadata.owners_after(after, PAGE_ROWS):
             after = owners[-1]
-            for object_id in self._stray(owners):
-                yield from self._second.doubt(partial(self._strays, object_id))
-        yield from versions.without_object(self._metadata, self._second)
-        yield from self._second.settle()
+            for object_id in self._with_stray_segments(owners):
+                yield from self._second_look.doubt(partial(self._check_stray_segments, object_id))
+        # 3. Noncurrent versions and uploads without an object.
+        yield from versions.without_object(self._metadata, self._second_look)
+        yield from self._second_look.settle()
         for upload in uploads.uploads_without_object(self._metadata):
             yield Finding(
                 FindingKind.UPLOAD_WITHOUT_OBJECT,
@@ -64,11 +77,11 @@ class ObjectCheck:
             )
 
     # --- rows -----------------------------------------------------------------------------------------
-    def _again(self, object_id: int) -> list[Finding]:
-        """Compare one object again. An object that keeps changing is in use."""
+    def _check_object(self, object_id: int) -> list[Finding]:
+        """Check one object. An object that keeps changing is in use, and yields no findings."""
 
         def compare(row: ObjectRow) -> Iterator[Finding]:
-            for _, found in self._look([row], self._parts([row])):
+            for _, found in self._findings_of_rows([row], self._segments_of_large([row])):
                 yield from found
 
         return compare_steadily(self._row(object_id), lambda: self._row(object_id), compare) or []
@@ -76,83 +89,90 @@ class ObjectCheck:
     def _row(self, object_id: int) -> ObjectRow | None:
         return self._metadata.objects_with([object_id]).get(object_id)
 
-    def _parts(self, page: Sequence[ObjectRow]) -> dict[int, list[tuple[int, Segment]]]:
+    def _segments_of_large(self, page: Sequence[ObjectRow]) -> _SegmentsById:
+        """Return the segments of the large objects of a page, of all their versions."""
         return self._metadata.segments_of([row.object_id for row in page if row.state is ObjectState.LARGE])
 
-    def _look(
-        self, page: Sequence[ObjectRow], parts: dict[int, list[tuple[int, Segment]]]
+    def _findings_of_rows(
+        self, page: Sequence[ObjectRow], segments: _SegmentsById
     ) -> Iterator[tuple[ObjectRow, list[Finding]]]:
+        """Yield each row of a page with what is wrong with it."""
         waiting = self._metadata.waiting_with([row.landing_id for row in page if row.landing_id is not None])
         by_key = self._metadata.rows_of([row.key for row in page if _is_current(row)])
         noncurrent = self._metadata.listed_as_noncurrent([row for row in page if row.is_noncurrent])
-        known = uploads.uploads_of(page, self._metadata)
-        tails = self._tails(page, parts)
-        stray = self._stray_tails(page)
+        uploads_by_id = uploads.uploads_of(page, self._metadata)
+        tails = self._tails_of_large(page, segments)
+        stray_tails = self._stray_tails(page)
         for row in page:
-            found = [_finding(FindingKind.ROW_INVALID, row, error=error) for error in _contradictions(row)]
+            found = [_finding(FindingKind.ROW_INVALID, row, error=error) for error in _column_errors(row)]
             if row.state is ObjectState.LARGE:
-                gaps = _gaps(row, _own(row, parts), tails)
-                found += [_finding(FindingKind.PARTS_WRONG, row, error=error) for error in gaps]
-            if row.key in stray:
+                errors = _segment_errors(row, _own_segments(row, segments), tails)
+                found += [_finding(FindingKind.PARTS_WRONG, row, error=error) for error in errors]
+            if row.key in stray_tails:
                 found.append(_finding(FindingKind.TAIL_WITHOUT_BLOCK, row))
             if row.landing_id is not None and row.landing_id not in waiting:
                 found.append(_finding(FindingKind.NOT_WAITING, row, landing=row.landing_id.hex()))
             if row.is_noncurrent and row.object_id not in noncurrent:
                 found.append(_finding(FindingKind.KEY_NOT_FOUND, row, found="noncurrent, and not listed as such"))
-            if _is_current(row) and _id_of(by_key.get(row.key)) != row.object_id:
-                found.append(_finding(FindingKind.KEY_NOT_FOUND, row, found=_id_of(by_key.get(row.key))))
-            wrong = uploads.composition_wrong(row, known, self._metadata, self._read)
+            if _is_current(row) and _object_id(by_key.get(row.key)) != row.object_id:
+                found.append(_finding(FindingKind.KEY_NOT_FOUND, row, found=_object_id(by_key.get(row.key))))
+            wrong = uploads.composition_wrong(row, uploads_by_id, self._metadata, self._read_manifest)
             if wrong is not None:
                 found.append(_finding(FindingKind.COMPOSITION_WRONG, row, error=wrong))
-            if uploads.is_stray_part(row, known):
+            if uploads.is_stray_part(row, uploads_by_id):
                 found.append(_finding(FindingKind.PART_WITHOUT_UPLOAD, row))
             yield row, found
 
-    def _tails(
-        self, page: Sequence[ObjectRow], parts: dict[int, list[tuple[int, Segment]]]
-    ) -> dict[ObjectKey, ObjectRow]:
-        """Return the rows of the tails of the large objects of a page."""
-        places = [_tail_place(row, _own(row, parts)) for row in page if row.state is ObjectState.LARGE]
+    def _tails_of_large(self, page: Sequence[ObjectRow], segments: _SegmentsById) -> dict[ObjectKey, ObjectRow]:
+        """Return the rows of the tails of the large objects of a page, by the key of the tail."""
+        places = [_tail_place(row, _own_segments(row, segments)) for row in page if row.state is ObjectState.LARGE]
         keys = [place[0] for place in places if place is not None]
         return self._metadata.rows_of(keys) if keys else {}
 
     def _stray_tails(self, page: Sequence[ObjectRow]) -> Collection[ObjectKey]:
-        """Return the tails of a page whose block has no row: they would never be deleted."""
+        """Return the keys of the tails of a page whose block has no row. GC would never delete them."""
         tails = {row.key: block_of_tail(row.key) for row in page if is_tail(row.key)}
         known = self._metadata.blocks_known({block_id for block_id in tails.values() if block_id is not None})
         return {key for key, block_id in tails.items() if block_id not in known}
 
-    def _without_row(
-        self, page: Sequence[ObjectRow], parts: dict[int, list[tuple[int, Segment]]]
-    ) -> Collection[BlockId]:
+    def _blocks_without_row(self, page: Sequence[ObjectRow], segments: _SegmentsById) -> Collection[BlockId]:
         """Return the blocks that a page names and that have no row now."""
         named = {row.extent.block_id for row in page if row.extent is not None}
-        named |= {part.extent.block_id for row in page for part in _own(row, parts)}
+        named |= {segment.extent.block_id for row in page for segment in _own_segments(row, segments)}
         return named - self._metadata.blocks_known(named)
 
     # --- segments without an object -------------------------------------------------------------------
-    def _stray(self, object_ids: Sequence[int]) -> list[int]:
-        """Return the objects that have a segment of another version than their row. A version and its segments are
-        removed together: if the row is gone when it is read, a second look does not find the segments either."""
-        parts = self._metadata.segments_of(object_ids)
+    def _with_stray_segments(self, object_ids: Sequence[int]) -> list[int]:
+        """Return the ids of the objects that have a segment of another version than their row has. A version and its
+        segments are removed together. So if it is removed between the two statements, it is found here, but the second
+        look finds neither."""
+        segments = self._metadata.segments_of(object_ids)
         rows = self._metadata.objects_with(object_ids)
-        return [one for one in sorted(parts) if any(version != _large(rows.get(one)) for version, _ in parts[one])]
+        return [
+            object_id
+            for object_id in sorted(segments)
+            if any(version != _large_version(rows.get(object_id)) for version, _ in segments[object_id])
+        ]
 
-    def _strays(self, object_id: int) -> Iterator[Finding]:
-        if not self._stray([object_id]):
+    def _check_stray_segments(self, object_id: int) -> Iterator[Finding]:
+        """Yield a finding for each version that has segments but no row. Yields nothing if the row changes
+        meanwhile."""
+        if not self._with_stray_segments([object_id]):
             return
         row = self._row(object_id)
-        parts = self._metadata.segments_of([object_id]).get(object_id, [])
+        segments = self._metadata.segments_of([object_id]).get(object_id, [])
         if row != self._row(object_id):
             return
-        for version in sorted({version for version, _ in parts} - {_large(row)}):
-            own = [part.extent for of_version, part in parts if of_version == version]
-            seen = {"key": None if row is None else str(row.key), "bytes": sum(part.length for part in own)}
-            blocks = sorted({part.block_id.hex() for part in own})
+        for version in sorted({version for version, _ in segments} - {_large_version(row)}):
+            extents = [segment.extent for of_version, segment in segments if of_version == version]
             yield Finding(
                 FindingKind.PARTS_WITHOUT_OBJECT,
                 f"segments of object {object_id}, version {version}",
-                seen | {"blocks": blocks},
+                {
+                    "key": None if row is None else str(row.key),
+                    "bytes": sum(extent.length for extent in extents),
+                    "blocks": sorted({extent.block_id.hex() for extent in extents}),
+                },
             )
 
 
@@ -160,17 +180,18 @@ def _is_current(row: ObjectRow) -> bool:
     return row.trash_until_ms is None and not row.is_noncurrent
 
 
-def _id_of(row: ObjectRow | None) -> int | None:
+def _object_id(row: ObjectRow | None) -> int | None:
     return None if row is None else row.object_id
 
 
-def _large(row: ObjectRow | None) -> int | None:
-    """Return the version that may have segments."""
+def _large_version(row: ObjectRow | None) -> int | None:
+    """Return the version of a large object, the only one that may have segments; None for any other row."""
     return row.version if row is not None and row.state is ObjectState.LARGE else None
 
 
-def _own(row: ObjectRow, parts: dict[int, list[tuple[int, Segment]]]) -> list[Segment]:
-    return [segment for version, segment in parts.get(row.object_id, ()) if version == row.version]
+def _own_segments(row: ObjectRow, segments: _SegmentsById) -> list[Segment]:
+    """Return the segments of this version of the object."""
+    return [segment for version, segment in segments.get(row.object_id, ()) if version == row.version]
 
 
 def _finding(kind: FindingKind, row: ObjectRow, **evidence: object) -> Finding:
@@ -178,7 +199,8 @@ def _finding(kind: FindingKind, row: ObjectRow, **evidence: object) -> Finding:
     return Finding(kind, f"object {row.key}", seen | {"object_id": row.object_id} | evidence)
 
 
-def _contradictions(row: ObjectRow) -> Iterable[str]:
+def _column_errors(row: ObjectRow) -> Iterable[str]:
+    """Yield what contradicts itself in the columns of a row."""
     if row.state.in_landing and row.landing_id is None:
         yield f"a {row.state.value} object without a landing copy"
     if row.state is ObjectState.PACKED and row.extent is None:
@@ -189,23 +211,24 @@ def _contradictions(row: ObjectRow) -> Iterable[str]:
         yield f"size {row.size}, version {row.version}"
 
 
-def _tail_place(row: ObjectRow, parts: Sequence[Segment]) -> tuple[ObjectKey, int] | None:
-    return tail_place(row.size, [(part.extent.block_id, part.extent.length) for part in parts])
+def _tail_place(row: ObjectRow, segments: Sequence[Segment]) -> tuple[ObjectKey, int] | None:
+    return tail_place(row.size, [(segment.extent.block_id, segment.extent.length) for segment in segments])
 
 
-def _gaps(row: ObjectRow, parts: Sequence[Segment], tails: Mapping[ObjectKey, ObjectRow]) -> Iterable[str]:
-    size = sum(part.extent.length for part in parts)
-    place = _tail_place(row, parts)
+def _segment_errors(row: ObjectRow, segments: Sequence[Segment], tails: Mapping[ObjectKey, ObjectRow]) -> Iterable[str]:
+    """Yield an error unless the segments of a large object and its tail together have its size and its CRC32C."""
+    size = sum(segment.extent.length for segment in segments)
+    place = _tail_place(row, segments)
     tail = None if place is None else tails.get(place[0])
-    what = f"{len(parts)} segments" if tail is None else f"{len(parts)} segments and a tail"
+    pieces = f"{len(segments)} segments" if tail is None else f"{len(segments)} segments and a tail"
     size += 0 if tail is None else tail.size
-    if size != row.size or any(part.extent.length < 0 for part in parts):
-        yield f"{what} of {size} bytes in all"
+    if size != row.size or any(segment.extent.length < 0 for segment in segments):
+        yield f"{pieces} of {size} bytes in all"
         return
     crc32c = 0
-    for part in parts:
-        crc32c = _CRC32C.combine(crc32c, part.crc32c, part.extent.length)
+    for segment in segments:
+        crc32c = _CRC32C.combine(crc32c, segment.crc32c, segment.extent.length)
     if tail is not None:
         crc32c = _CRC32C.combine(crc32c, tail.crc32c, tail.size)
     if crc32c != row.crc32c:
-        yield f"the CRC32Cs of {what} make {crc32c} in their order"
+        yield f"the CRC32Cs of {pieces}, combined in order, give {crc32c}"
