@@ -26,8 +26,8 @@ class MediumLimits:
     first batch; the medium keeps its own header before it. Batches begin at multiples of `align` bytes, and their sizes
     are multiples of it (the caller pads). `batch_bytes_max` and `batch_records_max` limit what one write should hold.
     `writes_max` is the number of appends to one segment that may be in flight at once. `copies` is the number of copies
-    of a segment that `read` can choose from. With `ends_in_appends`, the first append creates a segment and the last
-    one can seal it, without writes of their own; then `writes_max` is 1.
+    of a segment that `read` can choose from. With `appends_create_and_seal`, the first append creates a segment and the
+    last one can seal it, without writes of their own; then `writes_max` is 1.
     """
 
     segment_bytes: int
@@ -37,7 +37,7 @@ class MediumLimits:
     batch_records_max: int
     writes_max: int
     copies: int = 1
-    ends_in_appends: bool = False
+    appends_create_and_seal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,10 @@ class SegmentMedium(Protocol):
         ...
 
     def create(self, segment: SegmentId, epoch: int, first_lsn: int) -> SegmentWriter:
-        """Begin an empty segment. Durable on return, unless the medium `ends_in_appends`: then the first append creates
-        the segment and raises these errors. `epoch` belongs to the lease of the log. No record of the segment has a
-        number below `first_lsn`. Raises Conflict when the segment exists, NoSpace when there is no room for another
-        one, Transient."""
+        """Begin an empty segment. Durable on return, unless the medium `appends_create_and_seal`: then the first append
+        creates the segment and raises these errors. `epoch` belongs to the lease of the log. No record of the segment
+        has a number below `first_lsn`. Raises Conflict when the segment exists, NoSpace when there is no room for
+        another one, Transient."""
         ...
 
     def read(self, segment: SegmentId, ranges: Sequence[tuple[int, int]], copy: int = 0) -> list[bytes]:
@@ -127,9 +127,9 @@ class SegmentMedium(Protocol):
         The segment's own writer passes the `footer` that it appends with the seal, so that a scan need not read the
         records; `footer` is None when that writer is gone. Raises NotFound when the segment does not exist, Transient.
 
-        Where the medium `ends_in_appends`, a missing segment may be one that its writer is about to begin. Then this
-        method returns 0. Unless only the segment's own writer could begin it, a sealed, empty segment has been created
-        in its place, which the caller releases if it has no row any more (nos_ec.engine.landing.segment_seal).
+        Where the medium `appends_create_and_seal`, a missing segment may be one that its writer is about to begin. Then
+        this method returns 0. Unless only the segment's own writer could begin it, a sealed, empty segment has been
+        created in its place, which the caller releases if it has no row any more (nos_ec.engine.landing.segment_seal).
         """
         ...
 

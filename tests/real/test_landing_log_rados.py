@@ -14,8 +14,9 @@ import google_crc32c
 import pytest
 
 from nos_ec.adapters.rados.client.cluster import RadosCluster
-from nos_ec.adapters.rados.client.pool import Pool, Step
+from nos_ec.adapters.rados.client.pool import Pool
 from nos_ec.adapters.rados.client.removal import remove_namespace
+from nos_ec.adapters.rados.client.steps import Step
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.tables.migrate import migrate

@@ -18,12 +18,11 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from nos_ec.adapters.rados.block_store import RadosBlockStore
-from nos_ec.adapters.rados.client import binding
-from nos_ec.adapters.rados.client import pool as steps
+from nos_ec.adapters.rados.client import binding, steps
 from nos_ec.adapters.rados.client.cluster import RadosCluster, RadosOptions
 from nos_ec.adapters.rados.client.cluster_waits import await_state
 from nos_ec.adapters.rados.client.pool import Pool
-from nos_ec.adapters.rados.known_ends import END
+from nos_ec.adapters.rados.known_ends import END_XATTR
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
 from nos_ec.core.errors import Blocklisted, ConfigError, Conflict, Corrupt, NoSpace, Transient
 from nos_ec.core.geometry import PAGE, Geometry
@@ -602,16 +601,16 @@ def test_foreign_objects_are_skipped_and_damaged_ends_are_corrupt(
         pool.write("somebody's", steps.must_be_new())
         foreign, damaged = BlockId(os.urandom(16)), new_block(blocks, stripes(1))
         pool.write(foreign.hex(), steps.must_be_new())
-        pool.write(damaged.hex(), steps.set_xattr(END, b"open 99999"))
+        pool.write(damaged.hex(), steps.set_xattr(END_XATTR, b"open 99999"))
         listed = set(blocks.list_blocks())
         assert {foreign, damaged} <= listed
         for block_id in (foreign, damaged):
             for act in (blocks.stripes, blocks.seal):
-                with pytest.raises(Corrupt, match=END):
+                with pytest.raises(Corrupt, match=END_XATTR):
                     act(block_id)
-        with pytest.raises(Corrupt, match=END):
+        with pytest.raises(Corrupt, match=END_XATTR):
             blocks.append(damaged, 1, stripes(2))
-        pool.write(damaged.hex(), steps.set_xattr(END, b"open 7"))
+        pool.write(damaged.hex(), steps.set_xattr(END_XATTR, b"open 7"))
         with pytest.raises(Corrupt, match="7 stripes"):
             blocks.stripes(damaged)
         pool.write("somebody's", steps.remove())

@@ -11,14 +11,14 @@ from functools import partial
 
 import pytest
 
-from nos_ec.adapters.rados.client import pool as steps
+from nos_ec.adapters.rados.client import steps
 from nos_ec.adapters.rados.client.cluster import RadosCluster
 from nos_ec.adapters.rados.client.cluster_waits import await_state
 from nos_ec.adapters.rados.client.pool import Pool
 from nos_ec.adapters.rados.client.removal import remove_namespace
 from nos_ec.adapters.rados.landing_store import RadosLandingStore
 from nos_ec.adapters.rados.pool_checks import check_write_limits
-from nos_ec.adapters.rados.segment_log import ALIGN, LIMITS, STATE, RadosSegmentLog
+from nos_ec.adapters.rados.segment_log import ALIGN, LIMITS, STATE_XATTR, RadosSegmentLog
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NoSpace, NotFound, Transient
 from nos_ec.core.formats.landing_format import SegmentHeader, decode_segment_header, encode_segment_header
 from nos_ec.core.ids import LandingId, SegmentId
@@ -99,7 +99,7 @@ def fill(writer: SegmentWriter, ends: list[int], pause_s: float = 0) -> None:
 
 def state(ceph: CephCluster, namespace: str, segment: SegmentId) -> bytes:
     with ceph.admin.open_pool(POOL_LANDING, namespace) as pool:
-        return pool.xattr(name_of(segment), STATE)
+        return pool.xattr(name_of(segment), STATE_XATTR)
 
 
 def content(medium: RadosSegmentLog, segment: SegmentId) -> bytes:
@@ -157,11 +157,11 @@ def test_an_object_that_was_not_created_as_a_segment_is_corrupt(
     foreign, damaged = new_segment(), written(medium, pages(1))[0]
     with ceph.admin.open_pool(POOL_LANDING, namespace) as pool:
         pool.write(name_of(foreign), steps.must_be_new())
-        pool.write(name_of(damaged), steps.set_xattr(STATE, b"sealed -1 2"))
+        pool.write(name_of(damaged), steps.set_xattr(STATE_XATTR, b"sealed -1 2"))
         pool.write("log.somebody's", steps.must_be_new())
     assert set(medium.segments()) == {foreign, damaged}
     for segment in (foreign, damaged):
-        with pytest.raises(Corrupt, match=STATE):
+        with pytest.raises(Corrupt, match=STATE_XATTR):
             medium.seal(segment, None, 0)
 
 
@@ -209,7 +209,7 @@ def test_a_segment_that_an_older_release_began_is_read_and_sealed(
     with ceph.admin.open_pool(POOL_LANDING, namespace) as pool:
         for each in (segment, empty):
             made = steps.append(header.ljust(START, b"\0"))
-            pool.write(name_of(each), steps.must_be_new(), made, steps.set_xattr(STATE, b"open"))
+            pool.write(name_of(each), steps.must_be_new(), made, steps.set_xattr(STATE_XATTR, b"open"))
         pool.write(name_of(segment), steps.append(pages(1)))
     assert content(medium, segment) == pages(1)
     assert medium.seal(segment, None, 0) == START + ALIGN
@@ -225,7 +225,7 @@ def test_a_segment_that_an_older_release_began_is_read_and_sealed(
 )
 def test_a_batch_at_a_wrong_place_is_not_sent(medium: OwnSegmentLog, offset: int, size: int) -> None:
     segment, writer, _ = written(medium)
-    with pytest.raises(ValueError, match="a batch is pages"):
+    with pytest.raises(ValueError, match="a batch must be a multiple of 4096 bytes"):
         writer.append(offset, [bytes(size)])
     writer.append(START, [pages(1)])
     assert content(medium, segment) == pages(1)

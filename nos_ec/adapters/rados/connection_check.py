@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 
-from nos_ec.adapters.rados.client import pool as steps
+from nos_ec.adapters.rados.client import steps
 from nos_ec.adapters.rados.client.cluster import RadosCluster
 from nos_ec.adapters.rados.client.failures import port_error
 from nos_ec.adapters.rados.client.pool import Pool

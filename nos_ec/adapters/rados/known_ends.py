@@ -10,7 +10,7 @@ from typing import Self
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import BlockId
 
-END = "nos_ec.end"
+END_XATTR = "nos_ec.end"
 BLOCKS_MAX = 1024
 """The number of ends that are remembered. A process has a few open blocks for each of its lanes. An end that was
 dropped costs the next append a look-up."""
@@ -34,7 +34,7 @@ class BlockEnd:
         """Decode a value of the xattr. Raises Corrupt for anything that `encode` does not produce."""
         match = _END_VALUE.fullmatch(value)
         if match is None:
-            raise Corrupt(f"xattr {END} is {value[:40]!r}: it was not written by this program")
+            raise Corrupt(f"xattr {END_XATTR} is {value[:40]!r}: it was not written by this program")
         return cls(int(match[2]), match[1] == b"sealed")
 
 

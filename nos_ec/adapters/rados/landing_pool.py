@@ -5,7 +5,7 @@ from __future__ import annotations
 from nos_ec.adapters.rados.client.cluster import RadosCluster
 from nos_ec.adapters.rados.client.failures import NO_SPACE
 from nos_ec.adapters.rados.client.named_objects import Kind, NamedObjects
-from nos_ec.adapters.rados.client.pool import Step
+from nos_ec.adapters.rados.client.steps import Step
 from nos_ec.adapters.rados.free_space import FreeSpace, pool_room
 from nos_ec.adapters.rados.pool_checks import check_landing_pool
 from nos_ec.adapters.rados.store_mark import make_mark, read_mark

@@ -47,7 +47,7 @@ class ReadCounter:
             self._bytes += size_bytes
 
     @contextmanager
-    def noticing_time_outs(self) -> Iterator[None]:
+    def counting_time_outs(self) -> Iterator[None]:
         """Count an OSError that means that an operation got no answer in time."""
         try:
             yield

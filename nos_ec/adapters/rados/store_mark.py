@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 
-from nos_ec.adapters.rados.client import pool as steps
+from nos_ec.adapters.rados.client import steps
 from nos_ec.adapters.rados.client.failures import port_error
 from nos_ec.adapters.rados.client.pool import Pool
 from nos_ec.core.errors import ConfigError

@@ -103,7 +103,7 @@ class LogSegment:
         limits = self._limits
         footer = footer_size(self.records + limits.batch_records_max, limits.align)
         full = self.end + limits.batch_bytes_max + footer > limits.segment_bytes
-        return limits.ends_in_appends and self.healthy and full
+        return limits.appends_create_and_seal and self.healthy and full
 
     def seal_of(self, offset: int, batch: LaidBatch, lsn: int, now_ms: int, nonce: bytes) -> Seal:
         """Return the seal that follows the segment's last batch, the one at `offset`. No other append may be under

@@ -114,7 +114,7 @@ class SegmentMaker:
                 self._to_seal(segment)
                 raise
             kill_point("landing_log.segment_created")
-            if not limits.ends_in_appends:
+            if not limits.appends_create_and_seal:
                 self._confirm(segment, writer, lease, now_ms)
             return LogSegment(segment, writer, limits, lease.epoch)
         raise Transient(f"landing log: {ID_TRIES} segment ids are already in use; was the clock set back?")

@@ -83,7 +83,7 @@ class SegmentMediumContract:
         assert limits.segment_bytes % limits.align == 0
         assert limits.start + limits.batch_bytes_max <= limits.segment_bytes <= RECORD_ALIGN << 32
         assert min(limits.batch_records_max, limits.writes_max, limits.copies) >= 1
-        assert limits.writes_max == 1 or not limits.ends_in_appends
+        assert limits.writes_max == 1 or not limits.appends_create_and_seal
 
     def test_what_was_appended_reads_back(self, medium: SegmentMedium, other: SegmentMedium) -> None:
         segment, limits = new_segment(), medium.limits
@@ -192,7 +192,7 @@ class SegmentMediumContract:
     def test_a_segment_is_there_once_it_has_a_batch(self, medium: SegmentMedium, other: SegmentMedium) -> None:
         segment, start = new_segment(), medium.limits.start
         writer = medium.create(segment, epoch=1, first_lsn=0)
-        assert list(other.segments()) == ([] if medium.limits.ends_in_appends else [segment])
+        assert list(other.segments()) == ([] if medium.limits.appends_create_and_seal else [segment])
         self.append(medium, writer, segment, start)
         writer.close()
         assert list(other.segments()) == [segment]
@@ -227,7 +227,7 @@ class SegmentMediumContract:
 
     def seal_what_is_not_there(self, medium: SegmentMedium, segment: SegmentId) -> None:
         """Perhaps its writer is about to begin it: then something must be there that keeps it from that."""
-        if medium.limits.ends_in_appends:
+        if medium.limits.appends_create_and_seal:
             assert medium.seal(segment, None, 0) == 0
             assert medium.release([segment]) == {}
         else:
@@ -323,7 +323,7 @@ class SegmentMediumContract:
     def test_an_empty_segment_is_sealed_by_another_process(self, medium: SegmentMedium, other: SegmentMedium) -> None:
         segment, limits = new_segment(), medium.limits
         writer = medium.create(segment, epoch=1, first_lsn=0)
-        end = 0 if limits.ends_in_appends else limits.start
+        end = 0 if limits.appends_create_and_seal else limits.start
         assert other.seal(segment, None, 0) == other.seal(segment, None, 0) == end
         for _ in range(2):
             with pytest.raises(Conflict):
@@ -337,13 +337,13 @@ class SegmentMediumContract:
     def test_an_empty_segment_is_sealed_by_its_own_process(self, medium: SegmentMedium, other: SegmentMedium) -> None:
         segment, limits = new_segment(), medium.limits
         writer = medium.create(segment, epoch=1, first_lsn=0)
-        end = 0 if limits.ends_in_appends else limits.start
+        end = 0 if limits.appends_create_and_seal else limits.start
         assert medium.seal(segment, None, 0) == medium.seal(segment, None, 0) == end
         with pytest.raises(Conflict):
             self.append(medium, writer, segment, limits.start)
         writer.close()
         assert medium.seal(segment, None, 0) == end
-        assert list(other.segments()) == ([] if limits.ends_in_appends else [segment])
+        assert list(other.segments()) == ([] if limits.appends_create_and_seal else [segment])
 
     @pytest.mark.parametrize("batches", [1, 3])
     def test_the_last_batch_seals(self, medium: SegmentMedium, other: SegmentMedium, batches: int) -> None:
@@ -376,7 +376,7 @@ class SegmentMediumContract:
             for _ in range(batches):
                 at += len(self.append(medium, writer, segment, at))
             end = other.seal(segment, None, 0)
-            assert end == (at if batches or not limits.ends_in_appends else 0)
+            assert end == (at if batches or not limits.appends_create_and_seal else 0)
             batch = self.batch(medium, segment, at, limits.align)
             with pytest.raises(Conflict):
                 writer.append(at, [batch], Seal([self.batch(medium, segment, at + len(batch), 1)], 1))

@@ -4,7 +4,8 @@ cut.
     root/<segment id, hex>          the batches, each where it belongs, and the footer
     root/<segment id, hex>.sealed   once it is sealed: where the batches end, in decimal
 
-Where the limits say `ends_in_appends`, the file appears with its first batch, and with the mark if that is its last.
+Where the limits say `appends_create_and_seal`, the file appears with its first batch, and with the mark if that is its
+last.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class FolderMedium:
     def create(self, segment: SegmentId, epoch: int, first_lsn: int) -> FolderWriter:
         """See the port."""
         writer = self._writers[segment] = FolderWriter(self, segment)
-        if not self._limits.ends_in_appends:
+        if not self._limits.appends_create_and_seal:
             self.begin(segment, b"")
         return writer
 
@@ -82,7 +83,7 @@ class FolderMedium:
         path = self._path(segment)
         sealed = path.with_name(path.name + _SEALED)
         writer = self._writers.get(segment)
-        if self._limits.ends_in_appends and not path.exists():
+        if self._limits.appends_create_and_seal and not path.exists():
             if writer is not None and writer.end_before_first_append():
                 return 0
             if writer is None or not writer.begun:
@@ -168,7 +169,7 @@ class FolderWriter:
                 raise Conflict(f"segment {self._segment.hex()} was sealed")
             self._tried = True
         limits = self._medium.limits
-        if limits.ends_in_appends and offset == limits.start:
+        if limits.appends_create_and_seal and offset == limits.start:
             self._medium.begin(self._segment, b"".join(batch))
             self.begun = True
         else:

@@ -15,7 +15,7 @@ SMALL = MediumLimits(
     segment_bytes=16 << 10, start=512, align=512, batch_bytes_max=4 << 10, batch_records_max=16, writes_max=2
 )
 """Segments that are soon full."""
-JOINED = replace(SMALL, writes_max=1, ends_in_appends=True)
+JOINED = replace(SMALL, writes_max=1, appends_create_and_seal=True)
 """Such segments, created by their first append and sealed by their last."""
 
 
@@ -41,8 +41,8 @@ class MemoryMedium:
     """A `SegmentMedium`. Processes that share `disk` share the segments.
 
     A batch counts from the moment its append is done. `tear` decides how many bytes of a batch are kept when its append
-    fails: the outcome of a failed append is unknown. Where the limits say `ends_in_appends`, all of it is kept or
-    nothing, as on Ceph.
+    fails: the outcome of a failed append is unknown. Where the limits say `appends_create_and_seal`, all of it is kept
+    or nothing, as on Ceph.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MemoryMedium:
             if len(self._disk) >= self._segments_max:
                 raise NoSpace(f"{self._segments_max} segments")
             kept = _Kept(self._limits)
-            if self._limits.ends_in_appends:
+            if self._limits.appends_create_and_seal:
                 self._own[segment] = kept
             else:
                 self._disk[segment] = kept
@@ -102,7 +102,7 @@ class MemoryMedium:
             self.on_append(segment)
         except BaseException:
             torn = self.tear(len(data))
-            if not self._limits.ends_in_appends:
+            if not self._limits.appends_create_and_seal:
                 self._put(segment, kept, offset, data[:torn])
             elif torn >= len(data):
                 self._put(segment, kept, offset, data, seal)
@@ -113,7 +113,7 @@ class MemoryMedium:
 
     def _put(self, segment: SegmentId, kept: _Kept, offset: int, data: bytes, seal: Seal | None = None) -> bool:
         with self._lock:
-            if self._limits.ends_in_appends and offset == self._limits.start and kept.sealed is None:
+            if self._limits.appends_create_and_seal and offset == self._limits.start and kept.sealed is None:
                 self._disk.setdefault(segment, kept)
             if kept.sealed is not None or self._disk.get(segment) is not kept:
                 return False
@@ -134,7 +134,7 @@ class MemoryMedium:
     def seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
         """See the port."""
         with self._lock:
-            if self._limits.ends_in_appends and segment not in self._disk:
+            if self._limits.appends_create_and_seal and segment not in self._disk:
                 own = self._own.get(segment)
                 if own is not None and (own.sealed == 0 or not own.tried):
                     own.sealed = 0

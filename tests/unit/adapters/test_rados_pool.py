@@ -18,9 +18,8 @@ from nos_ec.adapters.rados.client.pool import (
     WRITE_BYTES_IN_FLIGHT_MAX,
     WRITES_IN_FLIGHT_MAX,
     Pool,
-    Step,
-    write_full,
 )
+from nos_ec.adapters.rados.client.steps import Step, write_full
 
 OP_TIMEOUT_S = 1
 

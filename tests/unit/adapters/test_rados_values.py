@@ -99,7 +99,7 @@ def test_costs_add_up() -> None:
         (OSError(errno.EIO, ""), 1),
         (OSError(errno.ETIMEDOUT, ""), 2),
     ):
-        with pytest.raises(OSError, match=str(error.errno)), counter.noticing_time_outs():
+        with pytest.raises(OSError, match=str(error.errno)), counter.counting_time_outs():
             raise error
         assert counter.counters().timed_out_reads == count
 

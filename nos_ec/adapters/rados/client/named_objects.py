@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, TypeVar
 
-from nos_ec.adapters.rados.client import pool as steps
+from nos_ec.adapters.rados.client import steps
 from nos_ec.adapters.rados.client.failures import port_error
 from nos_ec.adapters.rados.client.pool import Pool
 from nos_ec.core.errors import NosError, NotFound, Transient

@@ -1,7 +1,7 @@
 """Operations on the objects of one pool: atomic writes of several steps, and reads of several ranges at once.
 
-A write is one RADOS transaction: all of its steps are done on all replicas or shards, or none is. Failures are raised
-as OSError with librados' errno; the stores decide what each means.
+A write is one RADOS transaction: all of its steps (steps.py) are done on all replicas or shards, or none is. Failures
+are raised as OSError with librados' errno; the stores decide what each means.
 
 Each object has a version. Every transaction on the object raises it, and no later object of the same name gets the same
 version again.
@@ -13,13 +13,14 @@ import errno
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
 from nos_ec.adapters.rados.client import binding
-from nos_ec.adapters.rados.client.binding import Completion, Ioctx, ListedObject, Rados, WriteOp
+from nos_ec.adapters.rados.client.binding import Completion, Ioctx, ListedObject, Rados
 from nos_ec.adapters.rados.client.failures import rados_error
+from nos_ec.adapters.rados.client.steps import Step, remove
 from nos_ec.core.errors import ConfigError
 from nos_ec.ports.clock import Beat, unwatched
 
@@ -39,9 +40,6 @@ journals."""
 
 _PROBE = "nos_ec.probe"
 """An object that need not exist. Looking it up shows whether this client has access."""
-
-Buffer = bytes | bytearray | memoryview
-Step = Callable[[WriteOp], None]
 
 
 class Pool:
@@ -354,41 +352,3 @@ def _has_room(waiting: Collection[_Read], length: int) -> bool:
 def _check(completion: Completion) -> None:
     if (code := completion.get_return_value()) < 0:
         raise rados_error(code)
-
-
-# --- steps of a write -------------------------------------------------------------------------------------
-
-
-def must_be_new() -> Step:
-    """Create the object; fail with EEXIST if it exists."""
-    return lambda operation: operation.new(binding.CREATE_EXCLUSIVE)
-
-
-def must_have_version(version: int) -> Step:
-    """Fail with ERANGE if the object has a later version, and with EOVERFLOW if it has an earlier one or is absent."""
-    return lambda operation: operation.assert_version(version)
-
-
-def set_xattr(key: str, value: bytes) -> Step:
-    """Set an xattr."""
-    return lambda operation: operation.set_xattr(key, value)
-
-
-def append(data: Buffer) -> Step:
-    """Append bytes, which librados copies."""
-    return lambda operation: operation.append(bytes(data))
-
-
-def write(data: Buffer, offset: int) -> Step:
-    """Overwrite bytes of the object's content."""
-    return lambda operation: operation.write(bytes(data), offset)
-
-
-def write_full(data: Buffer) -> Step:
-    """Make these bytes the object's content."""
-    return lambda operation: operation.write_full(bytes(data))
-
-
-def remove() -> Step:
-    """Remove the object; fail with ENOENT if it does not exist."""
-    return lambda operation: operation.remove()
