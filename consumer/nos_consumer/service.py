@@ -231,7 +231,7 @@ class ConsumerService:
             if request is None:
                 self._offsets.done([(message.partition, message.offset)])
             else:
-                self._backlog.take(message, request)
+                self._backlog.add_message(message, request)
 
     def _check_taken(self) -> None:
         """Look up the objects of the taken messages, and mark stale messages as done. Raises Transient."""
@@ -306,7 +306,7 @@ class ConsumerService:
             self._pause.failed(cause)
             for plan in self._lanes.withdraw():
                 for placed in plan.placed:
-                    self._backlog.wait(placed.candidate.payload)
+                    self._backlog.add_to_merge_list(placed.candidate.payload)
         elif (result.packed or result.superseded) and self._pause.succeeded():
             self.unread.retry_queue.hasten()  # the cause that blocked all objects may have blocked the parked ones too
 
@@ -318,7 +318,7 @@ class ConsumerService:
         for failure in result.unread:
             self._set_unread_aside(failure)
         for packable in result.retry:
-            self._backlog.wait(packable)
+            self._backlog.add_to_merge_list(packable)
         if result.retry_short:
             self._backlog.shorten()
         self._count(result)
@@ -331,7 +331,7 @@ class ConsumerService:
                 self._give_up(packable)
         elif self._pause.failures_in_row:
             # No source at all can be read. Giving up objects now would give up all objects in the log, one by one.
-            self._backlog.wait(packable)
+            self._backlog.add_to_merge_list(packable)
         else:
             self._give_up(packable)
             self._done(packable)
@@ -357,7 +357,7 @@ class ConsumerService:
             failed = [failure for failure in failures if not isinstance(failure.error, Transient)]
             self._record(self._resolve_missing(WriteResult(unread=unread, failed=failed)))
         for packable in readable:
-            self._backlog.wait(packable)
+            self._backlog.add_to_merge_list(packable)
         return bool(readable)
 
     def _still_landed(self, packables: Sequence[Packable]) -> set[Packable]:

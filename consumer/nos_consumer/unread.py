@@ -1,8 +1,8 @@
 """Parks objects whose landing copies cannot be read now, so that they do not delay other objects.
 
-They are not on the merge list. Each has its own exponential back-off. When its next try is due, a separate thread reads
-its copy. An object whose copy can be read returns to the merge list, but stays parked until it is packed, so that the
-next wait is longer if its copy fails again.
+A parked object has its own exponential back-off, until it is packed. At first it is also set aside: it is neither on
+the merge list nor in a plan, and when its next try is due, a separate thread reads its copy. If the copy can be read,
+the object returns to the merge list. It stays parked, so that the next wait is longer if its copy fails again.
 
 9  the number of parked objects is limited, and so is the number of copies tried at a time
 """
@@ -45,14 +45,15 @@ class UnreadObjects:
         """The parked objects that are neither on the merge list nor in a plan."""
 
     def __len__(self) -> int:
-        """Return the number of parked objects that are neither on the merge list nor in a plan."""
+        """Return the number of objects that are set aside."""
         return len(self._aside)
 
     def __contains__(self, packable: Packable) -> bool:
+        """Return whether an object is set aside."""
         return packable in self._aside
 
     def park(self, packable: Packable, error: NosError) -> bool:
-        """Set an object aside until its next try. Returns False if too many objects are parked already."""
+        """Park an object, and set it aside until its next try. Returns False if too many objects are parked already."""
         if not self.retry_queue.park(packable, error):
             return False
         self._aside.add(packable)

@@ -204,10 +204,10 @@ def trim(front: System, system: System) -> None:
     )
     front.metadata.release_leases([finished, dead])
     metadata = system.metadata
-    ends = [(one.segment, 4096, 1) for one in metadata.segments_of_log(log_of(left), dead.epoch)]
+    ends = [(one.segment, 4096, 1) for one in metadata.open_segments_of_log(log_of(left), dead.epoch)]
     metadata.seal_segments(ends, now_ms)
     lease, segment = open_segment(system)
-    assert [one.key for one in metadata.live_in(left, None, 9)] == [logged]
+    assert [one.key for one in metadata.objects_in_segment(left, None, 9)] == [logged]
     moved = record_id(segment, 4096, b"more")
     assert not isinstance(row, Exception)
     assert metadata.make_due([row], now_ms) == 1

@@ -14,6 +14,6 @@ def recover_logs(metadata: Metadata, medium: SegmentMedium) -> None:
     for lease in metadata.list_leases(LEASE_PREFIX):
         metadata.renew_lease(lease, 0, 1)
         assert metadata.fence_lease(lease, SystemClock().now_ms())
-        for row in metadata.segments_of_log(int(lease.name.removeprefix(LEASE_PREFIX)), lease.epoch):
+        for row in metadata.open_segments_of_log(int(lease.name.removeprefix(LEASE_PREFIX)), lease.epoch):
             end = SegmentSeal(metadata, medium).seal(row.segment)
             metadata.seal_segments([(row.segment, end, 0)], 0)

@@ -49,7 +49,7 @@ class LogCheck:
         if slot.segment is not None:
             seen["segment"] = slot.segment.hex()
         if row is not None:
-            waiting = self._metadata.live_in(row.segment, None, NAMED_MAX)
+            waiting = self._metadata.objects_in_segment(row.segment, None, NAMED_MAX)
             seen |= {"state": row.state.value, "named": [str(one.key) for one in waiting]}
         else:
             labels = labels_in(self._medium, slot)
@@ -92,7 +92,7 @@ class LogCheck:
             if (lease, row.epoch) not in held:
                 yield _finding(FindingKind.LANDING_SEGMENT_WITHOUT_WRITER, row.segment, lease=lease, epoch=row.epoch)
         elif row.state is SegmentState.DOOMED:
-            waiting = self._metadata.live_in(row.segment, None, NAMED_MAX)
+            waiting = self._metadata.objects_in_segment(row.segment, None, NAMED_MAX)
             if waiting:
                 named = [str(one.key) for one in waiting]
                 yield _finding(FindingKind.LANDING_SEGMENT_DOOMED, row.segment, named=named)
@@ -105,7 +105,7 @@ class LogCheck:
         beyond = 0
         named: list[str] = []
         after = None
-        while page := self._metadata.live_in(row.segment, after, PAGE_ROWS):
+        while page := self._metadata.objects_in_segment(row.segment, after, PAGE_ROWS):
             after = page[-1].landing_id
             late = [str(one.key) for one in page if one.landing_id and record_offset(one.landing_id) >= row.end]
             beyond += len(late)

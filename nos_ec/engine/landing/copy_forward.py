@@ -186,7 +186,7 @@ class CopyForward:
     def _live_pages(self, segment: SegmentId) -> Iterator[list[ObjectRow]]:
         """Yield the objects whose copies are in the segment. Moving a page does not affect the pages after it."""
         after: LandingId | None = None
-        while page := self._metadata.live_in(segment, after, ROWS_PER_PAGE):
+        while page := self._metadata.objects_in_segment(segment, after, ROWS_PER_PAGE):
             yield page
             after = page[-1].landing_id
 

@@ -485,7 +485,7 @@ class LandingLog:
         options = self._options
         held, number = take_log_lease(self._metadata, self._clock, options.lease_ttl_ms, self._among)
         try:
-            orphans = self._metadata.segments_of_log(number, held.lease.epoch - 1)
+            orphans = self._metadata.open_segments_of_log(number, held.lease.epoch - 1)
         except BaseException:
             held.__exit__(None, None, None)
             raise

@@ -1,10 +1,16 @@
-"""Segments of the landing log, which replace a reservation for each copy.
+"""Rows of the segments of landing logs.
 
-A log is a lease named `landing-log-NUMBER`. A PUT whose record is in a segment can be committed to the metadata only
-while the segment is OPEN. The log seals its segment after the last of these PUTs is recorded or given up; if the log is
-fenced, the process that fences it seals the segment. Therefore an entry of the deletion queue that belongs to an OPEN
-segment is never forgotten (a PUT whose outcome is unknown finds there that it was recorded), and a segment that is not
-OPEN is released as soon as nothing refers to it.
+A PUT that writes a copy to the landing store first reserves its id in the deletion queue. In the landing log, the row
+of the segment serves as the reservation of all records in it (docs/adr/0021-segments-instead-of-reservations.md).
+
+A landing log has a number, and belongs to the process that holds the lease `landing-log-NUMBER`. A PUT whose bytes are
+a record of a segment can be committed to the metadata only while the segment is OPEN. The log seals a segment after the
+last of these PUTs was committed or given up. If its process dies, the process that fences its lease seals the segment.
+Two rules follow:
+
+- While a segment is OPEN, its entries in the deletion queue are kept. A PUT that does not know whether it was committed
+  may be committed again, and such an entry shows that it was.
+- Otherwise, a segment is released as soon as nothing refers to a record of it.
 """
 
 from __future__ import annotations
@@ -21,9 +27,10 @@ from nos_ec.ports.metadata.objects import ObjectRow
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    """A segment of the landing log. `sealed_ms` is in Unix milliseconds; it is None while the segment is OPEN, and
-    while it is SEALED with records of unrecorded PUTs that are still to be made void. `end` is the end of the last
-    batch in bytes, and `records` the number of records; both are 0 while the segment is OPEN."""
+    """A segment of a landing log. `opened_ms` and `sealed_ms` are in Unix milliseconds. `sealed_ms` is None while the
+    segment is OPEN, and after it was SEALED, until the records of PUTs that were never committed have been made void.
+    `end` is the offset in bytes at which the last batch ends, and `records` the number of records; both are 0 while the
+    segment is OPEN."""
 
     segment: SegmentId
     state: SegmentState
@@ -36,7 +43,8 @@ class SegmentRow:
 
 @dataclass(frozen=True, slots=True)
 class LandedMove:
-    """A landed copy that was written again: this version of an object is to move from one record to another."""
+    """A record that was copied to another segment: the row of this version is to refer to `target` instead of
+    `source`."""
 
     object_id: int
     version: int
@@ -45,28 +53,31 @@ class LandedMove:
 
 
 class LandingSegments(Protocol):
-    """Rows of segments. See the module docstring. Safe to call from several threads."""
+    """Changes and reads rows of segments. See the module docstring. Safe to call from several threads."""
 
-    # --- the log that owns them -------------------------------------------------------------------
+    # --- the log that owns the segments -----------------------------------------------------------
     def open_segment(self, segment: SegmentId, lease: Lease, now_ms: int) -> None:
         """Insert an OPEN segment, before the medium creates it. Raises LeaseLost unless the lease is held, Conflict
         when the segment exists under another epoch. Calling it again with the same arguments changes nothing."""
         ...
 
     def seal_segments(self, ends: Sequence[tuple[SegmentId, int, int]], now_ms: int | None) -> None:
-        """Move segments from OPEN to SEALED, each with its end in bytes and its number of records. Waits for
-        transactions that record PUTs in them. `now_ms` is None if records in them are still to be made void; a second
-        call with the time marks that as done. Otherwise, segments that are sealed or gone stay as they are."""
+        """Move segments from OPEN to SEALED. `ends` has the id, the end in bytes and the number of records of each.
+        Waits for transactions that record PUTs in the segments.
+
+        `now_ms` becomes the segments' `sealed_ms`. It is None if some of their records must still be made void. Then a
+        second call with the time reports that this is done. Apart from that, segments that are sealed or gone stay as
+        they are."""
         ...
 
     # --- recovery ---------------------------------------------------------------------------------
-    def segments_of_log(self, log: int, epoch_max: int) -> list[SegmentRow]:
-        """Return the OPEN segments of a log whose epoch is at most `epoch_max`: a dead process left them, and they must
-        be sealed."""
+    def open_segments_of_log(self, log: int, epoch_max: int) -> list[SegmentRow]:
+        """Return the OPEN segments of the log with number `log` that have an epoch of at most `epoch_max`. With the
+        epoch of an ended lease, these are the segments that a dead process left unsealed."""
         ...
 
     def landing_segment(self, segment: SegmentId) -> SegmentRow | None:
-        """Return a segment; None when it has been released."""
+        """Return the row of a segment; None when it has been released."""
         ...
 
     # --- trim -------------------------------------------------------------------------------------
@@ -75,36 +86,36 @@ class LandingSegments(Protocol):
         ...
 
     def releasable_segments(self, segments: Sequence[SegmentId]) -> frozenset[SegmentId]:
-        """Return those of these segments that are DOOMED, or are SEALED without any row or queue entry that refers to
-        one of their records. Takes two index look-ups for each, without locks; `doom_segment` makes the final
-        decision."""
+        """Return which of these segments are DOOMED, or SEALED while no object row or queue entry refers to one of
+        their records. Takes two index look-ups for each, without locks; `doom_segment` makes the final decision."""
         ...
 
     def doom_segment(self, segment: SegmentId) -> bool:
-        """Move a segment from SEALED to DOOMED if nothing refers to a record of it; locks the segment. Returns True
-        also when it was DOOMED before; False when it is OPEN, absent, or still referred to."""
+        """Move a segment from SEALED to DOOMED if nothing refers to a record of it; locks the segment. Returns whether
+        it is DOOMED now: False when it is OPEN, absent, or still referred to."""
         ...
 
     def forget_segments(self, segments: Sequence[SegmentId]) -> None:
         """Remove rows of DOOMED segments, after their space was released. Idempotent."""
         ...
 
-    # --- stragglers -------------------------------------------------------------------------------
-    def live_in(self, segment: SegmentId, after: LandingId | None, limit: int) -> list[ObjectRow]:
-        """Return objects whose landing copy is a record of this segment, in order of landing id, after the id
-        `after`."""
+    # --- copy forward (engine/landing/copy_forward.py) --------------------------------------------
+    def objects_in_segment(self, segment: SegmentId, after: LandingId | None, limit: int) -> list[ObjectRow]:
+        """Return at most `limit` objects whose landing copy is a record of this segment, in order of landing id, from
+        the first one after `after` (None: from the start)."""
         ...
 
     def make_due(self, rows: Sequence[ObjectRow], now_ms: int) -> int:
-        """Make LANDED rows that wait for their age due at `now_ms`. Changes only rows that still have that version;
-        rows that are due, or QUEUED, stay as they are. Returns how many it changed."""
+        """Let LANDED rows be published from `now_ms` on, although they are not old enough. Changes only rows that still
+        have that version; rows that are due already, or QUEUED, stay as they are. Returns how many it changed."""
         ...
 
     def move_landed(self, moves: Sequence[LandedMove]) -> frozenset[LandingId]:
-        """Exchange landing ids, each by compare-and-set: in the row that still has this version and this landing copy,
-        and in an undoomed queue entry of it. Returns the targets that are referred to now. Raises Transient, and
-        changes nothing, when a target is in a segment that is not OPEN; ValueError when a source is in an OPEN segment
-        (its PUT may still be recorded by its id), or a target is not in any segment."""
+        """Replace the landing id `source` with `target`, by compare-and-set: in the object row, if it still has this
+        version and this landing copy, and in the queue entry of the copy, unless that is doomed. Returns the targets
+        that are referred to now. Raises Transient, and changes nothing, when a target is in a segment that is not OPEN;
+        ValueError when a source is in an OPEN segment (its PUT may still be committed with that id), or a target is not
+        in any segment."""
         ...
 
     # --- figures ----------------------------------------------------------------------------------

@@ -383,7 +383,9 @@ class Objects(Protocol):
         version and are in the landing store. Returns how many it changed."""
         ...
 
-    def complete(self, named: Sequence[NamedVersion], due_ms: int) -> dict[NamedVersion, tuple[PackRequest, bytes]]:
+    def waiting_requests(
+        self, named: Sequence[NamedVersion], due_ms: int
+    ) -> dict[NamedVersion, tuple[PackRequest, bytes]]:
         """Return the full requests of those named versions that wait to be packed, with the attributes of their
         objects. They are current, in the landing store, and either QUEUED or due at `due_ms`. The others are missing
         from the result.

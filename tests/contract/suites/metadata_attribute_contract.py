@@ -65,7 +65,7 @@ class AttributeContract:
         gone = pack_request(replace(rows[0], version=1))
         assert bench.metadata.still_landed([*expected, gone, *expected, gone]) == expected
         named = {NamedVersion(row.key, row.version): (pack_request(row), row.attributes) for row in rows}
-        assert bench.metadata.complete(list(named), bench.now_ms) == named
+        assert bench.metadata.waiting_requests(list(named), bench.now_ms) == named
         block_id = bench.pack(rows)
         assert [one.attributes for one in bench.metadata.placed_in(block_id)] == list(given.values())
         assert [bench.get(name).attributes for name in given] == list(given.values())
@@ -115,7 +115,7 @@ class AttributeContract:
         assert bench.metadata.set_attributes(row, SOME)
         assert bench.metadata.still_landed([request]) == {request: SOME}
         named = NamedVersion(row.key, row.version)
-        assert bench.metadata.complete([named], bench.now_ms) == {named: (request, SOME)}
+        assert bench.metadata.waiting_requests([named], bench.now_ms) == {named: (request, SOME)}
         assert bench.metadata.commit_group(group) == {row.object_id}, "a plan from before wins as well"
         assert bench.get("n").attributes == SOME
         assert [one.attributes for one in bench.metadata.placed_in(group.block_id)] == [SOME]

@@ -15,7 +15,7 @@ from tests.rig.fakes.metadata_bench import MetadataBench, asking, pack_request
 
 
 class ProducerContract:
-    """due_objects, mark_published, complete, still_landed."""
+    """due_objects, mark_published, waiting_requests, still_landed."""
 
     def test_due_objects_come_longest_due_first(self, bench: MetadataBench) -> None:
         for name, due_ms in (("c", 30), ("a", 10), ("b", 20), ("later", 99)):
@@ -134,9 +134,9 @@ class ProducerContract:
         bench.metadata.mark_published([queued], 1000)
         rows = (overwritten, deleted, packed, empty, bench.get("l"), due, early, queued)
         named = {row.key.name: NamedVersion(row.key, row.version) for row in rows}
-        found = bench.metadata.complete(list(named.values()), 50)
+        found = bench.metadata.waiting_requests(list(named.values()), 50)
         assert found == {named["å/✓"]: (pack_request(due), b""), named["q"]: (pack_request(queued), b"")}
-        assert bench.metadata.complete(list(named.values()), 51).keys() - found.keys() == {named["early"]}
+        assert bench.metadata.waiting_requests(list(named.values()), 51).keys() - found.keys() == {named["early"]}
 
     def test_a_named_version_that_matches_no_row_is_not_completed(self, bench: MetadataBench) -> None:
         row = bench.put("n")
@@ -148,6 +148,6 @@ class ProducerContract:
             NamedVersion(ObjectKey("bucket", "N"), row.version),
             NamedVersion(ObjectKey("bucket", "n "), row.version),
         ]
-        assert bench.metadata.complete([*lies, name, name], bench.now_ms) == {name: (pack_request(row), b"")}
-        assert bench.metadata.complete(lies, bench.now_ms) == {}
-        assert bench.metadata.complete([], bench.now_ms) == {}
+        assert bench.metadata.waiting_requests([*lies, name, name], bench.now_ms) == {name: (pack_request(row), b"")}
+        assert bench.metadata.waiting_requests(lies, bench.now_ms) == {}
+        assert bench.metadata.waiting_requests([], bench.now_ms) == {}

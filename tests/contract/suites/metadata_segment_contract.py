@@ -101,7 +101,7 @@ class SegmentSuite:
 
 
 class LifeContract(SegmentSuite):
-    """open_segment, seal_segments, segments_of_log, list_segments, segment_totals."""
+    """open_segment, seal_segments, open_segments_of_log, list_segments, segment_totals."""
 
     def test_a_segment_is_opened_once(self, log: SegmentBench) -> None:
         segment = log.new_id()
@@ -164,10 +164,10 @@ class LifeContract(SegmentSuite):
         epoch = log.lease.epoch
         log.lease = log.bench.lease(log.lease.name)
         later = log.segment()
-        assert [row.segment for row in log.metadata.segments_of_log(1, epoch)] == left
-        assert log.metadata.segments_of_log(1, epoch - 1) == []
-        assert [row.segment for row in log.metadata.segments_of_log(1, log.lease.epoch)] == [*left, later]
-        assert [row.segment for row in log.metadata.segments_of_log(1_023, 2**60)] == [others]
+        assert [row.segment for row in log.metadata.open_segments_of_log(1, epoch)] == left
+        assert log.metadata.open_segments_of_log(1, epoch - 1) == []
+        assert [row.segment for row in log.metadata.open_segments_of_log(1, log.lease.epoch)] == [*left, later]
+        assert [row.segment for row in log.metadata.open_segments_of_log(1_023, 2**60)] == [others]
 
     def test_segments_are_listed_in_pages(self, log: SegmentBench) -> None:
         made = [log.segment() for _ in range(5)]
@@ -418,7 +418,7 @@ class TrimContract(SegmentSuite):
 
 
 class StragglerContract(SegmentSuite):
-    """live_in, make_due, move_landed."""
+    """objects_in_segment, make_due, move_landed."""
 
     def test_what_lives_in_a_segment(self, log: SegmentBench) -> None:
         segment, other = log.segment(), log.segment()
@@ -428,15 +428,15 @@ class StragglerContract(SegmentSuite):
         log.bench.pack([rows[-1]])
         log.metadata.mark_published(rows[:1], 5)
         live = [log.bench.get(name) for name in "cab"]
-        assert log.metadata.live_in(segment, None, 9) == live
-        assert log.metadata.live_in(segment, None, 2) == live[:2]
-        assert log.metadata.live_in(segment, live[1].landing_id, 9) == live[2:]
+        assert log.metadata.objects_in_segment(segment, None, 9) == live
+        assert log.metadata.objects_in_segment(segment, None, 2) == live[:2]
+        assert log.metadata.objects_in_segment(segment, live[1].landing_id, 9) == live[2:]
 
     def test_the_first_possible_record_is_found(self, log: SegmentBench) -> None:
         segment = log.segment()
         new = replace(log.new(segment, "n"), landing_id=ids_in_segment(segment)[0])
         rows = log.bench.record([new])
-        assert log.metadata.live_in(segment, None, 9) == rows
+        assert log.metadata.objects_in_segment(segment, None, 9) == rows
 
     def test_what_waits_for_its_age_is_made_due(self, log: SegmentBench) -> None:
         now_ms = log.bench.now_ms

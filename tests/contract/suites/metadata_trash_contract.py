@@ -69,7 +69,9 @@ class TrashContract:
         assert bench.metadata.mark_published([row], bench.now_ms) == 1
         assert bench.metadata.still_landed([pack_request(row)]) == {pack_request(row): b""}
         named = NamedVersion(row.key, row.version)
-        assert bench.metadata.complete([named], bench.now_ms) == {}, "an event without an id names a current version"
+        assert bench.metadata.waiting_requests([named], bench.now_ms) == {}, (
+            "an event without an id names a current version"
+        )
         bench.pack([row])
         (packed,) = in_trash(bench.metadata)
         block_id = bench.pack([packed])

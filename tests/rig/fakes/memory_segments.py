@@ -132,7 +132,7 @@ class MemorySegments:
                     sealed = advance_segment(row.state, SegmentEvent.SEAL)
                 self.rows[segment] = replace(row, state=sealed, sealed_ms=now_ms, end=end, records=records)
 
-    def segments_of_log(self, log: int, epoch_max: int) -> list[SegmentRow]:
+    def open_segments_of_log(self, log: int, epoch_max: int) -> list[SegmentRow]:
         """See the port."""
         with self._lock:
             return [
@@ -187,7 +187,7 @@ class MemorySegments:
                 totals[row.state] = (count + 1, end + row.end)
             return totals
 
-    def live_in(self, segment: SegmentId, after: LandingId | None, limit: int) -> list[ObjectRow]:
+    def objects_in_segment(self, segment: SegmentId, after: LandingId | None, limit: int) -> list[ObjectRow]:
         """Not kept here: there are no objects."""
         raise NotImplementedError
 

@@ -246,7 +246,7 @@ class SqlPlans:
             "doom_segment of one that is free": lambda: metadata.doom_segment(segments[9]),
             "doom_segment of one with a row": lambda: metadata.doom_segment(segments[0]),
             "doom_segment of one with an entry": lambda: metadata.doom_segment(segments[1]),
-            "live_in": lambda: metadata.live_in(segments[0], None, 5),
+            "objects_in_segment": lambda: metadata.objects_in_segment(segments[0], None, 5),
             "forget_segments": lambda: metadata.forget_segments(segments[8:]),
         }
         for name, call in asked.items():
@@ -535,7 +535,9 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "mark_published": lambda: metadata.mark_published(landed[:200], bench.now_ms + 9),
         "make_due": lambda: metadata.make_due(rest, bench.now_ms - 9),
         "still_landed": lambda: metadata.still_landed([pack_request(row) for row in landed]),
-        "complete": lambda: metadata.complete([NamedVersion(row.key, row.version) for row in landed], bench.now_ms),
+        "waiting_requests": lambda: metadata.waiting_requests(
+            [NamedVersion(row.key, row.version) for row in landed], bench.now_ms
+        ),
         "commit_group from the landing store": lambda: metadata.commit_group(bench.group(lease, target, landed[:150])),
         "commit_group from blocks": lambda: metadata.commit_group(bench.group(lease, second, placed)),
         "placed_in": lambda: metadata.placed_in(target),

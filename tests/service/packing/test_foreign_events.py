@@ -107,16 +107,16 @@ def test_a_metadata_store_that_is_away_loses_no_named_version(
     keys = bench.put_some(system, 10)
     publish_named(system, versions(system, keys))
     publish_named(system, [(ObjectKey("b", "never"), 1)])
-    complete, calls = system.metadata.complete, 0
+    waiting_requests, calls = system.metadata.waiting_requests, 0
 
     def fails_twice(*asked: object) -> object:
         nonlocal calls
         calls += 1
         if calls <= 2:
             raise Transient("away")
-        return complete(*asked)  # type: ignore[arg-type]
+        return waiting_requests(*asked)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(system.metadata, "complete", fails_twice)
+    monkeypatch.setattr(system.metadata, "waiting_requests", fails_twice)
     with consumer_service(system) as consumer:
         for _ in range(2):
             with pytest.raises(Transient, match="away"):
@@ -130,7 +130,7 @@ def test_events_of_our_producer_cost_no_further_query(
 ) -> None:
     bench.put_some(system, 10)
     bench.produce(system)
-    monkeypatch.setattr(system.metadata, "complete", None)
+    monkeypatch.setattr(system.metadata, "waiting_requests", None)
     assert consume(system).packed == 10
 
 

@@ -86,7 +86,7 @@ class Rig:
     def fence(self, number: int = 0) -> None:
         """What recovery does with a log whose lease has expired."""
         lease = self.segments.leases.pop(f"landing-log-{number}")
-        rows = self.segments.segments_of_log(number, lease.epoch)
+        rows = self.segments.open_segments_of_log(number, lease.epoch)
         self.segments.seal_segments([(row.segment, self.seal(row.segment), 0) for row in rows], self.clock.now_ms())
 
     def seal(self, segment: SegmentId) -> int:

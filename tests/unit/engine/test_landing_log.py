@@ -429,7 +429,7 @@ def test_a_log_that_is_full_again_and_again_warns_once_a_minute() -> None:
     small.close()
 
 
-CALLS = ["list_leases", "acquire_lease", "segments_of_log", "open_segment", "create", "seal", "seal_segments"]
+CALLS = ["list_leases", "acquire_lease", "open_segments_of_log", "open_segment", "create", "seal", "seal_segments"]
 
 
 @pytest.mark.parametrize("limits", [SMALL, JOINED], ids=["writes of their own", "joined"])

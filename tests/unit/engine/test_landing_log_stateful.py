@@ -185,7 +185,7 @@ class LandingLogMachine(RuleBasedStateMachine):
         lease = leases[pick % len(leases)]
         self.fenced.add(lease.epoch)
         del self.segments.leases[lease.name]
-        for row in self.segments.segments_of_log(int(lease.name.removeprefix(LEASE_PREFIX)), lease.epoch):
+        for row in self.segments.open_segments_of_log(int(lease.name.removeprefix(LEASE_PREFIX)), lease.epoch):
             end = SegmentSeal(self.segments, self.disk).seal(row.segment)
             self.segments.seal_segments([(row.segment, end, 0)], self.clock.now_ms())
 

@@ -96,7 +96,7 @@ _LIVE = (
     .limit(bindparam("rows_max"))
     .subquery("live")
 )
-LIVE_IN = (
+OBJECTS_IN_SEGMENT = (
     select(*OBJECT_COLUMNS)
     .join_from(_LIVE, OBJECTS, and_(_O.object_id == _LIVE.c.object_id, _O.landing_id == _LIVE.c.landing_id))
     .order_by(_LIVE.c.landing_id)
@@ -135,7 +135,7 @@ class SqlLandingSegments(SqlPart):
             self._write(_seal_segments, ends, now_ms)
 
     @reads
-    def segments_of_log(self, connection: Connection, log: int, epoch_max: int) -> list[SegmentRow]:
+    def open_segments_of_log(self, connection: Connection, log: int, epoch_max: int) -> list[SegmentRow]:
         return [_segment_row(row) for row in connection.execute(OPEN_OF_LOG, {"of_log": log, "epoch_max": epoch_max})]
 
     @reads
@@ -170,13 +170,13 @@ class SqlLandingSegments(SqlPart):
             self._write(_forget_segments, segments)
 
     @reads
-    def live_in(
+    def objects_in_segment(
         self, connection: Connection, segment: SegmentId, after: LandingId | None, limit: int
     ) -> list[ObjectRow]:
         first, last = ids_in_segment(segment)
         before = (int.from_bytes(first, "big") - 1).to_bytes(len(first), "big")
         bounds = {"after": max(before, after or before), "last": last, "rows_max": limit}
-        return [object_row(row) for row in connection.execute(LIVE_IN, bounds)]
+        return [object_row(row) for row in connection.execute(OBJECTS_IN_SEGMENT, bounds)]
 
     @reads
     def segment_totals(self, connection: Connection) -> dict[SegmentState, tuple[int, int]]:

@@ -112,7 +112,7 @@ NOT_AS_ASKED = looked_up(
 """Selects the requests that no longer hold, without an object id, and the requests of objects with attributes. Nearly
 all requests still hold, so it returns hardly any rows."""
 _NAMED = JsonRows("named", bucket=BUCKET_BYTES_MAX, name=NAME_BYTES_MAX, version=0)
-COMPLETE = looked_up(
+WAITING_REQUESTS = looked_up(
     select(*OBJECT_COLUMNS)
     .join_from(
         _NAMED.table,
@@ -155,10 +155,12 @@ COUNT_LOSERS = (
 
 
 class SqlPacking(SqlPart):
-    """`commit_group` of `Blocks` of the port, and `complete` and `still_landed` of `Objects`."""
+    """`commit_group` of `Blocks` of the port, and `waiting_requests` and `still_landed` of `Objects`."""
 
-    def complete(self, named: Sequence[NamedVersion], due_ms: int) -> dict[NamedVersion, tuple[PackRequest, bytes]]:
-        return self._read(_complete, named, due_ms) if named else {}
+    def waiting_requests(
+        self, named: Sequence[NamedVersion], due_ms: int
+    ) -> dict[NamedVersion, tuple[PackRequest, bytes]]:
+        return self._read(_waiting_requests, named, due_ms) if named else {}
 
     @reads
     def still_landed(self, connection: Connection, requests: Sequence[PackRequest]) -> dict[PackRequest, bytes]:
@@ -180,11 +182,11 @@ class SqlPacking(SqlPart):
         return self._write(_commit_group, self._bound(), commit)
 
 
-def _complete(
+def _waiting_requests(
     connection: Connection, named: Sequence[NamedVersion], due_ms: int
 ) -> dict[NamedVersion, tuple[PackRequest, bytes]]:
     listed = _NAMED.dump((utf8(n.key.bucket), utf8(n.key.name), n.version) for n in dict.fromkeys(named))
-    rows = [object_row(row) for row in connection.execute(COMPLETE, {**listed, "due": due_ms})]
+    rows = [object_row(row) for row in connection.execute(WAITING_REQUESTS, {**listed, "due": due_ms})]
     return {NamedVersion(row.key, row.version): (_request(row), row.attributes) for row in rows}
 
 
