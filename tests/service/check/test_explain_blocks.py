@@ -172,7 +172,7 @@ def test_a_block_for_which_a_run_has_no_time_and_one_that_others_decide(
         bench.pack(system)
     monkeypatch.setattr(explain_blocks, "EXAMINED_MAX", 0)
     monkeypatch.setattr(explain_blocks, "judge_by_row", lambda *_: None)
-    monkeypatch.setattr(explain_blocks, "pays", lambda _: False)
+    monkeypatch.setattr(explain_blocks, "frees_stripes", lambda _: False)
     found = explained(system, blocks[0].block_id)
     assert (found.reason, found.would_collect) == (Why.UNDECIDED, None)
 
@@ -202,7 +202,7 @@ def test_the_command_explains_objects_and_blocks(bench: Bench, cli: Cli) -> None
     assert "what to do: Start `nos-ec producer`." in text
     with bench.open() as system:
         bench.produce(system)
-        assert "nobody" in cli.text("explain", "b/a b")
+        assert "(no consumer)" in cli.text("explain", "b/a b")
         bench.pack(system)
         (block_id,) = {row.block_id.hex() for row in sealed(system)}
     text = cli.text("explain", "b/a b")
