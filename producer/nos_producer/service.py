@@ -190,7 +190,7 @@ class ProducerService:
         return answering.isdisjoint({self.spreading.partition(row) for row in rows})
 
     def _postpone(self, waiting: Mapping[int, Sequence[ObjectRow]]) -> None:
-        """Set new due times, {due time: rows}. A row without an event becomes QUEUED, too; its due time tells that it
+        """Set new due times, {due time: rows}. A row without an event becomes QUEUED, too; its due time shows that it
         has no event (see Republishing)."""
         for due_ms, rows in waiting.items():
             self._metadata.mark_published(rows, due_ms)

@@ -123,7 +123,7 @@ class RadosBlockStore:
             )
         version = self._try_change(block_id, known, steps.append(data), steps.set_xattr(END_XATTR, end.encode()))
         if version is None:
-            self._look_up(block_id)  # raises NotFound if the block was deleted, which is no Conflict
+            self._look_up(block_id)  # raises NotFound if the block was deleted, which is not a conflict
             raise Conflict(
                 f"block {block_id.hex()} was sealed or changed by another writer: seal it", block_id=block_id
             )

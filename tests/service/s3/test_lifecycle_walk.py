@@ -390,5 +390,5 @@ def test_the_commands(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
         system.metadata.set_bucket_document("b", DocumentKind.LIFECYCLE, b"damaged", 1)
     text = cli.text("s3", "lifecycle", "list")
     assert "b  cannot be read" in text
-    assert "0 objects looked at" in text
+    assert "0 objects examined" in text
     cli("s3", "lifecycle", "run", exits=7)

@@ -190,7 +190,7 @@ def test_the_port_of_another_protocol_is_noticed(banner: bytes, monkeypatch: pyt
     monkeypatch.setattr(engine, "MYSQL_GREETING_S", 0.5)
     with another_protocol(banner) as port:
         begun_s = time.monotonic()
-        with pytest.raises(Transient, match=f"127.0.0.1:{port}: .*host and port in the metadata URL"):
+        with pytest.raises(Transient, match=f"127.0.0.1:{port}: .*host and port of a MySQL or MariaDB server"):
             open_metadata(f"mysql+pymysql://user:word@127.0.0.1:{port}/nos_ec").is_new()
         assert time.monotonic() - begun_s < 30, "half a second, and no other try"
     assert 5 <= MYSQL_GREETING_S <= 15, "what it is outside of this test"
