@@ -1,10 +1,12 @@
-"""The objects to pack, and the check of their bytes."""
+"""The objects to pack, and checks of their bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import google_crc32c
+from anycrc import Model
 
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.formats.header import name_record_size
@@ -13,6 +15,9 @@ from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.packing.packer import size_max_beside
 from nos_ec.core.packing.plan import Candidate
 from nos_ec.ports.metadata import Placed
+
+combine_crc32c: Callable[[int, int, int], int] = Model("CRC32C").combine
+"""Returns the CRC32C of two pieces in a row from the CRC32C of each and the bytes of the second (docs/adr/0029)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from anycrc import Model
-
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.states import ObjectState
 from nos_ec.core.tails import block_of_tail, is_tail, tail_place
 from nos_ec.engine.check import uploads, versions
 from nos_ec.engine.check.second_look import SecondLook, compare_steadily
+from nos_ec.engine.packable import combine_crc32c
 from nos_ec.ports.metadata import Metadata, ObjectRow, Segment
 
-_CRC32C = Model("CRC32C")
 PAGE_ROWS = 1000
 _SegmentsById = Mapping[int, Sequence[tuple[int, Segment]]]
 """By object id, the segments of an object in order, each with the version that it belongs to."""
@@ -227,8 +225,8 @@ def _segment_errors(row: ObjectRow, segments: Sequence[Segment], tails: Mapping[
         return
     crc32c = 0
     for segment in segments:
-        crc32c = _CRC32C.combine(crc32c, segment.crc32c, segment.extent.length)
+        crc32c = combine_crc32c(crc32c, segment.crc32c, segment.extent.length)
     if tail is not None:
-        crc32c = _CRC32C.combine(crc32c, tail.crc32c, tail.size)
+        crc32c = combine_crc32c(crc32c, tail.crc32c, tail.size)
     if crc32c != row.crc32c:
         yield f"the CRC32Cs of {pieces}, combined in order, give {crc32c}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from anycrc import Model
-
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.parts import (
     Composition,
@@ -20,11 +18,11 @@ from nos_ec.core.parts import (
 )
 from nos_ec.engine.expiry.noncurrent import noncurrent_of
 from nos_ec.engine.objects.composed import manifest_in
+from nos_ec.engine.packable import combine_crc32c
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import Metadata, ObjectRow, TrashMark, UploadRow, UploadState
 
-_CRC32C = Model("CRC32C")
 PAGE_PARTS = 1000
 ReadManifest = Callable[[ObjectRow], Manifest | None]
 """Returns the manifest of a composed object, as `manifest_of` does."""
@@ -137,7 +135,7 @@ def _there(row: ObjectRow, composition: Composition, metadata: Metadata) -> list
 def _joined(parts: Iterable[ManifestPart]) -> int:
     crc32c = 0
     for part in parts:
-        crc32c = _CRC32C.combine(crc32c, part.crc32c, part.size)
+        crc32c = combine_crc32c(crc32c, part.crc32c, part.size)
     return crc32c
 
 

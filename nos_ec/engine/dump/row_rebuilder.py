@@ -10,8 +10,6 @@ import hashlib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from anycrc import Model
-
 from nos_ec.core.deadlines import EMPTY_COPY_MS
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
@@ -26,7 +24,7 @@ from nos_ec.engine.dump.recovered_entries import (
     recovered_tail,
     whole_parts,
 )
-from nos_ec.engine.packable import crc_checked
+from nos_ec.engine.packable import combine_crc32c, crc_checked
 from nos_ec.ports.metadata import ObjectRow, QueueEntry, Rebuilt, Segment
 
 UNREADABLE_NAMED_MAX = 1000
@@ -37,7 +35,6 @@ READ_BYTES_MAX = 4 << 20
 _LANDED, _LARGE, _EMPTY = (
     advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.STORE, ObjectEvent.KEEP)
 )
-_CRC32C = Model("CRC32C")
 _PACKED = advance_object(ObjectState.LANDED, ObjectEvent.PACK)
 
 
@@ -175,10 +172,10 @@ class RowRebuilder:
         try:
             for part in whole:
                 md5.update(self._bytes_of_entry(part))
-                crc32c = _CRC32C.combine(crc32c, part.crc32c, part.extent.length)
+                crc32c = combine_crc32c(crc32c, part.crc32c, part.extent.length)
             if tail is not None:
                 md5.update(self._bytes_of_row(tail))
-                crc32c = _CRC32C.combine(crc32c, tail.crc32c, tail.size)
+                crc32c = combine_crc32c(crc32c, tail.crc32c, tail.size)
         except (Corrupt, NotFound) as error:
             if not is_replaced:
                 self._cannot_read(whole[0], error)

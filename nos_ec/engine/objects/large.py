@@ -19,7 +19,6 @@ from itertools import count
 
 import google_crc32c
 import structlog
-from anycrc import Model
 
 from nos_ec.core.errors import (
     Conflict,
@@ -42,6 +41,7 @@ from nos_ec.engine.landing.lander import not_voided
 from nos_ec.engine.objects.large_block import LargeBlock, windows
 from nos_ec.engine.objects.large_lease import LargeLease, Loan
 from nos_ec.engine.objects.streams import ByteStream, ReadAhead
+from nos_ec.engine.packable import combine_crc32c
 from nos_ec.engine.packing.group_bytes import GroupPlace
 from nos_ec.engine.packing.late_blocks import remove_late_block
 from nos_ec.engine.packing.refused_blocks import forget_refused_block
@@ -63,7 +63,6 @@ from nos_ec.ports.metadata import (
 )
 from nos_ec.ports.placement import Placement
 
-_CRC32C = Model("CRC32C")
 _NUMBERS = 500
 """The number of version numbers of one parity (`core.versions.numbered`) in a millisecond."""
 _TURN = 389
@@ -233,7 +232,7 @@ class LargeObjects:
             block = LargeBlock(self._blocks.geometry, request.key, size, front)
             for window in block.fill(stream):
                 md5.update(window)
-            crc32c = _CRC32C.combine(crc32c, block.crc32c, block.length)
+            crc32c = combine_crc32c(crc32c, block.crc32c, block.length)
             size += block.length
             last = stream.at_end()
             if last:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from threading import Event
 
-from anycrc import Model
-
 from nos_ec.core.attributes import decode_attributes
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import Conflict, InvalidInput, NoSuchUpload, Transient
@@ -36,11 +34,11 @@ from nos_ec.core.parts import (
 from nos_ec.core.versions import Versioning
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.streams import ByteStream
+from nos_ec.engine.packable import combine_crc32c
 from nos_ec.engine.retry_queue import BackOff
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import CompletionOf, Metadata, ObjectRow, PartOf, PutRequest, UploadRow, UploadState
 
-_CRC32C = Model("CRC32C")
 PAGE_PARTS = 1000
 COMPLETE_TRIES = 10
 """Each further try means that a part was stored during the previous one."""
@@ -197,7 +195,7 @@ def _composition(upload_id: UploadId, parts: Sequence[ObjectRow]) -> tuple[Manif
     md5 = hashlib.md5(b"".join([row.md5 for row in parts]), usedforsecurity=False).digest()
     crc32c = 0
     for row in parts:
-        crc32c = _CRC32C.combine(crc32c, row.crc32c, row.size)
+        crc32c = combine_crc32c(crc32c, row.crc32c, row.size)
     return manifest, Composition(upload_id, manifest.size, crc32c, len(parts), md5)
 
 
