@@ -114,7 +114,7 @@ def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """In memory for a test without servers, because stores sync all the time and the servers of other tests keep the
     disk busy. The content is removed with the test. With TMPDIR set, or too little memory, it is pytest's own
     folder."""
-    if request.node.get_closest_marker("real") or "TMPDIR" in os.environ or not _memory_has_room():
+    if request.node.get_closest_marker("real") or _memory_place() is None:
         yield tmp_path
         return
     with memory_folder() as folder:
@@ -124,16 +124,16 @@ def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 @contextmanager
 def memory_folder() -> Iterator[Path]:
     """Yield a folder that is removed afterwards: in memory, or in TMPDIR or the usual place as for `tmp_path`."""
-    place = MEMORY if "TMPDIR" not in os.environ and _memory_has_room() else None
-    with TemporaryDirectory(prefix="nos-ec-test-", dir=place) as folder:
+    with TemporaryDirectory(prefix="nos-ec-test-", dir=_memory_place()) as folder:
         yield Path(folder)
 
 
-def _memory_has_room() -> bool:
-    if not MEMORY.is_dir():
-        return False
+def _memory_place() -> Path | None:
+    """Return MEMORY; None with TMPDIR set, or if there is too little memory."""
+    if "TMPDIR" in os.environ or not MEMORY.is_dir():
+        return None
     room = os.statvfs(MEMORY)
-    return room.f_bavail * room.f_frsize >= MEMORY_BYTES_MIN
+    return MEMORY if room.f_bavail * room.f_frsize >= MEMORY_BYTES_MIN else None
 
 
 @pytest.fixture

@@ -411,11 +411,8 @@ class BestFitMergeList(Generic[P]):
         """Open a row with the first overdue object, or else the oldest one that the group still has room for."""
         if not group.chunks_free:
             return None
-        oldest_first = self._oldest_first()
-        for first in overdue:
-            if first.waiting:
-                oldest_first = (first, *oldest_first)
-                break
+        first = next((one for one in overdue if one.waiting), None)
+        oldest_first = self._oldest_first() if first is None else (first, *self._oldest_first())
         if self._equal_rows is not None and self._waiting.is_one_size():
             span = 0 if self._is_last_open else self._equal_rows.spans[group.chunks_free]
             self._is_last_open = self._is_last_open or self._equal_rows.last[group.chunks_free]
