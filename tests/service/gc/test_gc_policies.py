@@ -121,7 +121,8 @@ def test_a_store_without_space_pays_any_price(bench: Bench, monkeypatch: pytest.
     ("limit", "reason"), [(f"copy_bytes_max = {BLOCK}", Behind.BUDGET), ("blocks_max_per_run = 2", Behind.BLOCKS)]
 )
 def test_a_run_stops_at_its_limit_and_the_next_goes_on(bench: Bench, limit: str, reason: Behind) -> None:
-    with holey(bench, f'policy = "space-target"\n{limit}') as system:
+    # A target of 1.2 takes the live bytes of about a block: one run may be enough.
+    with holey(bench, f'policy = "space-target"\nspace_amp = 1.1\n{limit}') as system:
         results: list[CollectionResult] = []
         while not results or results[-1].behind:
             results.append(gc_service(system).run_once())
@@ -130,7 +131,7 @@ def test_a_run_stops_at_its_limit_and_the_next_goes_on(bench: Bench, limit: str,
             assert len(results) < 20
         assert len(results) > 1
         assert {result.behind for result in results[:-1]} == {reason}
-        assert amplification(system) <= 1.2
+        assert amplification(system) <= 1.1
         bench.assert_readable(system)
 
 
