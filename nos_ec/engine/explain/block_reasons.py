@@ -42,7 +42,7 @@ class BlockReason(StrEnum):
     REPACK = "repack"
     """The next run rewrites it, because its objects would leave less padding if they were packed anew."""
     PAYS_NOT = "pays_not"
-    """Rewriting it together with all other candidates frees no stripe."""
+    """Rewriting it together with all other candidates frees hardly any stripe."""
     LATER_RUN = "later_run"
     """The next run has more wasteful blocks than it rewrites at a time."""
     UNDECIDED = "undecided"
@@ -250,8 +250,8 @@ def _sealed(e: BlockEvidence) -> Verdict[BlockReason]:
         case BlockReason.PAYS_NOT:
             return Verdict(
                 BlockReason.PAYS_NOT,
-                f"{wasted}; but rewriting it together with all other such blocks would take as many stripes as it"
-                " frees.",
+                f"{wasted}; but rewriting it together with all other such blocks would take about as many stripes as"
+                " it frees.",
                 "It is collected once more of it, or of other blocks, is dead.",
             )
         case BlockReason.LATER_RUN:

@@ -17,7 +17,15 @@ from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.explain.block_reasons import BlockEvidence, BlockReason, cools_down, judge_block
 from nos_ec.engine.gc.options import LEASE_NAME, CollectorOptions
 from nos_ec.engine.gc.space import ANY_WASTE, is_any_price_right, price_days
-from nos_ec.engine.gc.victims import ChosenBlock, judge, judge_by_row, may_be_repacked, padded_blocks, repack
+from nos_ec.engine.gc.victims import (
+    ChosenBlock,
+    judge,
+    judge_by_row,
+    may_be_repacked,
+    merging_pays,
+    padded_blocks,
+    repack,
+)
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock, waits
@@ -265,20 +273,22 @@ class BlockExplainer:
         return BlockReason.UNDECIDED if price is None or price >= price_days_min else BlockReason.TOO_DEAR
 
     def _pays(self, chosen: ChosenBlock, others: list[BlockRow]) -> BlockReason:
-        victims, rest = [chosen], []
+        options, victims, rest = self._options, [chosen], []
         for one in others:
-            by_row = judge_by_row(self._options, one)
+            by_row = judge_by_row(options, one)
             if by_row is None:
                 rest.append(one)
             else:
                 victims.append(by_row)
-        examined = (judge(self._metadata, self._blocks, self._options, one) for one in rest[:EXAMINED_MAX])
-        while True:
-            if frees_stripes([Victim(one.block.stripes, one.needs) for one in victims]):
-                return BlockReason.VICTIM
-            try:
-                victim = next(examined)
-            except StopIteration:
-                return BlockReason.UNDECIDED if len(rest) > EXAMINED_MAX else BlockReason.PAYS_NOT
-            if victim is not None:
-                victims.append(victim)
+        judged = (judge(self._metadata, self._blocks, options, one) for one in rest[:EXAMINED_MAX])
+        examined = (victim for victim in judged if victim is not None)
+        doubt = BlockReason.UNDECIDED if len(rest) > EXAMINED_MAX else BlockReason.PAYS_NOT
+        if judge_by_row(options, chosen.block) is None:
+            merged = [chosen.block, *(victim.block for victim in examined)]
+            return BlockReason.VICTIM if merging_pays(self._metadata, self._blocks, options, merged) else doubt
+        while not frees_stripes([Victim(one.block.stripes, one.needs) for one in victims]):
+            victim = next(examined, None)
+            if victim is None:
+                return doubt
+            victims.append(victim)
+        return BlockReason.VICTIM

@@ -27,8 +27,9 @@ from nos_ec.ports.metadata import BlockRow, Blocks, Placed, WaitingBlocks
 _log = structlog.get_logger(__name__)
 
 REPACK_FREES_MIN = 0.1
-"""The share of a block that repacking must free in headers and padding, for each block alone and for all together. GC
-comes to rest because of this minimum: it does not repack blocks that would stay as they are."""
+"""The share of a block that repacking must free in headers and padding, for each block alone and for all together, and
+the share of all merged blocks together that merging must free. GC comes to rest because of this minimum: it does not
+rewrite blocks that would stay as they are."""
 REPACK_HOLES_MAX = 0.2
 """The share of the object bytes that may be dead in a block with less than half of the stripes of a full block. Such
 remains of earlier runs will soon be rewritten for their dead bytes, which frees their padding, too. Fuller blocks may
@@ -189,11 +190,10 @@ class _Taken:
             return merged or repack(self._metadata, self._blocks, options, block)
 
         self._add_judged([*wasteful, *padded], judged, price_days)
-        repacked = [victim for victim in self.victims if victim.padding_freed_bytes]
-        rows = [victim.block for victim in repacked]
-        if _padding_freed(self._metadata, self._blocks, options, rows) < _freed_min(rows):
-            self.victims = [victim for victim in self.victims if not victim.padding_freed_bytes]
-            self.dense += rows
+        repacked = [victim.block for victim in self.victims if victim.padding_freed_bytes]
+        if _padding_freed(self._metadata, self._blocks, options, repacked) < _freed_min(repacked):
+            self._drop(repacked)
+            self.dense += repacked
 
     def _add_judged(
         self,
@@ -204,6 +204,7 @@ class _Taken:
         """Add the blocks that are victims. price_days: the lowest price at which padding is freed; a block with a lower
         one is left for a later run."""
         options, found = self._options, {block.block_id for block in self.candidates}
+        merged: list[BlockRow] = []
         for block in blocks:
             if block.block_id in found:
                 continue
@@ -221,10 +222,19 @@ class _Taken:
                 break
             else:
                 self._add(victim)
+                if not victim.padding_freed_bytes and judge_by_row(options, block) is None:
+                    merged.append(block)
+        if not merging_pays(self._metadata, self._blocks, options, merged):
+            self._drop(merged)
+            self.dense += [block for block in merged if not _is_short(self._blocks.geometry, block)]
 
     def _add(self, victim: ChosenBlock) -> None:
         self.victims.append(victim)
         self._copied_bytes += victim.block.live_bytes
+
+    def _drop(self, blocks: Iterable[BlockRow]) -> None:
+        dropped = {block.block_id for block in blocks}
+        self.victims = [victim for victim in self.victims if victim.block.block_id not in dropped]
 
 
 def judge(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, candidate: BlockRow) -> ChosenBlock | None:
@@ -240,7 +250,11 @@ def may_be_repacked(geometry: Geometry, block: BlockRow) -> bool:
     """Return whether enough of a block is headers and padding to consider repacking it."""
     if block.overhead_bytes < REPACK_FREES_MIN * block.size_bytes:
         return False
-    return block.hole_ratio <= REPACK_HOLES_MAX or block.stripes >= geometry.stripes_per_block / 2
+    return block.hole_ratio <= REPACK_HOLES_MAX or not _is_short(geometry, block)
+
+
+def _is_short(geometry: Geometry, block: BlockRow) -> bool:
+    return block.stripes < geometry.stripes_per_block / 2
 
 
 def padded_blocks(
@@ -277,11 +291,26 @@ def _freed_min(candidates: Sequence[BlockRow]) -> float:
     return REPACK_FREES_MIN * sum(block.size_bytes for block in candidates)
 
 
+def merging_pays(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, merged: Sequence[BlockRow]) -> bool:
+    """Return whether packing the live objects of these blocks together, without other objects, frees REPACK_FREES_MIN
+    of their bytes. `judge` takes blocks by the volume of their objects, whose sizes may not fit each other: a run would
+    write as many stripes as it frees, and so would every run after it. Raises Transient."""
+    return _freed_bytes(metadata, blocks, options, merged) >= _freed_min(merged)
+
+
 def _padding_freed(
     metadata: Blocks, blocks: BlockStore, options: CollectorOptions, candidates: Sequence[BlockRow]
 ) -> int:
-    """Return how many bytes of headers and padding a run frees by packing the live objects of these blocks together.
-    Reads the rows of one block at a time."""
+    """Return how many bytes of headers and padding a run frees by packing the live objects of these blocks together."""
+    dead_bytes = sum(block.dead_bytes for block in candidates)
+    return _freed_bytes(metadata, blocks, options, candidates) - dead_bytes
+
+
+def _freed_bytes(
+    metadata: Blocks, blocks: BlockStore, options: CollectorOptions, candidates: Sequence[BlockRow]
+) -> int:
+    """Return how many bytes a run frees by packing the live objects of these blocks together. Reads the rows of one
+    block at a time."""
     merge_list, stripes = options.new_merge_list(), 0
     for block in candidates:
         for one in metadata.placed_in(block.block_id):
@@ -290,8 +319,7 @@ def _padding_freed(
             stripes += plan.stripe_count
     while (plan := merge_list.plan(0, flush=True)) is not None:
         stripes += plan.stripe_count
-    freed_stripes = sum(block.stripes for block in candidates) - stripes
-    return freed_stripes * blocks.geometry.stripe_size - sum(block.dead_bytes for block in candidates)
+    return (sum(block.stripes for block in candidates) - stripes) * blocks.geometry.stripe_size
 
 
 def judge_by_row(options: CollectorOptions, candidate: BlockRow) -> ChosenBlock | None:

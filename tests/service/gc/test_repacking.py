@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from nos_ec.composition.packing import collector_options
 from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.engine.explain.block_reasons import BlockReason
 from nos_ec.engine.gc import victims as victims_of_gc
-from nos_ec.engine.gc.victims import may_be_repacked
+from nos_ec.engine.gc.victims import judge, may_be_repacked
 from nos_ec.ports.metadata import BlockRow
 from nos_gc.assemble import gc_collector, gc_service
 from tests.rig.at_rest import LaterClock
@@ -47,9 +48,9 @@ def padded(bench: Bench) -> Iterator[System]:
         yield system
 
 
-def put_equal(bench: Bench, system: System, count: int, prefix: str = "equal") -> list[ObjectKey]:
+def put_equal(bench: Bench, system: System, count: int, prefix: str = "equal", size: int = SIZE) -> list[ObjectKey]:
     keys = [ObjectKey("b", f"{prefix}/{number:04}") for number in range(count)]
-    pairs = [(key, bench.data(SIZE)) for key in keys]
+    pairs = [(key, bench.data(size)) for key in keys]
     system.store().put_many(pairs)
     bench.acknowledged.update(pairs)
     bench.pack(system)
@@ -96,6 +97,29 @@ def test_full_blocks_are_repacked_however_much_of_them_is_dead(bench: Bench, pad
         gc_service(system).run_once()
         assert half_emptied.block_id not in {block.block_id for block in sealed(system)}
         assert sum(map(size_of, sealed(system))) < 1.1 * sum(block.live_bytes for block in sealed(system))
+        bench.assert_readable(system)
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"), [("threshold", BlockReason.PAYS_NOT), ("space-target", BlockReason.UNDECIDED)]
+)
+def test_small_blocks_that_no_packing_merges_are_left_alone(bench: Bench, policy: str, reason: BlockReason) -> None:
+    """A chunk holds three of these objects. By their volume, those of the three blocks fit into two stripes."""
+    configure(bench, "gc", f'policy = "{policy}"\nhole_ratio_min = 0.3')
+    with bench.open() as system:
+        for count in (16, 17, 17):
+            put_equal(bench, system, count, f"pack-{len(bench.acknowledged)}", 39_500)
+        system.clock = LaterClock(OLD_DAYS * DAY_MS)
+        blocks = sealed(system)
+        assert [block.stripes for block in blocks] == [1, 1, 1]
+        assert all(judge(system.metadata, system.blocks, collector_options(system.settings), block) for block in blocks)
+        assert {explained(system, block.block_id).reason for block in blocks} == {reason}
+        assert gc_service(system).run_once().objects_moved == 0
+        for number, key in enumerate(list(bench.acknowledged)):
+            if number % 3:
+                bench.delete(system, key)
+        assert [gc_service(system).run_once().objects_moved for _ in range(2)] == [17, 0]
+        assert [block.stripes for block in sealed(system)] == [1]
         bench.assert_readable(system)
 
 
