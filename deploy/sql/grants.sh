@@ -40,7 +40,7 @@ producer  counters           UPDATE (value)
 producer  leases             INSERT, UPDATE (expires_ms), DELETE
 producer  objects            UPDATE (state)
 producer  stored_totals      INSERT, UPDATE (value), DELETE
-producer  waiting            UPDATE (state, due_ms)
+producer  waiting            UPDATE (state, due_ms, published_ms, is_spread)
 
 consumer  blocks             INSERT, UPDATE, DELETE
 consumer  counters           UPDATE (value)

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from nos_ec.core.errors import TooLarge, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.publishing.republish import Republishing
 from nos_ec.engine.retry_queue import BackOff, RetryQueue
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ObjectRow
@@ -35,19 +34,19 @@ class Refused:
     may read the figures of `retry_queues`."""
 
     def __init__(
-        self, clock: Clock, rule: Republishing, partitions: int, partition_of: Callable[[ObjectRow], int]
+        self, clock: Clock, republish_ms: int, partitions: int, partition_of: Callable[[ObjectRow], int]
     ) -> None:
         self._clock = clock
-        self._rule = rule
+        self._republish_ms = republish_ms
         self._partition_of = partition_of
         # A row comes due after half of its wait. If it is not refused again before the whole wait is over, it was
         # packed or deleted, or another producer has it now, so `_release` releases it.
-        object_wait_ms = 2 * min(OBJECT_WAIT_MS, rule.step_ms)
+        object_wait_ms = 2 * min(OBJECT_WAIT_MS, republish_ms)
         self._objects: RetryQueue[Item] = RetryQueue(
-            "event", lambda item: str(item[2]), clock, BackOff(object_wait_ms, 2 * rule.step_ms), OBJECTS_MAX
+            "event", lambda item: str(item[2]), clock, BackOff(object_wait_ms, 2 * republish_ms), OBJECTS_MAX
         )
         partition_back_off = BackOff(
-            PARTITION_WAIT_MS, max(PARTITION_WAIT_MS, min(PARTITION_WAIT_MS_MAX, rule.step_ms))
+            PARTITION_WAIT_MS, max(PARTITION_WAIT_MS, min(PARTITION_WAIT_MS_MAX, republish_ms))
         )
         self._partitions: RetryQueue[int] = RetryQueue("partition", str, clock, partition_back_off, partitions)
         self.retry_queues = (self._objects, self._partitions)
@@ -100,5 +99,5 @@ class Refused:
         due."""
         now_ms = self._clock.now_ms()
         parked = retry_queue.get(item)
-        wait_ms = self._rule.step_ms if parked is None else (parked.retry_ms - now_ms) // parts
-        return self._rule.without_event_ms(now_ms + max(1, min(wait_ms, self._rule.step_ms)))
+        wait_ms = self._republish_ms if parked is None else (parked.retry_ms - now_ms) // parts
+        return now_ms + max(1, min(wait_ms, self._republish_ms))

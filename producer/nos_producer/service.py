@@ -20,7 +20,7 @@ import structlog
 from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.formats.messages import encode_pack_request
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.publishing.republish import Republishing
+from nos_ec.core.publishing.republish import Publication
 from nos_ec.core.publishing.slots import SLOTS
 from nos_ec.engine.retry_queue import RetryQueue
 from nos_ec.ports.clock import Beat, Clock, unwatched
@@ -86,10 +86,9 @@ class ProducerService:
         self._clock = clock
         self._held_slots = held_slots
         self._options = options
-        self._republishing = Republishing(options.republish_ms)
-        self._republish_filter = RepublishFilter(progress, clock, self._republishing, options.partitions)
+        self._republish_filter = RepublishFilter(progress, clock, options.republish_ms, options.partitions)
         self.spreading = Spreading(clock, self._republish_filter.read_progress, options.partitions, options.spread)
-        self._refused = Refused(clock, self._republishing, options.partitions, self.spreading.partition)
+        self._refused = Refused(clock, options.republish_ms, options.partitions, self.spreading.partition)
         self.counters = ProducerCounters()
 
     @property
@@ -119,12 +118,12 @@ class ProducerService:
         self.spreading.review(rows, self._due_reader(now_ms, slots) if more_may_be_due else None)
         if not slots <= self._held_slots.slots():
             raise Transient("leases of slots expired while looking for due objects: is the metadata store too slow?")
-        due = self._republish_filter.divide(rows, now_ms)
+        due, waiting = self._republish_filter.divide(rows, now_ms)
         # Postpone first. Otherwise every scan would return the same batch of waiting rows while publishing fails.
-        self._postpone(due.postponed)
-        self.counters.postponed += len(rows) - len(due.publish)
-        ready, waiting = self._refused.set_apart(due.publish)
-        self._postpone(waiting)
+        self._metadata.postpone(waiting, now_ms + self._options.republish_ms)
+        self.counters.postponed += len(waiting)
+        ready, refused = self._refused.set_apart(due)
+        self._mark_refused(refused)
         if ready:
             self._publish(ready, now_ms)
         return len(rows)
@@ -143,7 +142,6 @@ class ProducerService:
         destinations = [self.spreading.destination(row) for row in rows]
         failures = self._publish_events(rows, destinations)
         kill_point("producer.published")
-        # The due time of a row also holds whether its event is away from the bucket's home partition.
         for is_away in (False, True):
             marked = [
                 row
@@ -151,9 +149,10 @@ class ProducerService:
                 if index not in failures and destination.is_away == is_away
             ]
             if marked:
-                self._metadata.mark_published(marked, self._republishing.first_due_ms(now_ms, spread=is_away))
+                due_ms = now_ms + self._options.republish_ms
+                self._metadata.mark_published(marked, due_ms, Publication(now_ms, is_away))
                 kill_point("producer.marked")
-        self._postpone(self._refused.settle(rows, failures))
+        self._mark_refused(self._refused.settle(rows, failures))
         published = [row for index, row in enumerate(rows) if index not in failures]
         self.spreading.add_published(published, now_ms)
         self.counters.objects += len(published)
@@ -189,10 +188,9 @@ class ProducerService:
             return False
         return answering.isdisjoint({self.spreading.partition(row) for row in rows})
 
-    def _postpone(self, waiting: Mapping[int, Sequence[ObjectRow]]) -> None:
-        """Set new due times, {due time: rows}. A row without an event becomes QUEUED, too; its due time shows that it
-        has no event (see Republishing)."""
-        for due_ms, rows in waiting.items():
+    def _mark_refused(self, refused: Mapping[int, Sequence[ObjectRow]]) -> None:
+        """Set new due times, {due time: rows}, of rows without an event. They become QUEUED, too."""
+        for due_ms, rows in refused.items():
             self._metadata.mark_published(rows, due_ms)
 
     def run(self, stop: Event, beat: Beat = unwatched) -> None:

@@ -18,7 +18,7 @@ from nos_ec.core.formats.messages import partition_for
 from nos_ec.core.ids import LandingId, ObjectKey, in_log, segment_of
 from nos_ec.core.packing.lifetimes import stream_of
 from nos_ec.core.parts import parts_bucket, parts_prefix
-from nos_ec.core.publishing.republish import Republishing, passed_ms
+from nos_ec.core.publishing.republish import is_passed, passed_ms
 from nos_ec.core.publishing.slots import LEASE_PREFIX, bucket_slot, is_member_lease, member_of, slot_lease
 from nos_ec.core.states import ObjectState
 from nos_ec.engine.expiry.survival import DAY_MS, lifetimes_of
@@ -113,7 +113,6 @@ class ObjectExplainer:
         self._clock = clock
         self._new_progress = new_progress
         self._options = options
-        self._rule = Republishing(options.republish_ms)
 
     def explain(self, key: ObjectKey) -> ObjectExplanation:
         """Explain the current version. Raises NotFound if there is none, Transient if the metadata is unavailable."""
@@ -296,10 +295,8 @@ class ObjectExplainer:
         alive = {name: one for name, one in leases.items() if waits(one.expires_ms, now_ms, LEASE_MS_MAX)}
         slot = bucket_slot(row.key.bucket)
         held = alive.get(slot_lease(slot))
-        due_ms = row.due_ms
-        is_published = row.state is ObjectState.QUEUED and due_ms is not None
-        published_ms = self._rule.published_until_ms(due_ms, now_ms) if is_published and due_ms is not None else None
-        spread = published_ms is not None and due_ms is not None and self._rule.was_spread(due_ms)
+        publication = row.publication if row.state is ObjectState.QUEUED else None
+        published_ms, spread = publication or (None, False)
         home = partition_for(row.key.bucket, self._options.partitions)
         passed: Mapping[int, int] = {}
         members: Mapping[int, str] = {}
@@ -311,12 +308,12 @@ class ObjectExplainer:
             slot=slot,
             slot_held_until_ms=None if held is None else held.expires_ms,
             producers=[member_of(name) for name in alive if is_member_lease(name)],
-            due_ms=due_ms,
+            due_ms=row.due_ms,
             published_ms=published_ms,
             spread=spread,
             holders=[Holder(partition, members.get(partition)) for partition in where],
             members_known=asked.members_known,
-            passed_ms=passed_ms(passed, home, self._options.partitions, spread=spread),
+            passed_ms=passed_ms(passed, home, self._options.partitions, is_spread=spread),
         )
 
     def _ask_log(self, asked: _Asked) -> tuple[Mapping[int, int], Mapping[int, str]]:
@@ -339,7 +336,7 @@ class ObjectExplainer:
     def _is_passed(self, publishing: Publishing | None) -> bool:
         if publishing is None or publishing.published_ms is None:
             return False
-        return self._rule.is_passed(publishing.published_ms, publishing.passed_ms)
+        return is_passed(publishing.published_ms, publishing.passed_ms, self._options.republish_ms)
 
     def _ask_space(self, asked: _Asked) -> None:
         try:

@@ -11,6 +11,7 @@ from nos_ec.core.errors import NosError
 from nos_ec.core.formats.messages import NamedVersion, PackRequest
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.parts import Composition, composition_of
+from nos_ec.core.publishing.republish import Publication
 from nos_ec.core.states import ObjectState
 from nos_ec.core.versions import Versioning, has_version_id, is_of_versions
 from nos_ec.ports.metadata.leases import Lease
@@ -24,10 +25,11 @@ class ObjectRow:
     `landing_id` is set when state.in_landing, `extent` when PACKED.
 
     `attributes` belong to the version (see core.attributes); only `set_attributes` changes them. From `due_ms` on, the
-    producer should publish it; only the rows that `due_objects` and `object_facts` return have it. The remaining fields
-    are set only in rows that methods of `Trash`, `objects_after`, `objects_with` and `object_facts` return: for a
-    deleted version in the trash, `trash_until_ms` is the time until which the trash keeps it, and `trashed_ms` the time
-    of its deletion; `is_noncurrent` marks a noncurrent version (see `Versions`).
+    producer should publish it; `publication` describes its event in the message log, or is None if it has none. Only
+    the rows that `due_objects` and `object_facts` return have these two. The remaining fields are set only in rows that
+    methods of `Trash`, `objects_after`, `objects_with` and `object_facts` return: for a deleted version in the trash,
+    `trash_until_ms` is the time until which the trash keeps it, and `trashed_ms` the time of its deletion;
+    `is_noncurrent` marks a noncurrent version (see `Versions`).
     """
 
     object_id: int
@@ -41,6 +43,7 @@ class ObjectRow:
     extent: Extent | None
     created_ms: int
     due_ms: int | None = field(default=None, compare=False)
+    publication: Publication | None = field(default=None, compare=False)
     attributes: bytes = b""
     trash_until_ms: int | None = field(default=None, compare=False)
     trashed_ms: int | None = field(default=None, compare=False)
@@ -361,7 +364,8 @@ class Objects(Protocol):
 
     # --- producer and consumer --------------------------------------------------------------------
     def due_objects(self, now_ms: int, limit: int, slots: Collection[int]) -> list[ObjectRow]:
-        """Return LANDED and QUEUED rows of these slots whose due time has come, longest due first, with their `due_ms`.
+        """Return LANDED and QUEUED rows of these slots whose due time has come, longest due first, with their `due_ms`
+        and `publication`.
         After them come rows that are due later than WAIT_MS_MAX from now: only a wrong clock can have set such a time.
 
         A row's slot is that of its bucket (`core.slots.bucket_slot`). A slot with more waiting rows than its share of
@@ -378,9 +382,15 @@ class Objects(Protocol):
         """
         ...
 
-    def mark_published(self, rows: Sequence[ObjectRow], due_ms: int) -> int:
-        """Set rows QUEUED, and due again at `due_ms` in case the event is lost. Changes only rows that still have that
-        version and are in the landing store. Returns how many it changed."""
+    def mark_published(self, rows: Sequence[ObjectRow], due_ms: int, publication: Publication | None = None) -> int:
+        """Set rows QUEUED, and due again at `due_ms` in case the event is lost. `publication` describes their events;
+        None if they have none, because the log refused them. Changes only rows that still have that version and are in
+        the landing store. Returns how many it changed."""
+        ...
+
+    def postpone(self, rows: Sequence[ObjectRow], due_ms: int) -> None:
+        """Set another due time for QUEUED rows whose events still wait. Changes only rows that still have that version
+        and are QUEUED."""
         ...
 
     def waiting_requests(

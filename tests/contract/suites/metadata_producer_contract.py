@@ -9,6 +9,7 @@ import msgspec
 
 from nos_ec.core.formats.messages import NamedVersion
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.publishing.republish import Publication
 from nos_ec.core.publishing.slots import ALL_SLOTS, bucket_slot
 from nos_ec.core.states import ObjectState
 from tests.rig.fakes.metadata_bench import MetadataBench, asking, pack_request
@@ -83,7 +84,30 @@ class ProducerContract:
         assert bench.metadata.due_objects(49, 10, ALL_SLOTS) == []
         again = bench.metadata.due_objects(50, 10, ALL_SLOTS)
         assert [(row.state, row.due_ms) for row in again] == [(ObjectState.QUEUED, 50)] * 2
+        assert [row.publication for row in again] == [None] * 2
         assert bench.metadata.mark_published([], 5) == 0
+
+    def test_publications_are_kept_when_their_rows_are_postponed(self, bench: MetadataBench) -> None:
+        rows = [bench.put(name, due_ms=10) for name in "abc"]
+        spread = Publication(bench.now_ms, True)
+        bench.metadata.mark_published(rows[:1], 50, Publication(bench.now_ms - 1, False))
+        bench.metadata.mark_published(rows[1:2], 50, spread)
+        bench.metadata.postpone(rows, 60)
+        due = bench.metadata.due_objects(50, 10, ALL_SLOTS)
+        assert [(row.key.name, row.due_ms) for row in due] == [("c", 10)], "only published rows are postponed"
+        due = bench.metadata.due_objects(60, 10, ALL_SLOTS)
+        assert [(row.due_ms, row.publication) for row in due] == [
+            (10, None),
+            (60, Publication(bench.now_ms - 1, False)),
+            (60, spread),
+        ]
+        assert bench.metadata.object_facts(rows[1].key).row.publication == spread
+        bench.metadata.mark_published(rows[:2], 70)
+        assert all(row.publication is None for row in bench.metadata.due_objects(70, 10, ALL_SLOTS)), "refused"
+        bench.put("a", due_ms=10)
+        bench.metadata.postpone([*rows[:1], bench.get("b")], 80)
+        assert len(bench.metadata.due_objects(70, 10, ALL_SLOTS)) == 2, "a was overwritten, c never published"
+        bench.metadata.postpone([], 5)
 
     def test_only_current_versions_in_the_landing_store_are_marked(self, bench: MetadataBench) -> None:
         overwritten, deleted, packed, kept = (bench.put(name) for name in "odpk")

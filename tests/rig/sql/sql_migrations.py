@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, event, select
+from sqlalchemy import Engine, event, select, text
 
 from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.adapters.sql.metadata import open_metadata
@@ -34,6 +34,21 @@ class SqlMigrations:
                 with pytest.raises(ConfigError, match="`nos-ec init`"):
                     open_metadata(url)
         assert attempt > 30
+        _assert_complete(url)
+
+    def test_a_store_of_the_first_schema_is_upgraded_even_if_that_is_cut_off(self, url: str) -> None:
+        migrate(url)
+        engine = make_engine(url)
+        with engine.begin() as connection:
+            for column in ("published_ms", "is_spread"):
+                connection.execute(text(f"ALTER TABLE waiting DROP COLUMN {column}"))
+            connection.execute(text("UPDATE alembic_version SET version_num = '0015'"))
+        engine.dispose()
+        with _cut_off_before("ALTER", 2), pytest.raises(_CutOffError):
+            migrate(url)
+        with pytest.raises(ConfigError, match="has schema 0015"):
+            open_metadata(url)
+        migrate(url)
         _assert_complete(url)
 
     def test_a_statement_may_take_longer_than_in_other_work(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from nos_ec.core.formats.messages import partition_for
 from nos_ec.core.ids import LandingId, ObjectKey, in_log
 from nos_ec.core.packing.lifetimes import AGE_RANGES, Counts
 from nos_ec.core.parts import part_key, parts_bucket
-from nos_ec.core.publishing.republish import Republishing
+from nos_ec.core.publishing.republish import Publication
 from nos_ec.core.publishing.slots import bucket_slot
 from nos_ec.core.states import ObjectState, SegmentState
 from nos_ec.engine.explain.object_facts import ItsParts
@@ -41,7 +41,6 @@ from tests.service.conftest import STRIPE, Bench
 from tests.service.gc.test_gc import configure
 
 HOUR_MS = 3_600_000
-RULE = Republishing(300_000)
 """That of CONFIG."""
 
 
@@ -163,7 +162,7 @@ def test_an_object_whose_producer_died(bench: Bench, system: System) -> None:
 
 def test_an_object_whose_event_was_refused(bench: Bench, system: System) -> None:
     key = put(bench, system)
-    due_ms = RULE.without_event_ms(system.clock.now_ms() + 20_000)
+    due_ms = system.clock.now_ms() + 20_000
     system.metadata.mark_published([row_of(system, key)], due_ms)
     found = explained(system, key)
     assert (found.reason, found.state, found.next_ms) == (Why.REFUSED, ObjectState.QUEUED, due_ms)
@@ -210,8 +209,9 @@ def test_an_object_on_the_merge_list_of_a_consumer(bench: Bench, system: System,
 
 def test_an_object_whose_event_was_passed_over(bench: Bench, system: System) -> None:
     key = put(bench, system)
-    due_ms = RULE.first_due_ms(system.clock.now_ms() - 200_000)
-    system.metadata.mark_published([row_of(system, key)], due_ms)
+    published_ms = system.clock.now_ms() - 200_000
+    due_ms = published_ms + system.settings.producer.republish_ms
+    system.metadata.mark_published([row_of(system, key)], due_ms, Publication(published_ms, False))
     found = explained(system, key)
     assert (found.reason, found.next_ms) == (Why.EVENT_PASSED, due_ms)
     assert "has passed it without packing" in found.why

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     Connection,
     Select,
     bindparam,
@@ -34,6 +35,7 @@ from nos_ec.adapters.sql.tables.rows import (
     key_rows,
     name_range,
     object_row,
+    publication_of,
     require_all,
 )
 from nos_ec.adapters.sql.tables.schema import ID_BYTES, OBJECTS, SEGMENTS, WAITING, utf8
@@ -49,6 +51,7 @@ from nos_ec.core.ids import (
     record_ids_between,
     time_of,
 )
+from nos_ec.core.publishing.republish import Publication
 from nos_ec.core.states import ObjectEvent, ObjectState, advance_object, object_sources
 from nos_ec.core.tails import hidden_prefix
 from nos_ec.core.versions import numbered
@@ -89,10 +92,26 @@ MARK_WAITING = (
         _O.state == _PUBLISHED,
         _W.landing_id == _O.landing_id,
     )
-    .values(state=_PUBLISHED, due_ms=bindparam("due"))
+    .values(
+        state=_PUBLISHED,
+        due_ms=bindparam("due"),
+        published_ms=bindparam("at_ms", type_=BigInteger),
+        is_spread=bindparam("spread"),
+    )
 )
 """Follows MARK_PUBLISHED, which has locked the rows that it changed. Their state distinguishes them from rows that a
 revert has set to LANDED meanwhile."""
+POSTPONE = (
+    UpdateListed(WAITING)
+    .where(
+        OBJECT_IDS["object_id"] == _O.object_id,
+        _O.version == OBJECT_IDS["version"],
+        _O.state == _PUBLISHED,
+        _W.landing_id == _O.landing_id,
+    )
+    .values(due_ms=bindparam("due"))
+)
+"""Follows LOCK_IDS."""
 MAKE_DUE = (
     UpdateListed(WAITING)
     .where(
@@ -112,6 +131,7 @@ OLDEST_LANDING_ID = (
     .limit(1)
 )
 """The lower bound makes the planners use the index, even when all ids are above it."""
+_DUE_COLUMNS = (_W.due_ms, _W.object_id, _W.landing_id, _W.slot, _W.published_ms, _W.is_spread)
 _REMOVE = delete(OBJECTS).where(_O.object_id == bindparam("removed"))
 LOOKS_MAX = 200
 """How often the current version of a key is looked up. Each further look-up means that another writer has stored one
@@ -215,17 +235,25 @@ class SqlObjects(SqlPart):
         return oldest if of_log is None else min(oldest, of_log, key=time_of)
 
     @writes
-    def mark_published(self, connection: Connection, rows: Sequence[ObjectRow], due_ms: int) -> int:
+    def mark_published(
+        self, connection: Connection, rows: Sequence[ObjectRow], due_ms: int, publication: Publication | None = None
+    ) -> int:
         if not rows:
             return 0
+        at_ms, is_spread = publication or (None, False)
         listed = OBJECT_IDS.dump(sorted({(row.object_id, row.version) for row in rows}))
         marked = connection.execute(MARK_PUBLISHED, listed).rowcount
-        waiting = connection.execute(MARK_WAITING, {**listed, "due": due_ms}).rowcount
+        values = {"due": due_ms, "at_ms": at_ms, "spread": is_spread}
+        waiting = connection.execute(MARK_WAITING, {**listed, **values}).rowcount
         require_all(min(marked, waiting), marked, "waiting objects")
         return marked
 
+    def postpone(self, rows: Sequence[ObjectRow], due_ms: int) -> None:
+        if rows:
+            self._write(_set_due, POSTPONE, rows, due_ms)
+
     def make_due(self, rows: Sequence[ObjectRow], now_ms: int) -> int:
-        return self._write(_make_due, rows, now_ms) if rows else 0
+        return self._write(_set_due, MAKE_DUE, rows, now_ms) if rows else 0
 
     def _find(self, key: ObjectKey) -> ObjectRow | None:
         if self._look_ups is not None:
@@ -347,40 +375,41 @@ def _walked(
     found = connection.execute(_due_in(len(numbered), far), parameters | {"walk_max": part}).all()
     if len(found) < limit and part in Counter(row.slot for row in found).values():
         found = connection.execute(_due_in(len(numbered), far), parameters | {"walk_max": limit}).all()
-    return [object_row(row[:-2], row.due_ms) for row in found]
+    columns = len(OBJECT_COLUMNS)
+    return [object_row(row[:columns], row.due_ms, publication_of(row.published_ms, row.is_spread)) for row in found]
 
 
 @cache
 def _due_in(slots: int, far: bool) -> Select[Any]:
     """Return a query of the due rows in so many slots, or with `far`, of rows whose times are so far in the future that
-    they count as due. Its columns are OBJECT_COLUMNS, the due time and the slot.
+    they count as due. Its columns are OBJECT_COLUMNS, the due time, the two of the publication, and the slot.
 
     For each slot, the query walks along the index from the first such row, for at most `walk_max` rows, so that later
     rows cost nothing. Rows of `objects` are looked up only for the `rows_max` rows that are returned.
 
-    The walks select the size only because the index does not have it: if the index had all columns, MySQL would read it
-    from its beginning, through all slots, when one slot has nearly all rows.
+    The index does not have the columns of the publication. If it had all columns, MySQL would read it from its
+    beginning, through all slots, when one slot has nearly all rows.
     """
     due = _W.due_ms > bindparam("far_ms") if far else _W.due_ms <= bindparam("now_ms")
     walks = [
-        by_index(select(_W.due_ms, _W.object_id, _W.landing_id, _W.slot, _W.size), WAITING, "waiting_by_due")
+        by_index(select(*_DUE_COLUMNS), WAITING, "waiting_by_due")
         .where(_W.slot == bindparam(f"slot_{i}"), due)
         .order_by(_W.due_ms, _W.object_id)
         .limit(bindparam("walk_max"))
         .subquery(f"walk_{i}")
         for i in range(slots)
     ]
-    walked = union_all(*(select(*list(walk.c)[:4]) for walk in walks)).subquery("walked")
+    walked = union_all(*(select(walk) for walk in walks)).subquery("walked")
     oldest = (walked.c.due_ms, walked.c.object_id)
     first = select(walked).order_by(*oldest).limit(bindparam("rows_max")).subquery("first_due")
     return (
-        select(*OBJECT_COLUMNS, first.c.due_ms, first.c.slot)
+        select(*OBJECT_COLUMNS, first.c.due_ms, first.c.published_ms, first.c.is_spread, first.c.slot)
         .join_from(first, OBJECTS, (_O.object_id == first.c.object_id) & (_O.landing_id == first.c.landing_id))
         .order_by(first.c.due_ms, first.c.object_id)
     )
 
 
-def _make_due(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) -> int:
+def _set_due(connection: Connection, change: UpdateListed, rows: Sequence[ObjectRow], due_ms: int) -> int:
     listed = OBJECT_IDS.dump(sorted({(row.object_id, row.version) for row in rows}))
     connection.execute(LOCK_IDS, listed).all()
-    return connection.execute(MAKE_DUE, {**listed, "due": now_ms}).rowcount
+    return connection.execute(change, {**listed, "due": due_ms}).rowcount

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, bindparam, select
 from nos_ec.adapters.sql.blocks import block_rows
 from nos_ec.adapters.sql.objects import landing
 from nos_ec.adapters.sql.tables.base import SqlPart, reads
-from nos_ec.adapters.sql.tables.rows import BLOCK_COLUMNS, LIVE, OBJECT_COLUMNS, block_row, object_row
+from nos_ec.adapters.sql.tables.rows import BLOCK_COLUMNS, LIVE, OBJECT_COLUMNS, block_row, object_row, publication_of
 from nos_ec.adapters.sql.tables.schema import BLOCKS, OBJECTS, WAITING
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
@@ -16,7 +16,7 @@ from nos_ec.ports.metadata import BlockFacts, ObjectFacts, ObjectRow, QueueEntry
 _O, _W, _B = OBJECTS.c, WAITING.c, BLOCKS.c
 
 OBJECT = (
-    select(*OBJECT_COLUMNS, _W.due_ms, *BLOCK_COLUMNS)
+    select(*OBJECT_COLUMNS, _W.due_ms, _W.published_ms, _W.is_spread, *BLOCK_COLUMNS)
     .join_from(OBJECTS, WAITING, _W.landing_id == _O.landing_id, isouter=True)
     .join(BLOCKS, _B.block_id == _O.block_id, isouter=True)
     .where(
@@ -38,9 +38,10 @@ class SqlExplanations(SqlPart):
         found = connection.execute(OBJECT, {"of_bucket": key.bucket, "of_name": key.name}).first()
         if found is None:
             raise NotFound(f"object {key} does not exist", key=key)
-        due, rest = len(OBJECT_COLUMNS), len(OBJECT_COLUMNS) + 1
-        block = None if found[rest] is None else block_row(found[rest:])
-        return ObjectFacts(object_row(found[:due], found[due]), block)
+        end = len(OBJECT_COLUMNS)
+        due_ms, published_ms, is_spread, *block = found[end:]
+        row = object_row(found[:end], due_ms, publication_of(published_ms, is_spread))
+        return ObjectFacts(row, None if block[0] is None else block_row(block))
 
     @reads
     def find_queued_copy(

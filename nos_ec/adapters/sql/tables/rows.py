@@ -27,6 +27,7 @@ from nos_ec.adapters.sql.tables.json_rows import DeleteListed, JsonRows, looked_
 from nos_ec.adapters.sql.tables.schema import BLOCKS, ID_BYTES, OBJECTS, TRASHED_BYTES, utf8
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, Extent, LandingId, ObjectKey
+from nos_ec.core.publishing.republish import Publication
 from nos_ec.core.states import ObjectState
 from nos_ec.ports.metadata import BlockRow, ObjectRow
 
@@ -111,7 +112,7 @@ def by_primary(one: Update) -> Update:
     return one
 
 
-def object_row(row: Sequence[Any], due_ms: int | None = None) -> ObjectRow:
+def object_row(row: Sequence[Any], due_ms: int | None = None, publication: Publication | None = None) -> ObjectRow:
     """Return the ObjectRow for a row of OBJECT_COLUMNS."""
     object_id, bucket, name, version, size, crc32c, md5, state, landing_id, block_id, offset, created_ms, attributes = (
         row
@@ -129,7 +130,13 @@ def object_row(row: Sequence[Any], due_ms: int | None = None) -> ObjectRow:
         created_ms=created_ms,
         attributes=attributes,
         due_ms=due_ms,
+        publication=publication,
     )
+
+
+def publication_of(published_ms: int | None, is_spread: bool | None) -> Publication | None:
+    """Return the publication of a waiting row from its two columns, which are None if there is no such row."""
+    return None if published_ms is None else Publication(published_ms, bool(is_spread))
 
 
 def marked_row(row: Sequence[Any]) -> ObjectRow:

@@ -270,12 +270,15 @@ WAITING = _table(
     _bigint("due_ms"),
     Column("state", Word(ObjectState), nullable=False),
     _bigint("size"),
+    _bigint("published_ms", nullable=True),
+    Column("is_spread", Boolean(create_constraint=False), nullable=False, server_default="0"),
     Index("waiting_by_due", "slot", "due_ms", "object_id"),
     sqlite_with_rowid=False,
 )
 """Objects that wait to be packed: exactly one row for each LANDED or QUEUED row of `objects`, with the same landing_id,
 state and size. It is changed only in a transaction that has locked that row (waiting.py).
 
+`published_ms` and `is_spread` are those of `core.publishing.republish.Publication`; NULL if the row has no event.
 `slot` is `core.publishing.slots.bucket_slot` of the bucket.
 """
 
