@@ -172,7 +172,7 @@ def test_a_block_for_which_a_run_has_no_time_and_one_that_others_decide(
         bench.pack(system)
     monkeypatch.setattr(explain_blocks, "EXAMINED_MAX", 0)
     monkeypatch.setattr(explain_blocks, "judge_by_row", lambda *_: None)
-    monkeypatch.setattr(explain_blocks, "frees_stripes", lambda _: False)
+    monkeypatch.setattr(explain_blocks, "merging_pays", lambda *_: False)
     found = explained(system, blocks[0].block_id)
     assert (found.reason, found.would_collect) == (Why.UNDECIDED, None)
 
