@@ -28,7 +28,8 @@ documents=(README.md CHANGELOG.md CONTRIBUTING.md docs deploy)
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(date +%s)} PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 umask 022
 
-# The program is installed in a temporary folder and then told its real place, so that building needs no root.
+# The program is installed in a temporary folder, and then its paths are changed to the final ones, so that building
+# needs no root.
 install_program() {
     mkdir -p "$program"
     "$tools/python" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$work" "$repository"

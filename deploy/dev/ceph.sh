@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A Ceph cluster for development and tests, on 127.0.0.1 only: 1 monitor, 1 manager, 12 OSDs (BlueStore), an 8+3
 # erasure-coded pool, a 3-replica landing pool, and a key of least privilege for each kind of client.
-# It uses no system service and finds each daemon by its pid. docs/CEPH.md says what is created and why.
+# It uses no system service and finds each daemon by its pid. docs/CEPH.md explains what is created and why.
 # usage: deploy/dev/ceph.sh start|stop|status|install        a second start restarts daemons that died
 #        deploy/dev/ceph.sh run PROGRAM [ARGUMENT...]         run one of Ceph's programs, such as ceph, as client.admin;
 #                                                             radosgw is installed when it is first run
@@ -15,8 +15,8 @@
 #                            system: the distribution's own Ceph (Debian 12: Pacific 16.2)
 #   NOS_EC_DEV_CEPH_PROGRAMS folder of the chroot (default: var/dev/ceph-tentacle in the repository)
 #   NOS_EC_DEV_CEPH_OSDS     number of OSDs, 11 or more (default 12)
-#   NOS_EC_DEV_CEPH_OSD_GIB  size of a new OSD (default 8). Its file is sparse, but grows to this size by and by, because
-#                            what is deleted is not given back to the file system
+#   NOS_EC_DEV_CEPH_OSD_GIB  size of a new OSD (default 8). Its file is sparse, but gradually grows to this size, because
+#                            deleted data is not returned to the file system
 #   NOS_EC_DEV_CEPH_CONF     ceph.conf of an existing cluster. `start` then only creates the pools and keys that the
 #                            cluster lacks; no daemon is started or stopped
 #   NOS_EC_DEV_CEPH_KEYRING  keyring of client.admin for that cluster

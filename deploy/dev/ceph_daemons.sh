@@ -46,7 +46,7 @@ running_daemons() {
     done
 }
 
-# Send TERM to all daemons at once, then KILL to those that are left. BlueStore's journal makes both safe.
+# Send TERM to all daemons at once, then KILL to the remaining ones. BlueStore's journal makes both safe.
 stop_daemons() {
     local daemons daemon waited
     daemons=$(running_daemons)
@@ -122,7 +122,7 @@ make_monitor() {
 # at once. Tests that measure set the default again.
 #
 # By default, the manager's balancer moves groups between OSDs about a minute after the start. Groups that move are
-# inactive for a moment, in the middle of a test that expects no fault. The manager's module is not known to the monitor
+# inactive for a moment, in the middle of a test that expects no fault. The monitor does not know the manager's module
 # yet, so the setting must be forced.
 set_options() {
     {

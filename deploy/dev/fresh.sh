@@ -4,8 +4,8 @@
 # usage: deploy/dev/fresh.sh COMMAND     a line for bash; it runs as root in a copy of the working tree
 #
 # The copy has the files of the working tree as they are, committed or not, except those that .gitignore names.
-# Each run gets its own mount, process and IPC namespaces, and an empty layer (overlayfs) over the pristine system. What
-# the command installs, mounts or leaves running is gone when it ends, or when this script ends, even by SIGKILL. Files
+# Each run gets its own mount, process and IPC namespaces, and an empty layer (overlayfs) over the pristine system. Everything
+# that the command installs, mounts or leaves running is gone when it ends, or when this script ends, even by SIGKILL. Files
 # that a SIGKILL leaves are removed by the next run.
 # The network is the host's, and so are the settings for package registries: the configuration of apt and pip,
 # certificates, Maven's settings, and environment variables. Nothing else comes from the host.
@@ -13,7 +13,7 @@
 # Environment, besides that of base.sh:
 #   NOS_EC_FRESH_SUITE   Debian's suite (default bookworm). Its pristine system is created once: 270 MB in var/dev
 #   NOS_EC_FRESH_MIRROR  Debian mirror (default: the one that apt uses)
-#   NOS_EC_FRESH_KEEP    1: what a successful command installed in its var/dev is moved to var/dev here, if it is missing
+#   NOS_EC_FRESH_KEEP    1: programs that a successful command installed in its var/dev are moved to var/dev here, if missing
 # Exit status: that of the command; 3 when a fresh machine is impossible here; 1 when it cannot be set up.
 # The ports of the development servers are set to free ones, so that they can run at the same time as those of the host.
 
@@ -97,7 +97,7 @@ carry() { # FROM TO
     cp -RL "$1" "$2"
 }
 
-# NAME=VALUE lines of the variables that say how to reach package registries.
+# NAME=VALUE lines of the variables with the settings for package registries.
 carried_variables() {
     env | grep -E '^(PIP_(INDEX_URL|EXTRA_INDEX_URL|TRUSTED_HOST|CERT|PROXY|DEFAULT_TIMEOUT|RETRIES|CONFIG_FILE)|MAVEN_(OPTS|ARGS)|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|(https?|ftp|all|no)_proxy|(HTTPS?|FTP|ALL|NO)_PROXY)=' || true
 }

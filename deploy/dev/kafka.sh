@@ -61,7 +61,8 @@ kafka-topics org.apache.kafka.tools.TopicCommand
 TOOLS
 }
 
-# kafka-tools without Kafka Connect, which is 30 MB and which none of these tools needs. slf4j-simple: Kafka ships only the interface of a logger, and without a logger it would fail silently.
+# kafka-tools without Kafka Connect, which is 30 MB and which none of these tools needs. slf4j-simple: Kafka ships only the
+# interface of a logger, and without a logger it would fail silently.
 pom() {
     cat <<POM
 <project xmlns="http://maven.apache.org/POM/4.0.0">

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The S3 clients of the test suite. rclone, restic and docker-registry are the distribution's. aws, s3cmd, boto3,
-# minio, obstore, s3fs and pyarrow are those of requirements/clients.txt, in an environment of their own, which has a Go
-# compiler as well. With it, tests/rig/s3_programs/go is built, whose go.sum pins minio-go and the AWS SDK.
+# The S3 clients of the test suite. rclone, restic and docker-registry come from the distribution. aws, s3cmd,
+# boto3, minio, obstore, s3fs and pyarrow come from requirements/clients.txt, in a separate environment, which also has a
+# Go compiler. It builds tests/rig/s3_programs/go, whose go.sum pins minio-go and the AWS SDK.
 # usage: deploy/dev/s3_clients.sh install|python|go|registry      (environment: see base.sh)
 #   install   install what is missing
 #   python    the environment, rclone and restic; prints the path of its Python, next to which aws and s3cmd are
@@ -13,7 +13,7 @@ name=s3_clients
 requirements=$repository/requirements/clients.txt
 source=$repository/tests/rig/s3_programs/go
 python=$repository/.venv/bin/python
-# Other pins, another environment.
+# Other pins give another environment.
 environment=$programs/s3-clients-$(sha256sum "$requirements" | cut -c -12)
 registry=$programs/docker-registry-debian
 
@@ -27,7 +27,7 @@ need_environment() {
     install_program "$environment" .complete fetch
 }
 
-# It is renamed afterwards, so its programs are to be run by its Python: their first lines name the old folder.
+# The folder is renamed afterwards, so run its programs with its Python: their first lines name the old folder.
 fetch() { # FOLDER
     "$python" -m venv "$1" &&
         "$1/bin/python" -m pip install --quiet --no-input --disable-pip-version-check --only-binary :all: \
@@ -41,7 +41,7 @@ need_go() {
     install_program "$go_clients" .complete build
 }
 
-# What Go downloads and compiles stays out of the home folder, and is removed afterwards.
+# Go's downloads and compiled packages are kept out of the home folder, and removed afterwards.
 build() { # FOLDER
     local go
     go=$("$environment/bin/python" -c 'import go, pathlib; print(pathlib.Path(go.__file__).parent / "bin/go")') &&

@@ -13,7 +13,7 @@
 
 pid_file=$base/server.pid
 log=$base/server.log
-start_s_max=120 # a broker's JVM beside other servers has needed 65 s on a slow machine
+start_s_max=120 # on a slow machine with other servers, a broker's JVM has needed 65 s
 end_s_max=${end_s_max:-60}
 may_hang_at_end=${may_hang_at_end:-} # why this server is killed if it does not stop; others are never killed
 

@@ -8,7 +8,7 @@
 #   clean   down, and remove the data; installed programs stay
 #   install install the programs of all servers, including both databases, Prometheus and the S3 clients; starts nothing
 #
-# Environment, besides that of base.sh and ceph.sh (deploy/README.md says more):
+# Environment, besides that of base.sh and ceph.sh (deploy/README.md has details):
 #   NOS_EC_DEV_DATABASE       mysql or mariadb (default: that of the last `up`; at first, mariadb)
 #   NOS_EC_DEV_CEPH_PORT, NOS_EC_DEV_KAFKA_PORT, NOS_EC_DEV_DATABASE_PORT    other ports than 13320, 19092 and 13306
 #   NOS_EC_DEV_FAST           1: Kafka and the database do not wait for the disk
@@ -117,7 +117,7 @@ clean() {
     down
     rm -rf --one-file-system "$folder/ceph" "$folder/kafka" "$folder/mysql" "$folder/mariadb" "$base"
     local one
-    for one in prometheus s3_clients; do # of which `install` leaves nothing but logs here
+    for one in prometheus s3_clients; do # `install` leaves only their logs here
         rm -f "$folder/$one/install.log" "$folder/$one/fetch.log"
         if [ -d "$folder/$one" ]; then rmdir --ignore-fail-on-non-empty "$folder/$one"; fi
     done
