@@ -34,24 +34,19 @@ class LandingWay(Protocol):
 
     def prepare(self) -> None:
         """Prepare a round. This is not measured. Raises NosError."""
-        ...
 
     def land(self, piece: Piece) -> Copy:
         """Land an object; durable on return. Raises NosError."""
-        ...
 
     def writes(self, callers: int) -> tuple[Sequence[int], int]:
         """Return the writes since the last call: the bytes of each write, and the maximum number of concurrent writes
         for this many callers."""
-        ...
 
     def read_all(self, copies: Sequence[Copy]) -> None:
         """Read copies as a consumer does. Raises NosError."""
-        ...
 
     def delete_all(self, copies: Sequence[Copy]) -> None:
         """Release the space of copies, as the reaper does. Raises Transient."""
-        ...
 
 
 class OneByOne:
@@ -103,11 +98,9 @@ class BareWriter(Protocol):
 
     def write(self, data: bytes) -> None:
         """Write `data`; durable on return. Raises OSError."""
-        ...
 
     def clear(self) -> None:
         """Remove everything written."""
-        ...
 
 
 class BareAppends:

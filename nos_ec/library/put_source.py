@@ -15,7 +15,6 @@ class Readable(Protocol):
 
     def read(self, size: int, /) -> bytes:
         """Return up to `size` bytes; none only at the end."""
-        ...
 
 
 class PutSource:

@@ -14,7 +14,6 @@ class AuditTrail(Protocol):
     @property
     def failures(self) -> int:
         """Return how many calls could not write their entries. Any thread may read it."""
-        ...
 
     def record(self, entries: Sequence[AuditEntry]) -> None:
         """Add entries, durably on return. Call it before the bytes are deleted: a crash in between leaves an entry
@@ -23,7 +22,6 @@ class AuditTrail(Protocol):
         Never raises: entries that cannot be written are logged and counted, and the caller continues, because freeing
         space must not depend on a disk that is full.
         """
-        ...
 
 
 class NoTrail:

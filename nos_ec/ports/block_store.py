@@ -39,7 +39,6 @@ class BlockStore(Protocol):
     @property
     def geometry(self) -> Geometry:
         """Return the geometry that the store was created with."""
-        ...
 
     def create(self, block_id: BlockId, data: bytes | bytearray | memoryview = b"") -> None:
         """Create a block exclusively and write its first stripes. `data` is as for `append`; empty data creates an
@@ -50,7 +49,6 @@ class BlockStore(Protocol):
         NoSpace the block does not exist and will not appear later. After any other Transient it may or may not exist,
         and its end is unknown, as after a failed append.
         """
-        ...
 
     def append(self, block_id: BlockId, at_stripe: int, data: bytes | bytearray | memoryview) -> None:
         """Append whole stripes. `at_stripe` is the number of stripes in the block by the caller's count.
@@ -61,7 +59,6 @@ class BlockStore(Protocol):
         at `at_stripe`, NoSpace, Transient. After any error the end of the block is unknown: the caller must not append
         to the block again and must seal it. A failed append never damages bytes that were acknowledged earlier.
         """
-        ...
 
     def read(self, block_id: BlockId, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes. Reads only the shards that hold the range, unless one of them is lost.
@@ -72,14 +69,12 @@ class BlockStore(Protocol):
         Corrupt (the range extends past the end of the block, or more than m shards of a stripe are lost or damaged).
         Retrying is safe.
         """
-        ...
 
     def read_many(self, block_id: BlockId, extents: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return several (offset, length) ranges of one block, in order. Each is read as by `read`.
 
         This method exists so that an adapter can send the reads as one vectored or pipelined operation.
         """
-        ...
 
     def seal(self, block_id: BlockId) -> int:
         """Make every later append fail with Conflict, even one that is in flight in another process.
@@ -87,29 +82,24 @@ class BlockStore(Protocol):
         Durable on return and idempotent. Returns the number of stripes in the block. Stripes of a torn append count
         when they can be read. Raises NotFound, Transient.
         """
-        ...
 
     def stripes(self, block_id: BlockId) -> int:
         """Return the number of readable stripes in the block. Raises NotFound."""
-        ...
 
     def delete(self, block_id: BlockId) -> None:
         """Delete a block and its data. Idempotent: deleting a block that does not exist is not an error.
 
         Crash-safe: after a crash, a second call completes the deletion. Raises Transient.
         """
-        ...
 
     def list_blocks(self) -> Iterator[BlockId]:
         """Yields every block that exists in whole or in part, in no particular order."""
-        ...
 
     def free_bytes(self) -> int:
         """Return a lower-bound estimate of the user bytes (after coding overhead) that can still be appended.
 
         Raises Transient when no estimate is possible because a shard needed for writing is missing.
         """
-        ...
 
     def probe(self) -> None:
         """Do a small piece of real work, because a store that answers status queries may still be unable to do any.
@@ -117,11 +107,9 @@ class BlockStore(Protocol):
 
         Raises Transient while blocks cannot be read or written, Blocklisted, ConfigError.
         """
-        ...
 
     def raw_bytes(self) -> int:
         """Return the bytes allocated on all shards together, including coding chunks and framing."""
-        ...
 
     def blocks_short(self) -> Mapping[int, int] | None:
         """Return {n: number of blocks that lack n shards}, without complete blocks. A block that lacks shards survives
@@ -129,18 +117,14 @@ class BlockStore(Protocol):
 
         Returns None if the storage system finds and repairs such blocks itself.
         """
-        ...
 
     def missing_shards(self, block_id: BlockId) -> Sequence[int]:
         """Return the shards that have no data of this block, including lost shards. Returns an empty sequence if the
         storage system finds and repairs incomplete blocks itself. The block must not be created or deleted during the
         call. Raises Transient."""
-        ...
 
     def counters(self) -> ReadCounters:
         """Return the cost of all reads so far."""
-        ...
 
     def close(self) -> None:
         """Release all open resources. The store must not be used afterwards."""
-        ...

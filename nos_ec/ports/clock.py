@@ -12,11 +12,9 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Return milliseconds since the Unix epoch."""
-        ...
 
     def wait(self, stop: Event, wait_ms: int) -> bool:
         """Wait until `stop` is set or `wait_ms` have passed. Returns True when `stop` is set."""
-        ...
 
 
 Beat = Callable[[int], object]

@@ -36,7 +36,6 @@ class LandingStore(Protocol):
         Ids are never used twice: raises Conflict when the id exists. Raises NoSpace, Transient. After an error the copy
         may or may not exist; the caller's deletion queue already holds the id.
         """
-        ...
 
     def put_many(self, copies: Sequence[LandingPut]) -> Mapping[LandingId, NosError]:
         """Store several copies with different ids, several at a time, each as `put` does.
@@ -44,11 +43,9 @@ class LandingStore(Protocol):
         Returns the copies that are not stored, or perhaps not, each with the error that `put` would have raised. All
         others are durable. A copy that fails does not stop the others.
         """
-        ...
 
     def read(self, landing_id: LandingId) -> bytes:
         """Return the whole copy. Raises NotFound, Transient. The caller checks the CRC."""
-        ...
 
     def read_range(self, landing_id: LandingId, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes from `offset`. Raises NotFound, Transient, Corrupt when the copy is shorter.
@@ -56,11 +53,9 @@ class LandingStore(Protocol):
         The caller must not rely on the bytes until it has checked them. The CRC covers the whole copy, so the caller
         reads all of it. Ceph's OSDs verify what they read (BlueStore's checksums); the embedded store verifies nothing.
         """
-        ...
 
     def delete(self, landing_id: LandingId) -> None:
         """Delete a copy. Idempotent: deleting an absent copy is not an error. Raises Transient."""
-        ...
 
     def delete_many(self, landing_ids: Sequence[LandingId], beat: Beat = unwatched) -> Mapping[LandingId, Transient]:
         """Delete several copies with fewer synced writes than one `delete` per copy.
@@ -69,29 +64,22 @@ class LandingStore(Protocol):
         `beat` is called as the work progresses: when many deletions run into a time limit, the whole call takes many
         times that limit.
         """
-        ...
 
     def list_ids(self) -> Iterator[LandingId]:
         """Yields every copy that exists, in no particular order."""
-        ...
 
     def labels(self, landing_ids: Sequence[LandingId]) -> Mapping[LandingId, bytes]:
         """Return the labels of the copies that exist. A label is empty if the copy was put without one, for example by
         an older release, or if it is damaged. Raises Transient."""
-        ...
 
     def free_bytes(self) -> int:
         """Return an estimate of the bytes of further copies that fit. The call is cheap, because every PUT makes it."""
-        ...
 
     def probe(self) -> None:
         """Do a small piece of real work, like `BlockStore.probe`. Raises Transient, Blocklisted, ConfigError."""
-        ...
 
     def raw_bytes(self) -> int:
         """Return the bytes allocated for all copies."""
-        ...
 
     def close(self) -> None:
         """Release all open resources. The store must not be used afterwards."""
-        ...

@@ -44,11 +44,9 @@ class MessagePublisher(Protocol):
         Raises Transient or NoSpace when no message is known to be appended, and ConfigError; some may have been
         appended even then. Publishing messages again is safe, because delivery is at least once anyway.
         """
-        ...
 
     def close(self) -> None:
         """Release all open resources."""
-        ...
 
 
 class GroupProgress(Protocol):
@@ -65,16 +63,13 @@ class GroupProgress(Protocol):
 
         Raises Transient when the time cannot be determined for any partition.
         """
-        ...
 
     def holders(self) -> Mapping[int, str]:
         """Return {partition: name of the member that owns it}, without unowned partitions. A member that died is listed
         until its session expires. Sends one request, whatever the backlog. Raises ConfigError, Transient."""
-        ...
 
     def close(self) -> None:
         """Release all open resources. Idempotent."""
-        ...
 
 
 class MessageConsumer(Protocol):
@@ -87,14 +82,12 @@ class MessageConsumer(Protocol):
         Waits at most `wait_ms` for the first message, and returns an empty list if none arrives. The call also keeps
         the membership alive and takes part in rebalancing: the `on_revoke` callback runs inside it. Raises Transient.
         """
-        ...
 
     def commit(self, offsets: Mapping[int, int]) -> None:
         """Commit {partition: first offset not processed}. Durable on return; offsets never move backwards.
 
         Raises Conflict when this member no longer owns one of the partitions (then nothing is committed), Transient.
         """
-        ...
 
     def set_aside(self, message: Message, reason: str) -> None:
         """Keep a copy of a message that cannot be processed, with the reason, where an operator finds it.
@@ -102,19 +95,15 @@ class MessageConsumer(Protocol):
         Durable on return. Commits nothing: the caller counts the message as processed afterwards. A message may be set
         aside more than once, because it may be delivered more than once. Raises Transient, NoSpace.
         """
-        ...
 
     def assignment(self) -> frozenset[int]:
         """Return the partitions that this member owns now."""
-        ...
 
     def pause(self, partitions: Iterable[int]) -> None:
         """Stop returning messages of these partitions from `poll`. The member keeps them, and its positions in them."""
-        ...
 
     def resume(self, partitions: Iterable[int]) -> None:
         """Undo `pause`."""
-        ...
 
     def on_revoke(self, callback: Callable[[frozenset[int]], None]) -> None:
         """Register a callback that gets the partitions about to be revoked, before the member gives them up.
@@ -122,15 +111,12 @@ class MessageConsumer(Protocol):
         The callback may call `commit` for them, because the member still owns them while it runs. The exception is a
         member that was removed from the group for missing its heartbeats: its commit raises Conflict.
         """
-        ...
 
     def lag(self) -> int:
         """Return the number of messages in the whole topic that the group has not committed yet."""
-        ...
 
     def close(self) -> None:
         """Leave the group at once, without waiting for a time-out, and release all open resources. Idempotent.
 
         Does not run the `on_revoke` callback, so the owner must commit its offsets first.
         """
-        ...

@@ -19,11 +19,9 @@ class Placement(Protocol):
     def alternatives(self) -> bool:
         """Return whether another block may lie in another place, and so accept an append that failed on this one. Where
         all blocks share one place, an append that failed once fails again."""
-        ...
 
     def new_block_id(self) -> BlockId:
         """Return an id that was never used, in the best place known now. Nothing is created or reserved."""
-        ...
 
     def healthy(self, block_id: BlockId) -> bool:
         """Return False when the block's place is known to have become worse since its id was chosen: one of its OSDs
@@ -32,4 +30,3 @@ class Placement(Protocol):
         Returns True when in doubt, and for a block whose place was no better from the start: leaving it would gain
         nothing.
         """
-        ...

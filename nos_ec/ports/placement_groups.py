@@ -18,4 +18,3 @@ class PlacementGroups(Protocol):
         The answer is some seconds old. Waits at most a second, whatever the storage cluster does. Raises Transient when
         the cluster has not answered for a minute, ConfigError.
         """
-        ...

@@ -88,11 +88,9 @@ class SegmentWriter(Protocol):
         After any error the end of the segment is unknown: the caller must not append to it again, and the batch may or
         may not exist, sealed or not.
         """
-        ...
 
     def close(self) -> None:
         """Release the writer's resources without sealing the segment. Idempotent."""
-        ...
 
 
 class SegmentMedium(Protocol):
@@ -101,14 +99,12 @@ class SegmentMedium(Protocol):
     @property
     def limits(self) -> MediumLimits:
         """Return the sizes that are fixed while the medium is open."""
-        ...
 
     def create(self, segment: SegmentId, epoch: int, first_lsn: int) -> SegmentWriter:
         """Begin an empty segment. Durable on return, unless the medium `appends_create_and_seal`: then the first append
         creates the segment and raises these errors. `epoch` belongs to the lease of the log. No record of the segment
         has a number below `first_lsn`. Raises Conflict when the segment exists, NoSpace when there is no room for
         another one, Transient."""
-        ...
 
     def read(self, segment: SegmentId, ranges: Sequence[tuple[int, int]], copy: int = 0) -> list[bytes]:
         """Return the bytes of (offset, length) ranges, cut off at the segment's end. Raises NotFound when the segment
@@ -118,7 +114,6 @@ class SegmentMedium(Protocol):
         may be anything, or nothing, after the last batch. When the check fails, the caller reads again with the next
         `copy`, below `limits.copies`. If a copy cannot be read, another one is read instead.
         """
-        ...
 
     def seal(self, segment: SegmentId, footer: Sequence[Buffer] | None, records: int) -> int:
         """End a segment: no writer, of any process, can append to it again before it is released. Idempotent. Returns
@@ -131,7 +126,6 @@ class SegmentMedium(Protocol):
         this method returns 0. Unless only the segment's own writer could begin it, a sealed, empty segment has been
         created in its place, which the caller releases if it has no row any more (nos_ec.engine.landing.segment_seal).
         """
-        ...
 
     def overwrite(self, segment: SegmentId, offset: int, expected: bytes, new: bytes) -> None:
         """Replace a few bytes of an appended batch on every copy, while the segment is open or sealed. The range must
@@ -141,44 +135,35 @@ class SegmentMedium(Protocol):
         unchanged. Raises NotFound when the segment does not exist, and Transient when a copy could not be changed; the
         other copies are changed as far as possible.
         """
-        ...
 
     def release(self, segments: Sequence[SegmentId], beat: Beat = unwatched) -> Mapping[SegmentId, Transient]:
         """Give back the space of segments. Returns the segments that may still exist, each with the reason. Idempotent:
         an absent segment is not an error. `beat` is called as the work progresses."""
-        ...
 
     def segments(self, *, known_only: bool = False) -> Iterator[SegmentId]:
         """Yields every segment that exists, in no particular order. Raises Transient rather than end early. With
         `known_only`, it leaves out segments that may exist only in slots whose owners are unknown (see
         `UnreadableSlot`), instead of raising Transient because of such slots."""
-        ...
 
     def free_bytes(self) -> int:
         """Return an estimate of the bytes of further segments that fit. The call is cheap, because every PUT makes
         it."""
-        ...
 
     def raw_bytes(self) -> int:
         """Return the bytes allocated for all segments, with all copies."""
-        ...
 
     def devices(self) -> DeviceStates | None:
         """Try each of the medium's own devices, and return which of them work. Returns None for a medium without
         devices of its own."""
-        ...
 
     def settle_slot(self, found: UnreadableSlot, epoch: int | None) -> bool:
         """Write the header of a slot again, durably. With an epoch, it becomes the header of `found.segment` for a log
         whose lease has that epoch; without one, zeros, which free the slot. The caller has determined from the metadata
         which of the two is right. Returns False, and changes nothing, when the slot is not as it was found any more.
         Raises Transient."""
-        ...
 
     def probe(self) -> None:
         """Do a small piece of real work, like `BlockStore.probe`. Raises Transient, ConfigError."""
-        ...
 
     def close(self) -> None:
         """Release all open resources. The medium must not be used afterwards."""
-        ...

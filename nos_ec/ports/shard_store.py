@@ -81,15 +81,12 @@ class ShardStore(Protocol):
     def alone(self) -> AbstractContextManager[None]:
         """Keep out other processes that rebuild: `rebuild` and `mend` are called only within this context. Raises
         Conflict when another process is rebuilding now, Transient. A process that is killed gives up its claim."""
-        ...
 
     def blocks_short(self) -> Mapping[int, int]:
         """Return the same as `BlockStore.blocks_short`."""
-        ...
 
     def short_blocks(self) -> Iterator[BlockId]:
         """Yields the blocks that `rebuild` may have to repair. Some of them may need no repair. Raises Transient."""
-        ...
 
     def rebuild(self, block_id: BlockId, rate_limit: Callable[[int], object]) -> RebuiltBlock:
         """Rebuild the shards that a block lacks, if their folders can be reached, and the shards that are found damaged
@@ -103,7 +100,6 @@ class ShardStore(Protocol):
         Raises NotFound when the block is gone, Corrupt when it cannot be rebuilt (nothing can be read, or the missing
         data may still return with a folder or a disk; or shards contradict each other), NoSpace, Transient.
         """
-        ...
 
     def scrub(self, block_id: BlockId, stripes: int, rate_limit: Callable[[int], object]) -> ScrubbedBlock:
         """Read all shards of a sealed block from their disks, and compare them with their checksums and, by the coding,
@@ -112,9 +108,7 @@ class ShardStore(Protocol):
         `stripes` is the number of stripes of the block, for the case that no shard records it. `rate_limit` is as for
         `rebuild`. Raises NotFound when the block is gone or is being deleted, Transient.
         """
-        ...
 
     def mend(self, block_id: BlockId, shards: Collection[int], rate_limit: Callable[[int], object]) -> RebuiltBlock:
         """Rebuild these shards, and all others that are found damaged, as `rebuild` does, but also in a block that
         lacks no shard. Calling it again after a crash has the same result."""
-        ...

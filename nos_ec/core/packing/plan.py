@@ -97,44 +97,35 @@ class MergeList(Protocol[P]):
         """Take a candidate. Raise ValueError if its size is not between 1 and `size_max` (less ATTRIBUTES_ROOM,
         packer.py, if its name record is so large that it must have attributes), if its name record is larger than any
         valid name and attributes make it, or if it already waits in a merge list."""
-        ...
 
     def plan(self, now_ms: int, *, flush: bool = False) -> GroupPlan[P] | None:
         """Remove the next group from the list and return it. None means "add more": no group is worth writing yet, no
         object is past its deadline, and `flush` (pack all waiting objects) is not set; or the list is empty. Call
         repeatedly until it returns None. A caller that stops adding at a limit of its own must not then wait for a full
         group: the next group comes at the deadline, or at once with `flush`."""
-        ...
 
     def next_deadline_ms(self) -> int | None:
         """Return when the oldest object in the list must be packed even if the stripe is not full, or None if the list
         is empty."""
-        ...
 
     def set_window(self, window: int, bytes_max: int | None) -> None:
         """Choose from that many objects from now on, at least 1, and from at most `bytes_max` bytes of them. The policy
         may choose from fewer bytes; None: it decides alone."""
-        ...
 
     def shorten(self) -> None:
         """Pack the objects that wait now in groups of at most `stripes_per_group_max` stripes, because a longer one
         failed. Such a group is written only after all its objects were read. A group that is open stays as it is."""
-        ...
 
     def take_all(self) -> list[Candidate[P]]:
         """Remove all objects, including those of an open group, and return them in order of arrival."""
-        ...
 
     def __len__(self) -> int:
         """Return the number of objects in the list, including those of an open group."""
-        ...
 
     @property
     def waiting_bytes(self) -> int:
         """Return the bytes of the objects in the list, including those of an open group."""
-        ...
 
     @property
     def size_max(self) -> int:
         """Return the largest object without attributes that can be packed (bytes)."""
-        ...

@@ -45,11 +45,9 @@ class Mender(Protocol):
 
     def finds(self, block_id: BlockId, kind: FindingKind, what: str) -> bool:
         """Return whether the damage still exists. Reads the whole block. Raises Transient, Corrupt."""
-        ...
 
     def mend(self, block_id: BlockId, kind: FindingKind, what: str) -> bool:
         """Mend damage in place. Returns whether it existed and was mended. Raises Transient, Corrupt."""
-        ...
 
 
 Rewrite = Callable[[BlockId], bool]

@@ -83,7 +83,6 @@ class RecordReader(Protocol):
 
     def read_records(self, wanted: Sequence[tuple[LandingId, int]]) -> list[bytes | NosError]:
         """Return, for each (id, size in bytes), the data or the error of reading it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,19 +33,16 @@ class LandedBatch(Protocol):
     @property
     def outcomes(self) -> Sequence[LandingId | NosError]:
         """Return for each copy its landing id, or the error that kept it from landing."""
-        ...
 
     def void(self, refused: Collection[LandingId]) -> Collection[LandingId]:
         """Ensure, durably, that no rebuild of the metadata adopts these copies: their PUTs are refused, and were
         certainly not recorded. Call this before `settle`, and before the refusals are answered. Return the copies that
         may still be adopted, or may still arrive: their PUTs must not be answered as refused. Never raises a NosError.
         """
-        ...
 
     def settle(self, not_recorded: Collection[LandingId]) -> None:
         """Note that the caller has recorded the rows of all ids except `not_recorded`, which it has given up, whatever
         the outcome of its last try; it makes no further try. Must be called once. Never raises a NosError."""
-        ...
 
 
 class Lander(Protocol):
@@ -54,21 +51,17 @@ class Lander(Protocol):
     @property
     def batches_max(self) -> int:
         """Return how many batches should be under way at once."""
-        ...
 
     @property
     def batch_bytes_max(self) -> int:
         """Return the bytes of a batch beyond which another object saves nothing."""
-        ...
 
     @property
     def batch_objects_max(self) -> int:
         """Return the most objects of a batch."""
-        ...
 
     def land(self, batch: Sequence[NewCopy]) -> LandedBatch:
         """Make the bytes of several PUTs durable. Raise NoSpace or Transient if no copy of the batch landed."""
-        ...
 
 
 def not_voided(refusal: NosError) -> Transient:

@@ -39,7 +39,6 @@ class SealMetadata(LandingSegments, Protocol):
 
     def landing_known(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
         """See `LandingQueue`."""
-        ...
 
 
 class SegmentSeal:

@@ -16,7 +16,6 @@ class ByteStream(Protocol):
     def read(self, size: int, /) -> bytes | None:
         """Return 1 to `size` bytes, and b"" only at the end, on every further call as well. None, which a non-blocking
         file may return, is refused."""
-        ...
 
 
 class ReadAhead:

@@ -31,7 +31,6 @@ class Records(Protocol):
 
     def read_records(self, wanted: Sequence[tuple[LandingId, int]]) -> Sequence[bytes | NosError]:
         """Return, for each (id, size), the data of the record, or the error of reading it."""
-        ...
 
 
 class SourceReader:

@@ -42,7 +42,6 @@ class AccountsMetadata(Buckets, AccessKeys, Protocol):
 
     def list_buckets(self, after: str, limit: int) -> list[str]:
         """See `Objects.list_buckets`."""
-        ...
 
 
 class Accounts:

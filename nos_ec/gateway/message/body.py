@@ -19,7 +19,6 @@ class Source(Protocol):
 
     def next_piece(self) -> bytes:
         """Return the next bytes; none at the end. Raises S3Error if the client disconnects or is too slow."""
-        ...
 
 
 class BodyWanted(Exception):

@@ -27,7 +27,6 @@ class Body(Protocol):
 
     def read(self, size: int, /) -> bytes:
         """See `ByteStream`."""
-        ...
 
 
 class CopiedBody:

@@ -58,20 +58,16 @@ class Connection(Protocol):
     @property
     def is_crowded(self) -> bool:
         """Whether there are more connections than the maximum."""
-        ...
 
     @property
     def is_closing(self) -> bool:
         """Whether the connection is closing, so that nothing more can be sent."""
-        ...
 
     def join_head(self) -> None:
         """Send the head of the answer, which is the next write, together with the first piece of its body."""
-        ...
 
     def abort(self) -> None:
         """Close the connection so that the client notices that the answer is incomplete."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

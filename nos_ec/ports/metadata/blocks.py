@@ -149,20 +149,16 @@ class Blocks(Protocol):
     # --- look-ups ---------------------------------------------------------------------------------
     def block(self, block_id: BlockId) -> BlockRow:
         """Return one block. Raises NotFound."""
-        ...
 
     def list_blocks(self, after: BlockId | None, limit: int) -> list[BlockRow]:
         """Return one page of all blocks in order of id, for status, checks and listings."""
-        ...
 
     def placed_in(self, block_id: BlockId) -> list[Placed]:
         """Return the objects and segments that rows place in the block, ordered by offset."""
-        ...
 
     # --- writers ----------------------------------------------------------------------------------
     def allocate_block(self, lease: Lease, block_id: BlockId, kind: BlockKind, now_ms: int) -> None:
         """Record an OPEN, empty block of this writer, before it is created in the block store. Raises LeaseLost."""
-        ...
 
     def commit_group(self, commit: GroupCommit) -> frozenset[int]:
         """Commit one stripe group, in O(1) statements whatever the number of moves. Returns the object ids that won.
@@ -177,28 +173,23 @@ class Blocks(Protocol):
         same group again after a Transient raises Conflict if the first attempt had succeeded; `block(block_id).stripes`
         then shows whether it had.
         """
-        ...
 
     def seal_block(self, lease: Lease, block_id: BlockId, now_ms: int) -> None:
         """Move a block from OPEN to SEALED for its own writer, when every append so far was committed. Idempotent.
         Raises LeaseLost."""
-        ...
 
     def fence_block(self, lease: Lease, block_id: BlockId) -> None:
         """Move a block from OPEN to FENCED for its own writer after a failed append, so that recovery reconciles it.
         Idempotent."""
-        ...
 
     def forget_unwritten(self, lease: Lease, block_id: BlockId) -> bool:
         """Remove the row of an OPEN block of this writer that has no committed group, after the block store refused to
         create it. Returns False and changes nothing when there is no such row, because the block was fenced or an
         earlier call removed the row. Idempotent."""
-        ...
 
     # --- recovery ---------------------------------------------------------------------------------
     def fenced_blocks(self, limit: int) -> list[BlockRow]:
         """Return blocks that wait for recovery."""
-        ...
 
     def seal_reconciled(
         self, block_id: BlockId, stripes: int, live_bytes: int, dead_bytes: int, live_objects: int, now_ms: int
@@ -209,12 +200,10 @@ class Blocks(Protocol):
         Returns False and changes nothing when the block is no longer FENCED, or when the live bytes of its row are no
         longer `live_bytes` because an object was deleted meanwhile. The caller must then read the rows again.
         """
-        ...
 
     # --- GC ---------------------------------------------------------------------------------------
     def empty_blocks(self, limit: int) -> list[BlockRow]:
         """Return SEALED blocks without a live object, in any order: they can be condemned without writing any data."""
-        ...
 
     def gc_candidates(
         self,
@@ -231,7 +220,6 @@ class Blocks(Protocol):
         Leaves out blocks of large objects, which are all live or all dead, and blocks whose cool-down is not over. A
         cool-down that ends more than `cool_down_ms_max` from now was set by a wrong clock and counts as over.
         """
-        ...
 
     def padded_blocks(
         self,
@@ -244,12 +232,10 @@ class Blocks(Protocol):
         """Return SEALED blocks that hold live objects, and whose headers and padding take at least this share and are
         worth this price (`core.gc_policy.padding_days`), most wasteful first. Leaves out the same blocks as
         `gc_candidates`. The cost grows with the number of blocks of that waste ratio."""
-        ...
 
     def space_use(self) -> SpaceUse:
         """Return the bytes that blocks store, and how many of them are live. The cost grows with the number of
         blocks."""
-        ...
 
     def blocks_with_holes(
         self, after: BlockId | None, now_ms: int, cool_down_ms_max: int, limit: int
@@ -257,35 +243,28 @@ class Blocks(Protocol):
         """Return one page of SEALED blocks with live objects and dead bytes, in order of id, for the policies of GC.
         Leaves out blocks of large objects and blocks that cool down after a failure, as `gc_candidates` does. A block
         that cools down because it is packed densely is included: more of it may be dead by now."""
-        ...
 
     def waiting_blocks(self, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> list[WaitingBlocks]:
         """Return the dead bytes that a run of `gc_candidates` with these arguments would not free, by reason, in the
         order of WaitReason and without reasons that apply to no block. Blocks without dead bytes are not counted,
         unless they are condemned. With a waste ratio of 0, which stands for `blocks_with_holes`, blocks that cool down
         because they are packed densely do not wait. The cost grows with the number of blocks."""
-        ...
 
     def cool_down_block(self, block_id: BlockId, not_before_ms: int, *, failed: bool) -> None:
         """Leave a SEALED block out of the candidates until `not_before_ms`. With `failed`, add 1 to its `gc_failures`;
         otherwise reset them to 0."""
-        ...
 
     def condemn_block(self, block_id: BlockId, delete_after_ms: int) -> bool:
         """Move a block from SEALED to CONDEMNED. Returns False when a row or segment still points into it, or it is not
         SEALED."""
-        ...
 
     def condemned_blocks(self, now_ms: int, limit: int) -> list[BlockRow]:
         """Return CONDEMNED blocks whose grace period is over, then those whose grace period ends later than WAIT_MS_MAX
         from now (as for `Objects.due_objects`)."""
-        ...
 
     def blocks_in_grace(self, limit: int) -> list[BlockRow]:
         """Return CONDEMNED blocks in the order in which their grace periods end, whether over or not. Leaves out blocks
         in quarantine."""
-        ...
 
     def forget_block(self, block_id: BlockId) -> None:
         """Remove the row of a CONDEMNED block after its data was deleted. Idempotent."""
-        ...

@@ -111,11 +111,9 @@ class Buckets(Protocol):
 
     def create_bucket(self, name: str, owner: str, acl: CannedAcl, now_ms: int) -> bool:
         """Create a bucket. Returns False, and changes nothing, if it exists: it has a row, or holds an object."""
-        ...
 
     def bucket(self, name: str) -> BucketRow | None:
         """Return the bucket; None when it has no row and holds no object."""
-        ...
 
     def delete_bucket(self, name: str, now_ms: int) -> bool:
         """Delete a bucket with its documents and grants. Returns False if there was none. Raises Conflict, and changes
@@ -124,58 +122,46 @@ class Buckets(Protocol):
         A concurrent PUT may put an object into the bucket. Then the bucket exists again and belongs to the same owner,
         which is remembered until the bucket is created again.
         """
-        ...
 
     def buckets_of(self, owner: str, after: str, limit: int) -> list[BucketRow]:
         """Return buckets with a row and this owner, by UTF-8 byte order of their names. For ROOT_ACCOUNT, also those
         without a row."""
-        ...
 
     def set_bucket_owner(self, name: str, owner: str, now_ms: int) -> bool:
         """Give a bucket to another account, and remove the grant of that account, because an owner needs none. Returns
         False if there is no such bucket."""
-        ...
 
     def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None = None) -> bool:
         """Set the ACL and its document at once, so that a bucket never has the grants of one ACL and the kind of
         another. `grants` is the document of kind ACL; None removes it. Returns False if there is no such bucket. Raises
         InvalidInput for more than DOCUMENT_BYTES_MAX bytes."""
-        ...
 
     def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
         """Return the document's body as it was set last; None if it was never set, or removed."""
-        ...
 
     def bucket_documents(self, name: str, kinds: Collection[DocumentKind]) -> dict[DocumentKind, bytes]:
         """Return the documents of these kinds that the bucket has, all as of one point in time."""
-        ...
 
     def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
         """Set a document of a bucket; a body of None removes it. Returns False if there is no such bucket. Raises
         InvalidInput for a body of more than DOCUMENT_BYTES_MAX bytes."""
-        ...
 
     def documents_of(self, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
         """Return one page of the documents of this kind, with the names of their buckets, by UTF-8 byte order of these
         names. The query also steps over each document of another kind."""
-        ...
 
     def grant(self, name: str, account: str, rights: Rights, now_ms: int) -> bool:
         """Replace the rights of an account in a bucket; NONE removes them. Returns False if there is no such bucket."""
-        ...
 
     def grants(self, name: str) -> dict[str, Rights]:
         """Return the rights of accounts in a bucket that is not theirs."""
-        ...
 
     def bucket_records(self, after: str, limit: int) -> list[BucketRecord]:
         """Return one page of the buckets that have a row, for dumps, by UTF-8 byte order of their names."""
-        ...
 
     def restore_buckets(self, records: Sequence[BucketRecord]) -> None:
         """Write buckets as they were dumped, in place of existing ones of the same names. Calling it again changes
         nothing."""
-        ...
 
 
 class AccessChanges(Protocol):
@@ -185,7 +171,6 @@ class AccessChanges(Protocol):
         """Register a callback. Each later method that changes a row, documents or grants makes this call with the name
         of the bucket or access key, after the change is durable and before the method returns. Exceptions of the
         callback are passed on."""
-        ...
 
 
 class AccessKeys(Protocol):
@@ -193,20 +178,15 @@ class AccessKeys(Protocol):
 
     def add_access_key(self, key: AccessKey) -> None:
         """Add an access key. Raises Conflict if the name is taken."""
-        ...
 
     def access_key(self, access_key: str) -> AccessKey | None:
         """Return the access key; None if it does not exist."""
-        ...
 
     def access_keys(self, after: str, limit: int) -> list[AccessKey]:
         """Return one page of all keys, by UTF-8 byte order of their names."""
-        ...
 
     def change_access_key(self, access_key: str, state: KeyState, secret: bytes | None = None) -> bool:
         """Set the state of a key, and its secret unless `secret` is None. Returns False if there is no such key."""
-        ...
 
     def remove_access_key(self, access_key: str) -> bool:
         """Remove an access key. Returns False if there was none."""
-        ...

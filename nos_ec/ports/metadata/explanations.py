@@ -39,12 +39,9 @@ class Explanations(Protocol):
 
     def object_facts(self, key: ObjectKey) -> ObjectFacts:
         """Return the current version of an object, found by one statement. Raises NotFound, which carries the key."""
-        ...
 
     def find_queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> QueueEntry | None:
         """Return the queue entry that `LandingQueue.queued_copy` would find, or that of a copy that is doomed."""
-        ...
 
     def block_facts(self, block_id: BlockId, waste_ratio_min: float, now_ms: int, cool_down_ms_max: int) -> BlockFacts:
         """Return one block, judged as `Blocks.waiting_blocks` does. Raises NotFound."""
-        ...

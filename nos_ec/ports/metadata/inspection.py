@@ -47,33 +47,25 @@ class Inspection(Protocol):
     def objects_after(self, object_id: int, limit: int) -> list[ObjectRow]:
         """Return rows of objects with a greater `object_id`, in that order. `extent` is None if the row lacks any part
         of it, whatever its state."""
-        ...
 
     def objects_with(self, object_ids: Collection[int]) -> dict[int, ObjectRow]:
         """Return the rows of these objects that exist, by `object_id`."""
-        ...
 
     def segments_of(self, object_ids: Collection[int]) -> dict[int, list[tuple[int, Segment]]]:
         """Return, for each of these objects that has segments, (version, segment) in order of version and part."""
-        ...
 
     def owners_after(self, object_id: int, limit: int) -> list[int]:
         """Return the ids above `object_id` that segments name as their objects, in that order, whether those objects
         exist or not."""
-        ...
 
     def blocks_known(self, block_ids: Collection[BlockId]) -> frozenset[BlockId]:
         """Return those of these blocks that have a row."""
-        ...
 
     def waiting_after(self, landing_id: LandingId | None, limit: int) -> list[WaitingRow]:
         """Return waiting objects with a greater landing id, in that order. None: from the beginning."""
-        ...
 
     def waiting_with(self, landing_ids: Collection[LandingId]) -> dict[LandingId, WaitingRow]:
         """Return the waiting objects that have one of these landing ids."""
-        ...
 
     def deletions_after(self, landing_id: LandingId | None, limit: int) -> list[QueueEntry]:
         """Return entries of the deletion queue with a greater landing id, in that order. None: from the beginning."""
-        ...

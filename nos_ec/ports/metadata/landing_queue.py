@@ -32,13 +32,11 @@ class LandingQueue(Protocol):
     def reserve_landing(self, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
         """Queue landing ids for deletion *before* their bytes are written, so that a PUT that dies leaves no copy
         behind. Raises ValueError for records of the landing log, which need none."""
-        ...
 
     # --- reaper -----------------------------------------------------------------------------------
     def due_deletions(self, now_ms: int, limit: int) -> list[LandingDeletion]:
         """Return queue entries that are due, each with its object's row, longest due first. After them come entries
         whose time is later than WAIT_MS_MAX from now (as for `Objects.due_objects`)."""
-        ...
 
     def first_deletion_ms(self) -> int | None:
         """Return the time at which the first entry becomes due, or became due if it is overdue. None when the queue is
@@ -46,7 +44,6 @@ class LandingQueue(Protocol):
 
         Reads one entry of an index, however long the queue is.
         """
-        ...
 
     def doom_landing(self, verified: Mapping[LandingId, BlockId | None]) -> frozenset[LandingId]:
         """Mark copies as about to be deleted. Returns the copies that are doomed now, by this call or an earlier one.
@@ -55,17 +52,14 @@ class LandingQueue(Protocol):
         doomed only if no row of its version exists, or the row is PACKED in exactly that block (invariant 2). After
         this a PUT that reserved the id can no longer record it.
         """
-        ...
 
     def revert_to_landing(self, deletion: LandingDeletion, now_ms: int) -> bool:
         """Move an object whose packed bytes failed verification from PACKED back to LANDED with its landing copy, due
         now. The extent becomes dead bytes, and the queue entry is removed. Returns False when the row has changed since
         or the copy is doomed."""
-        ...
 
     def postpone_deletion(self, landing_ids: Sequence[LandingId], not_before_ms: int) -> None:
         """Make these entries due again at `not_before_ms`."""
-        ...
 
     def forget_landing(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
         """Remove queue entries after their copies were deleted. Idempotent.
@@ -73,7 +67,6 @@ class LandingQueue(Protocol):
         Returns the entries that stay, because they are records of OPEN segments of the landing log: a retry of
         `record_puts` finds there that they were recorded. The caller postpones them and forgets them later.
         """
-        ...
 
     # --- look-ups ---------------------------------------------------------------------------------
     def queued_copy(self, row: ObjectRow, first: LandingId, last: LandingId) -> LandingId | None:
@@ -83,12 +76,10 @@ class LandingQueue(Protocol):
         two ids; for records of the landing log, only with the entries in segments that were OPEN when the version was
         recorded.
         """
-        ...
 
     def landing_known(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
         """Return the ids that a row or the deletion queue refers to. Used by the reaper, and by checks for leaked
         copies."""
-        ...
 
     def landing_needed(self, landing_ids: Sequence[LandingId]) -> frozenset[LandingId]:
         """Return the known ids that are not doomed. Copies of the others may be deleted, because none of them can be
@@ -97,4 +88,3 @@ class LandingQueue(Protocol):
         A process that wrote a doomed copy too late must delete it itself, because the reaper may already have deleted
         the copy and be about to forget it.
         """
-        ...

@@ -14,10 +14,8 @@ class Notes(Protocol):
 
     def note(self, name: str) -> str | None:
         """Return the text of that name; None if there is none. Looks up one row, whatever the store holds."""
-        ...
 
     def store_note(self, name: str, text: str, expected: str | None) -> bool:
         """Store a text if the stored one equals `expected` (None: no text is stored). Returns whether it was stored: if
         several processes expect the same text, only one gets True. `name` has at most 16 characters, `text` at most
         NOTE_CHARS_MAX."""
-        ...

@@ -256,13 +256,11 @@ class Objects(Protocol):
         recognised, so its condition is judged again. The landing copy of an empty object that has one is queued for
         deletion at `now_ms` + EMPTY_COPY_MS.
         """
-        ...
 
     def next_version(self, key: ObjectKey, now_ms: int, *, of_all: bool = False, conditional: bool = False) -> int:
         """Return a version for a large PUT that starts now, as `record_puts` assigns them. With `of_all`, the newest
         noncurrent version or marker counts if there is no current version. `conditional` means that the PUT has a
         condition."""
-        ...
 
     def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool | NosError:
         """Make a large object the current version of its key, seal its blocks, and release the version that it
@@ -284,27 +282,22 @@ class Objects(Protocol):
         May be called again with the same object after a Transient that was raised. Raises LeaseLost, and ValueError
         when the version does not fit the condition (see `next_version`).
         """
-        ...
 
     def set_attributes(self, row: ObjectRow, attributes: bytes) -> bool:
         """Replace the attributes of a version, which stays the same version. Returns False, and changes nothing, when
         it does not exist any more (it was overwritten, deleted, or is in the trash), or when its attributes are neither
         those of `row` nor `attributes`, because another caller has changed them."""
-        ...
 
     # --- GET, DELETE, LIST ------------------------------------------------------------------------
     def get(self, key: ObjectKey) -> ObjectRow:
         """Return the current version. Raises NotFound, which carries the key."""
-        ...
 
     def rows_of(self, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
         """Return the current versions of those of these keys that have one. Takes one statement, whatever their
         number."""
-        ...
 
     def segments(self, object_id: int, version: int) -> list[Segment]:
         """Return the segments of a large object in part order; an empty list when that version no longer exists."""
-        ...
 
     def delete(
         self, key: ObjectKey, now_ms: int, until_ms: int | None = None, condition: Condition | None = None
@@ -315,7 +308,6 @@ class Objects(Protocol):
         With `until_ms`, it goes into the trash instead, which keeps it until then (see `Trash`), and nothing is
         released. A version that has an id becomes noncurrent instead, below a delete marker (see `Versions`).
         """
-        ...
 
     def delete_many(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
         """Remove several objects as `delete` does, all in one transaction of O(1) statements.
@@ -323,22 +315,18 @@ class Objects(Protocol):
         Returns the rows that existed, in the order of `keys`. A key without an object is not an error, and a key that
         is listed twice counts once. Called again after a Transient, it returns only the rows that still existed.
         """
-        ...
 
     def delete_unchanged(self, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
         """Remove those of these versions that are still current and have the same attributes, as `delete_many` does.
         Returns the removed ones. An object that was overwritten or changed meanwhile stays."""
-        ...
 
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
         """Return objects of a bucket whose names start with `prefix` and are greater than `after`, by UTF-8 byte
         order."""
-        ...
 
     def list_names(self, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
         """Return the names of the objects that `list_objects` returns. Much cheaper in a large store, because an index
         keeps the names together, while the rows are stored in the order of writing."""
-        ...
 
     def list_entries(
         self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
@@ -350,17 +338,14 @@ class Objects(Protocol):
         however many objects it has: one short statement for each folder, and a few more. So the page ends early after
         `budget_ms`, but not before its first entry; then `next_after` may be given although nothing follows.
         """
-        ...
 
     def list_summaries(
         self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
     ) -> EntryPage[ObjectSummary]:
         """Return the same as `list_entries`, with summaries of the objects: a third of the work for a page of names."""
-        ...
 
     def list_buckets(self, after: str, limit: int) -> list[str]:
         """Return names of buckets that hold an object, greater than `after`, by UTF-8 byte order."""
-        ...
 
     # --- producer and consumer --------------------------------------------------------------------
     def due_objects(self, now_ms: int, limit: int, slots: Collection[int]) -> list[ObjectRow]:
@@ -372,7 +357,6 @@ class Objects(Protocol):
         `limit` leaves room for the other slots, even if its rows have been due for longer. The cost depends on `limit`
         and the number of slots, not on the number of waiting rows.
         """
-        ...
 
     def oldest_landing_id(self) -> LandingId | None:
         """Return the landing id of a LANDED or QUEUED row that begins with the earliest time (`core.ids.time_of`). That
@@ -380,18 +364,15 @@ class Objects(Protocol):
 
         Reads two entries of an index, however many objects exist and wait.
         """
-        ...
 
     def mark_published(self, rows: Sequence[ObjectRow], due_ms: int, publication: Publication | None = None) -> int:
         """Set rows QUEUED, and due again at `due_ms` in case the event is lost. `publication` describes their events;
         None if they have none, because the log refused them. Changes only rows that still have that version and are in
         the landing store. Returns how many it changed."""
-        ...
 
     def postpone(self, rows: Sequence[ObjectRow], due_ms: int) -> None:
         """Set another due time for QUEUED rows whose events still wait. Changes only rows that still have that version
         and are QUEUED."""
-        ...
 
     def waiting_requests(
         self, named: Sequence[NamedVersion], due_ms: int
@@ -402,7 +383,6 @@ class Objects(Protocol):
 
         Takes one statement, whatever their number. As with `still_landed`, the commit makes the final decision.
         """
-        ...
 
     def still_landed(self, requests: Sequence[PackRequest]) -> dict[PackRequest, bytes]:
         """Return the requests that are still valid, with the attributes of their objects: a row has the same value in
@@ -412,4 +392,3 @@ class Objects(Protocol):
         the commit makes the final decision. An id, version and key that belong together do so forever, so headers name
         the same keys as rows (invariant 7).
         """
-        ...

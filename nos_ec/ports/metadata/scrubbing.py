@@ -47,8 +47,6 @@ class Scrubbing(Protocol):
     def scrub_state(self) -> ScrubState | None:
         """Return the last state that `store_scrub_state` stored; None if there is none, or another release stored
         it."""
-        ...
 
     def store_scrub_state(self, new: ScrubState, expected: ScrubState | None) -> bool:
         """Store `new` if the stored state equals `expected`. Returns whether it was stored."""
-        ...

@@ -40,16 +40,13 @@ class Survival(Protocol):
     def watch_deaths(self, died: Died | None) -> None:
         """Call `died` after each transaction of this object that deleted or overwrote versions, or removed them from
         the trash. It runs on the thread that made the call, and must not raise. None: make no such calls."""
-        ...
 
     def survival(self) -> list[SurvivalRow]:
         """Return the whole table. A damaged row is logged and left out."""
-        ...
 
     def count_deaths(self, counts: Mapping[str, Counts], now_ms: int) -> None:
         """Add these counts to the counts of their buckets. The number of statements does not depend on the number of
         buckets. Counts of OTHERS are dropped before the first survey."""
-        ...
 
     def count_survey(
         self, counts: Mapping[str, Counts], previous_ms: int | None, now_ms: int, folded: Collection[str] = ()
@@ -60,12 +57,9 @@ class Survival(Protocol):
 
         The counts of the buckets in `folded` are added to OTHERS, and the rows of these buckets are removed.
         """
-        ...
 
     def last_object_id(self) -> int:
         """Return the highest object id of all rows; 0 without any. Looks at one row."""
-        ...
 
     def living_between(self, first: int, last: int) -> list[LivingObject]:
         """Return the versions that take space and have object ids from `first` to `last`. Reads only these rows."""
-        ...

@@ -40,17 +40,14 @@ class Trash(Protocol):
 
         The cost depends on `limit`, not on the number of rows in the trash or in the store.
         """
-        ...
 
     def expired_trash(self, now_ms: int, limit: int, after: TrashMark | None = None) -> list[ObjectRow]:
         """Return rows that have expired at `now_ms` and come after `after`, earliest expiry first."""
-        ...
 
     def purge_trash(self, rows: Sequence[ObjectRow], now_ms: int) -> list[ObjectRow]:
         """Remove those of these rows that are in the trash until the same time, and release their bytes as
         `Objects.delete` does; all in one transaction of O(1) statements. Returns the removed rows. Called again after a
         Transient, it returns the rows that were still there."""
-        ...
 
     def undelete(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
         """Make these versions current again, each with its version, bytes and attributes. Returns them, in the order
@@ -60,4 +57,3 @@ class Trash(Protocol):
         row of this call. A row that is current already is returned, so calling this again is safe. All in one
         transaction of O(1) statements.
         """
-        ...

@@ -67,49 +67,38 @@ class Uploads(Protocol):
 
     def create_upload(self, new: UploadRow) -> None:
         """Add the row of a new upload, which is OPEN. Calling it again with the same row changes nothing."""
-        ...
 
     def upload(self, upload_id: UploadId) -> UploadRow | None:
         """Return the row of an upload; None if there is none."""
-        ...
 
     def list_uploads(self, bucket: str, prefix: str, after: tuple[str, UploadId] | None, limit: int) -> list[UploadRow]:
         """Return one page of the OPEN uploads to a bucket, in the order of object name and upload id. The names begin
         with `prefix`. The page begins after the name and id of `after`, or with the first upload for None."""
-        ...
 
     def abort_upload(self, upload_id: UploadId, now_ms: int) -> bool:
         """Doom an OPEN upload: from `now_ms` on its parts are to be deleted, and no further part is recorded. Returns
         False if there is no such upload, or if it is not OPEN."""
-        ...
 
     def abort_uploads(self, bucket: str, limit: int, now_ms: int) -> int:
         """Doom up to `limit` OPEN uploads to a bucket. Returns how many it found; fewer than `limit` when none
         remain."""
-        ...
 
     def old_uploads(self, before_ms: int, limit: int) -> list[UploadRow]:
         """Return OPEN uploads that were begun before `before_ms`, oldest first."""
-        ...
 
     def doomed_uploads(self, now_ms: int, limit: int, after: tuple[int, UploadId] | None = None) -> list[UploadRow]:
         """Return one page of the DOOMED uploads whose parts are to be deleted by `now_ms`, in the order of time and id.
         The page begins after the time and id of `after`. A time that is more than WAIT_MS_MAX ahead counts as over:
         only a wrong clock can have set it."""
-        ...
 
     def forget_upload(self, upload_id: UploadId) -> None:
         """Remove the row of an upload after its last part was deleted. Does nothing unless the upload is DOOMED."""
-        ...
 
     def uploads_after(self, after: UploadId | None, limit: int) -> list[UploadRow]:
         """Return one page of all rows, in the order of their ids, after the id `after`."""
-        ...
 
     def uploads_by_id(self, upload_ids: Sequence[UploadId]) -> dict[UploadId, UploadRow]:
         """Return the rows of these uploads. Uploads without a row are left out."""
-        ...
 
     def restore_uploads(self, rows: Sequence[UploadRow]) -> None:
         """Write these rows, in place of existing rows with the same ids."""
-        ...

@@ -109,17 +109,14 @@ class Versions(Protocol):
     def version(self, key: ObjectKey, version: int | None) -> VersionEntry:
         """Return one version, current or not, or a marker. None: the null version. Raises NotFound, which carries the
         key."""
-        ...
 
     def latest_marker(self, key: ObjectKey) -> VersionEntry | None:
         """Return the newest of the noncurrent versions, if it is a delete marker: this is the latest version of a key
         that has no current version."""
-        ...
 
     def same_version(self, row: ObjectRow) -> ObjectRow | None:
         """Return the row of exactly this version as it is now, current or noncurrent; None if it is gone or in the
         trash."""
-        ...
 
     def list_versions(
         self,
@@ -133,7 +130,6 @@ class Versions(Protocol):
         """Return one page of all versions and delete markers, like `Objects.list_entries`, by name, newest first.
         `after` is a name and one of its versions; the version None means after all versions of the name, or after the
         folder."""
-        ...
 
     def delete_versions(
         self, deletions: Sequence[VersionDeletion], now_ms: int, until_ms: int | None = None
@@ -148,48 +144,38 @@ class Versions(Protocol):
         SUSPENDED, the null version is removed, and the marker is the null version. ExpireVersion: the version's bytes
         are released, or it goes into the trash; no other version becomes current.
         """
-        ...
 
     def markers_after(self, after: tuple[ObjectKey, int] | None, limit: int) -> list[MarkerRow]:
         """Return delete markers after this key and version, in the order of bucket, name and age, newest first."""
-        ...
 
     def restore_markers(self, rows: Sequence[MarkerRow]) -> None:
         """Write markers as they were dumped. Calling it again changes nothing."""
-        ...
 
     def floors_after(self, after: ObjectKey | None, limit: int) -> list[tuple[ObjectKey, int]]:
         """Return the greatest number that was removed from each key in the last FLOOR_MS, in the order of the keys, for
         keys after this one. Any version that is later added to a key with versions gets a greater number."""
-        ...
 
     def restore_floors(self, found: Sequence[tuple[ObjectKey, int]]) -> None:
         """Load the result of `floors_after`. A greater number that already exists stays. Repeating it changes
         nothing."""
-        ...
 
     def forget_floors(self, now_ms: int, limit: int) -> int:
         """Forget up to `limit` numbers that are older than FLOOR_MS. Returns how many were forgotten."""
-        ...
 
     def settle_versions(self, rows: Sequence[ObjectRow]) -> None:
         """Make those of these rows noncurrent that are in the trash, in a rebuild. Calling it again changes nothing."""
-        ...
 
     def order_versions(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int) -> None:
         """Make the newest version of each of these keys current; if it is a marker, none is current. If a key has
         several null versions, markers included, the newest stays: it had replaced the others, which go into the trash
         until `until_ms`. Used in a rebuild, whose sources date from different times. Calling it again changes
         nothing."""
-        ...
 
     def listed_as_noncurrent(self, rows: Sequence[ObjectRow]) -> frozenset[int]:
         """Return the object ids of those of these noncurrent versions that a listing of versions finds."""
-        ...
 
     def noncurrent_after(
         self, after: tuple[ObjectKey, int] | None, limit: int
     ) -> list[tuple[ObjectKey, int, int | None]]:
         """Return (key, version, object id, or None for a marker) of all noncurrent versions, in the order of
         `markers_after`."""
-        ...

@@ -159,43 +159,34 @@ class Metadata(
     # --- identity ---------------------------------------------------------------------------------
     def bind_geometry(self, geometry: Geometry) -> None:
         """Record the geometry on first use; afterwards raise ConfigError when it differs from the record."""
-        ...
 
     def is_new(self) -> bool:
         """Return True until a geometry is recorded: no object can have been stored with this metadata, even if it has
         an id."""
-        ...
 
     def claim_store_id(self, store_id: str) -> str:
         """Make `store_id` the id of this store if it has none yet. Returns the id that the store has now. When two
         processes claim at once, both get the same id."""
-        ...
 
     def find_store_id(self) -> str | None:
         """Return the id of this store; None when it has none yet."""
-        ...
 
     # --- health -----------------------------------------------------------------------------------
     def require_unblocked(self) -> None:
         """Raise Transient, with the time waited so far, while work of this process waits for a lock that another
         session of the database has held for seconds. Does not query the database."""
-        ...
 
     # --- totals -----------------------------------------------------------------------------------
     def totals(self) -> Totals:
         """Return exact sums. The cost grows with `Totals.rows`, not with the number of all objects."""
-        ...
 
     def stored_totals(self) -> StoredTotals | None:
         """Return the totals that `store_totals` stored last; None if there are none. Looks up one row, whatever the
         store holds."""
-        ...
 
     def store_totals(self, new: StoredTotals | None, expected: StoredTotals | None) -> bool:
         """Store `new` (None: remove the stored totals) if the stored totals equal `expected`. Returns whether it did:
         if several processes expect the same, only one gets True."""
-        ...
 
     def close(self) -> None:
         """Release all open resources."""
-        ...
