@@ -42,7 +42,8 @@ MODULES = {
     "commands.demo": ("demo",),
     "measure.bench": ("bench",),
 }
-"""The commands that each module of nos_ec.cli registers, in the order of `nos-ec --help`."""
+"""The commands in each module of nos_ec.cli, in the order of `nos-ec --help`. A command is a function of that name, a
+group of commands a Typer of that name with _app."""
 _MODULE_OF = {command: module for module, names in MODULES.items() for command in names}
 
 
@@ -96,7 +97,13 @@ def _registered(*modules: str) -> typer.core.TyperGroup:
     )
     app.callback(invoke_without_command=True)(root)
     for module in modules:
-        import_module(f"nos_ec.cli.{module}").register(app)
+        found = import_module(f"nos_ec.cli.{module}")
+        for name in MODULES[module]:
+            group: typer.Typer | None = getattr(found, f"{name}_app", None)
+            if group is None:
+                app.command(name)(getattr(found, name.replace("-", "_")))
+            else:
+                app.add_typer(group, name=name, help=group.info.help)
     made = typer.main.get_command(app)
     assert isinstance(made, typer.core.TyperGroup)
     return made

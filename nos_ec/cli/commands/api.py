@@ -14,11 +14,6 @@ from nos_gc.assemble import gc_collector
 _TURN_MS = 500
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(api)
-
-
 def api(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Serve the read-only admin API over HTTP. Runs until SIGTERM. Requires a token (docs/API.md)."""
     # Imported here, because `nos-ec --help` loads this module and does not need FastAPI.

@@ -25,11 +25,6 @@ CONSUMERS = 3
 """Consumer processes that share the work if the message log is Kafka."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(demo)
-
-
 def demo(
     ctx: typer.Context,
     source: Annotated[Path, typer.Option(help="Folder whose files are stored.")] = Path("/usr/share"),

@@ -21,14 +21,6 @@ from nos_ec.ports.clock import waits
 OPERATIONS_MAX = 1_000_000_000
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `gc`."""
-    app.command("limit")(gc_limit)
-    app.command("pause")(gc_pause)
-    app.command("resume")(gc_resume)
-    app.command("status")(gc_status)
-
-
 def gc_limit(
     ctx: typer.Context,
     bytes_per_s: Annotated[

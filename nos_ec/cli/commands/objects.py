@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from nos_ec.cli.commands.listing import ls, row_data
+from nos_ec.cli.commands.listing import ls as ls
+from nos_ec.cli.commands.listing import row_data
 from nos_ec.cli.files.trees import get_tree, put_tree, remove_tree
 from nos_ec.cli.terminal.context import AsJson, context, parse_object
 from nos_ec.cli.terminal.output import (
@@ -36,12 +37,6 @@ from nos_ec.ports.metadata import ObjectRow
 
 _RANGE_CHARS_MAX = 100
 Object = Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="The name may contain slashes.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (put, get, rm, ls, stat):
-        app.command()(command)
 
 
 def put(

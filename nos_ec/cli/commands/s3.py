@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from nos_ec.cli.commands import s3_lifecycle, s3_serve
+from nos_ec.cli.commands.s3_lifecycle import lifecycle_app
+from nos_ec.cli.commands.s3_serve import serve, worker
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import emit, out
 from nos_ec.core.errors import InvalidInput
@@ -26,35 +27,17 @@ s3_app = typer.Typer(
 )
 key_app = typer.Typer(help="Access keys.", no_args_is_help=True, rich_markup_mode=None)
 bucket_app = typer.Typer(help="Buckets and who may use them.", no_args_is_help=True, rich_markup_mode=None)
+s3_app.add_typer(key_app, name="key")
+s3_app.add_typer(bucket_app, name="bucket")
+s3_app.add_typer(lifecycle_app, name="lifecycle")
+s3_app.command("serve")(serve)
+s3_app.command("worker", hidden=True)(worker)
 
 _Key = Annotated[str, typer.Argument(metavar="KEY", help="The access key.")]
 _Account = Annotated[str, typer.Argument(metavar="ACCOUNT", help="The owner of the key; root may do everything.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for name, command in (
-        ("create", key_create),
-        ("list", key_list),
-        ("disable", key_disable),
-        ("enable", key_enable),
-        ("rotate", key_rotate),
-        ("remove", key_remove),
-        ("reencrypt", key_reencrypt),
-    ):
-        key_app.command(name)(command)
-    s3_app.command("serve")(s3_serve.serve)
-    s3_app.command("worker", hidden=True)(s3_serve.worker)
-    bucket_app.command("create")(bucket_create)
-    bucket_app.command("list")(bucket_list)
-    bucket_app.command("give")(bucket_give)
-    s3_app.add_typer(key_app, name="key")
-    s3_app.add_typer(bucket_app, name="bucket")
-    s3_app.command("grant")(grant)
-    s3_lifecycle.register(s3_app)
-    app.add_typer(s3_app, name="s3")
-
-
+@key_app.command("create")
 def key_create(
     ctx: typer.Context,
     account: _Account,
@@ -77,6 +60,7 @@ def key_create(
     _show_new(new, as_json)
 
 
+@key_app.command("list")
 def key_list(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List all access keys, without their secrets."""
     with context(ctx).system() as system:
@@ -85,16 +69,19 @@ def key_list(ctx: typer.Context, as_json: AsJson = False) -> None:
     emit({"keys": [_data(key) for key in keys]}, as_json, lambda: _print_keys(keys, now_ms))
 
 
+@key_app.command("disable")
 def key_disable(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) -> None:
     """Refuse an access key from now on. Gateways notice within two seconds."""
     _set_state(ctx, access_key, KeyState.DISABLED, as_json)
 
 
+@key_app.command("enable")
 def key_enable(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) -> None:
     """Accept an access key again."""
     _set_state(ctx, access_key, KeyState.ACTIVE, as_json)
 
 
+@key_app.command("rotate")
 def key_rotate(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) -> None:
     """Give an access key a new secret, and print it. The old secret is refused from then on."""
     with _accounts(ctx) as accounts:
@@ -102,6 +89,7 @@ def key_rotate(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) ->
     _show_new(new, as_json)
 
 
+@key_app.command("remove")
 def key_remove(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) -> None:
     """Remove an access key for good."""
     with _accounts(ctx) as accounts:
@@ -109,6 +97,7 @@ def key_remove(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) ->
     emit({"removed": access_key}, as_json, lambda: out.print(f"{access_key} is removed", markup=False))
 
 
+@key_app.command("reencrypt")
 def key_reencrypt(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Encrypt all secrets with the first master key.
 
@@ -120,6 +109,7 @@ def key_reencrypt(ctx: typer.Context, as_json: AsJson = False) -> None:
     emit({"encrypted": changed}, as_json, lambda: out.print(f"{changed} secrets were encrypted again"))
 
 
+@bucket_app.command("create")
 def bucket_create(
     ctx: typer.Context,
     bucket: Annotated[str, typer.Argument(metavar="BUCKET", help="Its name.")],
@@ -132,6 +122,7 @@ def bucket_create(
     emit(_bucket(row, {}), as_json, lambda: out.print(f"bucket {row.name} belongs to {row.owner}", markup=False))
 
 
+@bucket_app.command("list")
 def bucket_list(
     ctx: typer.Context,
     owner: Annotated[str | None, typer.Option("--owner", help="Only buckets of this account.")] = None,
@@ -146,6 +137,7 @@ def bucket_list(
     emit({"buckets": [_bucket(row, grants) for row, grants in found]}, as_json, lambda: _print_buckets(found, owner))
 
 
+@bucket_app.command("give")
 def bucket_give(
     ctx: typer.Context,
     bucket: Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket.")],
@@ -160,6 +152,7 @@ def bucket_give(
     emit({"bucket": bucket, "owner": account}, as_json, lambda: out.print(text, markup=False))
 
 
+@s3_app.command("grant")
 def grant(
     ctx: typer.Context,
     bucket: Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket.")],

@@ -21,13 +21,7 @@ lifecycle_app = typer.Typer(
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    lifecycle_app.command("list")(lifecycle_list)
-    lifecycle_app.command("run")(lifecycle_run)
-    app.add_typer(lifecycle_app, name="lifecycle")
-
-
+@lifecycle_app.command("list")
 def lifecycle_list(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List the buckets with rules, and the daily walk's progress.
 
@@ -46,6 +40,7 @@ def lifecycle_list(ctx: typer.Context, as_json: AsJson = False) -> None:
     emit(data, as_json, lambda: _print(rules, walk, now_ms))
 
 
+@lifecycle_app.command("run")
 def lifecycle_run(
     ctx: typer.Context,
     bucket: Annotated[str | None, typer.Argument(metavar="[BUCKET]", help="A bucket. Default: all with rules.")] = None,

@@ -12,7 +12,7 @@ import typer
 
 from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
 from nos_consumer.counters import ConsumerCounters
-from nos_ec.cli.commands import gc_control
+from nos_ec.cli.commands.gc_control import gc_limit, gc_pause, gc_resume, gc_status
 from nos_ec.cli.commands.gc_output import show_plan, show_result
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
 from nos_ec.cli.terminal.errors import exit_code
@@ -34,16 +34,6 @@ Once = Annotated[bool, typer.Option("--once", help="Do all pending work, then ex
 gc_app = typer.Typer(
     help="Reclaim the space of deleted and overwritten objects.", no_args_is_help=True, rich_markup_mode=None
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (init, producer, consumer):
-        app.command()(command)
-    gc_app.command("plan")(gc_plan)
-    gc_app.command("run")(gc_run)
-    gc_control.register(gc_app)
-    app.add_typer(gc_app, name="gc")
 
 
 def init(
@@ -166,6 +156,7 @@ def _consume(system: System, stop: Event) -> ConsumerCounters:
     return service.counters
 
 
+@gc_app.command("plan")
 def gc_plan(
     ctx: typer.Context,
     targets: Annotated[
@@ -188,6 +179,7 @@ def gc_plan(
     show_plan(plan, totals, as_json, costs)
 
 
+@gc_app.command("run")
 def gc_run(
     ctx: typer.Context,
     apply: Annotated[bool, typer.Option("--apply", help="Collect; without it, only the plan is shown.")] = False,
@@ -244,3 +236,7 @@ def _collect(system: System, stop: Event) -> None:
     ):
         settle()
         service.run(stop, system.settings.gc.wait_ms, monitor.health.heart("collecting"))
+
+
+for _name, _command in (("limit", gc_limit), ("pause", gc_pause), ("resume", gc_resume), ("status", gc_status)):
+    gc_app.command(_name)(_command)

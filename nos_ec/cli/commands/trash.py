@@ -32,14 +32,6 @@ Where = Annotated[
 trash_app = typer.Typer(help="Deleted objects that can be brought back.", no_args_is_help=True, rich_markup_mode=None)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(undelete)
-    trash_app.command("list")(trash_list)
-    trash_app.command("empty")(trash_empty)
-    app.add_typer(trash_app, name="trash")
-
-
 def undelete(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="With -r: BUCKET or BUCKET/PREFIX.")],
@@ -151,6 +143,7 @@ class _Between:
         return (self.since_ms is None or at_ms >= self.since_ms) and (self.until_ms is None or at_ms < self.until_ms)
 
 
+@trash_app.command("list")
 def trash_list(
     ctx: typer.Context,
     where: Where = "",
@@ -191,6 +184,7 @@ def _line(row: ObjectRow, now_ms: int) -> str:
     return f"{row.users_size:>12}  {times}  version {row.version}  {printable(str(row.key))}"
 
 
+@trash_app.command("empty")
 def trash_empty(
     ctx: typer.Context,
     where: Where = "",

@@ -64,22 +64,6 @@ OneSize = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for name, command in (
-        ("pipeline", pipeline),
-        ("read", read),
-        ("landing", landing),
-        ("life", life),
-        ("scan", scan_command),
-        ("s3", s3),
-        ("gc", gc_command),
-        ("space", space),
-    ):
-        bench_app.command(name)(_shared_options(command))
-    app.add_typer(bench_app, name="bench")
-
-
 @dataclass(frozen=True, slots=True)
 class Shared:
     """The options that all benchmarks have. `admin` is the key with which the OSDs' counters are read."""
@@ -337,6 +321,19 @@ def space(
         figures = SpaceBench(system, instruments, of_objects, options, tick).run()
     bars = space_bars(figures)
     shared.finish(figures, bars, lambda: _print_space(figures, bars))
+
+
+for _name, _command in (
+    ("pipeline", pipeline),
+    ("read", read),
+    ("landing", landing),
+    ("life", life),
+    ("scan", scan_command),
+    ("s3", s3),
+    ("gc", gc_command),
+    ("space", space),
+):
+    bench_app.command(_name)(_shared_options(_command))
 
 
 def _drawn(workload: str | None, size: int | None) -> str | int:

@@ -28,20 +28,13 @@ REPLICAS = 3
 """The number of copies of each byte in a replicated pool."""
 _READ_BYTES = 1 << 20
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands. `simulate` without a subcommand simulates packing."""
-    simulate_app = typer.Typer(
-        help="Try packing (the default) or GC; stores nothing.",
-        invoke_without_command=True,
-        rich_markup_mode=None,
-    )
-    simulate_app.callback()(simulate_command)
-    simulate_app.command("packing")(simulate_command)
-    simulate_app.command("gc")(gc_command)
-    app.add_typer(simulate_app, name="simulate", help=simulate_app.info.help)
+simulate_app = typer.Typer(
+    help="Try packing (the default) or GC; stores nothing.", invoke_without_command=True, rich_markup_mode=None
+)
 
 
+@simulate_app.callback()
+@simulate_app.command("packing")
 def simulate_command(
     ctx: typer.Context,
     workload: Annotated[
@@ -109,6 +102,9 @@ def simulate_command(
         emit(source | found[0], as_json, lambda: _print(title, results[0], geometry))
     else:
         emit(source | {"curve": found}, as_json, lambda: _print_curve(title, results, geometry))
+
+
+simulate_app.command("gc")(gc_command)
 
 
 def _prices(text: str) -> list[int]:

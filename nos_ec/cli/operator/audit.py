@@ -27,11 +27,6 @@ COPIES_SHOWN = 5
 _JSON_START = '{"entries": ['
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(audit)
-
-
 def audit(
     ctx: typer.Context,
     block: Annotated[

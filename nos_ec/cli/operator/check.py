@@ -25,12 +25,6 @@ FAILURES_MAX = 3
 """After this many consecutive transient failures, `apply` ends."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(check)
-    app.command()(apply)
-
-
 def check(
     ctx: typer.Context,
     read_data: Annotated[

@@ -22,13 +22,7 @@ from nos_ec.settings import Problem, Settings, check_settings, load_settings, re
 config_app = typer.Typer(help="Inspect the configuration.", no_args_is_help=True, rich_markup_mode=None)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    config_app.command("check")(check)
-    config_app.command("show")(show)
-    app.add_typer(config_app, name="config")
-
-
+@config_app.command("check")
 def check(
     ctx: typer.Context,
     connect: Annotated[
@@ -176,6 +170,7 @@ def _data(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+@config_app.command("show")
 def show(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Show the settings in force, including defaults. Passwords and other secrets are masked."""
     data = shown_settings(context(ctx).settings())

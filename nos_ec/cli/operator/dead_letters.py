@@ -15,11 +15,6 @@ _SHOWN_BYTES_MAX = 2_000
 """How many bytes of each key and value are shown. A pack request has some 200 bytes."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("dead-letters")(dead_letters)
-
-
 def dead_letters(
     ctx: typer.Context,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of letters.")] = 100,

@@ -26,11 +26,6 @@ _BLOCK = re.compile("[0-9a-f]{32}")
 _PLACES_SHOWN = 10
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(explain)
-
-
 def explain(
     ctx: typer.Context,
     target: Annotated[

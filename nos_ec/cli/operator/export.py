@@ -22,12 +22,7 @@ from nos_ec.engine.figures.event_export import ExportOptions, exported_events
 export_app = typer.Typer(help="Export the metadata for other programs.", no_args_is_help=True, rich_markup_mode=None)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    export_app.command("events")(export_events)
-    app.add_typer(export_app, name="export")
-
-
+@export_app.command("events")
 def export_events(
     ctx: typer.Context,
     to: Annotated[

@@ -32,14 +32,7 @@ SHOWN_MAX = 100
 metadata_app = typer.Typer(help="Dump the metadata, and rebuild it.", no_args_is_help=True, rich_markup_mode=None)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    metadata_app.command("dump")(metadata_dump)
-    metadata_app.command("dumps")(metadata_dumps)
-    metadata_app.command("rebuild")(metadata_rebuild)
-    app.add_typer(metadata_app, name="metadata")
-
-
+@metadata_app.command("dump")
 def metadata_dump(
     ctx: typer.Context,
     to: Annotated[
@@ -85,6 +78,7 @@ def _print_dumped(data: dict[str, Any]) -> None:
         out.print(f"{count_text(data['removed'], 'older dump')} deleted")
 
 
+@metadata_app.command("dumps")
 def metadata_dumps(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List the dumps in the store, oldest first."""
     with context(ctx).system() as system:
@@ -100,6 +94,7 @@ def metadata_dumps(ctx: typer.Context, as_json: AsJson = False) -> None:
     emit({"dumps": dumps}, as_json, show)
 
 
+@metadata_app.command("rebuild")
 def metadata_rebuild(
     ctx: typer.Context,
     from_file: Annotated[

@@ -23,13 +23,7 @@ quarantine_app = typer.Typer(
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    quarantine_app.command("list")(quarantine_list)
-    quarantine_app.command("release")(quarantine_release)
-    app.add_typer(quarantine_app, name="quarantine")
-
-
+@quarantine_app.command("list")
 def quarantine_list(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List quarantined blocks and copies, and their end dates.
 
@@ -42,6 +36,7 @@ def quarantine_list(ctx: typer.Context, as_json: AsJson = False) -> None:
     emit({"held": [_data(one) for one in found]}, as_json, lambda: _print(found, now_ms))
 
 
+@quarantine_app.command("release")
 def quarantine_release(
     ctx: typer.Context,
     held_id: Annotated[str, typer.Argument(metavar="ID", help="A block or landing copy (32 hex digits).")],

@@ -24,11 +24,6 @@ ON_CEPH = "left to Ceph: its deep scrub compares the shards of each stripe (`cep
 EMBEDDED = "all were read"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(scrub)
-
-
 def scrub(
     ctx: typer.Context,
     rate: Annotated[

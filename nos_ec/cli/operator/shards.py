@@ -21,12 +21,7 @@ ON_CEPH = "nothing to rebuild: Ceph recovers lost shards itself; `ceph status` s
 shards_app = typer.Typer(help="Shards of the embedded block store.", no_args_is_help=True, rich_markup_mode=None)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    shards_app.command("rebuild")(shards_rebuild)
-    app.add_typer(shards_app, name="shards")
-
-
+@shards_app.command("rebuild")
 def shards_rebuild(
     ctx: typer.Context,
     rate: Annotated[

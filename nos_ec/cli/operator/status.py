@@ -27,11 +27,6 @@ SHOWN_AGE_MS = 1000
 """The age of sums is shown from this age on; younger sums were computed just now."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(status)
-
-
 def status(
     ctx: typer.Context,
     exact: Annotated[

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
-import typer
 
 from nos_ec.cli.app import MODULES, all_commands, commands
 
 ALL = [command for names in MODULES.values() for command in names]
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_registers_the_commands_that_are_listed_for_it(module: str) -> None:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    import_module(f"nos_ec.cli.{module}").register(app)
-    found = typer.main.get_command(app)
-    assert isinstance(found, typer.core.TyperGroup)
-    assert sorted(found.commands) == sorted(MODULES[module])
 
 
 @pytest.mark.parametrize(
