@@ -15,7 +15,7 @@ from xml.parsers import expat
 
 from nos_ec.s3.answers import Grant, Owner
 from nos_ec.s3.checksums import Algorithm, decoded
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.names import check_key, check_version_id
 from nos_ec.s3.request import is_encoded
 
@@ -200,7 +200,7 @@ def complete_upload(body: bytes) -> list[CompletedPart]:
         if not re.fullmatch("-?[0-9]{1,10}", number) or "ETag" not in fields:
             raise malformed("A Part needs a PartNumber and an ETag.")
         if not 1 <= int(number) <= PARTS_MAX:
-            raise S3Error("InvalidArgument", f"Part number must be 1 to {PARTS_MAX}.", ArgumentName="PartNumber")
+            raise invalid_argument(f"Part number must be 1 to {PARTS_MAX}.", "PartNumber")
         checksums = [(names[name], text) for name, text in fields.items() if name in names]
         if len(checksums) > 1:
             raise malformed("A Part has several checksums.")
@@ -244,10 +244,9 @@ def tagging_header(text: str) -> dict[str, str]:
     except ValueError:
         pairs = None
     if pairs is None or len(dict(pairs)) != len(pairs):
-        raise S3Error(
-            "InvalidArgument",
+        raise invalid_argument(
             "The header x-amz-tagging must be tags as of a query, encoded as UTF-8, without a tag name twice.",
-            ArgumentName="x-amz-tagging",
+            "x-amz-tagging",
         )
     return _tags(pairs, OBJECT_TAGS_MAX)
 

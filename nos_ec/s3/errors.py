@@ -94,3 +94,9 @@ class S3Error(Exception):
         self.status = STATUS_OF[code]
         self.fields = fields
         self.headers: dict[str, str] = {}
+
+
+def invalid_argument(message: str, name: str, value: str | None = None) -> S3Error:
+    """Return the error for a header, query parameter or form field of this name. `value` is the value that was sent."""
+    sent = {} if value is None else {"ArgumentValue": value}
+    return S3Error("InvalidArgument", message, ArgumentName=name, **sent)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from urllib.parse import unquote, unquote_to_bytes
 
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.request import is_encoded, require_encoded
 
 KEY_SIZE_MAX = 1024
@@ -49,13 +49,13 @@ def check_key(key: str) -> None:
     if size > KEY_SIZE_MAX:
         raise S3Error("KeyTooLongError", "Your key is too long.", Size=str(size), MaxSizeAllowed=str(KEY_SIZE_MAX))
     if "\0" in key:
-        raise S3Error("InvalidArgument", "A key cannot contain NUL.", ArgumentName="Key")
+        raise invalid_argument("A key cannot contain NUL.", "Key")
 
 
 def check_version_id(version: str | None) -> None:
     """Raise InvalidArgument for an empty version id, which must not be taken for a missing one."""
     if version == "":
-        raise S3Error("InvalidArgument", "Version id cannot be the empty string.", ArgumentName="versionId")
+        raise invalid_argument("Version id cannot be the empty string.", "versionId")
 
 
 def addressed(raw_path: bytes, host: str | None, domains: Collection[str] = ()) -> tuple[str | None, str | None]:
@@ -123,10 +123,9 @@ def copy_source(text: str) -> tuple[str, str, str | None]:
 
 
 def _bad_source() -> S3Error:
-    return S3Error(
-        "InvalidArgument",
+    return invalid_argument(
         "x-amz-copy-source must be bucket/key, URL-encoded, followed by ?versionId=ID to copy a version.",
-        ArgumentName="x-amz-copy-source",
+        "x-amz-copy-source",
     )
 
 

@@ -14,98 +14,18 @@ from __future__ import annotations
 from enum import Enum
 from functools import cache
 
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.actions import BUCKET_ACTIONS, BY_KEY, OBJECT_ACTIONS, WITHOUT_ACTION
+from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.hoisted import is_presigned
 from nos_ec.s3.names import check_version_id
 from nos_ec.s3.request import Request
 
-SERVED = frozenset(
-    [
-        "ListBuckets",
-        "CreateBucket",
-        "HeadBucket",
-        "DeleteBucket",
-        "GetBucketLocation",
-        "GetBucketVersioning",
-        "PutBucketVersioning",
-        "GetBucketAcl",
-        "PutBucketAcl",
-        "GetBucketAccelerateConfiguration",
-        "GetBucketAnalyticsConfiguration",
-        "GetBucketCors",
-        "GetBucketEncryption",
-        "GetBucketIntelligentTieringConfiguration",
-        "GetBucketInventoryConfiguration",
-        "GetBucketLifecycleConfiguration",
-        "GetBucketLogging",
-        "GetBucketMetricsConfiguration",
-        "GetBucketNotificationConfiguration",
-        "GetBucketOwnershipControls",
-        "GetBucketPolicy",
-        "GetBucketPolicyStatus",
-        "GetBucketReplication",
-        "GetBucketRequestPayment",
-        "GetBucketWebsite",
-        "GetObjectLockConfiguration",
-        "GetPublicAccessBlock",
-        "ListBucketAnalyticsConfigurations",
-        "ListBucketIntelligentTieringConfigurations",
-        "ListBucketInventoryConfigurations",
-        "ListBucketMetricsConfigurations",
-        "DeleteBucketCors",
-        "PutBucketCors",
-        "DeleteBucketEncryption",
-        "DeleteBucketLifecycle",
-        "PutBucketLifecycleConfiguration",
-        "PutBucketOwnershipControls",
-        "PutBucketPolicy",
-        "PutPublicAccessBlock",
-        "PutBucketLogging",
-        "PutBucketNotificationConfiguration",
-        "PutBucketRequestPayment",
-        "DeleteBucketOwnershipControls",
-        "DeleteBucketPolicy",
-        "DeleteBucketReplication",
-        "DeleteBucketWebsite",
-        "DeletePublicAccessBlock",
-        "GetObjectLegalHold",
-        "GetObjectRetention",
-        "GetBucketTagging",
-        "PutBucketTagging",
-        "DeleteBucketTagging",
-        "ListObjects",
-        "ListObjectsV2",
-        "ListObjectVersions",
-        "ListMultipartUploads",
-        "DeleteObjects",
-        "GetObject",
-        "HeadObject",
-        "PutObject",
-        "CopyObject",
-        "DeleteObject",
-        "GetObjectAcl",
-        "PutObjectAcl",
-        "GetObjectAttributes",
-        "GetObjectTagging",
-        "PutObjectTagging",
-        "DeleteObjectTagging",
-        "CreateMultipartUpload",
-        "UploadPart",
-        "UploadPartCopy",
-        "ListParts",
-        "CompleteMultipartUpload",
-        "AbortMultipartUpload",
-    ]
-)
-"""The operations that a gateway serves. All others in the tables below are answered with NotImplemented."""
-
-
-PREFLIGHT = "OPTIONS"
-"""The request that a browser sends before a cross-origin request."""
-
-
 POST_FORM = "PostObject"
 """An upload by a form, whose sender is named in its body."""
+SERVED = frozenset([*BUCKET_ACTIONS, *OBJECT_ACTIONS, *BY_KEY, *WITHOUT_ACTION]) - {POST_FORM}
+"""The operations that a gateway serves. All others in the tables below are answered with NotImplemented."""
+PREFLIGHT = "OPTIONS"
+"""The request that a browser sends before a cross-origin request."""
 
 
 class _Place(Enum):
@@ -128,37 +48,31 @@ _PLAIN = {
 }
 """Operations without a subresource."""
 
+
+def _operations(noun: str, methods: str = "GET PUT DELETE") -> dict[str, str]:
+    """Return the operations of these methods on a subresource, such as GetBucketCors for BucketCors."""
+    return {method: method.capitalize() + noun for method in methods.split()}
+
+
 _SUBRESOURCES: dict[_Place, dict[str, dict[str, str]]] = {
     _Place.SERVICE: {},
     _Place.BUCKET: {
-        "abac": {"GET": "GetBucketAbac", "PUT": "PutBucketAbac"},
-        "accelerate": {"GET": "GetBucketAccelerateConfiguration", "PUT": "PutBucketAccelerateConfiguration"},
-        "acl": {"GET": "GetBucketAcl", "PUT": "PutBucketAcl"},
-        "analytics": {
-            "GET": "GetBucketAnalyticsConfiguration",
-            "PUT": "PutBucketAnalyticsConfiguration",
-            "DELETE": "DeleteBucketAnalyticsConfiguration",
-        },
-        "cors": {"GET": "GetBucketCors", "PUT": "PutBucketCors", "DELETE": "DeleteBucketCors"},
+        "abac": _operations("BucketAbac", "GET PUT"),
+        "accelerate": _operations("BucketAccelerateConfiguration", "GET PUT"),
+        "acl": _operations("BucketAcl", "GET PUT"),
+        "analytics": _operations("BucketAnalyticsConfiguration"),
+        "cors": _operations("BucketCors"),
         "delete": {"POST": "DeleteObjects"},
-        "encryption": {"GET": "GetBucketEncryption", "PUT": "PutBucketEncryption", "DELETE": "DeleteBucketEncryption"},
-        "intelligent-tiering": {
-            "GET": "GetBucketIntelligentTieringConfiguration",
-            "PUT": "PutBucketIntelligentTieringConfiguration",
-            "DELETE": "DeleteBucketIntelligentTieringConfiguration",
-        },
-        "inventory": {
-            "GET": "GetBucketInventoryConfiguration",
-            "PUT": "PutBucketInventoryConfiguration",
-            "DELETE": "DeleteBucketInventoryConfiguration",
-        },
+        "encryption": _operations("BucketEncryption"),
+        "intelligent-tiering": _operations("BucketIntelligentTieringConfiguration"),
+        "inventory": _operations("BucketInventoryConfiguration"),
         "lifecycle": {
             "GET": "GetBucketLifecycleConfiguration",
             "PUT": "PutBucketLifecycleConfiguration",
             "DELETE": "DeleteBucketLifecycle",
         },
         "location": {"GET": "GetBucketLocation"},
-        "logging": {"GET": "GetBucketLogging", "PUT": "PutBucketLogging"},
+        "logging": _operations("BucketLogging", "GET PUT"),
         "metadataAnnotationTable": {"PUT": "UpdateBucketMetadataAnnotationTableConfiguration"},
         "metadataConfiguration": {
             "GET": "GetBucketMetadataConfiguration",
@@ -172,56 +86,33 @@ _SUBRESOURCES: dict[_Place, dict[str, dict[str, str]]] = {
             "POST": "CreateBucketMetadataTableConfiguration",
             "DELETE": "DeleteBucketMetadataTableConfiguration",
         },
-        "metrics": {
-            "GET": "GetBucketMetricsConfiguration",
-            "PUT": "PutBucketMetricsConfiguration",
-            "DELETE": "DeleteBucketMetricsConfiguration",
-        },
-        "notification": {
-            "GET": "GetBucketNotificationConfiguration",
-            "PUT": "PutBucketNotificationConfiguration",
-        },
-        "object-lock": {"GET": "GetObjectLockConfiguration", "PUT": "PutObjectLockConfiguration"},
-        "ownershipControls": {
-            "GET": "GetBucketOwnershipControls",
-            "PUT": "PutBucketOwnershipControls",
-            "DELETE": "DeleteBucketOwnershipControls",
-        },
-        "policy": {"GET": "GetBucketPolicy", "PUT": "PutBucketPolicy", "DELETE": "DeleteBucketPolicy"},
+        "metrics": _operations("BucketMetricsConfiguration"),
+        "notification": _operations("BucketNotificationConfiguration", "GET PUT"),
+        "object-lock": _operations("ObjectLockConfiguration", "GET PUT"),
+        "ownershipControls": _operations("BucketOwnershipControls"),
+        "policy": _operations("BucketPolicy"),
         "policyStatus": {"GET": "GetBucketPolicyStatus"},
-        "publicAccessBlock": {
-            "GET": "GetPublicAccessBlock",
-            "PUT": "PutPublicAccessBlock",
-            "DELETE": "DeletePublicAccessBlock",
-        },
-        "replication": {
-            "GET": "GetBucketReplication",
-            "PUT": "PutBucketReplication",
-            "DELETE": "DeleteBucketReplication",
-        },
-        "requestPayment": {"GET": "GetBucketRequestPayment", "PUT": "PutBucketRequestPayment"},
+        "publicAccessBlock": _operations("PublicAccessBlock"),
+        "replication": _operations("BucketReplication"),
+        "requestPayment": _operations("BucketRequestPayment", "GET PUT"),
         "session": {"GET": "CreateSession"},
-        "tagging": {"GET": "GetBucketTagging", "PUT": "PutBucketTagging", "DELETE": "DeleteBucketTagging"},
+        "tagging": _operations("BucketTagging"),
         "uploads": {"GET": "ListMultipartUploads"},
-        "versioning": {"GET": "GetBucketVersioning", "PUT": "PutBucketVersioning"},
+        "versioning": _operations("BucketVersioning", "GET PUT"),
         "versions": {"GET": "ListObjectVersions"},
-        "website": {"GET": "GetBucketWebsite", "PUT": "PutBucketWebsite", "DELETE": "DeleteBucketWebsite"},
+        "website": _operations("BucketWebsite"),
     },
     _Place.KEY: {
-        "acl": {"GET": "GetObjectAcl", "PUT": "PutObjectAcl"},
-        "annotation": {
-            "GET": "GetObjectAnnotation",
-            "PUT": "PutObjectAnnotation",
-            "DELETE": "DeleteObjectAnnotation",
-        },
+        "acl": _operations("ObjectAcl", "GET PUT"),
+        "annotation": _operations("ObjectAnnotation"),
         "attributes": {"GET": "GetObjectAttributes"},
         "encryption": {"PUT": "UpdateObjectEncryption"},
-        "legal-hold": {"GET": "GetObjectLegalHold", "PUT": "PutObjectLegalHold"},
+        "legal-hold": _operations("ObjectLegalHold", "GET PUT"),
         "renameObject": {"PUT": "RenameObject"},
         "restore": {"POST": "RestoreObject"},
-        "retention": {"GET": "GetObjectRetention", "PUT": "PutObjectRetention"},
+        "retention": _operations("ObjectRetention", "GET PUT"),
         "select": {"POST": "SelectObjectContent"},
-        "tagging": {"GET": "GetObjectTagging", "PUT": "PutObjectTagging", "DELETE": "DeleteObjectTagging"},
+        "tagging": _operations("ObjectTagging"),
         "torrent": {"GET": "GetObjectTorrent"},
         "uploadId": {
             "GET": "ListParts",
@@ -281,7 +172,7 @@ def operation_of(request: Request, bucket: str | None, key: str | None) -> str:
         request.parameter(parameter)
     check_version_id(request.parameter("versionId"))
     if name in _NO_VERSION and "versionId" in request.query:
-        raise S3Error("InvalidArgument", "This operation does not accept a version id.", ArgumentName="versionId")
+        raise invalid_argument("This operation does not accept a version id.", "versionId")
     if name in _CHANGES:
         for parameter in request.query.keys() - {"versionId"} - (_OF_VERSION_2 if is_presigned(request) else set()):
             if not parameter.lower().startswith("x-"):
@@ -318,21 +209,18 @@ def _name_of(request: Request, place: _Place) -> str:
         return "ListDirectoryBuckets"
     if name == "ListObjects" and (kind := request.parameter("list-type")) is not None:
         if kind != "2":
-            raise S3Error("InvalidArgument", "list-type must be 2.", ArgumentName="list-type", ArgumentValue=kind)
+            raise invalid_argument("list-type must be 2.", "list-type", kind)
         return "ListObjectsV2"
     source = request.header("x-amz-copy-source")
     if name in ("PutObject", "UploadPart") and source is not None:
         return {"PutObject": "CopyObject", "UploadPart": "UploadPartCopy"}[name]
     if source is not None:
-        raise S3Error(
-            "InvalidArgument",
-            "You can only specify a copy source header for copy requests.",
-            ArgumentName="x-amz-copy-source",
-            ArgumentValue=source,
+        raise invalid_argument(
+            "You can only specify a copy source header for copy requests.", "x-amz-copy-source", source
         )
     if name == "PutObject":
         if "partNumber" in request.query:
-            raise S3Error("InvalidArgument", "partNumber needs an uploadId.", ArgumentName="uploadId")
+            raise invalid_argument("partNumber needs an uploadId.", "uploadId")
         if request.header("x-amz-write-offset-bytes") is not None:
             raise S3Error("NotImplemented", "Appending to objects is not supported.")
     return name
@@ -344,7 +232,7 @@ def _with_subresource(request: Request, place: _Place, subresource: str) -> str:
     if name is None:
         raise _not_allowed(method, place)
     if name == "UploadPart" and "partNumber" not in request.query:
-        raise S3Error("InvalidArgument", "This operation needs a partNumber.", ArgumentName="partNumber")
+        raise invalid_argument("This operation needs a partNumber.", "partNumber")
     if method == "GET" and "id" not in request.query and subresource in _LISTED:
         return _LISTED[subresource]
     if name == "GetObjectAnnotation" and "annotationName" not in request.query:

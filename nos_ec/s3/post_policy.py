@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.signing import sign, signing_key
 
 POLICY_SIZE_MAX = 20 << 10
@@ -72,11 +72,10 @@ def read_form_claim(fields: Mapping[str, str]) -> FormClaim | None:
             raise _missing(name)
     match = _CREDENTIAL.fullmatch(fields["x-amz-credential"])
     if fields["x-amz-algorithm"] != "AWS4-HMAC-SHA256" or match is None or fields["x-amz-date"][:8] != match[2]:
-        raise S3Error(
-            "InvalidArgument",
+        raise invalid_argument(
             "The form must be signed with AWS4-HMAC-SHA256 and <access key>/<YYYYMMDD>/<region>/s3/aws4_request, of the"
             " day of x-amz-date.",
-            ArgumentName="x-amz-credential",
+            "x-amz-credential",
         )
     return FormClaim(match[1], fields["x-amz-signature"], policy, match[2], match[3])
 
@@ -182,9 +181,7 @@ def _number(value: object) -> int:
 
 
 def _missing(name: str) -> S3Error:
-    return S3Error(
-        "InvalidArgument", f"Bucket POST must contain a field named '{name}'.", ArgumentName=name, ArgumentValue=""
-    )
+    return invalid_argument(f"Bucket POST must contain a field named '{name}'.", name, "")
 
 
 def _invalid(reason: str) -> S3Error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import unquote_to_bytes
 
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 
 TARGET_SIZE_MAX = 16 << 10
 PARAMETERS_MAX = 200
@@ -82,7 +82,7 @@ class Request:
         if values is None:
             return None
         if len(values) > 1:
-            raise S3Error("InvalidArgument", f"The query parameter {name} was sent more than once.", ArgumentName=name)
+            raise invalid_argument(f"The query parameter {name} was sent more than once.", name)
         return values[0]
 
 
@@ -114,14 +114,14 @@ def require_header_name(name: str) -> None:
     """Raise InvalidArgument unless a header may have this lower-case name (RFC 9110, section 5.6.2). For names that
     were not sent as headers: the object would otherwise get a header that no response can contain."""
     if not is_header_name(name):
-        raise S3Error("InvalidArgument", f"{name!r} cannot be the name of a header.", ArgumentName=name)
+        raise invalid_argument(f"{name!r} cannot be the name of a header.", name)
 
 
 def require_header_value(name: str, value: str) -> None:
     """Raise InvalidArgument unless a header may have this value (RFC 9110, section 5.5). For values that were not sent
     as headers: the string to sign has one line per header, and a line end would turn one header into two."""
     if _CONTROL.search(value):
-        raise S3Error("InvalidArgument", f"{name} has a control character.", ArgumentName=name)
+        raise invalid_argument(f"{name} has a control character.", name)
 
 
 def decoded_query(raw_query: bytes) -> list[tuple[bytes, bytes]]:

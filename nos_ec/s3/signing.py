@@ -28,7 +28,7 @@ from enum import Enum
 from functools import lru_cache
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.request import Request, decoded_query
 
 SKEW_MS_MAX = 15 * 60 * 1000
@@ -211,7 +211,7 @@ def _claim_of_header(request: Request, authorization: str, now_ms: int) -> Claim
                 " config=Config(signature_version='s3v4') to the client.",
             )
     else:
-        raise S3Error("InvalidArgument", "Unsupported Authorization type.", ArgumentName="Authorization")
+        raise invalid_argument("Unsupported Authorization type.", "Authorization")
     fields: dict[str, str] = {}
     for part in rest.split(","):
         name, equals, value = part.strip(" \t").partition("=")
@@ -319,11 +319,10 @@ def _payload(content_sha256: str) -> Payload:
         return found
     if content_sha256.startswith(("STREAMING-AWS4-ECDSA-", "AWS4-ECDSA-")):
         raise S3Error("NotImplemented", "Signature Version 4A (ECDSA) is not supported.")
-    raise S3Error(
-        "InvalidArgument",
+    raise invalid_argument(
         "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, one of the STREAMING values, or a SHA-256 in hexadecimal.",
-        ArgumentName="x-amz-content-sha256",
-        ArgumentValue=content_sha256,
+        "x-amz-content-sha256",
+        content_sha256,
     )
 
 

@@ -18,7 +18,7 @@ import hmac
 import re
 from dataclasses import dataclass
 
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.hoisted import with_hoisted
 from nos_ec.s3.request import Request, query_parts, require_header_value
 from nos_ec.s3.signing import Payload, Signed, iso_8601, unknown_key
@@ -113,11 +113,10 @@ def _subresources(request: Request) -> list[str]:
         name, equals, value = (word.decode("latin-1") for word in part)
         if _SUBRESOURCE.fullmatch(name):
             if _ANOTHER.search(value):
-                raise S3Error(
-                    "InvalidArgument",
+                raise invalid_argument(
                     f"The value of {name} looks like further parameters, which Signature Version 2 cannot tell from"
                     " real ones. Use Signature Version 4.",
-                    ArgumentName=name,
+                    name,
                 )
             found.append(name + equals + value)
     return found

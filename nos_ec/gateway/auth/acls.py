@@ -19,7 +19,7 @@ from nos_ec.gateway.auth.accounts import require_account
 from nos_ec.ports.metadata import CannedAcl, Rights
 from nos_ec.s3.answers import ALL_USERS, AUTHENTICATED_USERS, Grant, Owner
 from nos_ec.s3.documents import GRANTS_MAX, unknown_mail_address
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.request import Request
 
 _GROUPS = {
@@ -106,13 +106,13 @@ def stored_acl(grants: Sequence[Grant], owner: Owner) -> str:
 def _grantee(grant: Grant) -> str:
     if grant.uri is not None:
         if grant.uri not in _NAME_OF_GROUP:
-            raise S3Error("InvalidArgument", "Invalid group uri", ArgumentName="uri", ArgumentValue=grant.uri)
+            raise invalid_argument("Invalid group uri", "uri", grant.uri)
         return _NAME_OF_GROUP[grant.uri]
     account = _id(grant) or ""
     try:
         require_account(account)
     except InvalidInput:
-        raise S3Error("InvalidArgument", "Invalid id", ArgumentName="CanonicalUser/ID", ArgumentValue=account) from None
+        raise invalid_argument("Invalid id", "CanonicalUser/ID", account) from None
     return account
 
 
@@ -145,18 +145,13 @@ def _grantees(name: str, text: str) -> Iterable[tuple[Owner | None, str | None]]
         elif kind == "emailaddress":
             raise unknown_mail_address()
         else:
-            raise S3Error(
-                "InvalidArgument",
-                'A grantee must be id="..." or uri="...".',
-                ArgumentName=name,
-                ArgumentValue=part.strip(),
-            )
+            raise invalid_argument('A grantee must be id="..." or uri="...".', name, part.strip())
 
 
 def canned_acl(acl: str) -> str:
     """Return this name of a canned ACL. Raises InvalidArgument if no canned ACL has this name."""
     if acl not in _GROUPS and acl not in _OWNERS:
-        raise S3Error("InvalidArgument", f"{acl!r} is not a canned ACL.", ArgumentName="x-amz-acl", ArgumentValue=acl)
+        raise invalid_argument(f"{acl!r} is not a canned ACL.", "x-amz-acl", acl)
     return acl
 
 
@@ -191,7 +186,5 @@ def kind_of_bucket_acl(acl: str) -> CannedAcl:
     if "=" in acl:
         return CannedAcl.GRANTS
     if acl not in _GROUPS:
-        raise S3Error(
-            "InvalidArgument", f"{acl!r} is not a canned ACL of a bucket.", ArgumentName="x-amz-acl", ArgumentValue=acl
-        )
+        raise invalid_argument(f"{acl!r} is not a canned ACL of a bucket.", "x-amz-acl", acl)
     return CannedAcl(acl)

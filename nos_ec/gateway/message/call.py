@@ -12,7 +12,7 @@ from nos_ec.gateway.auth.access import BucketAccess
 from nos_ec.gateway.message.body import Source
 from nos_ec.ports.metadata import Rights
 from nos_ec.s3.answers import Owner
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.request import Request
 from nos_ec.s3.signing import Payload, Signed
 
@@ -93,12 +93,7 @@ class Call:
         if not text:
             return default
         if not text.isascii() or not text.isdigit() or len(text) > 10:
-            raise S3Error(
-                "InvalidArgument",
-                f"{parameter} must be a whole number that is not negative.",
-                ArgumentName=parameter,
-                ArgumentValue=text,
-            )
+            raise invalid_argument(f"{parameter} must be a whole number that is not negative.", parameter, text)
         return min(int(text), most)
 
     def encodes_names(self) -> bool:
@@ -106,20 +101,17 @@ class Call:
         another encoding."""
         encoding = self.request.parameter("encoding-type")
         if encoding not in (None, "url"):
-            raise S3Error(
-                "InvalidArgument", "Invalid Encoding Method specified in Request", ArgumentName="encoding-type"
-            )
+            raise invalid_argument("Invalid Encoding Method specified in Request", "encoding-type")
         return encoding == "url"
 
     def part_number(self) -> int:
         """Return the query parameter `partNumber`. Raises InvalidArgument."""
         number = self.number("partNumber", 0, PARTS_MAX + 1)
         if not 1 <= number <= PARTS_MAX:
-            raise S3Error(
-                "InvalidArgument",
+            raise invalid_argument(
                 f"Part number must be an integer between 1 and {PARTS_MAX}, inclusive",
-                ArgumentName="partNumber",
-                ArgumentValue=self.request.parameter("partNumber") or "",
+                "partNumber",
+                self.request.parameter("partNumber") or "",
             )
         return number
 
@@ -129,7 +121,7 @@ def object_key(bucket: str, key: str) -> ObjectKey:
     try:
         return ObjectKey(bucket, key)
     except InvalidInput as error:
-        raise S3Error("InvalidArgument", str(error), ArgumentName="Key") from None
+        raise invalid_argument(str(error), "Key") from None
 
 
 def owner_named(account: str) -> Owner:

@@ -14,7 +14,7 @@ from datetime import datetime
 from nos_ec.core.conditions import ABSENT, PRESENT, Condition
 from nos_ec.gateway.message.object_headers import etag_of, parsed_date
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.request import Request
 
 _RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})")
@@ -85,7 +85,7 @@ def delete_condition(etag: str | None, modified: str | None, size: str | None) -
         condition = replace(condition, modified_s=_time_of(modified))
     if size is not None:
         if not size.isascii() or not size.isdigit() or len(size) > 18:
-            raise S3Error("InvalidArgument", "The size must be a number.", ArgumentName="size", ArgumentValue=size)
+            raise invalid_argument("The size must be a number.", "size", size)
         condition = replace(condition, size=int(size))
     return condition
 
@@ -97,9 +97,7 @@ def _time_of(text: str) -> int:
         try:
             seconds = int(datetime.fromisoformat(text.strip()).timestamp())
         except (ValueError, OverflowError):
-            raise S3Error(
-                "InvalidArgument", "The last modified time is not a valid date.", ArgumentName="last-modified-time"
-            ) from None
+            raise invalid_argument("The last modified time is not a valid date.", "last-modified-time") from None
     return seconds
 
 

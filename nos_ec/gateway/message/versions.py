@@ -11,7 +11,7 @@ from nos_ec.core.versions import VERSION_MAX, Versioning
 from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.object_headers import http_date
 from nos_ec.ports.metadata import ObjectRow, VersionEntry
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 
 NULL = "null"
 _ID = re.compile("[0-9a-f]{16}")
@@ -29,7 +29,7 @@ def number_of(text: str) -> int | None:
         return None
     number = int(text, 16) if _ID.fullmatch(text) else 0
     if not 1 <= number <= VERSION_MAX:
-        raise S3Error("InvalidArgument", "Invalid version id specified", ArgumentName="versionId", ArgumentValue=text)
+        raise invalid_argument("Invalid version id specified", "versionId", text)
     return number
 
 

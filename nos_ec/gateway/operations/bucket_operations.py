@@ -14,7 +14,7 @@ from nos_ec.gateway.operations.bucket_documents import DocumentType, read_docume
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import BucketRow, CannedAcl, DocumentKind, Rights
 from nos_ec.s3 import answers, documents
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.names import check_new_bucket
 from nos_ec.s3.public_access import Ownership
 from nos_ec.s3.request import Request
@@ -46,11 +46,10 @@ class BucketOperations:
         prefix = call.request.parameter("prefix")
         limit = call.number("max-buckets", BUCKETS_MAX, BUCKETS_MAX + 1)
         if not 1 <= limit <= BUCKETS_MAX:
-            raise S3Error(
-                "InvalidArgument",
+            raise invalid_argument(
                 f"Argument max-buckets must be an integer between 1 and {BUCKETS_MAX}.",
-                ArgumentName="max-buckets",
-                ArgumentValue=call.request.parameter("max-buckets") or "",
+                "max-buckets",
+                call.request.parameter("max-buckets") or "",
             )
         after = call.request.parameter("continuation-token") or ""
         found: list[BucketRow] = []
@@ -193,12 +192,7 @@ def _ownership_of(request: Request) -> Ownership | None:
     """Return the ownership that a request sets for its new bucket; None if it sets none. Raises InvalidArgument."""
     word = request.header("x-amz-object-ownership")
     if word is not None and word not in tuple(Ownership):
-        raise S3Error(
-            "InvalidArgument",
-            f"Invalid x-amz-object-ownership header: {word}",
-            ArgumentName="x-amz-object-ownership",
-            ArgumentValue=word,
-        )
+        raise invalid_argument(f"Invalid x-amz-object-ownership header: {word}", "x-amz-object-ownership", word)
     return None if word is None else Ownership(word)
 
 

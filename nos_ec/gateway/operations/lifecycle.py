@@ -15,7 +15,7 @@ from nos_ec.gateway.operations.bucket_documents import DocumentType, read_docume
 from nos_ec.gateway.operations.lifecycle_xml import rules_of, xml_of
 from nos_ec.ports.metadata import DocumentKind, ObjectRow, UploadRow
 from nos_ec.ports.metadata.buckets import DOCUMENT_BYTES_MAX
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 
 _MINIMUM_SIZE_HEADER = "x-amz-transition-default-minimum-object-size"
 _MINIMUM_SIZES = ("all_storage_classes_128K", "varies_by_storage_class")
@@ -29,11 +29,8 @@ _EXPIRY_MS_MAX = 253_402_214_400_000
 def _parse(call: Call, _: Access) -> bytes:
     minimum = call.request.header(_MINIMUM_SIZE_HEADER) or _MINIMUM_SIZES[0]
     if minimum not in _MINIMUM_SIZES:
-        raise S3Error(
-            "InvalidArgument",
-            f"{_MINIMUM_SIZE_HEADER} must be one of {', '.join(_MINIMUM_SIZES)}.",
-            ArgumentName=_MINIMUM_SIZE_HEADER,
-            ArgumentValue=minimum,
+        raise invalid_argument(
+            f"{_MINIMUM_SIZE_HEADER} must be one of {', '.join(_MINIMUM_SIZES)}.", _MINIMUM_SIZE_HEADER, minimum
         )
     stored = encode_rules(rules_of(read_document(call)), minimum)
     if len(stored) > DOCUMENT_BYTES_MAX:

@@ -16,7 +16,7 @@ from itertools import count
 from nos_ec.core.expiry import DAY_MS, NEWER_MAX, RULES_MAX, ExpiryRule
 from nos_ec.s3.answers import DECLARATION, NAMESPACE, escape, time_of
 from nos_ec.s3.documents import TAG_KEY_LENGTH_MAX, TAG_VALUE_LENGTH_MAX, Element, malformed, parse
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 
 ID_LENGTH_MAX = 255
 PREFIX_BYTES_MAX = 1024
@@ -39,7 +39,7 @@ def rules_of(body: bytes) -> list[ExpiryRule]:
     rules = [_rule(element) for element in elements]
     given = {rule.rule_id for rule in rules if rule.rule_id}
     if len(given) < sum(bool(rule.rule_id) for rule in rules):
-        raise _invalid("Rule ID must be unique. Found same ID for more than one rule", "ID")
+        raise invalid_argument("Rule ID must be unique. Found same ID for more than one rule", "ID", "")
     made = (name for number in count(1) if (name := f"rule-{number}") not in given)
     return [rule if rule.rule_id else replace(rule, rule_id=next(made)) for rule in rules]
 
@@ -57,7 +57,7 @@ def _rule(element: Element) -> ExpiryRule:
     parts = _children(element, "ID", "Status", "Filter", "Prefix", *_ACTIONS)
     rule_id = _text(parts.get("ID"))
     if len(rule_id) > ID_LENGTH_MAX:
-        raise _invalid(f"ID length should not exceed allowed limit of {ID_LENGTH_MAX}", "ID")
+        raise invalid_argument(f"ID length should not exceed allowed limit of {ID_LENGTH_MAX}", "ID", "")
     status = _text(parts.get("Status"))
     if status not in ("Enabled", "Disabled"):
         raise malformed("The Status of a rule must be Enabled or Disabled.")
@@ -153,7 +153,7 @@ def _date_ms(element: Element) -> int:
         raise malformed("'Date' must be a date of ISO 8601.")
     date_ms = round((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1000)
     if date_ms % DAY_MS or not 0 <= date_ms < _YEAR_10000_MS:
-        raise _invalid("'Date' must be at midnight GMT", "Date")
+        raise invalid_argument("'Date' must be at midnight GMT", "Date", "")
     return date_ms
 
 
@@ -220,7 +220,7 @@ def _number(element: Element, least: int, most: int, reason: str) -> int:
     if not re.fullmatch("[+-]?[0-9]{1,20}", text):
         raise malformed(f"{element.name!r} must be a number.")
     if not least <= int(text) <= most:
-        raise _invalid(reason, element.name, text)
+        raise invalid_argument(reason, element.name, text)
     return int(text)
 
 
@@ -247,10 +247,6 @@ def _leaf(element: Element) -> Element:
 
 def _text(element: Element | None) -> str:
     return "" if element is None else _leaf(element).text.strip()
-
-
-def _invalid(reason: str, name: str, value: str = "") -> S3Error:
-    return S3Error("InvalidArgument", reason, ArgumentName=name, ArgumentValue=value)
 
 
 # --- writing --------------------------------------------------------------------------------------

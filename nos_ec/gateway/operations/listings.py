@@ -20,7 +20,7 @@ from nos_ec.gateway.message.versions import id_of, number_of
 from nos_ec.ports.metadata import EntryPage, ObjectSummary, Rights, VersionEntry, VersionPage, summary
 from nos_ec.s3 import answers
 from nos_ec.s3.answers import Listed, Page
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import invalid_argument
 
 KEYS_MAX = 1000
 PAGE_MS_MAX = 1000
@@ -58,7 +58,7 @@ class Listings:
         key_marker = call.request.parameter("key-marker") or ""
         version_marker = call.request.parameter("version-id-marker") or ""
         if version_marker and not key_marker:
-            raise _bad("version-id-marker", "A version-id marker cannot be specified without a key marker.")
+            raise invalid_argument("A version-id marker cannot be specified without a key marker.", "version-id-marker")
         wanted = self._parameters(call)
         found = VersionPage([], None)
         if wanted.limit:
@@ -168,8 +168,4 @@ def _name_of(token: str) -> str:
     try:
         return base64.b64decode(token.encode(), b"-_", validate=True).decode()
     except (BadBase64, ValueError):
-        raise _bad("continuation-token", "The continuation token provided is incorrect") from None
-
-
-def _bad(name: str, message: str) -> S3Error:
-    return S3Error("InvalidArgument", message, ArgumentName=name)
+        raise invalid_argument("The continuation token provided is incorrect", "continuation-token") from None

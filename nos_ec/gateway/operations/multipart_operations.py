@@ -42,7 +42,7 @@ from nos_ec.ports.metadata import ObjectRow, Rights, UploadRow, UploadState
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import Algorithm, ChecksumType
 from nos_ec.s3.documents import CompletedPart
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 
 PART_BYTES_MIN = 5 << 20
 """Minimum size of all parts except the last."""
@@ -308,12 +308,11 @@ def _range_to_copy(header: str | None, size: int) -> tuple[int, int]:
     if header is not None:
         match = _RANGE.fullmatch(header.strip())
         if match is None or int(match[1]) > int(match[2]):
-            raise S3Error(
-                "InvalidArgument",
+            raise invalid_argument(
                 "The x-amz-copy-source-range value must be of the form bytes=first-last where first and last are the"
                 " zero-based offsets of the first and last bytes to copy",
-                ArgumentName="x-amz-copy-source-range",
-                ArgumentValue=header,
+                "x-amz-copy-source-range",
+                header,
             )
         first, last = int(match[1]), int(match[2])
         if last >= size:
@@ -396,7 +395,5 @@ def _after(key_marker: str, id_marker: str) -> tuple[str, UploadId] | None:
     if not id_marker:
         return key_marker, _LAST_ID
     if not re.fullmatch("[0-9a-f]{32}", id_marker):
-        raise S3Error(
-            "InvalidArgument", "Invalid uploadId marker", ArgumentName="upload-id-marker", ArgumentValue=id_marker
-        )
+        raise invalid_argument("Invalid uploadId marker", "upload-id-marker", id_marker)
     return key_marker, UploadId(bytes.fromhex(id_marker))

@@ -64,7 +64,7 @@ from nos_ec.ports.metadata import AddMarker, DeleteVersion, ObjectRow, PutReques
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import ChecksumType
 from nos_ec.s3.chunked import content_encoding_of
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.names import copy_source
 from nos_ec.s3.request import Request
 
@@ -296,9 +296,7 @@ class ObjectOperations:
         if not words:
             raise S3Error("InvalidRequest", "The x-amz-object-attributes header is missing, or names no attribute.")
         if not words <= set(ATTRIBUTE_WORDS):
-            raise S3Error(
-                "InvalidArgument", "Invalid attribute name specified.", ArgumentName="x-amz-object-attributes"
-            )
+            raise invalid_argument("Invalid attribute name specified.", "x-amz-object-attributes")
         call.require(Rights.READ)
         row, attributes = self._readable(call)
         check_read(call.request, row)
@@ -605,5 +603,5 @@ def _directive(request: Request, name: str) -> bool:
     """Return whether a copy keeps the metadata or the tags of the source."""
     header = request.header(f"x-amz-{name}-directive") or "COPY"
     if header not in ("COPY", "REPLACE"):
-        raise S3Error("InvalidArgument", f"Unknown {name} directive.", ArgumentName=f"x-amz-{name}-directive")
+        raise invalid_argument(f"Unknown {name} directive.", f"x-amz-{name}-directive")
     return header == "COPY"

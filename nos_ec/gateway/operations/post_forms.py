@@ -20,7 +20,7 @@ from nos_ec.gateway.operations.policies import allowed_rights
 from nos_ec.ports.clock import Clock
 from nos_ec.s3 import answers, documents
 from nos_ec.s3.checksums import expected_of
-from nos_ec.s3.errors import S3Error
+from nos_ec.s3.errors import invalid_argument
 from nos_ec.s3.names import check_key
 from nos_ec.s3.post_policy import SizeRange, check_policy, read_form_claim, verify_form
 from nos_ec.s3.request import Request, require_header_name
@@ -54,9 +54,7 @@ class PostForms:
         fields = {name: value.replace("${filename}", body.file_name) for name, value in body.fields.items()}
         key = fields.get("key", "")
         if not key:
-            raise S3Error(
-                "InvalidArgument", "Bucket POST must contain a field named 'key'.", ArgumentName="key", ArgumentValue=""
-            )
+            raise invalid_argument("Bucket POST must contain a field named 'key'.", "key", "")
         check_key(key)
         account, sizes = self._verified_sender(fields, bucket)
         put = Request("PUT", request.raw_path, b"", _put_headers(fields))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from unittest.mock import MagicMock
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -13,6 +14,7 @@ from botocore.session import Session
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nos_ec.gateway.server.service import Service
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.names import addressed, check_key, check_new_bucket, copy_source
 from nos_ec.s3.operations import SERVED, operation_of, parameters_of
@@ -117,6 +119,11 @@ def code_and_message(request: Request, bucket: str | None, key: str | None) -> t
 def test_all_that_is_served_is_in_the_model() -> None:
     assert set(model().operation_names) >= SERVED
     assert len(model().operation_names) > 100
+
+
+def test_the_gateway_runs_all_that_is_served() -> None:
+    service = Service(*[MagicMock() for _ in range(11)])
+    assert service._operations.keys() == SERVED
 
 
 @pytest.mark.parametrize(
