@@ -10,28 +10,24 @@ from collections.abc import KeysView
 from dataclasses import asdict
 
 from nos_ec.api import models
-from nos_ec.api.cost_models import Cost
 from nos_ec.api.explain_models import BlockExplanationModel, ObjectExplanationModel
 from nos_ec.composition.explaining import block_explainer, object_explainer
 from nos_ec.composition.wiring import System
 from nos_ec.core.formats.header import GroupHeader
-from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.histogram import Histogram
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.packing.empty_bytes import empty_in
 from nos_ec.core.ratios import DIGITS, rounded
 from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.dump.stored import newest_dump_ms
-from nos_ec.engine.figures.cost_data import cost_data
-from nos_ec.engine.figures.log_figures import LogFigures
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.plan_data import plan_data
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.objects.large_places import own_extents, tail_of, with_tail
 from nos_ec.library.object_info import attributes_of
 from nos_ec.monitoring.monitor import Cached
-from nos_ec.monitoring.sources import StoreFigures
-from nos_ec.ports.metadata import BlockRow, Placed, ScrubPass, ScrubState
+from nos_ec.monitoring.store_data import store_data
+from nos_ec.ports.metadata import BlockRow, Placed
 
 PAGE_MAX = 1000
 """Maximum number of entries in a list, and of rows that one page request examines."""
@@ -55,39 +51,10 @@ class Readings:
     # --- the whole store --------------------------------------------------------------------------
     def status(self) -> models.Status:
         """Return utilisation and its parts, and the number of blocks in each state. Raises Transient."""
-        figures = self._figures()
-        totals, geometry = figures.totals, figures.geometry
-        return models.Status(
-            geometry=models.GeometryModel(**asdict(geometry)),
-            utilisation=rounded(totals.utilisation(geometry)),
-            hole_ratio=rounded(totals.hole_ratio),
-            dead_ratio=rounded(totals.dead_ratio(geometry)),
-            overhead_ratio=rounded(totals.overhead_ratio(geometry)),
-            stripes=totals.stripes,
-            live_bytes=totals.live_bytes,
-            dead_bytes=totals.dead_bytes,
-            overhead_bytes=totals.overhead_bytes,
-            raw_bytes=geometry.raw_bytes(totals.stripes),
-            raw_bytes_per_user_byte=rounded(totals.raw_bytes_per_user_byte(geometry)),
-            space_amplification=rounded(totals.space_amplification),
-            target_space_amplification=self._system.settings.gc.target_space_amp,
-            gc_behind=None if figures.behind is None else Behind(figures.behind),
-            cost=Cost.model_validate(cost_data(totals, geometry, figures.usage, figures.headers)),
-            packed_objects=totals.packed_objects,
-            large_objects=totals.large_objects,
-            large_bytes=totals.large_bytes,
-            trash_objects=totals.trash_objects,
-            trash_bytes=totals.trash_bytes,
-            landing_deletions=totals.landing_deletions,
-            leases=totals.leases,
-            blocks=_block_counts(figures),
-            free_bytes=figures.free_bytes,
-            landing_free_bytes=figures.landing_free_bytes,
-            computed_at_ms=figures.at_ms,
-            landing_log=_landing_log(figures.landing_log),
-            scrub=_scrub(self._system.metadata.scrub_state()),
-            newest_dump_ms=newest_dump_ms(self._system.metadata, self._system.clock.now_ms()),
-        )
+        figures, metadata = self._figures(), self._system.metadata
+        target, now_ms = self._system.settings.gc.target_space_amp, self._system.clock.now_ms()
+        data = store_data(figures, target, metadata.scrub_state(), newest_dump_ms(metadata, now_ms))
+        return models.Status(geometry=models.GeometryModel(**asdict(figures.geometry)), **data)
 
     def backlog(self) -> models.Backlog:
         """Return the objects that wait to be packed, and the consumer group's lag. Raises Transient."""
@@ -234,22 +201,8 @@ class Readings:
         return rounded(self._system.geometry.share(row.live_bytes, row.stripes))
 
     def _block(self, row: BlockRow) -> models.Block:
-        return models.Block(
-            block=row.block_id.hex(),
-            kind=row.kind,
-            state=row.state,
-            writer=row.writer,
-            epoch=row.epoch,
-            stripes=row.stripes,
-            live_bytes=row.live_bytes,
-            dead_bytes=row.dead_bytes,
-            overhead_bytes=row.overhead_bytes,
-            live_objects=row.live_objects,
-            utilisation=self._utilisation(row),
-            hole_ratio=round(row.hole_ratio, DIGITS),
-            created_ms=row.created_ms,
-            delete_after_ms=row.delete_after_ms,
-        )
+        utilisation, hole_ratio = self._utilisation(row), round(row.hole_ratio, DIGITS)
+        return models.Block(block=row.block_id.hex(), utilisation=utilisation, hole_ratio=hole_ratio, **asdict(row))
 
     def _identities(self, header: GroupHeader) -> list[_Identity]:
         start = header.first_stripe * self._system.geometry.stripe_size
@@ -310,27 +263,3 @@ def _entry(identity: _Identity, crc32c: int, placed: Placed | None, *, in_header
         bucket=placed.key.bucket if placed is not None else None,
         name=placed.key.name if placed is not None else None,
     )
-
-
-def _landing_log(log: LogFigures | None) -> models.LandingLogModel | None:
-    if log is None:
-        return None
-    segments = [models.SegmentCount(state=state, **asdict(one)) for state, one in log.segments.items()]
-    devices = None
-    if (found := log.devices) is not None:
-        unreadable = len(found.unreadable)
-        devices = models.LandingDevices(working=found.working, lost=list(found.lost), unreadable_slots=unreadable)
-    return models.LandingLogModel(segments=segments, free_bytes=log.free_bytes, devices=devices)
-
-
-def _scrub(state: ScrubState | None) -> models.ScrubModel | None:
-    return None if state is None else models.ScrubModel(current=_pass(state.current), last=_pass(state.last))
-
-
-def _pass(one: ScrubPass | None) -> models.ScrubPassModel | None:
-    return None if one is None else models.ScrubPassModel(**asdict(one))
-
-
-def _block_counts(figures: StoreFigures) -> list[models.BlockCount]:
-    counts = sorted(figures.totals.blocks.items())
-    return [models.BlockCount(kind=kind, state=state, count=count) for (kind, state), count in counts]

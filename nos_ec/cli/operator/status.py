@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -11,17 +10,16 @@ from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import count_text, emit, err, facts, figure_text, short_text, size_text, time_text
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
-from nos_ec.core.ratios import ratio, rounded
+from nos_ec.core.ratios import ratio
 from nos_ec.engine.dump.stored import newest_dump_ms
-from nos_ec.engine.figures.cost_data import cost_data
 from nos_ec.engine.figures.header_survey import read_headers_found
-from nos_ec.engine.figures.log_figures import LogFigures
 from nos_ec.engine.figures.store_totals import DatedTotals
 from nos_ec.engine.figures.usage import usage_spans
 from nos_ec.engine.gc.run_note import read_run
+from nos_ec.monitoring.sources import StoreFigures
+from nos_ec.monitoring.store_data import store_data
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import ScrubPass, ScrubState
 
 SHOWN_AGE_MS = 1000
 """The age of sums is shown from this age on; younger sums were computed just now."""
@@ -46,94 +44,41 @@ def status(
 
 
 def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
-    """Return the data that `status` prints, and the age in milliseconds of the sums over rows. Sizes are in bytes;
-    ratios are null while nothing is packed.
+    """Return the data that `status` prints, and the age in milliseconds of the sums over rows: the data of `store_data`
+    and these.
 
-    utilisation, dead_ratio and overhead_ratio are shares of all stripes and add up to 1. hole_ratio is dead / (live +
-    dead), as everywhere. space_amplification is (live + dead) / live without condemned blocks; its target is the target
-    of GC (null if gc.policy has none). cost is the cost of a live byte (`engine/figures/cost_data.py`). gc_behind is
-    the reason why the last GC run did not do all that its policy asks for; null if it did. raw_bytes is the size of
-    this store's blocks on all shards according to the metadata. stored_raw_bytes and landing_raw_bytes are what the
-    shards and the landing store report; a Ceph pool reports only the sum over all stores in it. blocks_short is the
-    number of blocks that lack a shard, and blocks_short_by_shards counts them by the number of missing shards; both are
-    null on Ceph, which repairs them itself. computed_at_ms is the time at which the sums over rows were computed.
-    landing_log is null for a store without one; the bytes of its segments count the batches in them, 0 for open
-    segments. Its devices are null on Ceph; `lost` has a text for each lost device, and unreadable_slots is the number
-    of slots whose headers cannot be read. scrub has the current pass, if one is under way, and the last complete one
-    (null if there is none); it is null before the first pass. newest_dump_ms is the time at which the newest dump of
-    the metadata in the store began; it is null if there is no dump.
+    stored_raw_bytes and landing_raw_bytes are what the shards and the landing store report; a Ceph pool reports only
+    the sum over all stores in it. blocks_short is the number of blocks that lack a shard, and blocks_short_by_shards
+    counts them by the number of missing shards; both are null on Ceph, which repairs them itself.
     """
-    now_ms, geometry = system.clock.now_ms(), system.geometry
-    dated = DatedTotals(system.metadata.totals(), now_ms) if exact else system.store_totals().read()
+    now_ms, metadata = system.clock.now_ms(), system.metadata
+    dated = DatedTotals(metadata.totals(), now_ms) if exact else system.store_totals().read()
     totals = dated.totals
-    short, run = system.blocks.blocks_short(), read_run(system.metadata)
-    data = {
-        "utilisation": rounded(totals.utilisation(geometry)),
-        "hole_ratio": rounded(totals.hole_ratio),
-        "dead_ratio": rounded(totals.dead_ratio(geometry)),
-        "overhead_ratio": rounded(totals.overhead_ratio(geometry)),
-        "raw_bytes": geometry.raw_bytes(totals.stripes),
-        "raw_bytes_per_user_byte": rounded(totals.raw_bytes_per_user_byte(geometry)),
-        "space_amplification": rounded(totals.space_amplification),
-        "target_space_amplification": system.settings.gc.target_space_amp,
-        "gc_behind": None if run is None else run.behind,
-        "cost": cost_data(
-            totals,
-            geometry,
-            usage_spans(system.metadata, totals, dated.at_ms),
-            read_headers_found(system.metadata),
-        ),
+    short, run = system.blocks.blocks_short(), read_run(metadata)
+    figures = StoreFigures(
+        totals,
+        dated.at_ms,
+        system.geometry,
+        _free_bytes(system.blocks),
+        _free_bytes(system.landing),
+        None,
+        system.log_figures(),
+        usage_spans(metadata, totals, dated.at_ms),
+        None if run is None else run.behind,
+        read_headers_found(metadata),
+    )
+    target, dump_ms = system.settings.gc.target_space_amp, newest_dump_ms(metadata, now_ms)
+    data = store_data(figures, target, metadata.scrub_state(), dump_ms) | {
         "stored_raw_bytes": system.blocks.raw_bytes(),
         "blocks_short": None if short is None else sum(short.values()),
         "blocks_short_by_shards": None if short is None else [{"shards": n, "blocks": short[n]} for n in sorted(short)],
         "landing_raw_bytes": system.landing.raw_bytes(),
-        "stripes": totals.stripes,
-        "live_bytes": totals.live_bytes,
-        "dead_bytes": totals.dead_bytes,
-        "overhead_bytes": totals.overhead_bytes,
-        "packed_objects": totals.packed_objects,
-        "large_objects": totals.large_objects,
-        "large_bytes": totals.large_bytes,
         "landed_objects": totals.landed_objects,
         "landed_bytes": totals.landed_bytes,
         "queued_objects": totals.queued_objects,
         "queued_bytes": totals.queued_bytes,
-        "trash_objects": totals.trash_objects,
-        "trash_bytes": totals.trash_bytes,
-        "landing_deletions": totals.landing_deletions,
-        "leases": totals.leases,
-        "blocks": [
-            {"kind": kind.value, "state": state.value, "count": count}
-            for (kind, state), count in sorted(totals.blocks.items())
-        ],
-        "free_bytes": _free_bytes(system.blocks),
-        "landing_free_bytes": _free_bytes(system.landing),
-        "computed_at_ms": dated.at_ms,
-        "landing_log": _log_data(system.log_figures()),
-        "scrub": _scrub_data(system.metadata.scrub_state()),
-        "newest_dump_ms": newest_dump_ms(system.metadata, now_ms),
     }
     return data, max(0, now_ms - dated.at_ms)
-
-
-def _log_data(log: LogFigures | None) -> dict[str, Any] | None:
-    if log is None:
-        return None
-    segments = [{"state": state.value, **asdict(one)} for state, one in log.segments.items()]
-    devices = None
-    if (found := log.devices) is not None:
-        devices = {"working": found.working, "lost": found.lost, "unreadable_slots": len(found.unreadable)}
-    return {"segments": segments, "free_bytes": log.free_bytes, "devices": devices}
-
-
-def _scrub_data(state: ScrubState | None) -> dict[str, Any] | None:
-    if state is None:
-        return None
-    return {"current": _pass_data(state.current), "last": _pass_data(state.last)}
-
-
-def _pass_data(one: ScrubPass | None) -> dict[str, Any] | None:
-    return None if one is None else asdict(one)
 
 
 def _scrub_text(scrub: dict[str, Any] | None, blocks: int) -> str:
