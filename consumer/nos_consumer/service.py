@@ -13,10 +13,9 @@ from threading import Event
 import structlog
 
 from nos_consumer.backlog import Backlog
-from nos_consumer.counters import ConsumerCounters
+from nos_consumer.counters import ConsumerCounters, ProgressLog
 from nos_consumer.offsets import Offsets
 from nos_consumer.pause import Pause
-from nos_consumer.progress_log import ProgressLog
 from nos_consumer.unread import UnreadObjects
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.formats.messages import NamedVersion, PackRequest, decode_pack_request

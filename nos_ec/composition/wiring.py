@@ -30,7 +30,6 @@ from nos_ec.composition.backends import (
     settings_named,
 )
 from nos_ec.composition.landing import Landers, initialise_devices, layered, open_segments_of
-from nos_ec.composition.lifetimes import new_survey, watch_deaths
 from nos_ec.composition.log_on_demand import LagProbe, LogOnDemand
 from nos_ec.composition.ownership import refuse_data_without_metadata, refuse_other_stores
 from nos_ec.composition.processes import member_name, process_name, run_name
@@ -42,6 +41,7 @@ from nos_ec.core.states import BlockKind
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.dump.access_records import AccessRecords
 from nos_ec.engine.dump.stored import StoredDumps
+from nos_ec.engine.expiry.survival import Deaths, Survey
 from nos_ec.engine.figures.header_survey import HeaderSurvey, read_headers_found
 from nos_ec.engine.figures.log_figures import LogFigures, log_figures
 from nos_ec.engine.figures.store_totals import StoreTotals
@@ -91,7 +91,7 @@ from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.message_log import GroupProgress, MessageConsumer, MessagePublisher
-from nos_ec.ports.metadata import Lease, Metadata
+from nos_ec.ports.metadata import Lease, Metadata, Survival
 from nos_ec.ports.placement import Placement
 from nos_ec.ports.placement_groups import PlacementGroups
 from nos_ec.ports.segment_medium import SegmentMedium
@@ -562,3 +562,17 @@ def open_system(settings: Settings) -> System:
         )
         metadata.on_access_changed(lambda of, name: system.access_records().record(of, name))
         return system
+
+
+def watch_deaths(settings: Settings, metadata: Survival, clock: Clock, stack: ExitStack) -> None:
+    """Count the objects that this process deletes or overwrites, until `stack` is closed. A single stream does not need
+    that."""
+    if settings.gc.streams > 1:
+        deaths = Deaths(metadata, clock)
+        metadata.watch_deaths(deaths.died)
+        stack.callback(deaths.flush)
+
+
+def new_survey(settings: Settings, metadata: Survival, clock: Clock, rng: random.Random) -> Survey | None:
+    """Return the survey of lifetimes that housekeeping makes; None with a single stream."""
+    return Survey(metadata, clock, rng) if settings.gc.streams > 1 else None

@@ -1,14 +1,15 @@
-"""Opening a store as a library."""
+"""Opening a store as a library, whose log messages go to the standard `logging` of the program."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import structlog
+
 from nos_ec.composition.wiring import initialise, open_system
 from nos_ec.core.errors import ConfigError
 from nos_ec.library.object_store import ObjectStore
-from nos_ec.library.standard_logging import log_through_logging
 from nos_ec.settings import Settings, load_settings
 
 CONFIG_SUFFIX = ".toml"
@@ -49,3 +50,24 @@ def _settings(where: Settings | str | os.PathLike[str]) -> Settings:
     if path.suffix == CONFIG_SUFFIX:
         return load_settings(path, {})
     return load_settings(None, {"NOS_EC_STORE__ROOT": str(path)})
+
+
+def log_through_logging() -> None:
+    """Send log messages to the standard `logging`, to loggers named after the modules of this package.
+
+    Does nothing when the program has configured structlog. Without this, structlog would print to standard output,
+    which belongs to the program.
+    """
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )

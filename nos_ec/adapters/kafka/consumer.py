@@ -27,21 +27,20 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka import Message as DriverMessage
 
 from nos_ec.adapters.kafka.cluster import KafkaTopic, require_ms, translated_errors
-from nos_ec.adapters.kafka.commits import GroupCommits
+from nos_ec.adapters.kafka.commits import EmptyEnds, GroupCommits
 from nos_ec.adapters.kafka.dead_letters import DeadLetters
-from nos_ec.adapters.kafka.empty_ends import EmptyEnds
 from nos_ec.adapters.kafka.member_client import FETCH_SETTINGS, MemberClient, group_settings
 from nos_ec.adapters.kafka.offset_look_up import (
     EARLIEST,
     LATEST,
     OffsetLookUp,
+    TopicWatch,
     fetch_committed,
     next_offset,
     places,
 )
 from nos_ec.adapters.kafka.poll_errors import PollErrors
 from nos_ec.adapters.kafka.stall_watch import StallWatch
-from nos_ec.adapters.kafka.topic_watch import TopicWatch
 from nos_ec.core.errors import ConfigError, Conflict, NosError, Transient
 from nos_ec.ports.message_log import Message
 

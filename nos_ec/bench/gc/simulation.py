@@ -13,20 +13,23 @@ as well: the bytes of all stripes without coding, per live byte.
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil, exp
 
 from nos_ec.bench.gc.blocks import Blocks
 from nos_ec.bench.gc.bound import amplification_at
 from nos_ec.bench.gc.options import GcOptions
-from nos_ec.bench.gc.watch import Watch
 from nos_ec.bench.gc.workloads import Objects, Workload
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.gc.gc_policy import Behind, GcPolicy, SpaceTarget, Threshold
+from nos_ec.core.packing.lifetimes import SurvivalTable, is_sampled
 
 PERIODS = 10
+SURVEY_DAYS = 20.0
+"""How often watched objects are counted and the expected lifetimes are computed again."""
 _CYCLE_BLOCKS = 8
 """Blocks of arrivals between the cycles of a policy without a target, because each of its cycles examines all
 blocks."""
@@ -299,3 +302,39 @@ def _first_amplification(policy: GcPolicy) -> float:
     if isinstance(policy, Threshold) and policy.hole_ratio_min < 1:
         return amplification_at(1 - policy.hole_ratio_min)
     return _START_AMPLIFICATION
+
+
+class Watch:
+    """The survival table of the core, and the objects that it watches. Deaths are counted at the next survey, together
+    with the exposure of the living objects. If they were counted at once, a bucket would look short-lived until
+    then."""
+
+    def __init__(self, objects: Objects, dead: bytearray, table: SurvivalTable) -> None:
+        self.now = table.lifetimes()
+        """The lifetimes that are expected at present."""
+        self._objects = objects
+        self._dead = dead
+        self._table = table
+        self._watched: list[int] = []
+        self._last = 0.0
+
+    def born(self, numbers: Iterable[int]) -> None:
+        """Watch a sample of these new objects."""
+        self._watched += [n for n in numbers if is_sampled(hashlib.md5(b"%d" % n, usedforsecurity=False).digest())]
+
+    def survey(self, now: float, *, force: bool = False) -> bool:
+        """Count exposure and deaths of the watched objects since the last survey. Returns False if it is too early."""
+        if now - self._last < SURVEY_DAYS and not force:
+            return False
+        dead, last = self._dead, self._last
+        born, dies, bucket, names = self._objects.born, self._objects.dies, self._objects.bucket, self._objects.buckets
+        observe = self._table.observe
+        self._table.decay(now - last)
+        for n in self._watched:
+            begun = born[n]
+            ended = dies[n] if dead[n] else now
+            observe(names[bucket[n]], last - begun, ended - begun, died=bool(dead[n]))
+        self._watched = [n for n in self._watched if not dead[n]]
+        self._last = now
+        self.now = self._table.lifetimes()
+        return True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
@@ -10,7 +12,7 @@ from typing import TypeVar
 
 from nos_ec.core.errors import Corrupt, NotFound, Transient
 from nos_ec.core.formats.dump_format import DumpHead, DumpPage, Read, read_dump
-from nos_ec.core.ids import LandingId, in_log, segment_of
+from nos_ec.core.ids import BlockId, LandingId, in_log, segment_of
 from nos_ec.engine.landing.log_reader import LogReader
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
@@ -21,6 +23,9 @@ from nos_ec.ports.segment_medium import SegmentMedium
 
 PAGE_ROWS = 1000
 """Rows that a rebuild has in memory at once."""
+
+READS_AT_A_TIME = 8
+"""Blocks from which a rebuild reads at the same time."""
 
 PUT_MS_MAX = 60_000
 """The longest time, in milliseconds, between the id of a landing copy and the version of its object. The copy of a
@@ -102,3 +107,17 @@ def batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
+
+
+def prefetched(look: Callable[[BlockId], _T], block_ids: Iterable[BlockId]) -> Iterator[tuple[BlockId, _T]]:
+    """Yield each block with the result of `look`, in order. Calls `look` in READS_AT_A_TIME threads, and raises what it
+    raises."""
+    waiting = deque[tuple[BlockId, Future[_T]]]()
+    with ThreadPoolExecutor(READS_AT_A_TIME) as pool:
+        for block_id in block_ids:
+            waiting.append((block_id, pool.submit(look, block_id)))
+            if len(waiting) == READS_AT_A_TIME:
+                block, future = waiting.popleft()
+                yield block, future.result()
+        for block, future in waiting:
+            yield block, future.result()

@@ -43,17 +43,16 @@ from nos_ec.core.states import (
 )
 from nos_ec.engine.dump import bucket_rows, rows, tail_rows, upload_rows, version_rows
 from nos_ec.engine.dump.counters import count_blocks
-from nos_ec.engine.dump.prefetch import prefetched
-from nos_ec.engine.dump.rebuild_input import PAGE_ROWS, PUT_MS_MAX, DumpSource, RebuildInput, batches
+from nos_ec.engine.dump.rebuild_input import PAGE_ROWS, PUT_MS_MAX, DumpSource, RebuildInput, batches, prefetched
 from nos_ec.engine.dump.recovered_entries import (
     RecoveredBlock,
     RecoveredEntry,
+    maybe_committed,
     recover_block,
     recover_copies,
     recover_segment,
 )
 from nos_ec.engine.dump.row_rebuilder import RowFigures, RowRebuilder
-from nos_ec.engine.dump.unfinished import maybe_committed
 from nos_ec.engine.landing.landing_labels import labels_of
 from nos_ec.engine.landing.segment_pages import segment_pages
 from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow

@@ -5,7 +5,7 @@ If a later format version records more than keys, versions, places and checksums
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,11 +15,13 @@ from nos_ec.core.formats.landing_format import FoundRecord, decode_footer, is_vo
 from nos_ec.core.formats.landing_format import decode_names as decode_record_names
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, SegmentId
 from nos_ec.core.tails import tail_place
+from nos_ec.engine.dump.rebuild_input import RebuildInput
 from nos_ec.engine.header_scan import read_names, scan_headers
 from nos_ec.engine.landing.landing_labels import labels_of, puts_in_segment
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
+from nos_ec.ports.metadata import ObjectRow
 from nos_ec.ports.segment_medium import SegmentMedium
 
 
@@ -233,3 +235,37 @@ def _key(bucket: str, name: str, key_md5: bytes) -> ObjectKey | None:
     except InvalidInput:
         return None
     return key if key.md5 == key_md5 else None
+
+
+def maybe_committed(stores: RebuildInput, blocks: Iterable[BlockId]) -> set[BlockId]:
+    """Return the blocks whose unfinished group may have been committed: it holds a complete object of which no row has
+    this version or a later one, or its names cannot be read. Call this when everything else has its rows. Raises
+    Transient.
+
+    A committed group whose last stripes are lost looks like a group that its writer did not finish, if no row of its
+    block records how many stripes were committed. But objects that were never committed still exist where they were
+    before, unless they were deleted.
+    """
+    found: set[BlockId] = set()
+    for block_id in blocks:
+        try:
+            entries = recover_unfinished(stores.blocks, block_id)
+        except NotFound:
+            continue
+        if entries is None:
+            found.add(block_id)
+            continue
+        known = stores.metadata.rows_of({entry.key for entry in entries})
+        trashed = stores.metadata.trash_of({(entry.key, entry.version) for entry in entries})
+        if not all((one.key, one.version) in trashed or _is_known(one, known.get(one.key)) for one in entries):
+            found.add(block_id)
+    return found
+
+
+def _is_known(entry: RecoveredEntry, row: ObjectRow | None) -> bool:
+    """Return whether the row of its key, if any, is of this version or a later one. A row that was rebuilt from a
+    landing copy has only the time of its PUT as its version, so a row with the same bytes counts as well."""
+    if row is None:
+        return False
+    has_its_bytes = (row.size, row.crc32c) == (entry.extent.length, entry.crc32c)
+    return has_its_bytes or row.version // 1000 >= entry.version // 1000

@@ -24,8 +24,7 @@ from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import RESERVED_BUCKET, BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.states import ObjectState
-from nos_ec.engine.dump.prefetch import prefetched
-from nos_ec.engine.dump.rebuild_input import DumpSource
+from nos_ec.engine.dump.rebuild_input import DumpSource, prefetched
 from nos_ec.engine.dump.recovered_entries import RecoveredEntry, whole_parts
 from nos_ec.engine.objects.large import LargeObjects
 from nos_ec.engine.objects.store import Store

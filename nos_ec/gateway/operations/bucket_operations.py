@@ -1,4 +1,7 @@
-"""Operations on buckets."""
+"""Operations on buckets, and their documents with tags, public access blocks and ownership controls.
+
+`BucketAccess` applies the effect of the last two on ACLs, and policies.py their effect on policies (docs/adr/0039).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from nos_ec.ports.metadata import BucketRow, CannedAcl, DocumentKind, Rights
 from nos_ec.s3 import answers, documents
 from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.names import check_new_bucket
-from nos_ec.s3.public_access import Ownership
+from nos_ec.s3.public_access import Ownership, fields_of, ownership_controls, public_access_block
 from nos_ec.s3.request import Request
 
 BUCKETS_MAX = 10_000
@@ -225,3 +228,35 @@ def acl_of(call: Call) -> str:
     acl = acls.stored_acl(grants, call.owner)
     call.access.require_acl(acl, in_headers=False)
     return acl
+
+
+def _parse_block(call: Call, _: Access) -> bytes:
+    body = read_document(call)
+    public_access_block(body)
+    return body
+
+
+def _parse_ownership(call: Call, access: Access) -> bytes:
+    ownership = ownership_controls(read_document(call))
+    access.forget_bucket(call.bucket)  # another gateway may just have changed the ACL
+    bucket = access.bucket(call.bucket)
+    require_acl_allows(ownership, bucket.acl, bucket.row.owner)
+    return ownership.encode()
+
+
+PUBLIC_ACCESS = DocumentType(
+    DocumentKind.PUBLIC_ACCESS,
+    _parse_block,
+    ("NoSuchPublicAccessBlockConfiguration", "The public access block configuration was not found"),
+    get_reply=lambda _, stored: xml(
+        answers.configuration("PublicAccessBlockConfiguration", *fields_of(public_access_block(stored)))
+    ),
+)
+"""A PUT keeps the ACLs and policies of the bucket; the block only decides whether they have an effect."""
+OWNERSHIP = DocumentType(
+    DocumentKind.OWNERSHIP,
+    _parse_ownership,
+    ("OwnershipControlsNotFoundError", "The bucket ownership controls were not found"),
+    get_reply=lambda _, stored: xml(answers.ownership_controls(stored.decode())),
+)
+"""A PUT cannot disable ACLs while the ACL of the bucket grants something to others. A DELETE enables ACLs again."""

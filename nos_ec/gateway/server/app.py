@@ -19,9 +19,8 @@ from typing import Any, Protocol
 from nos_ec.gateway.message.body import BodyWanted, Source, Unasked
 from nos_ec.gateway.message.failures import to_s3_error
 from nos_ec.gateway.message.reply import Reply
-from nos_ec.gateway.server.access_log import log_access
 from nos_ec.gateway.server.probes import Probes, send_answer
-from nos_ec.gateway.server.record import CLIENT_CLOSED, Record
+from nos_ec.gateway.server.record import CLIENT_CLOSED, Record, log_access
 from nos_ec.gateway.server.request_counters import RequestCounters
 from nos_ec.gateway.server.service import Service
 from nos_ec.gateway.server.trusted_proxies import TrustedProxies

@@ -18,7 +18,7 @@ from nos_ec.gateway.message.failures import to_s3_error
 from nos_ec.gateway.message.reply import Reply
 from nos_ec.gateway.operations.absent_configurations import ABSENT_CONFIGURATIONS, absent_configuration
 from nos_ec.gateway.operations.bucket_documents import BucketDocuments
-from nos_ec.gateway.operations.bucket_operations import BUCKET_TAGS, BucketOperations
+from nos_ec.gateway.operations.bucket_operations import BUCKET_TAGS, OWNERSHIP, PUBLIC_ACCESS, BucketOperations
 from nos_ec.gateway.operations.cors import CORS, Cors
 from nos_ec.gateway.operations.lifecycle import LIFECYCLE
 from nos_ec.gateway.operations.listings import Listings
@@ -26,7 +26,6 @@ from nos_ec.gateway.operations.multipart_operations import MultipartOperations
 from nos_ec.gateway.operations.object_operations import ObjectOperations
 from nos_ec.gateway.operations.policies import POLICY, POLICY_STATUS, allowed_rights
 from nos_ec.gateway.operations.post_forms import PostForms
-from nos_ec.gateway.operations.public_access import OWNERSHIP, PUBLIC_ACCESS
 from nos_ec.gateway.server.record import Record
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Rights

@@ -16,13 +16,12 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as DriverMessage
 
-from nos_ec.adapters.kafka import member_client, offset_look_up, stall_watch, topic_watch
+from nos_ec.adapters.kafka import member_client, offset_look_up, stall_watch
 from nos_ec.adapters.kafka import publisher as publisher_module
 from nos_ec.adapters.kafka.cluster import TIMEOUT_MS_MIN, KafkaTopic, translate
 from nos_ec.adapters.kafka.consumer import KafkaConsumer
-from nos_ec.adapters.kafka.offset_look_up import EARLIEST, OffsetLookUp
+from nos_ec.adapters.kafka.offset_look_up import EARLIEST, OffsetLookUp, TopicWatch
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
-from nos_ec.adapters.kafka.topic_watch import TopicWatch
 from nos_ec.core.errors import ConfigError, Conflict, Transient
 from tests.rig import waiting
 
@@ -314,7 +313,7 @@ def test_a_recreated_topic_is_noticed(
             answered.set_exception(KafkaException(error))
         return answered
 
-    monkeypatch.setattr(topic_watch, "WATCH_S", 0)
+    monkeypatch.setattr(offset_look_up, "WATCH_S", 0)
     look_up = OffsetLookUp(KafkaTopic("broker:9092", "t", 4), "m")
     monkeypatch.setattr(look_up, "ask_topic", ask)
     watch = TopicWatch(look_up)

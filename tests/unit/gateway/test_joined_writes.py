@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nos_ec.gateway.server.joined_writes import JoinedWrites
+from nos_ec.gateway.server.http_protocol import JoinedWrites
 
 
 class Transport:

@@ -6,8 +6,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from nos_consumer.counters import ConsumerCounters
-from nos_consumer.progress_log import REPORT_WAIT_MS, ProgressLog
+from nos_consumer.counters import REPORT_WAIT_MS, ConsumerCounters, ProgressLog
 
 Lines = list[structlog.typing.EventDict]
 NONE: frozenset[int] = frozenset()
