@@ -11,7 +11,7 @@ from nos_ec.core.errors import Conflict, Corrupt, NotFound
 from nos_ec.core.formats.dump_format import DumpPage, decode_page
 from nos_ec.core.ids import ACCESS_BUCKET
 from nos_ec.engine.dump.rebuild_input import DumpSource, RebuildInput
-from nos_ec.engine.dump.rows import OBJECTS, objects_of, word
+from nos_ec.engine.dump.rows import OBJECTS, objects_of, rows_page, word
 from nos_ec.ports.metadata import (
     AccessKey,
     AccessKeys,
@@ -78,17 +78,7 @@ def access_key_pages(metadata: AccessKeys) -> Iterator[DumpPage]:
 
 
 def _access_keys_page(keys: Sequence[AccessKey]) -> DumpPage:
-    return DumpPage(
-        ACCESS_KEYS,
-        {
-            "access_key": [key.access_key for key in keys],
-            "account": [key.account for key in keys],
-            "secret": [key.secret for key in keys],
-            "state": [key.state.value for key in keys],
-            "created_ms": [key.created_ms for key in keys],
-            "note": [key.note for key in keys],
-        },
-    )
+    return rows_page(ACCESS_KEYS, keys, "access_key", "account", "secret", "state.value", "created_ms", "note")
 
 
 def access_keys_of(page: DumpPage) -> Iterator[AccessKey]:

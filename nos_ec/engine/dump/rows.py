@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from operator import attrgetter
 from typing import TypeVar
 
 from nos_ec.core.errors import Corrupt, InvalidInput
@@ -31,6 +32,13 @@ def word(words: type[_W], value: str) -> _W:
         return words(value)
     except ValueError:
         raise Corrupt(f"dump: {value!r} is not a valid {words.__name__}; was it made by a newer version?") from None
+
+
+def rows_page(table: str, rows: Sequence[object], *columns: str) -> DumpPage:
+    """Return a page of rows. `columns` are paths of attributes of a row, such as key.bucket; the last name is the name
+    of the column, or the one before `.value`."""
+    names = (path.removesuffix(".value").rpartition(".")[2] for path in columns)
+    return DumpPage(table, {name: list(map(attrgetter(path), rows)) for name, path in zip(names, columns, strict=True)})
 
 
 def landing_segments_page(rows: Sequence[SegmentRow]) -> DumpPage:
@@ -58,45 +66,19 @@ def landing_segments_of(page: DumpPage) -> Iterator[SegmentRow]:
         yield SegmentRow(SegmentId(segment), word(SegmentState, state), *rest)
 
 
+_COUNTS_OF_BLOCK = ("epoch", "stripes", "live_bytes", "dead_bytes", "overhead_bytes", "live_objects", "created_ms")
+
+
 def blocks_page(rows: Sequence[BlockRow]) -> DumpPage:
     """Return a page of blocks."""
-    return DumpPage(
-        BLOCKS,
-        {
-            "block_id": [row.block_id for row in rows],
-            "kind": [row.kind.value for row in rows],
-            "state": [row.state.value for row in rows],
-            "writer": [row.writer for row in rows],
-            "epoch": [row.epoch for row in rows],
-            "stripes": [row.stripes for row in rows],
-            "live_bytes": [row.live_bytes for row in rows],
-            "dead_bytes": [row.dead_bytes for row in rows],
-            "overhead_bytes": [row.overhead_bytes for row in rows],
-            "live_objects": [row.live_objects for row in rows],
-            "created_ms": [row.created_ms for row in rows],
-            "delete_after_ms": [row.delete_after_ms for row in rows],
-            "gc_failures": [row.gc_failures for row in rows],
-        },
-    )
+    first, last = ("block_id", "kind.value", "state.value", "writer"), ("delete_after_ms", "gc_failures")
+    return rows_page(BLOCKS, rows, *first, *_COUNTS_OF_BLOCK, *last)
 
 
 def blocks_of(page: DumpPage) -> Iterator[BlockRow]:
     """Yield the rows of such a page. Raises Corrupt."""
-    columns = page.tuples(
-        block_id=...,
-        kind=...,
-        state=...,
-        writer=...,
-        epoch=...,
-        stripes=...,
-        live_bytes=...,
-        dead_bytes=...,
-        overhead_bytes=...,
-        live_objects=...,
-        created_ms=...,
-        delete_after_ms=...,
-        gc_failures=0,
-    )
+    counts = dict.fromkeys(_COUNTS_OF_BLOCK, ...)
+    columns = page.tuples(block_id=..., kind=..., state=..., writer=..., **counts, delete_after_ms=..., gc_failures=0)
     for block_id, kind, state, *rest in columns:
         yield BlockRow(BlockId(block_id), word(BlockKind, kind), word(BlockState, state), *rest)
 
@@ -194,16 +176,7 @@ def noncurrent_of(page: DumpPage) -> Iterator[ObjectRow]:
 
 def deletions_page(rows: Sequence[QueueEntry]) -> DumpPage:
     """Return a page of the deletion queue."""
-    return DumpPage(
-        DELETIONS,
-        {
-            "landing_id": [row.landing_id for row in rows],
-            "object_id": [row.object_id for row in rows],
-            "version": [row.version for row in rows],
-            "not_before_ms": [row.not_before_ms for row in rows],
-            "doomed": [row.doomed for row in rows],
-        },
-    )
+    return rows_page(DELETIONS, rows, "landing_id", "object_id", "version", "not_before_ms", "doomed")
 
 
 def deletions_of(page: DumpPage) -> Iterator[QueueEntry]:

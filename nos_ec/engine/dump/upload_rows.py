@@ -25,7 +25,7 @@ from nos_ec.core.parts import (
     upload_of_part,
 )
 from nos_ec.engine.dump.rebuild_input import RebuildInput, batches
-from nos_ec.engine.dump.rows import word
+from nos_ec.engine.dump.rows import rows_page, word
 from nos_ec.engine.objects.composed import manifest_in
 from nos_ec.ports.metadata import Metadata, ObjectRow, UploadRow, Uploads, UploadState
 
@@ -41,19 +41,8 @@ def upload_pages(metadata: Uploads) -> Iterator[DumpPage]:
     """Yield all uploads. Raises Transient."""
     after: UploadId | None = None
     while page := metadata.uploads_after(after, PAGE_ROWS):
-        yield DumpPage(
-            UPLOADS,
-            {
-                "upload_id": [row.upload_id for row in page],
-                "bucket": [row.key.bucket for row in page],
-                "name": [row.key.name for row in page],
-                "state": [row.state.value for row in page],
-                "since_ms": [row.since_ms for row in page],
-                "revision": [row.revision for row in page],
-                "owner": [row.owner for row in page],
-                "attributes": [row.attributes for row in page],
-            },
-        )
+        names = ("upload_id", "key.bucket", "key.name", "state.value", "since_ms", "revision", "owner", "attributes")
+        yield rows_page(UPLOADS, page, *names)
         after = page[-1].upload_id
 
 
