@@ -11,6 +11,8 @@ import queue
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,18 +98,25 @@ class Floor:
         waiting: queue.SimpleQueue[BareGroup] = queue.SimpleQueue()
         for group in groups:
             waiting.put(group)
-        lanes = [
-            _FloorLane(self, waiting, f"{prefix}-{number}", stripe_size, stripes_per_block)
-            for number in range(self._lanes)
-        ]
-        for lane in lanes:
-            lane.start()
-        for lane in lanes:
-            lane.join()
-        for lane in lanes:
-            self.block_names += lane.block_names
-            if lane.error is not None:
-                raise lane.error
+
+        def lane(number: int) -> None:
+            """Write one group at a time into blocks of this lane."""
+            block, blocks, stripes = "", 0, stripes_per_block
+            while not waiting.empty():
+                with suppress(queue.Empty):
+                    group = waiting.get_nowait()
+                    stripe_count = sum(window.stripe_count for window in group)
+                    if stripes + stripe_count > stripes_per_block:
+                        block, blocks, stripes = f"{prefix}-{number}-{blocks}", blocks + 1, 0
+                        self.block_names.append(block)
+                    for window in group:
+                        self.read_window(window)
+                        self.append_stripes(block, self.stripe_bytes(window.stripe_count * stripe_size))
+                    stripes += stripe_count
+
+        with ThreadPoolExecutor(self._lanes, "floor") as pool:
+            for _ in pool.map(lane, range(self._lanes)):
+                pass
 
     def read_window(self, window: BareWindow) -> None:
         """Read the landing copies of a window and discard the bytes."""
@@ -128,41 +137,3 @@ class Floor:
         if size_bytes not in self._contents:
             self._contents[size_bytes] = random.Random(size_bytes).randbytes(size_bytes)
         return self._contents[size_bytes]
-
-
-class _FloorLane(threading.Thread):
-    """A lane, which writes one group at a time into its own blocks."""
-
-    def __init__(
-        self, floor: Floor, waiting: queue.SimpleQueue[BareGroup], name: str, stripe_size: int, stripes_per_block: int
-    ) -> None:
-        super().__init__(name=f"floor-{name}", daemon=True)
-        self._floor = floor
-        self._waiting = waiting
-        self._stripe_size = stripe_size
-        self._stripes_per_block = stripes_per_block
-        self._stripes = stripes_per_block
-        self._prefix = name
-        self.block_names: list[str] = []
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            while True:
-                self._write(self._waiting.get_nowait())
-        except queue.Empty:
-            return
-        except Exception as error:
-            self.error = error
-
-    def _write(self, group: BareGroup) -> None:
-        stripe_count = sum(window.stripe_count for window in group)
-        if self._stripes + stripe_count > self._stripes_per_block:
-            self.block_names.append(f"{self._prefix}-{len(self.block_names)}")
-            self._stripes = 0
-        for window in group:
-            self._floor.read_window(window)
-            self._floor.append_stripes(
-                self.block_names[-1], self._floor.stripe_bytes(window.stripe_count * self._stripe_size)
-            )
-        self._stripes += stripe_count

@@ -3,7 +3,7 @@ limited number of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
@@ -131,37 +131,24 @@ class BlockExplainer:
         unknown: list[str] = []
         layout = self._layout(row, unknown)
         grace_ms = None if row.delete_after_ms is None else max(0, row.delete_after_ms - now_ms)
+        of_row = asdict(row)
+        del of_row["block_id"]
         return BlockExplanation(
             block=block_id.hex(),
-            kind=row.kind,
-            state=row.state,
-            writer=row.writer,
-            epoch=row.epoch,
-            writer_until_ms=evidence.writer_until_ms,
-            stripes=row.stripes,
+            **of_row,
             size_bytes=row.size_bytes,
-            live_bytes=row.live_bytes,
-            dead_bytes=row.dead_bytes,
-            overhead_bytes=row.overhead_bytes,
-            live_objects=row.live_objects,
+            writer_until_ms=evidence.writer_until_ms,
             hole_ratio=round(row.hole_ratio, DIGITS),
             waste_ratio=round(row.waste_ratio, DIGITS),
             waste_ratio_min=options.waste_ratio_min,
-            created_ms=row.created_ms,
             sealed_ms=facts.sealed_ms,
-            delete_after_ms=row.delete_after_ms,
             grace_ms=grace_ms,
             gc_not_before_ms=facts.gc_not_before_ms,
-            gc_failures=row.gc_failures,
             gc_runs=evidence.gc_runs,
             layout=layout,
             stripes_needed=None if needs is None else round(needs, DIGITS),
             would_collect=None if verdict.reason is BlockReason.UNDECIDED else verdict.reason in _COLLECTED,
-            reason=verdict.reason,
-            why=verdict.why,
-            next=verdict.next,
-            advice=verdict.advice,
-            next_ms=verdict.next_ms,
+            **asdict(verdict),
             unknown=unknown,
             explained_ms=now_ms,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import Corrupt, NosError, NoSpace, NotFound, Transient
@@ -152,11 +152,7 @@ class ObjectExplainer:
             state=row.state,
             created_ms=row.created_ms,
             age_ms=max(0, now_ms - row.created_ms),
-            reason=verdict.reason,
-            why=verdict.why,
-            next=verdict.next,
-            advice=verdict.advice,
-            next_ms=verdict.next_ms,
+            **asdict(verdict),
             publishing=publishing,
             landing_copy=copy,
             places=[PlaceInBlock(one.block_id.hex(), one.offset, one.length) for one in extents[:PLACES_MAX]],
