@@ -15,6 +15,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from tests.rig.sampling import IS_WHOLE, TURN, of_other_turns
+
 # Both measure the machine: by itself an example may take 200 ms, and ten of them may be made in a second.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -73,12 +75,24 @@ def numbers_of(item: pytest.Item) -> set[int]:
     return {number for mark in item.iter_markers("invariant") for number in mark.args}
 
 
+def pytest_report_header() -> str:
+    """Say how to run the same cases again."""
+    return "all cases" if IS_WHOLE else f"sampled cases of NOS_EC_DEV_TURN={TURN}"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests on real servers last, because others fail sooner. With several processes they come first, with the others
-    beside them, because they mostly wait."""
+    """Leave out what was not asked for, and cases whose turn it is not. Tests on real servers last, because others fail
+    sooner. With several processes they come first, with the others beside them, because they mostly wait."""
     if (wanted := config.getoption("--invariant")) is not None:
         left_out = [item for item in items if wanted not in numbers_of(item)]
-        items[:] = [item for item in items if wanted in numbers_of(item)]
+    elif IS_WHOLE:
+        left_out = []
+    else:
+        files = {Path(config.invocation_params.dir, arg.partition("::")[0]) for arg in config.args}
+        left_out = of_other_turns(items, named=files)
+    if left_out:
+        without = set(left_out)
+        items[:] = [item for item in items if item not in without]
         config.hook.pytest_deselected(items=left_out)
     if hasattr(config, "workerinput"):
         order = [*GROUPS]

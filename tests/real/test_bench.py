@@ -46,6 +46,7 @@ def figures(config: Path, capfd: pytest.CaptureFixture[str], *arguments: str) ->
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("landing", ["store", "log"])
 def test_bench_pipeline(stack_config: Path, capfd: pytest.CaptureFixture[str], landing: str) -> None:
     options = ["--workload", "W2", "--landing", landing, "--objects", "300", "--rounds", "1", "--groups", "2"]

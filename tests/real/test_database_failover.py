@@ -26,7 +26,7 @@ from tests.rig.switched_proxy import SwitchedProxy
 
 from .conftest import start
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_in(2)]
 
 USER = {"mariadb": "nos_ec_client", "mysql": "root"}
 """MariaDB lets root write to a read-only server; MySQL, with super_read_only, lets no user write."""

@@ -341,6 +341,7 @@ def test_split_objects_read_right_whichever_osd_is_down(ceph: CephCluster, stack
                 assert [key for key in split if store.get(key) != wanted[key]] == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("count", [1, 2])
 def test_osds_are_down(ceph: CephCluster, flow: Flow, count: int) -> None:
     """Up to m - 1 OSDs: all packed objects can be read, and packing continues."""

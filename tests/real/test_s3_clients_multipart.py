@@ -14,7 +14,7 @@ from tests.rig.s3.two_gateways import TwoGateways
 
 from .conftest import or_skip
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_in(2)]
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -25,15 +25,16 @@ from tests.rig.chaos.chaos_fleet import CODES, Actor, Fleet
 from tests.rig.chaos.chaos_s3 import ACTOR as S3_ACTOR
 from tests.rig.chaos.chaos_s3 import FIRST_WRITER, S3Objects, address, gateway_actor
 from tests.rig.s3.s3_gateway import Access, create_key
+from tests.rig.sampling import sampled
 from tests.service.conftest import CHUNK, CONFIG, SHORT, SHORT_MS, STRIPE, Bench
 
 pytestmark = [pytest.mark.timed, pytest.mark.invariant(1)]
 
-SECONDS = float(os.environ.get("NOS_EC_DEV_CHAOS_S", "45"))
+SECONDS = float(os.environ.get("NOS_EC_DEV_CHAOS_S", sampled("25", "45")))
 SEED = int(os.environ.get("NOS_EC_DEV_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SECONDS_MIN = 20
 """A shorter run kills too little to mean anything."""
-SECONDS_MAX = 6 * SECONDS
+SECONDS_MAX = max(270, 6 * SECONDS)
 """On a busy machine it continues until enough has happened, for this long."""
 
 LEASE_S = SHORT_MS / 1000

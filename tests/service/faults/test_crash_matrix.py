@@ -302,6 +302,7 @@ def test_consumer_killed(bench: Bench, point: str) -> None:
     _kill_consumer(bench, point)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.landing("store")
 @pytest.mark.parametrize("point", CONSUMER_POINTS + COPY_POINTS)
 def test_consumer_of_copies_killed(bench: Bench, point: str) -> None:
@@ -391,6 +392,7 @@ def test_producer_killed_while_it_takes_over_from_a_dead_one(bench: Bench, point
     assert_recovers(bench)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 @pytest.mark.parametrize("point", PUT_POINTS)
 def test_put_killed(bench: Bench, point: str, existing: bool) -> None:
@@ -413,6 +415,7 @@ def test_gathered_puts_killed(bench: Bench, point: str) -> None:
     assert_recovers(bench)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 @pytest.mark.parametrize("point", LARGE_POINTS)
 def test_large_put_killed(bench: Bench, point: str, existing: bool) -> None:
@@ -662,6 +665,7 @@ def test_killed_while_old_files_of_the_trail_are_deleted(bench: Bench, point: st
 
 
 # --- through the landing log --------------------------------------------------------------------------
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 @pytest.mark.parametrize("point", LOG_PUT_POINTS)
 def test_put_into_the_log_killed(bench: Bench, point: str, existing: bool) -> None:

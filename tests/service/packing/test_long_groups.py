@@ -557,6 +557,7 @@ def assert_settles(bench: Bench, ahead_ms: int) -> None:
 @pytest.mark.timed
 @pytest.mark.invariant(1)
 @killed
+@pytest.mark.one_in(2)
 def test_writer_of_a_long_group_killed(bench: Bench, where: str, point: str) -> None:
     kill_writer(bench, where, point)
     assert_settles(bench, TTL_OVER_MS)
@@ -570,6 +571,7 @@ def test_writer_of_a_long_group_killed(bench: Bench, where: str, point: str) -> 
 @pytest.mark.timed
 @pytest.mark.invariant(7)
 @killed
+@pytest.mark.one_in(2)
 def test_the_database_is_lost_with_the_writer(bench: Bench, cli: Cli, where: str, point: str) -> None:
     """A row points only at bytes that were written: all of a group that was written as a whole, nothing of another."""
     kill_writer(bench, where, point)
