@@ -42,6 +42,7 @@ from nos_ec.ports.metadata import (
 from tests.rig.at_rest import end_log
 from tests.rig.fakes.audit import all_objects
 from tests.rig.fakes.clock import SetClock
+from tests.rig.sampling import sampled
 from tests.service.check.test_check import check
 from tests.service.cli.test_cli import Cli
 from tests.service.conftest import CHUNK, STRIPE, Bench
@@ -49,7 +50,7 @@ from tests.service.objects.test_attributes import given_to, put, put_all, told_b
 
 pytestmark = pytest.mark.invariant(7)
 
-OBJECTS = int(os.environ.get("DRILL_OBJECTS", "20000"))
+OBJECTS = int(os.environ.get("DRILL_OBJECTS", sampled("5000", "20000")))
 """In the drill, about."""
 
 

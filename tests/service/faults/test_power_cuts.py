@@ -25,12 +25,14 @@ from tests.rig.at_rest import LaterClock, settle
 from tests.rig.fakes.audit import problems
 from tests.rig.long_packing import packing_long_groups
 from tests.rig.power_cut import MIXED, NOTHING, ZEROS, Operation, Recorder, cuts, memory_folder, points
+from tests.rig.sampling import TURN, sampled
 from tests.rig.sql import sqlite_files
 from tests.service.conftest import CHUNK, STORE_CONFIG, TTL_OVER_MS
 
 pytestmark = pytest.mark.invariant(1)
 
 CUTS = 40
+"""Half of them in a run, the other half on the next day."""
 FOLDERS = 8
 """Few folders of landing copies and few locks of blocks, instead of hundreds that are all alike."""
 STRIPE = 2 * CHUNK
@@ -178,8 +180,8 @@ def test_a_power_cut_while_a_long_group_is_written_loses_no_acknowledged_object(
 
 
 def _cut(folder: Path, history: History, places: Sequence[int]) -> None:
-    chosen = sorted(Random(5).sample(places, min(CUTS, len(places))))
-    for number, position in enumerate(chosen):
+    chosen = list(enumerate(sorted(Random(5).sample(places, min(CUTS, len(places))))))
+    for number, position in sampled(chosen[TURN % 2 :: 2], chosen):
         fate = (NOTHING, ZEROS, MIXED)[number % 3]
         cuts(
             history.operations,
