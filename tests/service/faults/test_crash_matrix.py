@@ -28,6 +28,7 @@ from tests.rig.device_log_work import KILL_POINTS as DEVICE_LOG_POINTS
 from tests.rig.fakes.audit import all_blocks
 from tests.rig.gathered_puts import data_of
 from tests.service.check.test_check import check, rewrite
+from tests.service.check.test_scrub import scrubber
 from tests.service.conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench, damage_slots
 from tests.service.dump.test_rebuild_kills import (
     ACCESS_DUMP_POINTS,
@@ -605,7 +606,7 @@ def test_scrub_killed(bench: Bench, point: str) -> None:
     for found_max in (4, 0):
         with bench.open() as system:
             system.clock = LaterClock(TTL_OVER_MS)
-            result = system.scrubber(0).run_once(Event())
+            result = scrubber(system).run_once(Event())
         assert (result.whole, result.left) == (True, 0)
         assert result.found <= found_max
         assert {path: path.read_bytes() for path in whole} == whole
