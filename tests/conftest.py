@@ -32,6 +32,16 @@ MEMORY_BYTES_MIN = 2 << 30
 
 GROUPS = {
     "ceph": (),
+    "faults": (
+        "test_alerts",
+        "test_ceph_outages",
+        "test_chaos",
+        "test_degraded",
+        "test_landing_log_life",
+        "test_placement",
+        "test_s3_clients_multipart",
+        "test_s3_gateways",
+    ),
     "files": ("test_fresh_machine", "test_system_files"),
     "kafka": (
         "test_kafka_message_log",
@@ -53,8 +63,8 @@ GROUPS = {
     "prometheus": ("test_prometheus_rules",),
     "clients": ("test_s3_clients",),
 }
-"""Modules of tests/real whose tests share servers, and therefore a process. A module that is in no group needs Ceph,
-which takes longest, so it comes first."""
+"""Modules of tests/real whose tests share servers, and therefore a process. A module that is in no group needs Ceph.
+Tests on Ceph take longest, so they come first, in two groups of about the same length, each with a cluster."""
 
 
 def group_of(nodeid: str) -> str:

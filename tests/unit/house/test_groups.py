@@ -17,7 +17,7 @@ def test_every_module_of_a_group_exists() -> None:
     assert len(named) == len(set(named))
 
 
-@pytest.mark.parametrize("group", [group for group in GROUPS if group not in ("ceph", "stack")])
+@pytest.mark.parametrize("group", [group for group in GROUPS if group not in ("ceph", "faults", "stack")])
 def test_only_the_tests_that_share_it_start_ceph(group: str) -> None:
     asking = [m for m in GROUPS[group] if "ceph: CephCluster" in (REAL / f"{m}.py").read_text()]
     assert asking == []
@@ -25,5 +25,5 @@ def test_only_the_tests_that_share_it_start_ceph(group: str) -> None:
 
 def test_tests_without_servers_go_to_any_free_worker() -> None:
     assert group_of("tests/real/test_mysql_metadata.py::TestMySQL::test_it[a/b]") == "sql"
-    assert group_of("tests/real/test_chaos.py::test_chaos") == "ceph"
+    assert group_of("tests/real/test_scrub.py::test_it") == "ceph"
     assert group_of("tests/unit/bench/test_bench.py::test_it") == "tests/unit/bench/test_bench.py::test_it"
