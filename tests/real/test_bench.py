@@ -19,7 +19,7 @@ from tests.rig.dev_servers import MISSING, SCRIPTS, ServerFailed, ServerMissing
 
 from .conftest import or_skip
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_in(2)]
 
 SHARDS_OVER_DATA = 11 / 8
 TRIES = 5
@@ -46,7 +46,6 @@ def figures(config: Path, capfd: pytest.CaptureFixture[str], *arguments: str) ->
     return found
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("landing", ["store", "log"])
 def test_bench_pipeline(stack_config: Path, capfd: pytest.CaptureFixture[str], landing: str) -> None:
     options = ["--workload", "W2", "--landing", landing, "--objects", "300", "--rounds", "1", "--groups", "2"]

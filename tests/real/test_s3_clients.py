@@ -17,6 +17,7 @@ from .conftest import or_skip
 pytestmark = pytest.mark.real
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_client(s3_access: Access, client: str, tmp_path: Path) -> None:
     or_skip(lambda: CLIENTS[client](Gateways(s3_access, s3_access, tmp_path)))

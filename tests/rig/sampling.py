@@ -31,7 +31,7 @@ def of_other_turns(
     always when its file is among those that are named.
 
     Of two cases that differ by one step in one argument, at most one runs, so that of a pair of variants one always
-    does.
+    does. If they are in two modules, one of these has `one_in(count, first=1)`.
     """
     numbers = _Numbers()
     left: list[pytest.Item] = []
@@ -40,7 +40,7 @@ def of_other_turns(
         if marker is None or item.path in named or not isinstance(item, pytest.Function) or item.parent is None:
             continue
         place = (item.parent.nodeid, item.originalname)
-        number = numbers.of(item.parent.nodeid, item.originalname)
+        number = int(marker.kwargs.get("first", 0)) + numbers.of(item.parent.nodeid, item.originalname)
         number += sum(numbers.of((*place, name), id(value)) for name, value in _varied(item).items())
         if (turn + number) % marker.args[0]:
             left.append(item)

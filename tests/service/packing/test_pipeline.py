@@ -125,6 +125,7 @@ def test_the_largest_packable_object_and_one_byte_more(bench: Bench, system: Sys
     bench.assert_at_rest(system)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("first", [0, 100, CHUNK, 5 * STRIPE])
 @pytest.mark.parametrize("second", [0, 101, CHUNK, 9 * STRIPE])
 @pytest.mark.parametrize("packed", [False, True])

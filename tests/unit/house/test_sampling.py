@@ -30,10 +30,27 @@ def test_servers(server, role):
     pass
 """
 
+SUITES = """
+import pytest
+
+class Cases:
+    @pytest.mark.parametrize("number", range(4))
+    def test_it(self, number):
+        pass
+
+@pytest.mark.one_in(2)
+class TestOne(Cases):
+    pass
+
+@pytest.mark.one_in(2, first=1)
+class TestOther(Cases):
+    pass
+"""
+
 
 @pytest.fixture
 def collect(pytester: pytest.Pytester) -> Collect:
-    pytester.makeini("[pytest]\nmarkers = one_in(count): see pyproject.toml")
+    pytester.makeini("[pytest]\nmarkers = one_in(count, first=0): see pyproject.toml")
     return lambda source: pytester.getitems(source)
 
 
@@ -61,6 +78,12 @@ def test_of_each_pair_of_variants_one_runs(collect: Collect) -> None:
         assert sum("new" in name for name in names) == 2
         assert {name[-2] for name in names if "servers" in name} == {"0", "1", "2", "3"}
         assert sum("mysql" in name for name in names) == 2
+
+
+def test_suites_with_the_same_cases_share_them(collect: Collect) -> None:
+    items = collect(SUITES)
+    for turn in range(2):
+        assert sorted(in_turn(items, turn)) == [f"test_it[{number}]" for number in range(4)]
 
 
 def test_what_is_not_marked_or_named_runs_always(collect: Collect) -> None:
