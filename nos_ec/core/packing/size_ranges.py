@@ -2,7 +2,7 @@
 
 If no small objects wait that could fill the gaps, it matters which objects share a row. A row of `span` chunks with m
 objects that fill it costs price x (span - 1), and their mean is span x C / m. So objects of about that size should be
-in such rows: from 30 to 45 KiB, with a price of 16 KiB, those up to 33 KiB four to a chunk, those from 39 KiB three to
+in such rows: from 30 to 45 KiB, with a price of 16 KiB, those up to 34 KiB four to a chunk, those from 39 KiB three to
 a chunk, and the others seven to two chunks. Larger objects in rows of four would be missing where three fill a chunk.
 
 `cheapest_ranges` cuts the sorted list of waiting sizes into ranges. A range whose mean is at most span x C / m can be

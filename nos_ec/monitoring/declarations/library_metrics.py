@@ -97,7 +97,7 @@ LOG_PASSED_FULL = _counter(
     "landing_log_passed_full",
     _PUTTERS,
     "PUTs that went to the landing store because the landing log was full.",
-    "Should be 0: they are durable, but slower. Packing or the reaper is behind (`nos_ec_store_landing_segments`), or"
+    "Should be 0: they are durable, but slower. Packing or the reaper is too slow (`nos_ec_store_landing_segments`), or"
     " the log is too small for its load.",
 )
 

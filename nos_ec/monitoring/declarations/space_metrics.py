@@ -87,7 +87,7 @@ STORE_LANDING_PER_LIVE_BYTE = _gauge(
     STORE,
     "Bytes that wait to be packed, counting one landing copy of each object, per live byte in blocks; 0 while there"
     " are no live objects.",
-    "Multiply by the copies that the landing store keeps. If it grows, packing is behind, or put.min_age_ms is long.",
+    "Multiply by the copies that the landing store keeps. If it grows, packing is too slow, or put.min_age_ms is long.",
 )
 STORE_WRITE_AMPLIFICATION = _gauge(
     "store_write_amplification",
