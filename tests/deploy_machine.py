@@ -42,7 +42,7 @@ SETTINGS = {
     "gc": {"GC__BLOCK_GRACE_MS": "0"},
 }
 """For their `environment` files, so that nothing has to be waited for."""
-PORTS = {"producer": "MONITORING__PRODUCER_PORT", "consumer": "MONITORING__CONSUMER_PORT", "api": "API__PORT"}
+PORTS = {"producer": "MONITORING__PORT", "consumer": "MONITORING__PORT", "api": "API__PORT"}
 """Also for these files: the network is that of the host, where other daemons may use the ports of the units."""
 WAIT_S_MAX = 180.0
 CONFIGURATION = 3

@@ -20,26 +20,32 @@ from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, lease_samples
 from nos_ec.ports.clock import unwatched
 
+IDLE_WAIT_MS = 500
+"""The longest wait for a message. It only limits how often an idle consumer looks at its lease and its lanes."""
+
 
 @contextmanager
-def consumer_service(system: System, monitor: Monitor | None = None) -> Iterator[ConsumerService]:
+def consumer_service(
+    system: System, monitor: Monitor | None = None, *, idle_wait_ms: int | None = None
+) -> Iterator[ConsumerService]:
     """Yields a consumer that holds a writer lease and is a member of the consumer group.
 
     On exit, it finishes the stripe groups in flight, seals their blocks, commits their offsets, and then gives up the
     lease and the membership. The monitor, if any, shows the consumer's figures and lease.
+
+    idle_wait_ms: the longest wait for a message, in milliseconds; by default IDLE_WAIT_MS.
     """
     settings = system.settings.consumer
     member = system.member_name("consumer")
     packing = consumer_packing(system.settings, system.geometry, system.metadata, random.Random(member))
     options = ConsumerOptions(
-        poll_messages_max=settings.poll_messages_max,
         waiting_objects_max=packing.backlog_objects_max,
         waiting_bytes_max=settings.merge_list_bytes_max,
-        idle_wait_ms=settings.idle_wait_ms,
+        idle_wait_ms=IDLE_WAIT_MS if idle_wait_ms is None else idle_wait_ms,
         drain_idle_ms=2 * system.settings.log.session_ms,
         store_id=system.store_id,
     )
-    with system.lease(member, settings.lease_ttl_ms) as held:
+    with system.lease(member, system.settings.store.lease_ttl_ms) as held:
         writers = [system.writer(held.lease, BlockKind.FRESH) for _ in range(settings.lanes)]
         lanes = Lanes(writers, perf_counter, system.geometry)
         log = system.log_consumer(member)

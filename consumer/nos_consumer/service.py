@@ -30,6 +30,8 @@ from nos_ec.ports.metadata import Objects
 
 _log = structlog.get_logger(__name__)
 
+POLL_MESSAGES_MAX = 1000
+"""The most messages per poll: the default window of the packer."""
 BUSY_WAIT_MS = 20
 """The longest wait for a message while a lane may finish, and for a lane while a message may arrive."""
 TURN_WAIT_MS = 1000
@@ -42,13 +44,11 @@ DRAIN_FAILURES_MAX = 4
 class ConsumerOptions:
     """The options of a consumer."""
 
-    poll_messages_max: int
-    """The most messages per poll."""
     waiting_objects_max: int
     """The limit of the merge list. Polling pauses when this limit or the next one is reached."""
     waiting_bytes_max: int
     idle_wait_ms: int
-    """The longest wait for a message."""
+    """The longest wait for a message when there is nothing else to do."""
     drain_idle_ms: int
     """How long `drain` waits for partitions that another member may be about to give up."""
     store_id: str
@@ -206,7 +206,7 @@ class ConsumerService:
         elif self._paused:
             self._messages.resume(self._messages.assignment())
         self._paused = full
-        return self._messages.poll(self._options.poll_messages_max, self._poll_wait_ms())
+        return self._messages.poll(POLL_MESSAGES_MAX, self._poll_wait_ms())
 
     def _poll_wait_ms(self) -> int:
         if self._lanes.pending and self._paused:

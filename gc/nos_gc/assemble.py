@@ -26,6 +26,9 @@ from nos_ec.ports.metadata import Lease
 from nos_ec.settings.section import DAY
 from nos_gc.service import GcService
 
+REBUILD_WAIT_MS = 600_000
+"""The time between two searches for blocks that lack a shard. A search lists all shard folders."""
+
 
 def gc_collector(system: System, options: CollectorOptions | None = None) -> Collector:
     """Return a collector, which plans and runs collections with the same packer as the consumer. options: replace those
@@ -45,13 +48,13 @@ def gc_collector(system: System, options: CollectorOptions | None = None) -> Col
     )
 
 
-def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
+def gc_service(system: System, monitor: Monitor | None = None, *, retry: bool = False) -> GcService:
     """Return a GC service with the same packer as the consumer, which writes to survivor blocks. The monitor, if any,
-    shows its figures."""
+    shows its figures. retry: whether it also collects blocks that GC has set aside."""
     settings = system.settings
 
     def new_lease(name: str) -> HeldLease:
-        return system.contended_lease(name, settings.consumer.lease_ttl_ms)
+        return system.contended_lease(name, settings.store.lease_ttl_ms)
 
     def new_writer(lease: Lease) -> StripeWriter:
         return system.writer(lease, BlockKind.SURVIVOR)
@@ -60,7 +63,7 @@ def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
     control = GcControl(system.metadata)
     reaper = UploadReaper(system.metadata, system.clock, settings.s3.abort_uploads_ms)
     service = GcService(
-        gc_collector(system),
+        gc_collector(system, collector_options(settings, retry=retry)),
         control,
         housekeeping,
         system.trash(),
@@ -81,15 +84,14 @@ def gc_service(system: System, monitor: Monitor | None = None) -> GcService:
 
 @contextmanager
 def rebuild_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
-    """Rebuilds shards on a separate thread within the `with` block, if the settings enable it and the store does not
-    rebuild them itself. The monitor, if any, watches its loop."""
-    shards = system.settings.shards
+    """Rebuilds shards on a separate thread within the `with` block, unless the store rebuilds them itself. The monitor,
+    if any, watches its loop."""
     rebuild = system.shard_rebuild()
-    if rebuild is None or not shards.rebuild:
+    if rebuild is None:
         yield
         return
     beat = unwatched if monitor is None else monitor.health.heart("rebuilding")
-    with background_loop("shard-rebuild", lambda stop: rebuild.run(stop, shards.rebuild_wait_ms, beat)):
+    with background_loop("shard-rebuild", lambda stop: rebuild.run(stop, REBUILD_WAIT_MS, beat)):
         yield
 
 
@@ -98,7 +100,7 @@ def scrub_thread(system: System, monitor: Monitor | None = None) -> Iterator[Non
     """Scrubs on a separate thread within the `with` block, if the settings enable it. The monitor, if any, watches its
     loop."""
     settings = system.settings.scrub
-    if not settings.daemon:
+    if not settings.pass_days:
         yield
         return
     scrubber, pass_ms = system.scrubber(), settings.pass_days * DAY

@@ -177,7 +177,7 @@ class BlockExplanationModel(Answer):
         reason="condemned",
         why="It is empty: it holds no object. It is kept for gc.block_grace_ms, for reads that began earlier.",
         next="The first GC run after its grace period, which ends in 6 min 52 s (2025-11-21T04:50:00+00:00), deletes"
-        " it. When space is short, a run deletes it sooner (gc.block_grace_ms_min).",
+        " it. When space is short, a run deletes it a minute after it was emptied.",
         advice=None, next_ms=1763700600000, unknown=[], explained_ms=1763700188000,
     )  # fmt: skip
     block: HexId

@@ -427,7 +427,7 @@ class GcPlan(_Answer):
     )
     behind: Behind | None = Field(
         description="Why a run would not collect all that the policy requires. budget: gc.copy_bytes_max; blocks:"
-        " gc.blocks_max_per_run; price: gc.price_days_min, or not sealed; set_aside: cooling down; gain: rewriting"
+        " gc.blocks_max_per_run; price: gc.price_days, or not sealed; set_aside: cooling down; gain: rewriting"
         " frees nothing; null: it would. Only finished runs report space and stopped."
     )
     bytes_to_rewrite: Bytes = Field(description="Live bytes of the victims, which a run reads.")

@@ -196,7 +196,7 @@ class CollectingBench:
 
     def _collect(self, options: CollectorOptions) -> CollectionResult:
         system = self._system
-        ttl_ms = system.settings.consumer.lease_ttl_ms
+        ttl_ms = system.settings.store.lease_ttl_ms
         with system.contended_lease(LEASE_NAME, ttl_ms) as held:
             collector = gc_collector(system, options)
             return collector.run(lambda: system.writer(held.lease, BlockKind.SURVIVOR))

@@ -29,7 +29,7 @@ def group_latencies(
     """Return, by number of stripes from 1 to the geometry's limit, the number of timed groups (`groups`) and
     percentiles in milliseconds. Lands the objects first. Raises NosError."""
     found: dict[str, dict[str, float]] = {}
-    with system.lease(system.member_name("bench"), system.settings.consumer.lease_ttl_ms) as held:
+    with system.lease(system.member_name("bench"), system.settings.store.lease_ttl_ms) as held:
         writer = system.writer(held.lease, BlockKind.FRESH)
         for stripe_count in range(1, system.geometry.stripes_per_group_max + 1):
             plans = _plans(system, objects.land(_drawn(system.geometry, groups, stripe_count, rng)), stripe_count)

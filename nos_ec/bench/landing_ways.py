@@ -19,6 +19,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import LandingId
+from nos_ec.engine.upkeep.reaper import BATCH_OBJECTS
 
 BARE_FILE_BYTES = 256 << 20
 BARE_OBJECT_BYTES = 16 << 20
@@ -85,9 +86,8 @@ class OneByOne:
 
     def delete_all(self, copies: Sequence[Copy]) -> None:
         """See LandingWay."""
-        batch = self._system.settings.reaper.batch_objects
-        for first in range(0, len(copies), batch):
-            failed = self._landing.delete_many([landing_id for landing_id, _ in copies[first : first + batch]])
+        for first in range(0, len(copies), BATCH_OBJECTS):
+            failed = self._landing.delete_many([landing_id for landing_id, _ in copies[first : first + BATCH_OBJECTS]])
             for error in failed.values():
                 raise error
 

@@ -18,6 +18,9 @@ from nos_ec.engine.upkeep.housekeeping import Housekeeping
 from nos_producer.assemble import producer_service
 
 IDLE_TURNS_S_MAX = 60.0
+IDLE_WAIT_MS = 20
+"""How long the consumer waits at a time for its first message. The measurement starts with the turn that receives
+it."""
 
 
 def publish(system: System) -> int:
@@ -33,7 +36,7 @@ def measured_pack(system: System, instruments: Instruments, drawn: Sequence[int]
     excludes sealing the last blocks. Raises NosError.
     """
     meter = Meter(instruments, drawn)
-    with consumer_service(system) as service:
+    with consumer_service(system, idle_wait_ms=IDLE_WAIT_MS) as service:
         meter.prepare()
         _await_messages(service, meter, instruments.timer)
         _pack(service, len(drawn), instruments.timer)

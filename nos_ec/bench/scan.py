@@ -63,8 +63,8 @@ COPY_WAITING = insert(WAITING).from_select(
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
-    """Options of `bench scan`. `few_rows` and `many_rows` wait during the two measurements. `batches` of
-    producer.batch_objects rows are measured."""
+    """Options of `bench scan`. `few_rows` and `many_rows` wait during the two measurements. `batches` of the producer
+    are measured."""
 
     few_rows: int
     many_rows: int

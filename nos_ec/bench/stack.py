@@ -23,9 +23,6 @@ from nos_ec.settings import Settings
 
 ADMIN_KEYRING = "admin.keyring"
 """The file next to ceph.conf in which the development cluster keeps its administrator's key."""
-IDLE_WAIT_MS = 20
-"""How long the consumer waits at a time for its first message. The measurement starts with the turn that receives
-it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +116,8 @@ def _bench_settings(settings: Settings) -> Settings:
     return settings.model_copy(
         update={
             "put": settings.put.model_copy(update={"min_age_ms": 0}),
-            "consumer": settings.consumer.model_copy(update={"idle_wait_ms": IDLE_WAIT_MS}),
             "reaper": settings.reaper.model_copy(update={"landing_grace_ms": 0}),
-            "gc": settings.gc.model_copy(update={"block_grace_ms": 0, "block_grace_ms_min": 0}),
+            "gc": settings.gc.model_copy(update={"block_grace_ms": 0}),
         }
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.bench.meter import Instruments, spent_s
 from nos_ec.composition.wiring import System
+from nos_ec.core.expiry import DAY_MS
 from nos_ec.core.packing.lifetimes import BUCKETS_MAX, STREAM_CUTS_DAYS, SurvivalTable
 from nos_ec.engine.expiry.known_expiry import KnownExpiry
 from nos_ec.engine.expiry.survival import (
@@ -95,7 +96,7 @@ class LifetimesUpkeep:
     # --- each object ----------------------------------------------------------------------------------
     def _stream_us(self, rows: Sequence[ObjectRow]) -> float:
         metadata, settings, now_ms = self._system.metadata, self._system.settings, self._clock.now_ms()
-        known = KnownExpiry(metadata, settings.s3.lifecycle_day_ms)
+        known = KnownExpiry(metadata, DAY_MS)
         stream_of = StreamSorting(ExpectedLifetimes(metadata), STREAM_CUTS_DAYS[settings.gc.streams - 1], known)
         packables = [_packable(row) for row in rows]
         stream_of(packables[0], now_ms)  # reads the table, which is measured separately

@@ -12,6 +12,9 @@ from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Clock
 from nos_ec.settings import Settings
 
+KEEP_MS = 365 * 86_400_000
+"""How long full files are kept if they fit into audit.size_bytes_max. They are deleted a day or two later, so that a
+clock that is wrong for less than a day deletes nothing."""
 _WORDS_MAX = 2
 _WORD = re.compile(r"[a-z]+(-[a-z]+)*")
 
@@ -22,7 +25,7 @@ def open_trail(settings: Settings, clock: Clock, run: str) -> AuditTrail:
     folder = audit.folder_in(store.root, store.backend)
     if folder is None:
         return NO_TRAIL
-    return AuditFiles(folder, clock, run, TrailLimits(audit.size_bytes_max, audit.keep_ms))
+    return AuditFiles(folder, clock, run, TrailLimits(audit.size_bytes_max, KEEP_MS))
 
 
 def trail_reader(settings: Settings) -> TrailReader:

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 
 _ANY_STORE = bytes(16)
+POLL_INTERVAL_MS_MAX = 300_000
+"""The time after which a consumer that hangs loses its partitions, in milliseconds: well above the slowest write of a
+group, because a member that gives up partitions first finishes the groups in flight."""
 OF_CONNECTION = ("ceph.conf_file", "ceph.user", "ceph.keyring_file")
 OF_METADATA = ("ceph.namespace", "store.metadata_url")
 OF_LOG = ("kafka.servers", "kafka.topic", "log.partitions", "kafka.options")
@@ -292,7 +295,7 @@ def open_log(settings: Settings, clock: Clock) -> Log:
 
     with settings_named(*OF_LOG):
         kafka = KafkaMessageLog(kafka_topic(settings))
-    poll_interval_ms_max = settings.kafka.poll_interval_ms_max
+    poll_interval_ms_max = max(POLL_INTERVAL_MS_MAX, session_ms)
     return Log(
         kafka.publisher,
         lambda member, instance: kafka.consumer(
@@ -314,7 +317,7 @@ def read_dead_letters(settings: Settings, count_max: int) -> list[DeadLetter]:
             return LocalMessageLog(settings.store.root / "log.db").dead_letters(count_max)
     from nos_ec.adapters.kafka import dead_letter_reader
 
-    with settings_named(*OF_LOG, "kafka.dead_letter_topic"):
+    with settings_named(*OF_LOG):
         return dead_letter_reader.read_dead_letters(kafka_topic(settings), count_max)
 
 
@@ -334,7 +337,6 @@ def kafka_topic(settings: Settings) -> KafkaTopic:
         servers=kafka.servers or "",
         name=kafka.topic,
         partitions=settings.log.partitions,
-        dead_letter_topic=kafka.dead_letter_topic or "",
         request_timeout_ms=kafka.request_timeout_ms,
         options=kafka.all_options(),
     )

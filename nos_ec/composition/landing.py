@@ -25,15 +25,17 @@ from nos_ec.settings import Settings
 from nos_ec.settings.landing import LandingSettings
 
 APPENDS = 2
-"""How many appends run at a time, unless landing.lanes is set: one is written while the next one is prepared. With more
-appends, batches are smaller, and fewer PUTs share an append."""
+"""How many appends run at a time: one is written while the next one is prepared. With more appends, batches are
+smaller, and fewer PUTs share an append."""
+BYPASS_BYTES = 1 << 20
+"""The size from which on an object bypasses the log, because a write of its own costs no more."""
 BATCH_WAIT_MS = 30_000
 """How long a batch waits for an open segment of the log, in milliseconds: the default time limit of Ceph operations."""
 
 
-def bypass_bytes(landing: LandingSettings, limits: MediumLimits) -> int:
-    """Return the size from which on an object bypasses the log: as configured, but at most a quarter of a segment."""
-    return min(landing.bypass_bytes, limits.segment_bytes // 4)
+def bypass_bytes(limits: MediumLimits) -> int:
+    """Return the size from which on an object bypasses the log: BYPASS_BYTES, but at most a quarter of a segment."""
+    return min(BYPASS_BYTES, limits.segment_bytes // 4)
 
 
 def log_folder(settings: Settings) -> Path:
@@ -112,10 +114,9 @@ def open_devices(settings: Settings, stack: ExitStack, store_id: str) -> Segment
     return stack.enter_context(closing(DeviceLog(log_folder(settings), paths, store_id, copies=landing.copies)))
 
 
-def open_segments_of(settings: Settings, medium: SegmentMedium) -> int:
-    """Return how many open segments a log for PUTs has: as configured, or as many as are needed for APPENDS appends at
-    a time."""
-    return settings.landing.lanes or max(1, APPENDS // medium.limits.writes_max)
+def open_segments_of(medium: SegmentMedium) -> int:
+    """Return how many open segments a log for PUTs has: as many as are needed for APPENDS appends at a time."""
+    return max(1, APPENDS // medium.limits.writes_max)
 
 
 def layered(settings: Settings, store: LandingStore, medium: SegmentMedium | None, metadata: Metadata) -> LandingStore:
@@ -164,9 +165,7 @@ class Landers:
         copies = self.copies(store)
         if medium is None or landing.mode != "log":
             return copies
-        bypass = LogBypass(
-            self.log(medium, open_segments_of(self._settings, medium)), copies, bypass_bytes(landing, medium.limits)
-        )
+        bypass = LogBypass(self.log(medium, open_segments_of(medium)), copies, bypass_bytes(medium.limits))
         self._stack.callback(bypass.close)
         return bypass
 
@@ -184,12 +183,12 @@ class Landers:
 
     def log(self, medium: SegmentMedium, open_segments: int) -> LandingLog:
         """Return a landing log of this process, with its keeper. It takes its lease with the first batch."""
-        landing, put = self._settings.landing, self._settings.put
+        landing = self._settings.landing
         shares_pool = self._settings.store.backend == "ceph"
         options = LogOptions(
             open_segments,
             landing.segment_age_ms,
-            put.lease_ttl_ms,
+            self._settings.store.lease_ttl_ms,
             BATCH_WAIT_MS,
             reserve_bytes=self._reserve_bytes if shares_pool else 0,
         )

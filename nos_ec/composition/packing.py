@@ -6,7 +6,8 @@ import random
 from math import inf
 from typing import Protocol
 
-from nos_ec.core.gc.gc_policy import GcPolicy, Price, SpaceTarget
+from nos_ec.core.expiry import DAY_MS
+from nos_ec.core.gc.gc_policy import ANY_PRICE_DAYS, GcPolicy, Price, SpaceTarget
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS
 from nos_ec.core.packing.merge_list import DENSITY, merge_list, split_price
@@ -15,6 +16,7 @@ from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, Str
 from nos_ec.engine.expiry.known_expiry import KnownExpiry
 from nos_ec.engine.expiry.survival import ExpectedLifetimes, StreamSorting
 from nos_ec.engine.gc.options import CollectorOptions
+from nos_ec.engine.objects.location_cache import LOCATION_CACHE_MS
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.space_reserve import PUT_RESERVES
 from nos_ec.ports.metadata import Buckets, Survival
@@ -22,6 +24,9 @@ from nos_ec.settings import Settings
 from nos_ec.settings.gc import GcSettings
 from nos_ec.settings.sections import ConsumerSettings
 
+LINGER_FILL_MIN = 0.5
+"""The share of a stripe that must be filled for it to be written after consumer.linger_ms. With less, a stripe of 8+3
+takes about as much space as three landing copies of the objects in it."""
 BACKLOG_WINDOWS = 4
 """How many windows of objects a consumer holds before it stops polling. With this many, lanes never wait for a poll. If
 more objects of one bucket wait, one consumer is not enough for the bucket."""
@@ -32,6 +37,20 @@ GC_GATHERED_MAX = 32_768
 NO_DEADLINE_MS = 365 * 86_400_000
 """Survivors wait for others without a deadline. At its end, a run writes the rest of them."""
 
+FLOOR_BYTES = 16 << 20
+"""Free space that GC leaves unused while it can, because the metadata database may be on the same disk and needs some
+space to record what GC does."""
+SHORT_GRACE_MS = 60_000
+"""The grace period of emptied blocks when space is so short that GC could not continue, or that PUTs are refused,
+unless gc.block_grace_ms is shorter. It must be longer than the longest read."""
+COOL_DOWN_MS_MAX = 86_400_000
+"""The longest time for which GC leaves a block alone that it could not collect, so that the others get their turn."""
+HEADER_BLOCKS = 4
+"""How many blocks' headers and rows GC reads at the same time, ahead of rewriting them: enough that writers do not wait
+for them."""
+GC_MEMORY_BYTES_MAX = 128 << 20
+"""How many bytes of groups GC holds in memory. Where groups are so large that gc.lanes of them do not fit, fewer are
+written at a time."""
 GROUP_COPIES = 6
 """The most copies of the bytes of a group that GC writes, or of a window of a longer group, in memory at once: as they
 were read, assembled, cut into shards with their coding chunks, and read back, with the object that continues in the
@@ -92,7 +111,7 @@ class StreamedPacking:
         self._rng = rng
         self._options = StreamOptions(settings.gc.streams, gathered_max, period_ms, bytes_max)
         cuts_days = STREAM_CUTS_DAYS[settings.gc.streams - 1]
-        known = KnownExpiry(metadata, settings.s3.lifecycle_day_ms)
+        known = KnownExpiry(metadata, DAY_MS)
         self._sorting = StreamSorting(ExpectedLifetimes(metadata), cuts_days, known)
         self.newest: StreamedMergeList[Packable] | None = None
         """The newest merge list; None with a single stream."""
@@ -122,7 +141,7 @@ def consumer_packing(
 ) -> StreamedPacking:
     """Return the packing of a consumer."""
     consumer = settings.consumer
-    fill_bytes_min = int(consumer.linger_fill_min * geometry.stripe_size)
+    fill_bytes_min = int(LINGER_FILL_MIN * geometry.stripe_size)
     linger = Linger(consumer.linger_ms, consumer.linger_max_ms, fill_bytes_min)
     gathered_max = GATHERED_WINDOWS * consumer.window_objects
     period_ms, bytes_max = max(1, consumer.linger_ms), consumer.merge_list_bytes_max
@@ -136,23 +155,24 @@ def gc_packing(
     return StreamedPacking(settings, geometry, metadata, NO_DEADLINE_MS, GC_GATHERED_MAX, None, None, rng)
 
 
-def collector_options(settings: Settings) -> CollectorOptions:
-    """Return the options by which GC chooses blocks."""
+def collector_options(settings: Settings, *, retry: bool = False) -> CollectorOptions:
+    """Return the options by which GC chooses blocks. retry: whether it also chooses those that it has set aside."""
+    longest_read_ms = settings.ceph.op_timeout_ms + LOCATION_CACHE_MS if settings.store.backend == "ceph" else 0
     gc, consumer, geometry = settings.gc, settings.consumer, settings.geometry.value()
     copy_bytes_max = gc.copy_bytes_max or inf
     return CollectorOptions(
         policy=_policy(gc, copy_bytes_max),
-        price_days_min=gc.price_days if gc.policy == "price" else gc.price_days_min,
+        price_days_min=gc.price_days_min,
         waste_ratio_min=gc.hole_ratio_min,
         copy_bytes_max=copy_bytes_max,
         block_grace_ms=gc.block_grace_ms,
-        block_grace_ms_min=gc.block_grace_ms_min,
+        block_grace_ms_min=max(SHORT_GRACE_MS, longest_read_ms),
         blocks_max=gc.blocks_max_per_run,
-        floor_bytes=gc.floor_bytes,
+        floor_bytes=FLOOR_BYTES,
         short_bytes=PUT_RESERVES * gc.reserve_bytes,
-        cool_down_ms_max=gc.cool_down_ms_max,
-        lanes=max(1, min(gc.lanes, gc.memory_bytes_max // (GROUP_COPIES * geometry.group_size_max))),
-        header_blocks=gc.header_blocks,
+        cool_down_ms_max=0 if retry else COOL_DOWN_MS_MAX,
+        lanes=max(1, min(gc.lanes, GC_MEMORY_BYTES_MAX // (GROUP_COPIES * geometry.group_size_max))),
+        header_blocks=HEADER_BLOCKS,
         bytes_per_s=gc.bytes_per_s,
         operations_per_s=gc.operations_per_s,
         slowdown_max=gc.read_slowdown_max,
@@ -171,5 +191,5 @@ def _policy(gc: GcSettings, copy_bytes_max: float) -> GcPolicy | None:
             victims_max=gc.blocks_max_per_run,
         )
     if gc.policy == "price":
-        return Price(gc.price_days, copy_bytes_max, gc.blocks_max_per_run)
+        return Price(max(gc.price_days_min, ANY_PRICE_DAYS), copy_bytes_max, gc.blocks_max_per_run)
     return None

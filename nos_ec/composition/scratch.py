@@ -58,8 +58,6 @@ def _settings(settings: Settings, root: Path, tag: str) -> Settings:
                 update={"devices": ",".join(f"landing_log/device{number}" for number in range(devices))}
             ),
             "ceph": settings.ceph.model_copy(update={"namespace": f"{settings.ceph.namespace}{SCRATCH}{tag}"}),
-            "kafka": settings.kafka.model_copy(
-                update={"topic": f"{settings.kafka.topic}{SCRATCH}{tag}", "dead_letter_topic": None}
-            ),
+            "kafka": settings.kafka.model_copy(update={"topic": f"{settings.kafka.topic}{SCRATCH}{tag}"}),
         }
     )

@@ -29,11 +29,13 @@ from nos_ec.composition.backends import (
     open_objects,
     settings_named,
 )
+from nos_ec.composition.developer_values import FIGURES_MS, HOUSEKEEPING_MS, STALL_MS
 from nos_ec.composition.landing import Landers, initialise_devices, layered, open_segments_of
 from nos_ec.composition.log_on_demand import LagProbe, LogOnDemand
 from nos_ec.composition.ownership import refuse_data_without_metadata, refuse_other_stores
 from nos_ec.composition.processes import member_name, process_name, run_name
 from nos_ec.core.errors import Blocklisted, ConfigError, NosError, Transient
+from nos_ec.core.expiry import DAY_MS
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, timed_id
 from nos_ec.core.packing.packer import size_max
@@ -56,7 +58,7 @@ from nos_ec.engine.landing.unknown_segments import UnknownSegments
 from nos_ec.engine.leases import HeldLease, HeldLeases
 from nos_ec.engine.objects.large import LargeObjects
 from nos_ec.engine.objects.large_lease import LargeLease
-from nos_ec.engine.objects.location_cache import LocationCache
+from nos_ec.engine.objects.location_cache import LOCATION_CACHE_MS, LocationCache
 from nos_ec.engine.objects.put_batches import PutBatches
 from nos_ec.engine.objects.put_queue import PutQueue
 from nos_ec.engine.objects.store import PutOptions, Store
@@ -68,7 +70,7 @@ from nos_ec.engine.scrub.planned import PlannedMending
 from nos_ec.engine.scrub.scrubber import Scrubber, ScrubOptions
 from nos_ec.engine.space_reserve import PACKING_RESERVES, PUT_RESERVES, require_put_space
 from nos_ec.engine.upkeep.housekeeping import Housekeeping
-from nos_ec.engine.upkeep.reaper import Reaper
+from nos_ec.engine.upkeep.reaper import BATCH_OBJECTS, Reaper
 from nos_ec.engine.upkeep.recovery import Recovery
 from nos_ec.engine.upkeep.shard_rebuild import ShardRebuild
 from nos_ec.engine.upkeep.verifier import LATE_S, LATE_S_AFTER_FAILURE, READS_MAX
@@ -250,7 +252,7 @@ class System:
         if self._leased is None or any(part is not now for part, now in zip(self._leased[0], parts, strict=True)):
             if self._leased is not None:
                 self._leased[1].close()
-            ttl_ms = self.settings.put.lease_ttl_ms
+            ttl_ms = self.settings.store.lease_ttl_ms
             lease = LargeLease(self.metadata, self.clock, lambda: f"put-{os.urandom(16).hex()}", ttl_ms, self._held)
             self._stack.callback(lease.close)
             self._leased = parts, lease
@@ -333,10 +335,9 @@ class System:
         """Return the housekeeping: recovery, the reaper, the trimmer and surveys. When the store is closed, the reaper
         logs what it has not logged yet."""
         threads = self._stack.enter_context(closing(ReadThreads(READS_MAX, perf_counter, LATE_S, LATE_S_AFTER_FAILURE)))
-        batch_objects = self.settings.reaper.batch_objects
-        reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, batch_objects, threads, self.trail)
+        reaper = Reaper(self.metadata, self.landing, self.blocks, self.clock, BATCH_OBJECTS, threads, self.trail)
         self._stack.callback(reaper.close)
-        wait_ms = self.settings.reaper.wait_ms
+        wait_ms = min(HOUSEKEEPING_MS, self.settings.store.lease_ttl_ms // 6)
         rng = random.Random(os.urandom(16))
         survey = new_survey(self.settings, self.metadata, self.clock, rng)
         headers = HeaderSurvey(self.metadata, self.blocks, self.clock, rng)
@@ -355,7 +356,7 @@ class System:
     def _copy_forward(self, medium: SegmentMedium) -> CopyForward:
         """Return the copy-forward, which writes old records again, into a separate log with one open segment."""
         landing = self.settings.landing
-        open_segments = open_segments_of(self.settings, medium) + 1
+        open_segments = open_segments_of(medium) + 1
         options = ForwardOptions(landing.segment_age_ms, open_segments * medium.limits.segment_bytes)
         log = self._landers().log(medium, open_segments=1)
         return CopyForward(self.metadata, LogReader(medium), log, self.clock, options, self.trail)
@@ -384,8 +385,7 @@ class System:
         The process is ready while the metadata and, if it publishes or consumes, the message log answer. For a process
         that writes, the block store and the landing store must also answer a probe that does a small piece of work.
         """
-        settings = self.settings.monitoring
-        monitor = Monitor(service, self.store_id, CollectorRegistry(), self.clock, settings.stall_ms_max)
+        monitor = Monitor(service, self.store_id, CollectorRegistry(), self.clock, stall_ms_max(self.settings))
         monitor.health.require("metadata", lambda: self.metadata.expired_leases(0))
         monitor.health.require("metadata locks", self.metadata.require_unblocked)
         if publishes:
@@ -401,7 +401,7 @@ class System:
         """Make a monitor also show the figures of the whole store."""
         put, consumer, gc = self.settings.put, self.settings.consumer, self.settings.gc
         linger_ms_max = max(consumer.linger_ms, consumer.linger_max_ms)
-        figures = Cached(self.figures, self.clock, self.settings.monitoring.figures_ms)
+        figures = Cached(self.figures, self.clock, FIGURES_MS)
         monitor.metrics.add("store", lambda: store_samples(figures(), self.clock.now_ms()))
         monitor.metrics.add("waiting", lambda: waiting_samples(self.metadata, self.clock.now_ms()))
         monitor.metrics.add("dumps", lambda: dump_samples(self.metadata, self.clock.now_ms()))
@@ -410,11 +410,11 @@ class System:
         monitor.metrics.add("limits", lambda: limit_samples(gc.reserve_bytes, waiting_ms_max, gc.target_space_amp))
         monitor.metrics.add("intervals", lambda: interval_samples(gc.wait_ms, self.settings.scrub.pass_days * DAY))
         monitor.metrics.add("gc", self.counts.samples)
-        monitor.metrics.add("passes", lambda: pass_samples(self.metadata, self.settings.s3.lifecycle_day_ms))
+        monitor.metrics.add("passes", lambda: pass_samples(self.metadata, DAY_MS))
 
     def store_totals(self) -> StoreTotals:
         """Return the reader of the sums over the whole store, which also keeps the stored sums up to date."""
-        return StoreTotals(self.metadata, self.clock, self.settings.monitoring.figures_ms)
+        return StoreTotals(self.metadata, self.clock, FIGURES_MS)
 
     def figures(self) -> StoreFigures:
         """Return figures of the whole store, whose sums may be older than the rest. Raises Transient."""
@@ -459,7 +459,7 @@ class System:
             settings.repair if repair is None else repair,
             self.settings.put.reservation_ms,
         )
-        ttl_ms = self.settings.consumer.lease_ttl_ms
+        ttl_ms = self.settings.store.lease_ttl_ms
         scrubber = Scrubber(
             self.checked(), self.shards, lambda name: self.contended_lease(name, ttl_ms), options, self.trail
         )
@@ -503,6 +503,12 @@ class System:
         return member_name(service, os.urandom(4))
 
 
+def stall_ms_max(settings: Settings) -> int:
+    """Return how long a loop may take for a turn until its process counts as stuck, in milliseconds: longer than an
+    operation on Ceph that is tried again."""
+    return max(STALL_MS, 3 * settings.ceph.op_timeout_ms if settings.store.backend == "ceph" else 0)
+
+
 def _unless_away(figure: Callable[[], int]) -> int | None:
     """Return the figure, or None if it cannot be read now, so that the other figures are still shown."""
     try:
@@ -540,8 +546,7 @@ def open_system(settings: Settings) -> System:
         log = LogOnDemand(settings, clock)
         lag = stack.enter_context(closing(LagProbe(log)))
         read_threads = stack.enter_context(closing(ReadThreads(settings.consumer.read_threads, perf_counter)))
-        get = settings.get
-        locations = LocationCache(clock, get.location_cache_objects, get.location_cache_ms)
+        locations = LocationCache(clock, settings.get.location_cache_objects, LOCATION_CACHE_MS)
         system = System(
             settings,
             clock,

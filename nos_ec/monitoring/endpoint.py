@@ -42,9 +42,9 @@ class Endpoint:
         except OSError as error:
             raise ConfigError(
                 f"monitoring: cannot listen on {host}:{port} ({error.strerror}); set monitoring.host to an"
-                f" address of this machine and monitoring.{monitor.service}_port to a free port, or to 0 for no"
+                f" address of this machine and monitoring.port of this {monitor.service} to a free port, or to 0 for no"
                 " endpoint",
-                settings=("monitoring.host", f"monitoring.{monitor.service}_port"),
+                settings=("monitoring.host", "monitoring.port"),
             ) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="endpoint", daemon=True

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from nos_ec.settings.section import DAY, HOUR, Section
-from nos_ec.settings.values import Count, NonEmptyPath, Size
+from nos_ec.settings.section import Section
+from nos_ec.settings.values import NonEmptyPath, Size
 
 
 class AuditSettings(Section):
@@ -23,15 +23,8 @@ class AuditSettings(Section):
         default=256 << 20,
         ge=0,
         le=1 << 40,
-        description="Maximum size of the folder; beyond it the oldest entries are deleted. A deleted landing copy"
-        " takes some 200 bytes. 0: no trail.",
-    )
-    keep_ms: Count = Field(
-        default=365 * DAY,
-        ge=HOUR,
-        le=3650 * DAY,
-        description="How long full files are kept, in milliseconds, if they fit into size_bytes_max. They are deleted"
-        " a day or two later, so that a clock that is wrong for less than a day deletes nothing.",
+        description="Maximum size of the folder; beyond it, and after a year, the oldest entries are deleted. A deleted"
+        " landing copy takes some 200 bytes. 0: no trail.",
     )
 
     def is_missing(self, backend: str) -> bool:

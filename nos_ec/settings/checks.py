@@ -12,11 +12,13 @@ from pathlib import Path
 from nos_ec.core.errors import ConfigError, InvalidInput
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import ObjectKey
-from nos_ec.settings.sections import LogSettings, Settings
+from nos_ec.settings.sections import REQUEST_TIMEOUT, LogSettings, Settings
 
 DEVICES_MAX = 64
 SEGMENTS_MIN = 4
 """The fewest segments of a device: an open segment takes one, and the next segment is prepared ahead."""
+REQUEST_MS_MIN, REQUEST_MS_MAX = 1_000, 180_000
+"""The shortest and longest time limit of a request to Kafka."""
 _BROKER = re.compile(r"(\w+://)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}")
 """A name or address with a port; IPv6 addresses are in brackets. librdkafka also accepts a protocol before it."""
 UTF8_ADVICE = "rename the file or folder, or use another value"
@@ -25,10 +27,11 @@ UTF8_ADVICE = "rename the file or folder, or use another value"
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A problem of the settings, in one line. `setting` is the dotted name of the setting or section to correct; None
-    if the problem is not in a setting."""
+    if the problem is not in a setting. A harmless problem does not keep a process from starting."""
 
     text: str
     setting: str | None = None
+    is_harmless: bool = False
 
 
 def refusal(text: str, problems: Sequence[Problem]) -> ConfigError:
@@ -176,6 +179,15 @@ def _spread(log: LogSettings) -> Iterator[Problem]:
             yield _wrong("log.spread_buckets", f"this is not a valid bucket name: {error}")
 
 
+def _is_request_timeout(value: str | int | bool) -> bool:
+    """Return whether this can be the time limit of a request. A batch of a producer waits for at most 18 requests, and
+    producers keep their slots for LEASE_MS_MAX meanwhile."""
+    try:
+        return not isinstance(value, bool) and REQUEST_MS_MIN <= int(value) <= REQUEST_MS_MAX
+    except ValueError:
+        return False
+
+
 def _backends(settings: Settings) -> Iterator[Problem]:
     """Yields a problem for each setting that a backend lacks or cannot work with, and for each misplaced secret."""
     kafka = settings.kafka
@@ -192,11 +204,8 @@ def _backends(settings: Settings) -> Iterator[Problem]:
         yield _wrong(
             "kafka.in_sync_min", f"{kafka.in_sync_min} is more than kafka.replication; use at most {kafka.replication}"
         )
-    if kafka.poll_interval_ms_max < settings.log.session_ms:
-        yield _wrong(
-            "kafka.poll_interval_ms_max",
-            f"{kafka.poll_interval_ms_max} is less than log.session_ms; use at least {settings.log.session_ms}",
-        )
+    if not _is_request_timeout(kafka.options.get(REQUEST_TIMEOUT, REQUEST_MS_MIN)):
+        yield _wrong("kafka.options", f"{REQUEST_TIMEOUT} must be a whole number, {REQUEST_MS_MIN} to {REQUEST_MS_MAX}")
     for key in sorted(kafka.options):
         if "password" in key or "secret" in key:
             yield _wrong("kafka.options", f"{key} is a secret and would be shown; move it to kafka.secrets")

@@ -28,22 +28,17 @@ class GcSettings(Section):
         description="Limit that the policy space-target keeps: bytes stored per live byte. Headers, padding and"
         " redundancy are not counted. A lower value saves space and rewrites more.",
     )
-    price_days_min: Ratio = Field(
-        default=PRICE_FLOOR_DAYS,
+    price_days: Ratio | None = Field(
+        default=None,
         ge=0,
         le=100_000,
-        description="Break-even price in days from which the policy space-target collects a block: copying one live"
-        " byte may cost as much as holding one dead byte for that long. In a younger store, GC frees mostly entirely"
-        " dead blocks. Blocks are repacked for their padding at the same price. When PUTs are refused for lack of"
-        " space, or less than floor_bytes is free, GC ignores the price.",
-    )
-    price_days: Ratio = Field(
-        default=PRICE_DAYS,
-        gt=0,
-        le=100_000,
-        description="Break-even price in days from which the policy price collects a block, however much is stored. A"
-        " lower value saves space and copies more. As with price_days_min, blocks are repacked at the same price, and"
-        " GC ignores the price when space is short.",
+        title="a number, 0 to 100000",
+        description="Break-even price in days from which GC collects a block: copying one live byte may cost as much as"
+        " holding one dead byte for that long. The policy space-target does so while more than space_amp is stored"
+        f" (default {PRICE_FLOOR_DAYS:g}); in a younger store, it frees mostly entirely dead blocks. The policy"
+        f" price does so however much is stored (default {PRICE_DAYS:g}). A lower value saves space and copies more."
+        " Blocks are repacked for their padding at the same price. When PUTs are refused for lack of space, GC ignores"
+        " the price.",
     )
     copy_bytes_max: Size = Field(
         default=0,
@@ -58,20 +53,6 @@ class GcSettings(Section):
         le=64,
         description="Groups of survivors that GC writes at the same time, each into a block of its own. GC uses fewer"
         " lanes while there is little free space.",
-    )
-    memory_bytes_max: Size = Field(
-        default=128 << 20,
-        ge=1 << 20,
-        le=1 << 40,
-        description="Maximum bytes of groups that GC holds in memory: it limits how many groups are written at the"
-        " same time. A group takes six times its size, or six times geometry.stripes_per_group_max stripes if it is"
-        " longer. One group is always written.",
-    )
-    header_blocks: Count = Field(
-        default=4,
-        ge=1,
-        le=64,
-        description="Blocks whose headers and rows GC reads at the same time, ahead of rewriting them.",
     )
     bytes_per_s: Size = Field(
         default=0,
@@ -118,21 +99,6 @@ class GcSettings(Section):
         le=30 * DAY,
         description="Milliseconds between emptying a block and deleting it. Keep it above the longest read.",
     )
-    block_grace_ms_min: Count = Field(
-        default=MINUTE,
-        ge=0,
-        le=30 * DAY,
-        description="Grace period in milliseconds that replaces block_grace_ms when space is so short that GC could"
-        " not continue, or that PUTs are refused. Keep it above the longest read, too: above the sum of"
-        " ceph.op_timeout_ms and get.location_cache_ms. A value above block_grace_ms counts as block_grace_ms.",
-    )
-    floor_bytes: Size = Field(
-        default=16 << 20,
-        ge=0,
-        le=1 << 50,
-        description="Free space that GC leaves unused while it can, because the metadata database may be on the same"
-        " disk and needs some space to record what GC does.",
-    )
     reserve_bytes: Size = Field(
         default=256 << 20,
         ge=0,
@@ -145,20 +111,19 @@ class GcSettings(Section):
     blocks_max_per_run: Count = Field(
         default=1000, ge=1, le=1_000_000, description="Maximum number of blocks rewritten in one run."
     )
-    cool_down_ms_max: Count = Field(
-        default=DAY,
-        ge=0,
-        le=30 * DAY,
-        description="Longest time in milliseconds for which GC skips a block that it could not collect, so that the"
-        " other blocks get their turn. The time starts at 10 minutes and doubles with each failure in a row. Lowering"
-        " this setting brings such blocks back sooner, for example after a repair; with 0 no block is skipped.",
-    )
     wait_ms: Count = Field(
         default=10 * MINUTE,
         ge=1,
         le=30 * DAY,
         description="Milliseconds between runs of `gc run --loop`. Runs started by cron do not use it.",
     )
+
+    @property
+    def price_days_min(self) -> float:
+        """price_days, or the default of the policy."""
+        if self.price_days is not None:
+            return self.price_days
+        return PRICE_DAYS if self.policy == "price" else PRICE_FLOOR_DAYS
 
     @property
     def target_space_amp(self) -> float | None:

@@ -25,26 +25,12 @@ class LandingSettings(Section):
         " while existing segments are packed and released. All processes read both kinds in every mode; the mode"
         " matters only to processes that PUT, pack or reap.",
     )
-    lanes: Count = Field(
-        default=0,
-        ge=0,
-        le=64,
-        description="Segments that one process appends to at the same time. More open segments make batches smaller."
-        " 0: 2 on Ceph, 1 on devices, which allow 2 concurrent appends to a segment.",
-    )
     segment_age_ms: Count = Field(
         default=MINUTE,
         ge=SECOND,
         le=HOUR,
         description="Age in milliseconds at which a segment is sealed even if it is not full. Only sealed segments are"
         " released.",
-    )
-    bypass_bytes: Size = Field(
-        default=1 << 20,
-        ge=64 << 10,
-        le=64 << 20,
-        description="Objects of this size or more bypass the log, because a separate write costs no more. A quarter of"
-        " a segment, if that is less.",
     )
     devices: str = Field(
         default="",

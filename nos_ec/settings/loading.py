@@ -11,13 +11,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import structlog
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from nos_ec.settings.checks import UTF8_ADVICE, Problem, cross_check, is_utf8, refusal
 from nos_ec.settings.reference import allowed
+from nos_ec.settings.retired import RETIRED
 from nos_ec.settings.sections import Settings, fields_of
 from nos_ec.settings.values import NonEmptyPath, from_text
+
+_log = structlog.get_logger(__name__)
 
 ENV_PREFIX = "NOS_EC_"
 ENV_OTHERS = frozenset({"NOS_EC_CONFIG", "NOS_EC_KILL_AT"})
@@ -27,18 +31,22 @@ ENV_DEV_PREFIX = "NOS_EC_DEV_"
 
 
 def load_settings(path: Path | None, env: Mapping[str, str]) -> Settings:
-    """Return the settings of the file (None: no file), overridden by settings of the environment.
+    """Return the settings of the file (None: no file), overridden by settings of the environment. Settings that are
+    RETIRED are ignored, with a warning for each in the log.
 
     Raises ConfigError with one line per problem (its place, the value, and what is allowed) and the settings concerned.
     """
     settings, problems = _load(path, env)
-    if settings is None or problems:
-        raise refusal("\n".join(problem.text for problem in problems), problems)
+    wrong = [problem for problem in problems if not problem.is_harmless]
+    if settings is None or wrong:
+        raise refusal("\n".join(problem.text for problem in wrong), wrong)
+    for problem in problems:
+        _log.warning("a setting is ignored", setting=problem.setting, problem=problem.text)
     return settings
 
 
 def check_settings(path: Path | None, env: Mapping[str, str]) -> list[Problem]:
-    """Return the problems that `load_settings` would raise; an empty list if there are none."""
+    """Return the problems that `load_settings` would raise or log; an empty list if there are none."""
     return _load(path, env)[1]
 
 
@@ -113,7 +121,9 @@ def _from_file(path: Path | None, problems: list[Problem]) -> _Given:
             problems.append(Problem(f"{path}: {section}: {why}", section))
         else:
             for key, value in table.items():
-                if key not in fields_of(section):
+                if (name := f"{section}.{key}") in RETIRED:
+                    problems.append(_retired(f"{path}: {name}", name))
+                elif key not in fields_of(section):
                     hint = _hint(f"{section}.{key}", _all_keys())
                     problems.append(Problem(f"{path}: {section}.{key}: no such setting{hint}"))
                 elif _is_path(section, key) and isinstance(value, str) and value:
@@ -158,15 +168,22 @@ def _key_on_line(path: Path, error: str) -> str:
 
 def _from_env(env: Mapping[str, str], problems: list[Problem]) -> _Given:
     known = {_variable(*name.split(".")): name.split(".") for name in _all_keys()}
+    retired = {_variable(*name.split(".")): name for name in RETIRED}
     for variable in sorted(env):
         if not variable.startswith(ENV_PREFIX) or variable in ENV_OTHERS or variable.startswith(ENV_DEV_PREFIX):
             continue
-        if variable not in known:
+        if variable in retired:
+            problems.append(_retired(f"environment variable {variable}", retired[variable]))
+        elif variable not in known:
             problems.append(Problem(f"environment variable {variable}: no such setting{_hint(variable, list(known))}"))
         else:
             section, key = known[variable]
             value = from_text(fields_of(section)[key], env[variable])
             yield f"environment variable {variable}", section, key, value
+
+
+def _retired(place: str, name: str) -> Problem:
+    return Problem(f"{place}: no longer a setting, and ignored: {RETIRED[name]}; remove it", name, is_harmless=True)
 
 
 def _variable(section: str, key: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, SecretStr
 
-from nos_ec.settings.section import DAY, HOUR, MINUTE, SECOND, Section
+from nos_ec.settings.section import DAY, Section
 from nos_ec.settings.values import Count, Flag, NonEmptyPath
 
 
@@ -95,32 +95,11 @@ class S3Settings(Section):
         description="Log each request with its account, operation, bucket, key, status, sizes and times. Needs"
         " logging.level = info or debug.",
     )
-    access_cache_ms: Count = Field(
-        default=2 * SECOND,
-        ge=0,
-        le=MINUTE,
-        description="For how many milliseconds the gateway remembers access keys, owners and grants. A disabled key"
-        " may still be used for this long.",
-    )
-    body_wait_ms: Count = Field(
-        default=MINUTE,
-        ge=1,
-        le=HOUR,
-        description="Time in milliseconds that a client may pause while it sends a body.",
-    )
-
     abort_uploads_days: Count = Field(
         default=7,
         ge=0,
         le=3650,
         description="Age in days at which GC aborts an incomplete multipart upload. 0: never.",
-    )
-    lifecycle_day_s: Count = Field(
-        default=86_400,
-        ge=1,
-        le=86_400,
-        description="Length of a day of lifecycle rules in seconds. Only for tests: with a shorter day, objects expire"
-        " earlier. Headers still count real days, like those of radosgw.",
     )
     master_key: SecretStr | None = Field(
         default=None,
@@ -140,11 +119,6 @@ class S3Settings(Section):
     def abort_uploads_ms(self) -> int:
         """abort_uploads_days in milliseconds."""
         return self.abort_uploads_days * DAY
-
-    @property
-    def lifecycle_day_ms(self) -> int:
-        """lifecycle_day_s in milliseconds."""
-        return self.lifecycle_day_s * SECOND
 
     @property
     def trusted_networks(self) -> list[IPv4Network | IPv6Network]:

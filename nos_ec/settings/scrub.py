@@ -11,16 +11,12 @@ from nos_ec.settings.values import Count, Flag, Size
 class ScrubSettings(Section):
     """Scrubs, which read all packed data and compare it with its checksums."""
 
-    daemon: Flag = Field(
-        default=True,
-        description="Let `gc run --apply --loop` scrub in the background. If false, only `nos-ec scrub` does.",
-    )
     pass_days: Count = Field(
         default=14,
-        ge=1,
+        ge=0,
         le=365,
-        description="Days from the start of one pass of the daemon to the start of the next. If a pass takes longer,"
-        " the next one follows at once.",
+        description="Days from the start of one pass of `gc run --apply --loop` in the background to the start of the"
+        " next. If a pass takes longer, the next one follows at once. 0: only `nos-ec scrub` scrubs.",
     )
     bytes_per_s: Size = Field(
         default=16 << 20,

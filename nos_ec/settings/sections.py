@@ -21,9 +21,11 @@ from nos_ec.settings.secret_files import read_secret
 from nos_ec.settings.section import DAY, HOUR, MINUTE, SECOND, Section
 from nos_ec.settings.shards import ShardSettings
 from nos_ec.settings.trash import TrashSettings
-from nos_ec.settings.values import Count, Flag, NonEmptyPath, Ratio, Size, Spread, Table
+from nos_ec.settings.values import Count, Flag, NonEmptyPath, Size, Spread, Table
 
 _GEOMETRY = Geometry()
+REQUEST_TIMEOUT = "socket.timeout.ms"
+"""The time limit of a request among the options of librdkafka."""
 _URL_FILE = "store.metadata_url_file"
 
 
@@ -59,6 +61,14 @@ class StoreSettings(Section):
         description="Allow reading from a read-only metadata server, such as a replica. Its data may be out of date: a"
         " new object may be missing, and an overwritten one may still have its old content. Set it only for a process"
         " that only reads and tolerates this. If false, a read-only server counts as unavailable.",
+    )
+    lease_ttl_ms: Count = Field(
+        default=30 * SECOND,
+        ge=SECOND,
+        le=LEASE_MS_MAX,
+        description="How long the lease of a process lasts without renewal, in milliseconds. It determines how soon"
+        " the others take over from a killed producer and recover the blocks of a killed consumer, GC or large PUT,"
+        " and how long a process may stall before it is fenced.",
     )
 
     @property
@@ -125,15 +135,14 @@ class CephSettings(Section):
         ge=SECOND,
         le=HOUR,
         description="Time limit of one read or write, in milliseconds, rounded up to whole seconds. After that, the"
-        " operation counts as failed and is retried.",
+        " operation counts as failed and is retried. Connecting, and each command to the monitors, may take half as"
+        " long again.",
     )
-    connect_timeout_ms: Count = Field(
-        default=15 * SECOND,
-        ge=SECOND,
-        le=HOUR,
-        description="Time limit for connecting, and for each command to the monitors, in milliseconds; also"
-        " rounded up.",
-    )
+
+    @property
+    def connect_timeout_ms(self) -> int:
+        """The time limit for connecting, and for each command to the monitors, in milliseconds."""
+        return self.op_timeout_ms * 3 // 2
 
 
 class GeometrySettings(Section):
@@ -186,13 +195,6 @@ class PutSettings(Section):
         description="How long a PUT may take, in milliseconds, before its landing copy counts as abandoned. A PUT that"
         " takes longer fails and can be retried.",
     )
-    lease_ttl_ms: Count = Field(
-        default=30 * SECOND,
-        ge=SECOND,
-        le=LEASE_MS_MAX,
-        description="How long the lease of a process that stores large objects lasts without renewal, in milliseconds."
-        " It determines how soon the blocks of a killed PUT are recovered.",
-    )
 
 
 class GetSettings(Section):
@@ -204,21 +206,13 @@ class GetSettings(Section):
         le=100_000_000,
         description="Maximum number of objects whose location a process caches, so that reading them again needs no"
         " database query (some 600 bytes each). 0: no cache. With a cache, an overwrite or delete by another process"
-        " is seen up to location_cache_ms late. Meant for a single gateway, or for objects that are never overwritten.",
-    )
-    location_cache_ms: Count = Field(
-        default=10 * SECOND,
-        ge=1,
-        le=DAY,
-        description="How long a location is cached, in milliseconds, and how late another process's change may be"
-        " seen. Keep it below gc.block_grace_ms; otherwise reads from deleted blocks need a second look-up.",
+        " is seen up to 10 s late. Meant for a single gateway, or for objects that are never overwritten.",
     )
 
 
 class ProducerSettings(Section):
     """Publishing objects that wait to be packed."""
 
-    batch_objects: Count = Field(default=1000, ge=1, le=100_000, description="Rows scanned and published per batch.")
     republish_ms: Count = Field(
         default=10 * MINUTE,
         ge=SECOND,
@@ -226,16 +220,6 @@ class ProducerSettings(Section):
         description="Time in milliseconds after which an object that was published but is still not packed becomes due"
         " again. It is published again if the consumers have passed its event, or if the log has lost it. Keep it"
         " above consumer.linger_ms, or healthy objects are published twice.",
-    )
-    idle_wait_ms: Count = Field(
-        default=500, ge=1, le=HOUR, description="Milliseconds between scans while there is nothing to publish."
-    )
-    lease_ttl_ms: Count = Field(
-        default=30 * SECOND,
-        ge=SECOND,
-        le=LEASE_MS_MAX,
-        description="How long a producer's leases last without renewal, in milliseconds. It determines how soon other"
-        " producers take over from a killed one, and how soon a new one gets its share.",
     )
 
 
@@ -276,20 +260,13 @@ class ConsumerSettings(Section):
         default=HOUR,
         ge=0,
         le=DAY,
-        description="Longest time an object waits, in milliseconds, while too few objects wait to fill their stripe to"
-        " linger_fill_min; it then replaces linger_ms. Meanwhile the objects are safe in the landing store. A value"
+        description="Longest time an object waits, in milliseconds, while too few objects wait to fill half of a"
+        " stripe; it then replaces linger_ms. Meanwhile the objects are safe in the landing store. A value"
         " below linger_ms counts as linger_ms.",
-    )
-    linger_fill_min: Ratio = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description="Share of a stripe that must be filled for it to be written after linger_ms. 0: any share.",
     )
     lanes: Count = Field(
         default=1, ge=1, le=64, description="Stripe groups that are written at the same time, each into its own block."
     )
-    read_threads: Count = Field(default=8, ge=1, le=256, description="Landing copies read at the same time.")
     merge_list_bytes_max: Size = Field(
         default=1 << 30,
         ge=1 << 20,
@@ -297,17 +274,12 @@ class ConsumerSettings(Section):
         description="Maximum total size of the objects waiting to be packed, in bytes. Above it, partitions are"
         " paused. The objects themselves stay in the landing store. Use at least one stripe group.",
     )
-    poll_messages_max: Count = Field(
-        default=1000, ge=1, le=100_000, description="Maximum number of messages taken from the log at a time."
-    )
-    idle_wait_ms: Count = Field(default=500, ge=1, le=HOUR, description="Milliseconds to wait for messages when idle.")
-    lease_ttl_ms: Count = Field(
-        default=30 * SECOND,
-        ge=SECOND,
-        le=LEASE_MS_MAX,
-        description="How long a writer lease lasts without renewal, in milliseconds. It determines how soon the blocks"
-        " of a killed consumer (or GC) are recovered, and how long a process may stall before it is fenced.",
-    )
+
+    @property
+    def read_threads(self) -> int:
+        """How many landing copies are read at the same time: enough to keep the lanes busy. 16 for 6 lanes are what a
+        pool of 12 OSDs needs (docs/RUNBOOKS.md, Capacity)."""
+        return max(8, 4 + 2 * self.lanes)
 
 
 class ReaperSettings(Section):
@@ -319,16 +291,6 @@ class ReaperSettings(Section):
         le=30 * DAY,
         description="How long a landing copy is kept after its object is packed, in milliseconds. Before the copy is"
         " deleted, the packed bytes are always read back and verified.",
-    )
-    batch_objects: Count = Field(
-        default=5000,
-        ge=1,
-        le=100_000,
-        description="Landing copies processed per batch. The embedded landing store has 256 folders and syncs each of"
-        " them once per batch, so a batch should contain many copies for each folder.",
-    )
-    wait_ms: Count = Field(
-        default=5 * SECOND, ge=1, le=HOUR, description="Milliseconds between rounds of housekeeping in a daemon."
     )
 
 
@@ -362,7 +324,8 @@ class LogSettings(Section):
         ge=100,
         le=HOUR,
         description="Milliseconds after which a consumer whose process died loses its partitions to the others. On the"
-        " embedded log, this also holds for a consumer that does not poll; on Kafka, see kafka.poll_interval_ms_max.",
+        " embedded log, this also holds for a consumer that does not poll; on Kafka, such a consumer loses them after"
+        " five minutes.",
     )
 
 
@@ -376,12 +339,6 @@ class KafkaSettings(Section):
         description="Brokers to connect to first; the others are found through them.",
     )
     topic: str = Field(default="nos-ec", min_length=1, max_length=200, description="Topic of the pack requests.")
-    dead_letter_topic: str | None = Field(
-        default=None,
-        max_length=249,
-        title="a topic name",
-        description="Topic for messages that cannot be processed. If unset: `<topic>.dead-letters`.",
-    )
     replication: Count = Field(
         default=3, ge=1, le=100, description="Replicas of both topics, used when `nos-ec init` creates them."
     )
@@ -400,21 +357,6 @@ class KafkaSettings(Section):
         " value, and refuses an existing topic with a lower one. Keep it above the longest planned outage of all"
         " consumers.",
     )
-    request_timeout_ms: Count = Field(
-        default=30 * SECOND,
-        ge=SECOND,
-        # A batch of a producer waits for at most 18 requests, and producers keep their slots for LEASE_MS_MAX
-        # meanwhile.
-        le=3 * MINUTE,
-        description="Time limit of a broker request, and of publishing, in milliseconds.",
-    )
-    poll_interval_ms_max: Count = Field(
-        default=5 * MINUTE,
-        ge=SECOND,
-        le=DAY,
-        description="Time in milliseconds after which a consumer that hangs loses its partitions. Keep it well above"
-        " the slowest group write, and not below log.session_ms.",
-    )
     instance: str | None = Field(
         default=None,
         max_length=200,
@@ -425,13 +367,20 @@ class KafkaSettings(Section):
     options: Annotated[dict[str, str | int | bool], Table] = Field(
         default_factory=dict,
         title='a table such as {"security.protocol" = "SASL_SSL"} (JSON in the environment)',
-        description="More librdkafka settings under their own names: TLS, SASL, tuning. Secrets belong in `secrets`.",
+        description="More librdkafka settings under their own names: TLS, SASL, tuning. Secrets belong in `secrets`."
+        " socket.timeout.ms (30000) is the time limit of a broker request, and of publishing.",
     )
     secrets: Annotated[dict[str, SecretStr], Table] = Field(
         default_factory=dict,
         title='a table such as {"sasl.password" = "..."} (JSON in the environment)',
         description="librdkafka settings that are secret; they are never shown. Prefer the environment.",
     )
+
+    @property
+    def request_timeout_ms(self) -> int:
+        """The time limit of a broker request, and of publishing, in milliseconds. Raises ValueError for an option that
+        is no number, which `checks` refuses."""
+        return int(self.options.get(REQUEST_TIMEOUT, 30 * SECOND))
 
     def all_options(self) -> dict[str, str | int | bool]:
         """Return options and secrets together. They include passwords, so never log them."""
@@ -478,39 +427,13 @@ class MonitoringSettings(Section):
         description="Address that the endpoints listen on. They need no password and cannot change anything; expose"
         " them only to a network you trust.",
     )
-    producer_port: Count = Field(
-        default=0, ge=0, le=65_535, description="TCP port of the producer's endpoint. 0: no endpoint."
-    )
-    consumer_port: Count = Field(
+    port: Count = Field(
         default=0,
         ge=0,
         le=65_535,
-        description="TCP port of the consumer's endpoint. 0: no endpoint. Several consumers on one host need different"
-        " ports: set the port in the environment of each (the systemd units do).",
-    )
-    gc_port: Count = Field(
-        default=0,
-        ge=0,
-        le=65_535,
-        description="TCP port of the endpoint of gc run --loop. 0: no endpoint. Runs from cron never have one.",
-    )
-    s3_port: Count = Field(
-        default=0, ge=0, le=65_535, description="TCP port of the endpoint of s3 serve. 0: no endpoint."
-    )
-    stall_ms_max: Count = Field(
-        default=2 * MINUTE,
-        ge=SECOND,
-        le=DAY,
-        description="Time in milliseconds after which a loop that has not completed a turn counts as stuck: /livez"
-        " then fails, and systemd's watchdog is no longer fed. Keep it above the longest write or query that you"
-        " tolerate.",
-    )
-    figures_ms: Count = Field(
-        default=15 * SECOND,
-        ge=0,
-        le=HOUR,
-        description="How long the figures of the whole store are cached between scrapes, in milliseconds. In a large"
-        " store, one of the daemons computes the sums for all processes, at most this often.",
+        description="TCP port of the endpoint of a producer, a consumer, gc run --loop or s3 serve. 0: no endpoint."
+        " Runs from cron never have one. Each daemon of a host needs a port of its own, so set it in the environment of"
+        " each (the systemd units do).",
     )
 
 

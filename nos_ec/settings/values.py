@@ -28,7 +28,7 @@ def from_text(field: FieldInfo, text: str) -> object:
         return {"true": True, "false": False}.get(text, text)
     if field.annotation in (int, _SPREAD) and _WHOLE_PATTERN.fullmatch(text):
         return int(text)
-    if field.annotation is float and _DECIMAL_PATTERN.fullmatch(text):
+    if field.annotation in (float, Ratio | None) and _DECIMAL_PATTERN.fullmatch(text):
         return float(text)
     return text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+from nos_ec.composition.developer_values import PUBLISHED_OBJECTS
 from nos_ec.composition.packing import BACKLOG_WINDOWS
 from nos_ec.composition.wiring import System
 from nos_ec.monitoring.monitor import Monitor
@@ -23,23 +24,16 @@ def producer_service(
     With `shares`, it divides the slots with the other producers that share. Otherwise it takes all free slots. The
     monitor, if any, shows its figures.
     """
-    settings = system.settings.producer
     log = system.settings.log
     spread = SpreadOptions(
         backlog_min=BACKLOG_WINDOWS * system.settings.consumer.window_objects,
         default=_fixed(log.spread),
         buckets={bucket: _fixed(number) for bucket, number in log.spread_buckets.items()},
     )
-    options = ProducerOptions(
-        settings.batch_objects,
-        settings.republish_ms,
-        settings.idle_wait_ms,
-        log.partitions,
-        system.store_id,
-        spread,
-    )
+    republish_ms = system.settings.producer.republish_ms
+    options = ProducerOptions(republish_ms, log.partitions, system.store_id, PUBLISHED_OBJECTS, spread)
     member = system.member_name("producer") if shares else None
-    held = HeldSlots(system.metadata, system.clock, settings.lease_ttl_ms, member)
+    held = HeldSlots(system.metadata, system.clock, system.settings.store.lease_ttl_ms, member)
     with closing(system.publisher()) as publisher, closing(system.group_progress("producer")) as progress:
         service = ProducerService(system.metadata, publisher, progress, system.clock, held, options)
         if monitor is not None:

@@ -35,22 +35,23 @@ _log = structlog.get_logger(__name__)
 
 RETRY_WAIT_MS = 1000
 """The wait after a batch that failed."""
+IDLE_WAIT_MS = 500
+"""The wait after a scan that found no due rows: short beside the seconds for which objects wait for others, and one
+small query in all the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
     """The options of a producer."""
 
-    batch_objects: int
-    """The most rows per scan."""
     republish_ms: int
     """After this time, a published row that is not packed comes due again."""
-    idle_wait_ms: int
-    """The wait after a scan that found no due rows."""
     partitions: int
     """The number of partitions of the message log."""
     store_id: str
     """The id of the store, which is written into events."""
+    batch_objects: int
+    """The most rows per scan."""
     spread: SpreadOptions = field(default_factory=SpreadOptions)
     """Over how many partitions the events of a bucket are spread."""
 
@@ -208,7 +209,7 @@ class ProducerService:
             if self.counters.objects > before:
                 _log.info("published", objects=self.counters.objects - before)
             if not due:
-                wait_ms = min(self._options.idle_wait_ms, self._held_slots.rest_ms())
+                wait_ms = min(IDLE_WAIT_MS, self._held_slots.rest_ms())
                 beat(wait_ms)
                 self._clock.wait(stop, wait_ms)
 

@@ -40,9 +40,9 @@ class CephStore:
         self._text = f"""
 store = {{ backend = "ceph", root = "{folder / "store"}" }}
 log = {{ partitions = 2 }}
-producer = {{ republish_ms = 5000, idle_wait_ms = 100 }}
+producer = {{ republish_ms = 5000 }}
 consumer = {{ linger_ms = 200, linger_max_ms = 200, lanes = 2 }}
-reaper = {{ landing_grace_ms = 0, wait_ms = 500 }}
+reaper = {{ landing_grace_ms = 0 }}
 gc = {{ policy = "threshold", reserve_bytes = 0 }}
 geometry = {{ stripes_per_block = 2, stripes_per_group_max = 1 }}
 logging = {{ format = "json" }}
@@ -55,11 +55,9 @@ namespace = "{namespace}"
         self._text += "".join(f"{name} = {value}\n" for name, value in limits.items())
 
     def compress(self, *, reserve_bytes: int) -> None:
-        """Make GC and the figures of the store turn within seconds, and set gc.reserve_bytes."""
+        """Make GC turn within seconds, and set gc.reserve_bytes."""
         gc = f'gc = {{ policy = "threshold", reserve_bytes = {reserve_bytes}, wait_ms = 2000, block_grace_ms = 0 }}'
-        self._text = self._text.replace(
-            'gc = { policy = "threshold", reserve_bytes = 0 }', f"{gc}\nmonitoring = {{ figures_ms = 500 }}"
-        )
+        self._text = self._text.replace('gc = { policy = "threshold", reserve_bytes = 0 }', gc)
 
     def initialise(self, blocks_pool: str = POOL_BLOCKS) -> Settings:
         """Write the configuration and create the store. Clients have no rights on unusual pools, so these need an
@@ -94,7 +92,8 @@ class Daemon:
     def __init__(self, store: CephStore, name: str, port: int, environment: Mapping[str, str]) -> None:
         self._port = port
         self._log = store.folder / f"{name}.log"
-        own = {f"NOS_EC_MONITORING__{name.upper()}_PORT": str(port), **environment}
+        soon = {"NOS_EC_DEV_FIGURES_MS": "500", "NOS_EC_DEV_HOUSEKEEPING_MS": "500"}
+        own = {"NOS_EC_MONITORING__PORT": str(port), **soon, **environment}
         command = [sys.executable, "-m", "nos_ec", "--config", str(store.config), *COMMANDS.get(name, [name])]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(command, env=without_settings(os.environ) | own, stdout=log, stderr=log)

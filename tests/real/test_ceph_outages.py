@@ -37,8 +37,9 @@ QUOTA_S = 24.0
 FENCED_MAX = 5
 COMPLAINTS_MAX = 10
 """Warnings and errors of a consumer about blocks and their recovery in that time, apart from the lack of space."""
+OP_TIMEOUT_MS = 5_334
 CONNECT_TIMEOUT_MS = 8_000
-"""The time limit of commands to the monitors."""
+"""The time limit of commands to the monitors, which follows from that of operations."""
 HANG_S = 24.0
 """Three of these time limits; less than the monitors give the manager (mon_mgr_beacon_grace, 30 s)."""
 SIZE_BYTES_MAX = 100_000
@@ -90,7 +91,7 @@ class Clients:
 @pytest.mark.skipif("NOS_EC_DEV_CEPH_CONF" in os.environ, reason="needs daemons that it may stop")
 def test_a_monitor_that_hangs_stops_neither_puts_nor_packing(tmp_path: Path, ceph: CephCluster) -> None:
     """The monitors are asked for free space; their answer may be late without making a caller wait for it."""
-    store = CephStore(tmp_path, ceph, uuid.uuid4().hex, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+    store = CephStore(tmp_path, ceph, uuid.uuid4().hex, op_timeout_ms=OP_TIMEOUT_MS)
     settings = store.initialise()
     with (
         open_system(settings) as system,

@@ -26,8 +26,8 @@ from .test_wrong_configurations import CONFIGURATION, TRANSIENT, Store, sql
 
 pytestmark = pytest.mark.real
 
-CEPH_AWAY = {"CEPH__CONNECT_TIMEOUT_MS": "2000"}
-KAFKA_AWAY = {"KAFKA__REQUEST_TIMEOUT_MS": "2000"}
+CEPH_AWAY = {"CEPH__OP_TIMEOUT_MS": "2000"}
+KAFKA_AWAY = {"KAFKA__OPTIONS": '{"socket.timeout.ms": 2000}'}
 """Time limits for servers that are away. Those that are there may take longer, because the machine may be busy."""
 END_S_MAX = 300.0
 """More than the time limits of all servers together."""

@@ -45,6 +45,8 @@ pytestmark = [
 
 OP_TIMEOUT_MS = 2_000
 BATCH_OBJECTS = 20
+LEASES = {"producer": {"NOS_EC_STORE__LEASE_TTL_MS": "5000"}, "consumer": {}}
+"""A producer that is started again soon gets the slots of the one before; a consumer outlives every outage."""
 SIZE_BYTES_MAX = 200_000
 WAIT_S_MAX = 120.0
 RATE_S = 2.0
@@ -84,7 +86,7 @@ class Flow:
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         with open(self._folder / f"{name}.log", "ab") as log:
             command = [sys.executable, "-m", "nos_ec", "--config", str(self._config), name]
-            return subprocess.Popen(command, env=without_settings(os.environ), stdout=log, stderr=log)
+            return subprocess.Popen(command, env=without_settings(os.environ) | LEASES[name], stdout=log, stderr=log)
 
     def _end_daemons(self) -> None:
         with ExitStack() as stack:
@@ -280,11 +282,11 @@ def flow(tmp_path: Path, ceph: CephCluster, kafka: DevServer, mysql_server: DevS
     config = tmp_path / "nos-ec.toml"
     config.write_text(
         f"""
-store = {{ backend = "ceph", metadata_url = "{url}" }}
+store = {{ backend = "ceph", metadata_url = "{url}", lease_ttl_ms = 600000 }}
 log = {{ backend = "kafka", partitions = 4, session_ms = 6000 }}
-producer = {{ republish_ms = 5000, idle_wait_ms = 100, lease_ttl_ms = 5000 }}
-consumer = {{ linger_ms = 500, linger_max_ms = 500, lanes = 2, lease_ttl_ms = 600000 }}
-reaper = {{ landing_grace_ms = 0, wait_ms = 1000 }}
+producer = {{ republish_ms = 5000 }}
+consumer = {{ linger_ms = 500, linger_max_ms = 500, lanes = 2 }}
+reaper = {{ landing_grace_ms = 0 }}
 [geometry]
 stripes_per_block = 4
 [ceph]
@@ -298,7 +300,7 @@ servers = "{kafka.url}"
 topic = "{name}"
 replication = 1
 in_sync_min = 1
-request_timeout_ms = 3000
+options = {{ "socket.timeout.ms" = 3000 }}
 """
     )
     administer(mysql_server, f"CREATE DATABASE {name}")

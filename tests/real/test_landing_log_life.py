@@ -42,26 +42,21 @@ CONFIG = """
 [store]
 backend = "ceph"
 root = "root"
+lease_ttl_ms = 5000
 [ceph]
 conf_file = "{conf_file}"
 namespace = "{tag}"
 op_timeout_ms = {patience_ms}
 [geometry]
 stripes_per_block = 4
-[put]
-lease_ttl_ms = 5000
 [landing]
 mode = "log"
 segment_age_ms = 3000
-[producer]
-idle_wait_ms = 100
 [consumer]
 linger_ms = 1000
 linger_max_ms = 1000
-idle_wait_ms = 100
 [reaper]
 landing_grace_ms = 1000
-wait_ms = 1000
 [gc]
 policy = "threshold"
 wait_ms = 1000
@@ -142,7 +137,7 @@ class Life:
     def _actors(self) -> Iterator[tuple[str, Actor]]:
         for name, arguments in DAEMONS.items():
             kind, port = name.partition("-")[0], free_port()
-            environment = self.store.environment(kind) | {f"NOS_EC_MONITORING__{kind.upper()}_PORT": str(port)}
+            environment = self.store.environment(kind) | {"NOS_EC_MONITORING__PORT": str(port)}
             yield name, Actor(arguments, environment, port)
 
     def abandon(self) -> None:

@@ -63,14 +63,14 @@ def _daemon(folder: Path, kafka: DevServer, service: str, port: int) -> Iterator
         f"""
 store.root = "store"
 log = {{ backend = "kafka", partitions = 3 }}
-monitoring.{service}_port = {port}
+monitoring.port = {port}
 logging.format = "json"
 [kafka]
 servers = "{kafka.url}"
 topic = "probed-{uuid.uuid4().hex[:8]}"
 replication = 1
 in_sync_min = 1
-request_timeout_ms = {REQUEST_MS}
+options = {{ "socket.timeout.ms" = {REQUEST_MS} }}
 """
     )
     initialise(patient(load_settings(config, {})))

@@ -35,20 +35,14 @@ PACKED = "nos_ec_consumer_packed_objects_total"
 CONFIG = """
 [store]
 root = "store"
+lease_ttl_ms = 6000
 [geometry]
 chunk_size = 16384
 stripes_per_block = 8
-[producer]
-batch_objects = {batch}
-idle_wait_ms = 50
-lease_ttl_ms = 3000
 [consumer]
 window_objects = {window}
 linger_ms = 500
-linger_fill_min = 0
-idle_wait_ms = 50
-lease_ttl_ms = 6000
-poll_messages_max = 50
+linger_max_ms = 500
 [gc]
 policy = "threshold"
 reserve_bytes = 0
@@ -70,7 +64,7 @@ class OneBucket:
     def __init__(self, folder: Path, kafka: DevServer) -> None:
         self.config = folder / "nos-ec.toml"
         topic = f"spread-{uuid4().hex[:12]}"
-        text = CONFIG.format(batch=BATCH, window=WINDOW, partitions=PARTITIONS, servers=kafka.url, topic=topic)
+        text = CONFIG.format(window=WINDOW, partitions=PARTITIONS, servers=kafka.url, topic=topic)
         self.config.write_text(text)
         self.settings = load_settings(self.config, {})
         self.objects: dict[ObjectKey, bytes] = {}
@@ -79,6 +73,7 @@ class OneBucket:
         initialise(self.settings)
 
     def start(self, kind: str, **environment: str) -> DaemonProcess:
+        environment |= {"NOS_EC_DEV_PUBLISHED_OBJECTS": str(BATCH)}
         daemon = DaemonProcess(self.config, kind, f"{kind}-{len(self._daemons)}", **environment)
         self._daemons.append(daemon)
         return daemon

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,7 +69,6 @@ def test_copies_that_do_not_answer_do_not_delay_others(ceph: CephCluster, system
         producer.drain()
     lost, stuck = _lost_osds(ceph, system, list(data))
     with consumer_service(system) as service:
-        service._options = replace(service._options, poll_messages_max=OBJECTS)
         with ceph.osds_killed(lost):
             others = OBJECTS - len(stuck)
             seconds = _turn_until(service, lambda: service.counters.packed >= others, "not all others are packed")

@@ -354,11 +354,11 @@ def test_a_missing_binding(store: Store) -> None:
 
 AWAY = {
     "ceph": (
-        {"CEPH__CONF_FILE": "dead.conf", "CEPH__CONNECT_TIMEOUT_MS": str(TIMEOUT_MS)},
+        {"CEPH__CONF_FILE": "dead.conf", "CEPH__OP_TIMEOUT_MS": str(TIMEOUT_MS)},
         ("no monitor of", "mon_host", "ceph.conf_file"),
     ),
     "kafka": (
-        {"KAFKA__SERVERS": "127.0.0.1:1", "KAFKA__REQUEST_TIMEOUT_MS": str(TIMEOUT_MS)},
+        {"KAFKA__SERVERS": "127.0.0.1:1", "KAFKA__OPTIONS": f'{{"socket.timeout.ms": {TIMEOUT_MS}}}'},
         ("check the brokers 127.0.0.1:1", "refused", "kafka.servers"),
     ),
     "mysql": (
@@ -391,14 +391,12 @@ def test_objects_need_no_brokers(store: Store) -> None:
 def test_the_right_configuration_runs(store: Store) -> None:
     """All daemons, until each reports that it is ready; then they stop on request."""
     ports = {command: free_port() for command in ("producer", "consumer", "gc", "api")}
-    settings = {command: f"MONITORING__{command.upper()}_PORT" for command in ports} | {"api": "API__PORT"}
-    given = {settings[command]: str(port) for command, port in ports.items()}
     with ExitStack() as stack:
         daemons = {}
         for command in ports:
             daemons[command] = process = subprocess.Popen(
                 [sys.executable, "-m", "nos_ec", *COMMANDS[command]],
-                env=store.environment(given),
+                env=store.environment({"API__PORT" if command == "api" else "MONITORING__PORT": str(ports[command])}),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )

@@ -30,7 +30,7 @@ class DaemonProcess:
         self.log = config.parent / f"{name}.log"
         settings = {
             "NOS_EC_LOGGING__FORMAT": "json",
-            f"NOS_EC_MONITORING__{kind.upper()}_PORT": str(self.port),
+            "NOS_EC_MONITORING__PORT": str(self.port),
             **environment,
         }
         with self.log.open("ab") as log:

@@ -63,7 +63,7 @@ class Books:
 def settings_lines(scale: Scale) -> str:
     """The lines of the section [gc] of the store."""
     return (
-        f'policy = "space-target"\nspace_amp = {scale.space_amp}\nprice_days_min = 0\nstreams = 1\n'
+        f'policy = "space-target"\nspace_amp = {scale.space_amp}\nprice_days = 0\nstreams = 1\n'
         "block_grace_ms = 0\nreserve_bytes = 0\n"
     )
 

@@ -43,20 +43,17 @@ STRIPE = 8 * CHUNK
 CONFIG = """
 [store]
 root = "store"
+lease_ttl_ms = 30000
 [geometry]
 chunk_size = 16384
 stripes_per_block = 8
 [put]
 reservation_ms = 30000
-lease_ttl_ms = 30000
 [producer]
 republish_ms = 300000
-lease_ttl_ms = 60000
 [consumer]
 window_objects = 50
 split_bytes = 0
-lease_ttl_ms = 30000
-idle_wait_ms = 20
 [reaper]
 landing_grace_ms = 0
 [gc]
@@ -81,9 +78,7 @@ TTL_OVER_MS = 61_000
 SHORT_MS = 1000
 SHORT = {
     "NOS_EC_PUT__RESERVATION_MS": str(SHORT_MS),
-    "NOS_EC_PUT__LEASE_TTL_MS": str(SHORT_MS),
-    "NOS_EC_PRODUCER__LEASE_TTL_MS": str(SHORT_MS),
-    "NOS_EC_CONSUMER__LEASE_TTL_MS": str(SHORT_MS),
+    "NOS_EC_STORE__LEASE_TTL_MS": str(SHORT_MS),
     "NOS_EC_LOG__SESSION_MS": str(SHORT_MS),
 }
 """For processes that are to stall: the others consider them dead SHORT_MS later."""
@@ -275,6 +270,18 @@ class Bench:
 def interruptible() -> None:
     """A shell starts background jobs with SIGINT ignored; the programs under test must not inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer in this process notices sooner that nothing is left."""
+    monkeypatch.setattr("nos_consumer.assemble.IDLE_WAIT_MS", 20)
+
+
+@pytest.fixture(autouse=True)
+def fresh_access(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gateways in this process remember no access keys, grants or documents of buckets."""
+    monkeypatch.setattr("nos_ec.gateway.server.http_server.ACCESS_CACHE_MS", 0)
 
 
 @pytest.fixture(scope="session")

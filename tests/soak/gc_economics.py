@@ -110,7 +110,7 @@ def _settings(settings: Settings, scale: Scale, stripes_per_block: int) -> Setti
     gc = {
         "policy": "space-target",
         "space_amp": scale.space_amp,
-        "price_days_min": 0.0,
+        "price_days": 0.0,
         "streams": 1,
         "block_grace_ms": 0,
     }

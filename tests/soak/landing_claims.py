@@ -31,6 +31,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, cast
+from unittest.mock import patch
 
 import google_crc32c
 
@@ -456,11 +457,8 @@ min_age_ms = 0
 [reaper]
 landing_grace_ms = 0
 [consumer]
-idle_wait_ms = 20
-poll_messages_max = {polled}
 [landing]
 mode = "{mode}"
-bypass_bytes = {bypass}
 device_bytes = {device}
 segment_bytes = {segment}
 """
@@ -473,10 +471,10 @@ def store(
     """A whole embedded store, whose log, if any, is a file."""
     with tempfile.TemporaryDirectory(prefix="nos-ec-claims-", dir=folder) as place:
         config = Path(place) / "nos-ec.toml"
-        config.write_text(CONFIG.format(mode=mode, bypass=bypass, device=device, segment=segment, polled=POLLED))
+        config.write_text(CONFIG.format(mode=mode, device=device, segment=segment))
         settings = load_settings(config, {})
         initialise(settings)
-        with open_system(settings) as system:
+        with patch("nos_ec.composition.landing.BYPASS_BYTES", bypass), open_system(settings) as system:
             yield system
 
 
@@ -573,7 +571,7 @@ def u7(folder: Path, options: Options) -> Found:
         putter.start()
         end_s, memory, waiting = perf_counter() + options.backlog_seconds, [], 0
         housekeeping = system.housekeeping()
-        with consumer_service(system) as consumer:
+        with patch("nos_consumer.service.POLL_MESSAGES_MAX", POLLED), consumer_service(system) as consumer:
             while perf_counter() < end_s:
                 publish(system)
                 consumer.turn(flush=False)

@@ -51,7 +51,6 @@ metadata_url = "{url}"
 chunk_size = 16384
 [consumer]
 window_objects = {window}
-idle_wait_ms = 50
 [log]
 backend = "kafka"
 partitions = {partitions}

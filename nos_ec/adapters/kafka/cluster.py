@@ -75,15 +75,14 @@ class KafkaTopic:
     """A topic with its partition count, and how to reach its cluster.
 
     `servers` is `host:port`, several separated by commas. `partitions` is the number that the topic must have; with
-    another number, the events of a bucket would move to another partition and lose their order. `dead_letter_topic`
-    defaults to `<name>.dead-letters`. `request_timeout_ms` limits one request. `options` are further librdkafka
-    settings by their own names (TLS, SASL, tuning), passed to every client; RESERVED lists those that cannot be set.
+    another number, the events of a bucket would move to another partition and lose their order.
+    `request_timeout_ms` limits one request. `options` are further librdkafka settings by their own names (TLS, SASL,
+    tuning), passed to every client; RESERVED lists those that cannot be set.
     """
 
     servers: str
     name: str
     partitions: int
-    dead_letter_topic: str = ""
     request_timeout_ms: int = 30_000
     options: Mapping[str, str | int | bool] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -96,8 +95,6 @@ class KafkaTopic:
                 raise ConfigError(
                     f"message log: {name!r} cannot be a topic; use 1 to 249 letters, digits, '.', '_' and '-'"
                 )
-        if self.dead_letters == self.name:
-            raise ConfigError(f"message log: dead letters cannot go to topic {self.name} itself; name another topic")
         if not 1 <= self.partitions <= PARTITIONS_MAX:
             raise ConfigError(f"message log: cannot have {self.partitions} partitions; use 1 to {PARTITIONS_MAX}")
         require_ms("request_timeout_ms", self.request_timeout_ms, TIMEOUT_MS_MIN)
@@ -107,7 +104,7 @@ class KafkaTopic:
     @property
     def dead_letters(self) -> str:
         """Return the name of the topic for messages that cannot be processed."""
-        return self.dead_letter_topic or f"{self.name}.dead-letters"
+        return f"{self.name}.dead-letters"
 
     @property
     def timeout_s(self) -> float:

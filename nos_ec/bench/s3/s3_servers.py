@@ -48,7 +48,7 @@ def gateways(settings: Settings, folder: Path, count: int) -> Iterator[Server]:
     """Yields `count` processes of `nos-ec s3 serve` on free ports. `s3.processes` is ignored, because CPU time of child
     processes would not be counted. Their configuration in `folder` has secrets, so only its owner may read it. Raises
     Transient if a process does not start."""
-    s3 = settings.s3.model_copy(update={"host": "127.0.0.1", "port": 0, "processes": 1, "access_cache_ms": 2000})
+    s3 = settings.s3.model_copy(update={"host": "127.0.0.1", "port": 0, "processes": 1})
     config = folder / "gateway.toml"
     write_settings(settings.model_copy(update={"s3": s3}), config)
     environment = without_settings(os.environ) | {"NOS_EC_S3__MASTER_KEY": os.urandom(32).hex()}

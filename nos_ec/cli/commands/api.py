@@ -7,6 +7,7 @@ import typer
 from nos_ec.cli.terminal.context import AsJson, context, log_for_daemons, logs_json, stop_on_signals
 from nos_ec.cli.terminal.output import announce
 from nos_ec.cli.terminal.watching import pulse
+from nos_ec.composition.developer_values import FIGURES_MS
 from nos_ec.composition.wiring import open_system
 from nos_ec.core.errors import Transient
 from nos_gc.assemble import gc_collector
@@ -30,7 +31,7 @@ def api(ctx: typer.Context, as_json: AsJson = False) -> None:
         system.check_for_daemon(writes=False)
         monitor = system.monitor("api", writes=False)
         system.watch_store(monitor)
-        readings = Readings(system, gc_collector(system), settings.monitoring.figures_ms)
+        readings = Readings(system, gc_collector(system), FIGURES_MS)
         app = make_app(readings, monitor, token)
         with Server(app, settings.api.host, settings.api.port) as server, pulse(monitor, system.clock):
             announce(server.url, as_json or logs_json())

@@ -88,7 +88,7 @@ def _space_text(outlook: Outlook) -> str:
 _BEHIND = {
     Behind.BUDGET: "a run rewrites at most gc.copy_bytes_max; the next run continues",
     Behind.BLOCKS: "a run rewrites at most gc.blocks_max_per_run blocks; the next run continues",
-    Behind.PRICE: "the other blocks are not sealed, or not worth copying yet (gc.price_days_min)",
+    Behind.PRICE: "the other blocks are not sealed, or not worth copying yet (gc.price_days)",
     Behind.SET_ASIDE: "other blocks could not be collected, and are set aside for a while",
     Behind.SPACE: "there is not enough free space to write survivors",
     Behind.STOPPED: "the run was ended early; the next run continues",
@@ -104,7 +104,7 @@ _STOPPED = {
 _WHEN_FREED = {
     WaitReason.OPEN: "dead in {blocks} still open: sealed when full, or when the writer ends",
     WaitReason.FENCED: "dead in {blocks} of dead writers: sealed by the next consumer or GC run",
-    WaitReason.SET_ASIDE: "dead in {blocks} set aside, the first until {until} (NOS_EC_GC__COOL_DOWN_MS_MAX=0: now)",
+    WaitReason.SET_ASIDE: "dead in {blocks} set aside, the first until {until} (gc run --apply --retry: now)",
     WaitReason.TOO_FULL: "dead in {blocks} of which less is wasted than gc.hole_ratio_min",
     WaitReason.CONDEMNED: "in {blocks} emptied before: deleted by a run after the grace period, the first from {until}",
 }

@@ -19,7 +19,7 @@ from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.terminal.context import AsJson, context, log_for_daemons, logs_json, stop_on_signals
 from nos_ec.cli.terminal.output import announce
 from nos_ec.cli.terminal.watching import end_when_shut_out, endpoint, pulse, settle
-from nos_ec.composition.wiring import System, open_system
+from nos_ec.composition.wiring import System, open_system, stall_ms_max
 from nos_ec.core.errors import Transient
 from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.auth.master_keys import find_master_keys
@@ -158,12 +158,10 @@ def _serve_alone(system: System, listener: socket.socket, stop: Event, show: Cal
     """Serve requests in this process until `stop` is set."""
     from nos_ec.gateway.server.samples import process_samples
 
-    port = system.settings.monitoring.s3_port
     with end_when_shut_out(system, stop), ExitStack() as outer, _gateway(system, listener) as (server, monitor):
         monitor.metrics.add("processes", lambda: process_samples(1, 0))
-        outer.enter_context(
-            endpoint(monitor, system.settings, port)
-        )  # still answers while the last requests are finished
+        # It still answers while the last requests are finished.
+        outer.enter_context(endpoint(monitor, system.settings))
         with pulse(monitor, system.clock):
             show()
             while not system.clock.wait(stop, _TURN_MS):
@@ -193,7 +191,7 @@ def _supervise(
 
     with ExitStack() as outer:
         counts = outer.enter_context(ConnectionCounts.create(settings.s3.processes))
-        supervisor = Supervisor(start, counts, clock, settings.monitoring.stall_ms_max)
+        supervisor = Supervisor(start, counts, clock, stall_ms_max(settings))
         try:
             try:
                 code = supervisor.begin(stop)
@@ -201,11 +199,10 @@ def _supervise(
                 raise Transient(f"no process of the gateway can be started: {error}") from error
             if code is not None:
                 raise typer.Exit(code if code > 0 else 1)
-            stall_ms_max = settings.monitoring.stall_ms_max
-            monitor = Monitor("s3", supervisor.store_id, CollectorRegistry(), clock, stall_ms_max)
+            monitor = Monitor("s3", supervisor.store_id, CollectorRegistry(), clock, stall_ms_max(settings))
             monitor.metrics.add("processes", supervisor.samples)
             monitor.health.require("processes", supervisor.require_ready)
-            outer.enter_context(endpoint(monitor, settings, settings.monitoring.s3_port))
+            outer.enter_context(endpoint(monitor, settings))
             with pulse(monitor, clock):
                 show()
                 beat = monitor.health.heart("supervising")

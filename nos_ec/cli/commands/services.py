@@ -91,7 +91,7 @@ def _produce(system: System, stop: Event) -> None:
     monitor = system.monitor("producer", writes=True)
     system.watch_store(monitor)
     with (
-        endpoint(monitor, system.settings, system.settings.monitoring.producer_port),
+        endpoint(monitor, system.settings),
         end_when_shut_out(system, stop),
         keeping_totals(system),
         producer_service(system, monitor, shares=True) as service,
@@ -144,7 +144,7 @@ def _print_packed(counters: dict[str, Any]) -> None:
 def _consume(system: System, stop: Event) -> ConsumerCounters:
     monitor = system.monitor("consumer", writes=True)
     with (
-        endpoint(monitor, system.settings, system.settings.monitoring.consumer_port),
+        endpoint(monitor, system.settings),
         end_when_shut_out(system, stop),
         keeping_totals(system),
         housekeeping_thread(system, monitor),
@@ -185,12 +185,17 @@ def gc_run(
     apply: Annotated[bool, typer.Option("--apply", help="Collect; without it, only the plan is shown.")] = False,
     once: Annotated[bool, typer.Option("--once/--loop", help="Run once (for cron), or run every gc.wait_ms.")] = True,
     max_duration: MaxDuration = None,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Also collect blocks that GC has set aside, for example after a repair.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Rewrite the live objects of the blocks that gc.policy chooses. A later run deletes the emptied blocks after their
     grace period."""
     if max_duration is not None and not once:
         raise InvalidInput("--max-duration ends a single run, and --loop runs for ever; give one of them")
+    if retry and not (apply and once):
+        raise InvalidInput("--retry is for a single run that collects: nos-ec gc run --apply --retry")
     if not apply:
         if not once:
             raise InvalidInput("gc run --loop collects for ever, so it needs --apply; to see what it would do: gc plan")
@@ -208,7 +213,7 @@ def gc_run(
             return
         interrupt_on_sigterm()
         with keeping_counts(system):
-            result = gc_service(system).run_once(max_ms=duration_ms(max_duration))
+            result = gc_service(system, retry=retry).run_once(max_ms=duration_ms(max_duration))
         _keep_totals(system)
     show_result(result, settings.gc.block_grace_ms, as_json)
     if result.unreadable_objects or result.blocks_parked:
@@ -226,7 +231,7 @@ def _collect(system: System, stop: Event) -> None:
     system.watch_store(monitor)
     service = gc_service(system, monitor)
     with (
-        endpoint(monitor, system.settings, system.settings.monitoring.gc_port),
+        endpoint(monitor, system.settings),
         end_when_shut_out(system, stop),
         keeping_totals(system),
         keeping_counts(system),

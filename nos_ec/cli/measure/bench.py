@@ -227,7 +227,7 @@ def scan_command(
     shared: Shared,
     few_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting in the first measurement.")] = 100_000,
     many_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting in the second measurement.")] = 2_000_000,
-    batches: Annotated[int, typer.Option(min=1, help="Batches timed, each of producer.batch_objects rows.")] = 20,
+    batches: Annotated[int, typer.Option(min=1, help="Batches timed, each of 1000 rows.")] = 20,
 ) -> None:
     """Measure how many rows per second a producer publishes. Compares few with many waiting rows."""
     with bench_stack(context(ctx).settings(), shared.admin) as bench:

@@ -53,14 +53,14 @@ def end_when_shut_out(system: System, stop: Event) -> Iterator[None]:
 
 
 @contextmanager
-def endpoint(monitor: Monitor, settings: Settings, port: int) -> Iterator[None]:
-    """Serve /livez, /readyz and /metrics on `port` while the block runs. With port 0, nothing is served.
+def endpoint(monitor: Monitor, settings: Settings) -> Iterator[None]:
+    """Serve /livez, /readyz and /metrics on monitoring.port while the block runs. With port 0, nothing is served.
 
     Enter it before the service, so that it still answers while the service finishes its last groups.
     """
     with ExitStack() as stack:
-        if port:
-            stack.enter_context(Endpoint(monitor, settings.monitoring.host, port))
+        if settings.monitoring.port:
+            stack.enter_context(Endpoint(monitor, settings.monitoring.host, settings.monitoring.port))
         yield
 
 

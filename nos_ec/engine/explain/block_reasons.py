@@ -138,7 +138,7 @@ def _condemned(e: BlockEvidence) -> Verdict[BlockReason]:
             BlockReason.CONDEMNED,
             "It is empty: it holds no object. It is kept for gc.block_grace_ms, for reads that began earlier.",
             f"The first GC run after its grace period, which ends {when(until_ms, e.now_ms)}, deletes it. When space is"
-            " short, a run deletes it sooner (gc.block_grace_ms_min).",
+            " short, a run deletes it a minute after it was emptied.",
             None,
             until_ms,
         )
@@ -164,8 +164,7 @@ def _set_aside(e: BlockEvidence) -> Verdict[BlockReason]:
         f"GC failed {times} to collect it, because it did not answer or holds an object that cannot be read. GC leaves"
         " it alone for a while.",
         _looked_at_again(e),
-        "The log of GC has the reason. After a repair, `NOS_EC_GC__COOL_DOWN_MS_MAX=0 nos-ec gc run --apply` retries"
-        " it at once.",
+        "The log of GC has the reason. After a repair, `nos-ec gc run --apply --retry` retries it at once.",
         e.facts.gc_not_before_ms,
     )
 
@@ -235,7 +234,7 @@ def _sealed(e: BlockEvidence) -> Verdict[BlockReason]:
             return Verdict(
                 BlockReason.TOO_DEAR,
                 f"{wasted}; but copying its live objects still costs more than the space is worth"
-                f" (gc.{e.options.price_setting} is {e.options.price_days_min:g}).",
+                f" (gc.price_days is {e.options.price_days_min:g}).",
                 "GC collects it when it is older or more of it is dead, once its turn comes.",
                 "`nos-ec gc plan` shows the prices of the blocks that a run would collect.",
             )
@@ -245,7 +244,7 @@ def _sealed(e: BlockEvidence) -> Verdict[BlockReason]:
             return Verdict(
                 BlockReason.DENSE,
                 f"{wasted}; but its objects are packed densely: rewriting it would free little or nothing.",
-                f"{_next_run(e)} sets it aside for gc.cool_down_ms_max. If its last object is deleted, GC collects it.",
+                f"{_next_run(e)} sets it aside for a day. If its last object is deleted, GC collects it.",
             )
         case BlockReason.PAYS_NOT:
             return Verdict(

@@ -169,7 +169,7 @@ def _to_publish(e: ObjectEvidence, way: Publishing) -> Verdict[ObjectReason]:
             ObjectReason.NO_PRODUCER,
             f"It has been due to be published for {span(overdue_ms)}, but no producer holds slot {way.slot}, which"
             f" contains its bucket.{again}",
-            "A running producer takes the slot within a third of producer.lease_ttl_ms. Without a producer, the object"
+            "A running producer takes the slot within a third of store.lease_ttl_ms. Without a producer, the object"
             " keeps waiting.",
             "Start `nos-ec producer`." if not way.producers else "Producers run; if it stays so, read their logs.",
             way.due_ms,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nos_ec.core.gc.gc_policy import GcPolicy, Price
+from nos_ec.core.gc.gc_policy import GcPolicy
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.retry_queue import BackOff
@@ -58,11 +58,6 @@ class CollectorOptions:
     """The price of an extra shard read at which the packer splits an object, in bytes left empty."""
     new_merge_list: Callable[[], MergeList[Packable]]
     """Makes an empty merge list that packs as runs do, but does not sort objects into streams."""
-
-    @property
-    def price_setting(self) -> str:
-        """The name of the setting in `[gc]` from which `price_days_min` is taken."""
-        return "price_days" if isinstance(self.policy, Price) else "price_days_min"
 
     @property
     def cool_down(self) -> BackOff:

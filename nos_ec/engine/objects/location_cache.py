@@ -21,6 +21,9 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ObjectRow
 
+LOCATION_CACHE_MS = 10_000
+"""How long a location is cached, and so how late the change of another process may be seen. Blocks that were emptied
+live longer, so that a read from an old location finds its bytes."""
 _STRIPES = 256
 """The number of change counters, to which keys are mapped by hash. When a key changes, running look-ups of all keys
 with the same counter are not cached."""

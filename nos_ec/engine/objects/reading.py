@@ -141,7 +141,7 @@ class ObjectReads:
 
     # --- step 1: which version, and where it is -----------------------------------------------------
     def resolve(self, key: ObjectKey, reach: int = 0) -> ObjectRow:
-        """Return the row of the current version, or a cached one (get.location_cache_ms). If the cached object has
+        """Return the row of the current version, or a cached one (LOCATION_CACHE_MS). If the cached object has
         fewer than `reach` bytes, the row is looked up again. Raises NotFound, Transient."""
         row = self._locations.find_row(key, self._metadata.get)
         return row if reach <= row.users_size else self._locations.look_up_row(key, self._metadata.get)

@@ -37,6 +37,9 @@ BACK_OFF = BackOff(first_ms=60_000, max_ms=600_000)
 """Waits of an entry that could not be settled. An entry whose row merely changed in the meantime always waits
 `first_ms`."""
 PARKED_MAX = 10_000
+BATCH_OBJECTS = 5000
+"""How many landing copies a daemon settles in a batch. The embedded landing store has 256 folders and syncs each of
+them once per batch, so a batch has many copies for each folder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,11 @@ from nos_ec.settings import S3Settings
 
 STOP_WAIT_S = 30
 """How long requests in flight may take after the process was asked to stop."""
+ACCESS_CACHE_MS = 2_000
+"""How long a process remembers access keys, owners, grants and documents of buckets, so that most requests need no
+query for them. A change in another process is seen this late."""
+BODY_WAIT_S = 60.0
+"""How long a client may pause while it sends a body, as long as for unacknowledged data in the other direction."""
 BEAT_MS = 1000
 """The interval at which the event loop reports that it runs; whole seconds, because uvicorn accepts only those."""
 UNREAD_WAIT_MS = 60_000
@@ -48,7 +53,7 @@ def make_service(system: System, master_keys: MasterKeys, settings: S3Settings) 
     """Return the S3 service of an open store: a gateway without its HTTP server."""
     store, metadata, clock = system.store(), system.metadata, system.clock
     uploads = multipart_uploads(system, store)
-    access = Access(metadata, master_keys, clock, settings.access_cache_ms)
+    access = Access(metadata, master_keys, clock, ACCESS_CACHE_MS)
     objects = ObjectOperations(store, uploads, access, AttributeChanges(store, clock, Random().random))
     return Service(
         access,
@@ -95,7 +100,7 @@ class GatewayServer(WebServer):
             beat(BEAT_MS)
 
         proxies = TrustedProxies(settings.trusted_networks)
-        options = AppOptions(settings.body_wait_ms / 1000, settings.requests_max, settings.access_log, proxies)
+        options = AppOptions(BODY_WAIT_S, settings.requests_max, settings.access_log, proxies)
         self.counters = RequestCounters()
         self.certificate = certificate
         self._workers = Workers(settings.threads, "s3")

@@ -60,7 +60,7 @@ LOG_BATCHES = _counter(
     "landing_log_batches",
     _PUTTERS,
     "Batches of PUTs appended to landing segments. Only in a store with a landing log.",
-    "Each is one append. Objects of landing.bypass_bytes or more are not in batches.",
+    "Each is one append. Objects of 1 MiB or more are not in batches.",
 )
 LOG_RECORDS = _counter(
     "landing_log_records",

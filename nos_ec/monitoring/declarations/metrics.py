@@ -264,8 +264,8 @@ LEASE_LEFT_SECONDS = _gauge(
     "lease_left_seconds",
     _KEEPERS,
     "Seconds until the writer lease expires if it is not renewed. GC has a lease only during a run.",
-    "Normally a sawtooth between two thirds of lease_ttl_ms and all of it. Near 0, this process or the metadata store"
-    " stalls.",
+    "Normally a sawtooth between two thirds of store.lease_ttl_ms and all of it. Near 0, this process or the metadata"
+    " store stalls.",
     "lease",
 )
 HOUSEKEEPING_FAILURES = _counter(
@@ -299,7 +299,7 @@ LEASES_FENCED = _counter(
     "recovery_leases_fenced",
     _KEEPERS,
     "Expired leases of dead writers that were revoked.",
-    "One for each killed writer. If more, processes stall for longer than lease_ttl_ms.",
+    "One for each killed writer. If more, processes stall for longer than store.lease_ttl_ms.",
 )
 BLOCKS_RECOVERED = _counter(
     "recovery_blocks_sealed",
@@ -509,8 +509,8 @@ STORE_LANDING_SEGMENTS = _gauge(
     "store_landing_segments",
     STORE,
     "Landing segments by state. Only in a store with a landing log.",
-    "`sealed` follows the objects that wait to be packed or deleted. `open` is landing.lanes for each process that"
-    " PUTs, and some spares. `doomed` should return to 0 within a minute.",
+    "`sealed` follows the objects that wait to be packed or deleted. `open` is one or two for each process that PUTs,"
+    " and some spares. `doomed` should return to 0 within a minute.",
     "state",
 )
 STORE_LANDING_SEGMENT_BYTES = _gauge(

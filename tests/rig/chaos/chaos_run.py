@@ -65,6 +65,7 @@ CONFIG = """
 backend = "ceph"
 root = "root"
 metadata_url = "{metadata_url}"
+lease_ttl_ms = {lease_ms}
 [ceph]
 conf_file = "{conf_file}"
 user = "client.nos-ec-front"
@@ -75,24 +76,18 @@ op_timeout_ms = 10000
 stripes_per_block = 4
 [put]
 reservation_ms = 60000
-lease_ttl_ms = {lease_ms}
 [landing]
 mode = "store"
 segment_age_ms = 5000
 [producer]
 republish_ms = 20000
-lease_ttl_ms = {lease_ms}
-idle_wait_ms = 100
 [consumer]
 lanes = 3
 window_objects = 100
 linger_ms = 1000
 linger_max_ms = 1000
-lease_ttl_ms = {lease_ms}
-idle_wait_ms = 100
 [reaper]
 landing_grace_ms = 1000
-wait_ms = 1000
 [gc]
 policy = "threshold"
 hole_ratio_min = 0.3
@@ -109,7 +104,7 @@ servers = "{servers}"
 topic = "{tag}"
 replication = 1
 in_sync_min = 1
-request_timeout_ms = 5000
+options = {{ "socket.timeout.ms" = 5000 }}
 [logging]
 format = "json"
 """
@@ -181,7 +176,7 @@ def _actors(keyrings: Path, gateway: Access) -> dict[str, Actor]:
         environment = {
             "NOS_EC_CEPH__USER": f"client.nos-ec-{kind}",
             "NOS_EC_CEPH__KEYRING_FILE": str(keyrings / f"client.nos-ec-{kind}.keyring"),
-            f"NOS_EC_MONITORING__{kind.upper()}_PORT": str(port),
+            "NOS_EC_MONITORING__PORT": str(port),
         }
         actors[name] = Actor(ARGUMENTS[kind], environment, port)
     return actors

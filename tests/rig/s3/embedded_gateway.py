@@ -16,10 +16,7 @@ CONFIG = """
 root = "store"
 [put]
 min_age_ms = 0
-[producer]
-idle_wait_ms = 100
 [consumer]
-idle_wait_ms = 100
 linger_ms = 100
 [landing]
 device_bytes = "64MiB"

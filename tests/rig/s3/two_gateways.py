@@ -28,12 +28,9 @@ op_timeout_ms = {patience_ms}
 stripes_per_block = 4
 [put]
 min_age_ms = 0
-[producer]
-idle_wait_ms = 100
 [consumer]
 linger_ms = 200
 linger_max_ms = 200
-idle_wait_ms = 100
 [log]
 backend = "kafka"
 partitions = 3

@@ -270,10 +270,10 @@ def test_a_run_ends_in_time_and_the_next_one_continues(bench: Bench) -> None:
         assert clock.now_ms() - began >= moved // 1_000 - runs, "never faster than the rate"
 
 
-def test_the_daemon_rebuilds_in_the_background(bench: Bench) -> None:
+def test_the_daemon_rebuilds_in_the_background(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nos_gc.assemble.REBUILD_WAIT_MS", 20)
     packed(bench)
     replace_disk(bench, 4)
-    bench.config.write_text(bench.config.read_text() + "[shards]\nrebuild_wait_ms = 20\n")
     with bench.open() as system, rebuild_thread(system):
         for _ in range(int(WAIT_S_MAX / 0.05)):
             if not system.blocks.blocks_short():

@@ -83,7 +83,7 @@ def daemon(bench: Bench, service: str, **environment: str) -> Iterator[Daemon]:
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "nos_ec", "--config", str(bench.config), *COMMANDS[service]],
-        env={**without_settings(os.environ), f"NOS_EC_MONITORING__{service.upper()}_PORT": str(port), **environment},
+        env={**without_settings(os.environ), "NOS_EC_MONITORING__PORT": str(port), **environment},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -181,7 +181,7 @@ def test_producer_and_gc(bench: Bench, system: System) -> None:
     put_s.append(time.time())
     size = sum(len(data) for data in bench.acknowledged.values())
     look_for_lost_shards(system)
-    with daemon(bench, "producer", NOS_EC_MONITORING__FIGURES_MS="0") as producer:
+    with daemon(bench, "producer", NOS_EC_DEV_FIGURES_MS="0") as producer:
         until(lambda: producer.metrics()[("nos_ec_producer_published_objects_total",)] == 120, "it publishes")
         found = producer.metrics()
         assert shown_names(found) == expected_names("producer"), UNEQUAL
@@ -200,7 +200,7 @@ def test_producer_and_gc(bench: Bench, system: System) -> None:
     bench.pack(system)
     for key in list(bench.acknowledged)[10:]:
         bench.delete(system, key)
-    with daemon(bench, "gc", NOS_EC_MONITORING__FIGURES_MS="0", NOS_EC_GC__WAIT_MS="50") as gc:
+    with daemon(bench, "gc", NOS_EC_DEV_FIGURES_MS="0", NOS_EC_GC__WAIT_MS="50") as gc:
         until(lambda: gc.metrics()[("nos_ec_gc_runs_total",)] >= 2, "it collects")
         until(lambda: shown_names(gc.metrics()) == expected_names("gc"), f"during a run, {UNEQUAL}")
         found = gc.metrics()
@@ -328,11 +328,11 @@ def test_a_taken_port_is_refused_and_named(bench: Bench) -> None:
     with daemon(bench, "consumer") as first:
         second = subprocess.run(
             [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "consumer", "--json"],
-            env={**without_settings(os.environ), "NOS_EC_MONITORING__CONSUMER_PORT": str(first.port)},
+            env={**without_settings(os.environ), "NOS_EC_MONITORING__PORT": str(first.port)},
             capture_output=True,
             timeout=WAIT_S_MAX,
             check=False,
         )
         assert second.returncode == 3
-        assert "monitoring.consumer_port" in json.loads(second.stderr.splitlines()[-1])["message"]
+        assert "monitoring.port" in json.loads(second.stderr.splitlines()[-1])["message"]
         assert first.stop() == 0

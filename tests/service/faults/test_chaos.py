@@ -51,11 +51,10 @@ ACTORS = {
 """Besides a gateway, which is only killed: a client that gave up waiting would not know what became of its request."""
 S3_WRITERS = 1
 SETTINGS = {
-    "reservation_ms = 30000\nlease_ttl_ms = 30000": f"reservation_ms = {SHORT_MS}\nlease_ttl_ms = {SHORT_MS}",
+    "reservation_ms = 30000": f"reservation_ms = {SHORT_MS}",
+    "lease_ttl_ms = 30000": f"lease_ttl_ms = {SHORT_MS}",
     "[gc]": "[gc]\nwait_ms = 200\nhole_ratio_min = 0.3\nread_slowdown_max = 0",
-    "[reaper]": "[reaper]\nwait_ms = 200",
     "[consumer]": "[consumer]\nlanes = 3\nlinger_ms = 400\nlinger_max_ms = 400",
-    "[producer]": "[producer]\nidle_wait_ms = 50",
 }
 WORKLOAD = Workload(
     keys=150,

@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from nos_ec.composition.packing import COOL_DOWN_MS_MAX
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.packing.plan import GroupPlan
@@ -57,7 +58,9 @@ def fail(system: System, method: str, stuck: set[BlockId]) -> FailingFor:
 
 
 # --- one block that does not answer ---------------------------------------------------------------
-def test_a_block_that_does_not_answer_is_set_aside_and_the_others_are_collected(bench: Bench) -> None:
+@pytest.mark.parametrize("retry", [False, True])
+def test_a_block_that_does_not_answer_is_set_aside_and_the_others_are_collected(bench: Bench, *, retry: bool) -> None:
+    """It is tried again when its time has come, or when an operator asks for it after a repair."""
     with bench.open() as system:
         blocks = dig_holes(bench, system)
         assert len(blocks) > 4
@@ -79,8 +82,9 @@ def test_a_block_that_does_not_answer_is_set_aside_and_the_others_are_collected(
         asked = failing.asked
         assert service.run_once().blocks_condemned == 0, "it is left alone for a while"
         assert failing.asked == asked
-        system.clock = LaterClock(DAY_MS)
-        gc_service(system).run_once()
+        if not retry:
+            system.clock = LaterClock(DAY_MS)
+        gc_service(system, retry=retry).run_once()
         assert stuck not in {block.block_id for block in sealed(system)}
         bench.assert_readable(system)
         bench.assert_balanced(system)
@@ -222,7 +226,7 @@ def test_blocks_packed_as_densely_as_possible_are_left_alone(bench: Bench) -> No
         assert before[0].waste_ratio > 0.75
         assert gc_service(system).run_once().objects_moved == 0
         gc, now_ms = system.settings.gc, system.clock.now_ms()
-        candidates = system.metadata.gc_candidates(gc.hole_ratio_min, now_ms, gc.cool_down_ms_max, 9)
+        candidates = system.metadata.gc_candidates(gc.hole_ratio_min, now_ms, COOL_DOWN_MS_MAX, 9)
         assert before[0].block_id not in {block.block_id for block in candidates}, "its rows are not read in every run"
         assert sealed(system)[0].gc_failures == 0, "nothing has failed"
         for key in list(bench.acknowledged)[::20]:

@@ -251,7 +251,7 @@ def test_no_space_to_write_survivors(bench: Bench, monkeypatch: pytest.MonkeyPat
 
 # --- the command line -----------------------------------------------------------------------------
 def test_the_plan_tells_prices_bytes_and_the_target(bench: Bench) -> None:
-    with holey(bench, 'policy = "space-target"\nprice_days_min = 0'):
+    with holey(bench, 'policy = "space-target"\nprice_days = 0'):
         pass
     plan: dict[str, Any] = json.loads(bench.run("gc", "plan", "--json").stdout)
     chosen = [block for block in plan["blocks"] if block["collect"]]
@@ -281,7 +281,7 @@ def test_the_command_says_why_the_target_is_not_reached(bench: Bench) -> None:
 
 @pytest.mark.parametrize("kill_point", ["gc.rewritten", "gc.condemned", "gc.batch_drained"])
 def test_a_run_that_was_killed_is_gone_on_with(bench: Bench, kill_point: str) -> None:
-    with holey(bench, 'policy = "space-target"\nprice_days_min = 0'):
+    with holey(bench, 'policy = "space-target"\nprice_days = 0'):
         pass
     assert bench.run("gc", "run", "--apply", kill_at=kill_point).returncode == -signal.SIGKILL
     with bench.open() as system:

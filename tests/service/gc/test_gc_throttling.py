@@ -257,6 +257,8 @@ def test_the_state_of_a_finished_run(bench: Bench) -> None:
         ("limit", "--bytes-per-s", "fast"),
         ("limit", "--operations-per-s", "-1"),
         ("run", "--apply", "--loop", "--max-duration", "5"),
+        ("run", "--apply", "--loop", "--retry"),
+        ("run", "--retry"),
     ],
 )
 def test_wrong_limits_are_refused(bench: Bench, arguments: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nos_ec.composition import packing
 from nos_ec.composition.packing import collector_options
 from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.gc.gc_policy import Behind
@@ -138,7 +139,7 @@ def test_young_blocks_are_not_worth_it_yet(bench: Bench, padded: System) -> None
     assert (victims(padded), gc_service(padded).run_once().blocks_examined) == (set(), 0)
     found = explained(padded, block_id)
     assert (found.reason, found.would_collect) == (BlockReason.TOO_DEAR, False)
-    configure(bench, "gc", "price_days_min = 0.5")
+    configure(bench, "gc", "price_days = 0.5")
     with bench.open() as cheaper:
         cheaper.clock = padded.clock
         assert block_id in victims(cheaper)
@@ -148,7 +149,7 @@ def test_explain_and_the_plan_agree_on_blocks_that_were_just_written(bench: Benc
     padded.clock = LaterClock(60_000)
     block_id = sealed(padded)[0].block_id
     for price_days in (0.0001, 0.01):
-        configure(bench, "gc", f"price_days_min = {price_days}")
+        configure(bench, "gc", f"price_days = {price_days}")
         with bench.open() as system:
             system.clock = padded.clock
             expected = BlockReason.REPACK if block_id in victims(system) else BlockReason.TOO_DEAR
@@ -159,7 +160,7 @@ def test_without_space_any_price_is_right(bench: Bench, padded: System, monkeypa
     padded.clock = LaterClock(0)
     block_id = sealed(padded)[0].block_id
     assert victims(padded) == set()
-    configure(bench, "gc", "floor_bytes = 1000000000000000")
+    monkeypatch.setattr(packing, "FLOOR_BYTES", 10**15)
     with bench.open() as full:
         assert block_id in victims(full)
         assert explained(full, block_id).reason is BlockReason.REPACK
@@ -276,7 +277,7 @@ def test_an_old_block_that_does_not_answer_does_not_stop_the_others(bench: Bench
 
 def test_gc_plan_shows_what_repacking_frees(bench: Bench, padded: System) -> None:
     del padded
-    configure(bench, "gc", "price_days_min = 0")
+    configure(bench, "gc", "price_days = 0")
     done = bench.run("gc", "plan", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)

@@ -25,9 +25,9 @@ Figures = dict[tuple[str, ...], float]
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr("nos_ec.composition.landing.BYPASS_BYTES", 64 * KIB)
     bench = Bench(tmp_path)
-    bench.config.write_text(bench.config.read_text() + "bypass_bytes = 65536\n")
     initialise(bench.settings())
     return bench
 

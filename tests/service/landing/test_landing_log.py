@@ -107,8 +107,8 @@ def test_three_rings_of_puts_pass_through_one_ring(bench: Bench, system: System)
     assert_rests(bench)
 
 
-def test_large_objects_pass_by(bench: Bench) -> None:
-    bench.config.write_text(bench.config.read_text() + f"bypass_bytes = {BYPASS}\n")
+def test_large_objects_pass_by(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nos_ec.composition.landing.BYPASS_BYTES", BYPASS)
     with bench.open() as system:
         for name, size in (("first", 1), ("small", BYPASS - 1), ("large", BYPASS), ("larger", 4 * BYPASS)):
             bench.put(system, name, bench.data(size))
@@ -121,10 +121,11 @@ def test_large_objects_pass_by(bench: Bench) -> None:
     assert_rests(bench)
 
 
-def test_an_object_that_may_fit_no_segment_passes_by(bench: Bench) -> None:
-    """Whatever the setting says."""
+def test_an_object_that_may_fit_no_segment_passes_by(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a write of its own would cost."""
+    monkeypatch.setattr("nos_ec.composition.landing.BYPASS_BYTES", 64 * MIB)
     config = bench.config.read_text().replace("chunk_size = 16384", "chunk_size = 131072")
-    bench.config.write_text(config + f"bypass_bytes = {64 * MIB}\n")
+    bench.config.write_text(config)
     shutil.rmtree(bench.folder / "store")
     assert bench.run("init").returncode == 0
     with bench.open() as system:

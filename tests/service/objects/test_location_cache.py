@@ -33,10 +33,11 @@ class Counted:
 
 
 @pytest.fixture
-def gateway(bench: Bench) -> Iterator[System]:
+def gateway(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[System]:
     """A process with a cache. The systems that `bench` opens have none, and stand for other processes."""
+    monkeypatch.setattr("nos_ec.composition.wiring.LOCATION_CACHE_MS", 600_000)
     plain = bench.settings()
-    get = plain.get.model_copy(update={"location_cache_objects": 1000, "location_cache_ms": 600_000})
+    get = plain.get.model_copy(update={"location_cache_objects": 1000})
     with open_system(plain.model_copy(update={"get": get})) as system:
         yield system
 

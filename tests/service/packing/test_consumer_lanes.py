@@ -209,4 +209,4 @@ def test_a_consumer_whose_merge_list_is_full_rests_while_nothing_can_be_written(
             polls.waited_ms = 0
             for _ in range(turns):
                 service.turn(flush=True)
-            assert polls.waited_ms == turns * published.settings.consumer.idle_wait_ms
+            assert polls.waited_ms == turns * service._options.idle_wait_ms

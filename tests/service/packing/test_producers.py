@@ -102,7 +102,7 @@ class Member:
 
     def __init__(self, team: Team, name: str | None, batch_objects: int, spread: SpreadOptions, ttl_ms: int) -> None:
         self.held = HeldSlots(team.system.metadata, team.clock, ttl_ms, name)
-        options = ProducerOptions(batch_objects, REPUBLISH_MS, 500, PARTITIONS, team.system.store_id, spread)
+        options = ProducerOptions(REPUBLISH_MS, PARTITIONS, team.system.store_id, batch_objects, spread)
         self.service = ProducerService(team.system.metadata, team, team, team.clock, self.held, options)
 
 
@@ -430,8 +430,10 @@ def test_daemons_share_slots_and_a_killed_one_is_replaced(bench: Bench, system: 
     """Three real ones with a stream of PUTs; the log is read to its end and counted."""
     ttl_ms = 10_000
     config = bench.config.read_text()
-    bench.config.write_text(config.replace("republish_ms = 300000\nlease_ttl_ms = 60000", f"lease_ttl_ms = {ttl_ms}"))
-    assert bench.settings().producer.lease_ttl_ms == ttl_ms
+    bench.config.write_text(
+        config.replace("lease_ttl_ms = 30000", f"lease_ttl_ms = {ttl_ms}").replace("republish_ms = 300000\n", "")
+    )
+    assert bench.settings().store.lease_ttl_ms == ttl_ms
     with ExitStack() as stack:
         daemons = [stack.enter_context(daemon(bench, "producer")) for _ in range(3)]
         _put_until(bench, system, lambda: _shares(daemons) == [5, 5, 6])

@@ -179,7 +179,7 @@ def test_the_backlog_of_the_embedded_log_does_not_grow_without_consumers(team: T
     """The whole path: the lag is the number of objects after hours, and again when the events are lost."""
     team.put(system, 50, "a")
     held = HeldSlots(system.metadata, team.clock, TTL_MS, "real")
-    options = ProducerOptions(7, REPUBLISH_MS, idle_wait_ms=500, partitions=PARTITIONS, store_id="")
+    options = ProducerOptions(REPUBLISH_MS, PARTITIONS, store_id="", batch_objects=7)
     with (
         closing(system.publisher()) as publisher,
         closing(system.group_progress("test")) as progress,

@@ -24,7 +24,7 @@ from nos_ec.monitoring.health import Health
 from nos_ec.settings import S3Settings
 
 MASTERS = MasterKeys(["12" * 32])
-SETTINGS = S3Settings(port=0, access_cache_ms=0, domains="s3.example.com", threads=8)
+SETTINGS = S3Settings(port=0, domains="s3.example.com", threads=8)
 LOADER = Session().get_component("data_loader")
 """Sessions share it, because it takes longer to load the description of S3 than to run a short test."""
 

@@ -17,6 +17,7 @@ from botocore.exceptions import ClientError
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.states import ObjectState
 from nos_ec.engine.objects.store import Store
+from nos_ec.gateway.server import http_server
 from nos_ec.gateway.server.http_protocol import GatewayProtocol
 from nos_ec.gateway.server.http_server import GatewayServer, make_service, open_gateway_listener
 from nos_ec.gateway.server.workers import Workers
@@ -61,10 +62,12 @@ def test_life_of_a_bucket(gateway: Gateway) -> None:
     refused("InvalidBucketName", 400, ann.list_objects_v2, Bucket=".nos_ec")
 
 
-def test_a_gateway_that_remembers_buckets_sees_at_once_that_one_is_deleted(gateway: Gateway, ann: Any) -> None:
-    remembering = SETTINGS.model_copy(update={"access_cache_ms": 60_000})
-    service, listener = make_service(gateway.system, MASTERS, remembering), open_gateway_listener(remembering)
-    with GatewayServer(service, remembering, lambda: "1", listener, health_of(gateway.system)) as server:
+def test_a_gateway_that_remembers_buckets_sees_at_once_that_one_is_deleted(
+    gateway: Gateway, ann: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "ACCESS_CACHE_MS", 60_000)
+    service, listener = make_service(gateway.system, MASTERS, SETTINGS), open_gateway_listener(SETTINGS)
+    with GatewayServer(service, SETTINGS, lambda: "1", listener, health_of(gateway.system)) as server:
         other = Gateway(gateway.system, server.url).client("ann")
         refused("404", 404, other.head_bucket, Bucket="music")
         ann.create_bucket(Bucket="music")

@@ -74,7 +74,7 @@ def serving(bench: Bench, folder: Path, processes: int, **environment: str) -> I
         "NOS_EC_S3__PORT": "0",
         "NOS_EC_S3__PROCESSES": str(processes),
         "NOS_EC_S3__MASTER_KEY_FILE": str(file),
-        "NOS_EC_MONITORING__S3_PORT": str(port),
+        "NOS_EC_MONITORING__PORT": str(port),
         "NOS_EC_LOGGING__FORMAT": "json",
         **environment,
     }
@@ -289,7 +289,7 @@ def test_no_process_survives_its_supervisor(bench: Bench, system: System, tmp_pa
 
 
 def test_a_process_that_hangs_is_replaced(bench: Bench, system: System, tmp_path: Path) -> None:
-    with serving(bench, tmp_path, 2, NOS_EC_MONITORING__STALL_MS_MAX="3000") as served:
+    with serving(bench, tmp_path, 2, NOS_EC_DEV_STALL_MS="3000") as served:
         until(lambda: served.metrics()["nos_ec_s3_processes",] == 2, "both serve")
         stuck = served.workers()[0]
         os.kill(stuck, signal.SIGSTOP)

@@ -40,9 +40,6 @@ def test_a_topic_that_cannot_work_is_refused(servers: str, name: str, partitions
 
 def test_dead_letters_go_to_a_separate_topic() -> None:
     assert TOPIC.dead_letters == "pack-requests.dead-letters"
-    assert KafkaTopic("b:1", "t", 1, dead_letter_topic="d").dead_letters == "d"
-    with pytest.raises(ConfigError, match="name another topic"):
-        KafkaTopic("b:1", "t", 1, dead_letter_topic="t")
 
 
 @pytest.mark.parametrize("key", sorted(RESERVED))

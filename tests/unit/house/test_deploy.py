@@ -88,7 +88,7 @@ def test_consumers_on_one_host_have_separate_ports() -> None:
     (given,) = read_unit(DEPLOY / "systemd" / "nos-ec-consumer@.service")["Service"]["Environment"]
     name, _, port = given.partition("=")
     producer = (DEPLOY / "systemd" / "nos-ec-producer.service").read_text()
-    others = {str(Settings().api.port), *re.findall(r"(?:GC|PRODUCER)_PORT=(\d+)", producer + README)}
+    others = {str(Settings().api.port), *re.findall(r"MONITORING__PORT=(\d+)", producer + README)}
     assert f"port {port.replace('%i', 'N')}" in README
     assert len(others) == 3
     ports = {port.replace("%i", str(instance)) for instance in range(10)}
@@ -148,7 +148,7 @@ def test_the_fresh_machine_runs_units_with_their_drop_ins(tmp_path: Path) -> Non
     )
     found = UnitFile("nos-ec-consumer@3.service", tmp_path).environment()
     assert found["NOS_EC_CEPH__USER"] == "client.other"
-    assert found["NOS_EC_MONITORING__CONSUMER_PORT"] == "9473"
+    assert found["NOS_EC_MONITORING__PORT"] == "9473"
     credentials = "/run/credentials/nos-ec-consumer@3.service"
     assert found["NOS_EC_STORE__METADATA_URL_FILE"] == f"{credentials}/metadata-url"
 
@@ -329,7 +329,7 @@ def test_the_sample_configuration_of_a_cluster_is_right() -> None:
     assert settings.kafka.servers
     assert f'servers = "{settings.kafka.servers}"' in (DEPLOY / "cluster" / "nos-ec.toml").read_text()
     capacity = (DEPLOY.parent / "docs" / "RUNBOOKS.md").read_text().partition("\n## Capacity\n")[2]
-    (advised,) = re.findall(r"^\| `consumer\.lanes` \| (\d+), with `read_threads` (\d+),", capacity, re.M)
+    (advised,) = re.findall(r"^\| `consumer\.lanes` \| (\d+), which read (\d+) landing", capacity, re.M)
     assert (settings.consumer.lanes, settings.consumer.read_threads) == tuple(map(int, advised))
 
 

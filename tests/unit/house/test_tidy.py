@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nos_ec.settings.sections import Settings, fields_of
 from tests.rig.programs import ON_EVERY_MACHINE, PACKAGE_OF
 from tests.rig.runbook import sections
 from tests.rig.started_programs import functions_of, started_by_python, started_by_shell
@@ -32,6 +33,7 @@ MAY_ASK_THE_WORLD = {
     "nos_ec/demo/": "a command",
     "nos_ec/bench/": "measures time and CPU time",
     "nos_ec/composition/scratch.py": "makes names that were never used before",
+    "nos_ec/composition/developer_values.py": "tests shorten waits in the daemons that they start",
     "nos_ec/core/killpoints.py": "reads one variable at import, to die in a crash test",
 }
 MAY_PRINT = {
@@ -238,6 +240,12 @@ def test_packages_stay_readable() -> None:
     packages = {path.parent for path in modules("nos_ec") if path.name == "__init__.py"}
     assert [name_of(package) for package in packages if len(list(package.glob("*.py"))) > 21] == []
     assert {path.parent for path in modules("nos_ec")} == packages
+
+
+def test_settings_stay_few() -> None:
+    """Each is a question to every operator. A new one takes the place of another, or this number is raised because
+    there is a value that only an operator can judge."""
+    assert sum(len(fields_of(section)) for section in Settings.model_fields) <= 95
 
 
 def test_everything_public_says_what_it_is() -> None:

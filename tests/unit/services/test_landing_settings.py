@@ -12,7 +12,6 @@ from nos_ec.core.errors import ConfigError
 from nos_ec.ports.segment_medium import MediumLimits
 from nos_ec.settings import check_settings, load_settings
 from nos_ec.settings.checks import DEVICES_MAX
-from nos_ec.settings.landing import LandingSettings
 
 
 def env(**landing: str) -> dict[str, str]:
@@ -82,6 +81,5 @@ def test_an_object_that_hardly_fits_a_segment_passes_by() -> None:
     def limits(segment_bytes: int) -> MediumLimits:
         return MediumLimits(segment_bytes, 4096, 4096, 1 << 18, 64, 1)
 
-    assert bypass_bytes(LandingSettings(), limits(1 << 26)) == 1 << 20
-    assert bypass_bytes(LandingSettings(), limits(1 << 20)) == 1 << 18
-    assert bypass_bytes(LandingSettings(bypass_bytes=64 << 20), limits(16 << 20)) == 4 << 20
+    assert bypass_bytes(limits(1 << 26)) == 1 << 20
+    assert bypass_bytes(limits(1 << 20)) == 1 << 18

@@ -357,7 +357,7 @@ def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*monitoring\.consumer_port"):
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*monitoring\.port of this consumer"):
             Endpoint(monitor, "127.0.0.1", port)
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
+from nos_ec.composition.packing import collector_options
+from nos_ec.composition.wiring import stall_ms_max
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import (
     BLOCK_SIZE_MAX,
@@ -21,6 +24,7 @@ from nos_ec.core.geometry import (
 from nos_ec.settings import Settings, check_settings, load_settings, require_root, without_settings, write_settings
 from nos_ec.settings.checks import UTF8_ADVICE
 from nos_ec.settings.reference import reference
+from nos_ec.settings.retired import RETIRED
 from nos_ec.settings.sections import GeometrySettings, fields_of
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -49,10 +53,9 @@ def test_an_empty_file_is_valid(file: Path) -> None:
         'consumer.lanes = "10"',
         "consumer.lanes = 2.0",
         "consumer.lanes = true",
-        'consumer.linger_fill_min = "0.5"',
-        "consumer.linger_fill_min = true",
-        "consumer.linger_fill_min = nan",
         'gc.hole_ratio_min = "0.5"',
+        "gc.hole_ratio_min = true",
+        "gc.hole_ratio_min = nan",
         'gc.reserve_bytes = "1073741824"',
         "gc.reserve_bytes = 1073741824.0",
         "gc.reserve_bytes = true",
@@ -278,7 +281,7 @@ def test_the_metadata_url_is_in_one_place(file: Path) -> None:
 
 def test_every_problem_is_named_with_its_place(file: Path) -> None:
     file.write_text(
-        "stray = 1\nput = 3\n[consumer]\nlanes = 0\nlane = 2\npolicy = 'worst'\nread_threads = true\n"
+        "stray = 1\nput = 3\n[consumer]\nlanes = 0\nlane = 2\npolicy = 'worst'\nwindow_objects = true\n"
         "[gc]\nlinger_ms = 1\nhole_ratio_min = 0\nreserve_bytes = '12 MB'\n[geometri]\nk = 4\n[store]\nroot = ''\n"
     )
     env = {
@@ -299,7 +302,7 @@ def test_every_problem_is_named_with_its_place(file: Path) -> None:
             "environment variable NOS_EC_WHATEVER: no such setting; remove it, or see docs/CONFIG.md for all settings",
             f"{file}: consumer.lanes: 0 is not allowed; use a whole number, 1 to 64",
             f'{file}: consumer.policy: \'worst\' is not allowed; use "best" or "nos"',
-            f"{file}: consumer.read_threads: True is not allowed; use a whole number, 1 to 256",
+            f"{file}: consumer.window_objects: True is not allowed; use a whole number, 1 to 1000000",
             f"{file}: gc.hole_ratio_min: 0 is not allowed; use a number, more than 0 to 1",
             f"{file}: gc.reserve_bytes: '12 MB' is not allowed; use a size from 0 to 1024TiB: bytes, or a string such"
             ' as "512MiB"',
@@ -315,13 +318,39 @@ def test_every_problem_is_named_with_its_place(file: Path) -> None:
         "consumer.lanes",
         "consumer.linger_ms",
         "consumer.policy",
-        "consumer.read_threads",
+        "consumer.window_objects",
         "gc.hole_ratio_min",
         "gc.reserve_bytes",
         "put",
         "put.min_age_ms",
         "store.root",
     ]
+
+
+def test_retired_settings_are_named_and_ignored(file: Path) -> None:
+    """A daemon starts, and says what to do; `config check` tells of them like of every other problem."""
+    file.write_text("[consumer]\nidle_wait_ms = 'whatever'\nlanes = 3\n[scrub]\ndaemon = false\n")
+    env = {"NOS_EC_MONITORING__GC_PORT": "9469"}
+    place = "no longer a setting, and ignored"
+    said = [
+        f"{file}: consumer.idle_wait_ms: {place}: it is 500; remove it",
+        f"{file}: scrub.daemon: {place}: instead of false, set scrub.pass_days = 0; remove it",
+        f"environment variable NOS_EC_MONITORING__GC_PORT: {place}: {RETIRED['monitoring.gc_port']}; remove it",
+    ]
+    assert [problem.text for problem in check_settings(file, env)] == said
+    with capture_logs() as logs:
+        settings = load_settings(file, env)
+    assert (settings.consumer.lanes, settings.scrub.pass_days, settings.monitoring.port) == (3, 14, 0)
+    assert [(log["log_level"], log["problem"]) for log in logs] == [("warning", text) for text in said]
+    with pytest.raises(ConfigError) as refused:
+        load_settings(file, env | {"NOS_EC_CONSUMER__LANES": "0"})
+    assert refused.value.settings == ("consumer.lanes",), "only what is wrong stops it"
+
+
+def test_no_retired_setting_exists() -> None:
+    sections = {name.partition(".")[0] for name in RETIRED}
+    assert sections <= Settings.model_fields.keys()
+    assert RETIRED.keys() & {f"{section}.{key}" for section in sections for key in fields_of(section)} == set()
 
 
 @pytest.mark.parametrize("setting", ["store.root", "ceph.conf_file", "api.token_file"])
@@ -502,7 +531,7 @@ def test_the_defaults_of_the_reference_are_taken(tmp_path: Path) -> None:
             section = line.removeprefix("## ")
         elif match := re.match(r"\| `(\w+)` \| `(.+?)` \|", line):
             lines.append(f"{section}\n{match[1]} = {match[2]}")
-    assert len(lines) > 100
+    assert len(lines) > 60
     for number, text in enumerate(lines):
         file = tmp_path / f"{number}.toml"
         file.write_text(text)
@@ -572,6 +601,37 @@ def test_spread_comes_from_the_file_or_the_environment(file: Path) -> None:
     log = load_settings(file, env).log
     assert (log.spread, log.spread_buckets) == (4, {"photos": 2, "mail": "auto"})
     assert load_settings(None, {"NOS_EC_LOG__SPREAD": "auto"}).log.spread == "auto"
+
+
+@pytest.mark.parametrize(
+    ("value", "found_ms"),
+    [("5000", 5000), ('"5000"', 5000), ("999", None), ("180001", None), ('"soon"', None), ("true", None)],
+)
+def test_the_time_limit_of_kafka_is_an_option(file: Path, value: str, found_ms: int | None) -> None:
+    file.write_text(f"[kafka.options]\nsocket.timeout.ms = {value}\n")
+    if found_ms is None:
+        (problem,) = check_settings(file, {})
+        assert problem.text.endswith("kafka.options: socket.timeout.ms must be a whole number, 1000 to 180000")
+    else:
+        assert load_settings(file, {}).kafka.request_timeout_ms == found_ms
+
+
+def test_values_that_follow_from_others(file: Path) -> None:
+    def settings(text: str) -> Settings:
+        file.write_text(text)
+        return load_settings(file, {})
+
+    assert settings("").gc.price_days_min == 2
+    assert settings('[gc]\npolicy = "price"\n').gc.price_days_min == 20
+    assert settings("[gc]\nprice_days = 0\n").gc.price_days_min == 0
+    assert load_settings(None, {"NOS_EC_GC__PRICE_DAYS": "0.5"}).gc.price_days_min == 0.5
+    assert [settings(f"[consumer]\nlanes = {lanes}\n").consumer.read_threads for lanes in (1, 2, 6)] == [8, 8, 16]
+    assert settings("[ceph]\nop_timeout_ms = 30000\n").ceph.connect_timeout_ms == 45_000
+    assert stall_ms_max(settings("[ceph]\nop_timeout_ms = 60000\n")) == 120_000
+    ceph = '[store]\nbackend = "ceph"\n[ceph]\nconf_file = "ceph.conf"\nop_timeout_ms = 60000\n'
+    assert stall_ms_max(settings(ceph)) == 180_000
+    assert collector_options(settings(ceph)).block_grace_ms_min == 70_000
+    assert collector_options(settings("")).block_grace_ms_min == 60_000
 
 
 def test_secrets_of_kafka_are_never_shown(file: Path) -> None:
