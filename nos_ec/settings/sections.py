@@ -379,7 +379,7 @@ class KafkaSettings(Section):
     @property
     def request_timeout_ms(self) -> int:
         """The time limit of a broker request, and of publishing, in milliseconds. Raises ValueError for an option that
-        is no number, which `checks` refuses."""
+        is not a number, which `checks` refuses."""
         return int(self.options.get(REQUEST_TIMEOUT, 30 * SECOND))
 
     def all_options(self) -> dict[str, str | int | bool]:

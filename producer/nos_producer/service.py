@@ -36,8 +36,8 @@ _log = structlog.get_logger(__name__)
 RETRY_WAIT_MS = 1000
 """The wait after a batch that failed."""
 IDLE_WAIT_MS = 500
-"""The wait after a scan that found no due rows: short beside the seconds for which objects wait for others, and one
-small query in all the time."""
+"""The wait after a scan that found no due rows: short compared with consumer.linger_ms. Such a scan is a single small
+query."""
 
 
 @dataclass(frozen=True, slots=True)
