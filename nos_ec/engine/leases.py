@@ -8,7 +8,6 @@ belongs to the holder until its row is removed, which also fences the writer's o
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -84,9 +83,7 @@ class HeldLease:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop renewing and release the lease. Recovery seals the blocks that are still open."""
         self.abandon()
         try:

@@ -11,7 +11,6 @@ import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -62,9 +61,7 @@ class Endpoint:
         _log.info("endpoint", url=self.url)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop listening. Does not wait for requests in flight."""
         self._server.shutdown()
         self._thread.join()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -68,9 +67,7 @@ class Pulse:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Report that the service was asked to stop, or has failed, and now finishes its current work."""
         self._health.stopping()
         self._notifier.send("STOPPING=1")

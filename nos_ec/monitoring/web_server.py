@@ -6,7 +6,6 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 import structlog
@@ -98,9 +97,7 @@ class WebServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Call `finish`."""
         self.finish()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from types import TracebackType
 from typing import Self
 
 _WORD_BYTES = 4
@@ -56,9 +55,7 @@ class ConnectionCounts:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._counts.release()
         self._map.close()
         os.close(self._fd)

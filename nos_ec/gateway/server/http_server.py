@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from random import Random
-from types import TracebackType
 
 import uvicorn
 
@@ -122,10 +121,8 @@ class GatewayServer(WebServer):
             ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
         )
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the server and its threads."""
-        super().__exit__(kind, error, trace)
+        super().__exit__()
         for pool in (self._workers, self._upload_workers, self._probes):
             pool.close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
 from nos_ec.adapters.local.blocks.erasure import StripeCoder
@@ -37,9 +36,7 @@ class BlockReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self._files.values():
             if file:
                 file.close()
