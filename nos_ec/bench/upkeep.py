@@ -72,7 +72,7 @@ class LifetimesUpkeep:
         of a consumer, which packs `objects_per_s` with `cpu_ms_per_object`."""
         rows = self._rows()
         stream_us, death_us = self._stream_us(rows), self._death_us(rows)
-        self._fill_table()
+        self._system.metadata.count_deaths(_table_of(BUCKETS_MAX).rows(), self._clock.now_ms())
         survey_ms, refresh_ms, add_ms = self._survey_ms(), self._cpu_ms(self._refresh), self._add_ms()
         periodic_us_per_s = sum(
             1e6 * cpu_ms / period_ms
@@ -113,9 +113,6 @@ class LifetimesUpkeep:
         return (time.thread_time() - started_s) * 1e6 / len(rows)
 
     # --- each period ----------------------------------------------------------------------------------
-    def _fill_table(self) -> None:
-        self._system.metadata.count_deaths(_table_of(BUCKETS_MAX).rows(), self._clock.now_ms())
-
     def _survey_ms(self) -> float:
         survey = Survey(self._system.metadata, self._clock, _LastRanges())
 

@@ -46,22 +46,6 @@ def _w2(rng: random.Random, _size_max: int) -> int:
             return size
 
 
-def _w3(rng: random.Random, _size_max: int) -> int:
-    return rng.randint(1, 128 * _K)
-
-
-def _w4(rng: random.Random, _size_max: int) -> int:
-    return rng.randint(65 * _K, 70 * _K)
-
-
-def _w5(rng: random.Random, _size_max: int) -> int:
-    return rng.randint(100 * _K, 124 * _K)
-
-
-def _w6(rng: random.Random, _size_max: int) -> int:
-    return rng.randint(_K // 5, 4 * _K)
-
-
 def _w7(rng: random.Random, _size_max: int) -> int:
     if rng.random() < 0.70:
         return rng.randint(4 * _K, 60 * _K)
@@ -71,10 +55,10 @@ def _w7(rng: random.Random, _size_max: int) -> int:
 _DRAWS: dict[str, Callable[[random.Random, int], int]] = {
     "W1": _w1,
     "W2": _w2,
-    "W3": _w3,
-    "W4": _w4,
-    "W5": _w5,
-    "W6": _w6,
+    "W3": lambda rng, _: rng.randint(1, 128 * _K),
+    "W4": lambda rng, _: rng.randint(65 * _K, 70 * _K),
+    "W5": lambda rng, _: rng.randint(100 * _K, 124 * _K),
+    "W6": lambda rng, _: rng.randint(_K // 5, 4 * _K),
     "W7": _w7,
 }
 

@@ -58,14 +58,11 @@ def try_all(checks: Iterable[Check]) -> Iterator[Outcome]:
     succeeded: set[str] = set()
     for check in checks:
         missing = [name for name in check.needs if name not in succeeded]
-        outcome = _run(check) if not missing else _not_tried(check, f"needs: {', '.join(missing)}")
+        why = f"needs: {', '.join(missing)}"
+        outcome = Outcome(check.name, Result.NOT_TRIED, why, 0) if missing else _run(check)
         if outcome.result is Result.OK:
             succeeded.add(check.name)
         yield outcome
-
-
-def _not_tried(check: Check, why: str) -> Outcome:
-    return Outcome(check.name, Result.NOT_TRIED, why, 0)
 
 
 def _run(check: Check) -> Outcome:

@@ -100,9 +100,9 @@ class Signed:
     signature: str
 
 
-def read_claim(request: Request, now_ms: int, region: str | None = None) -> Claim | None:
-    """Read the signature of a request. Returns None for an anonymous request. region: the only accepted region; None
-    accepts any, because clients of a private store sign with whatever region they are configured for.
+def read_claim(request: Request, now_ms: int) -> Claim | None:
+    """Read the signature of a request. Returns None for an anonymous request. Any region is accepted, because clients
+    of a private store sign with whatever region they are configured for.
 
     Raises S3Error: AuthorizationHeaderMalformed, AuthorizationQueryParametersError, InvalidArgument, InvalidRequest,
     InvalidToken, AccessDenied (no date, not valid yet, expired), RequestTimeTooSkewed, NotImplemented (an unsupported
@@ -117,12 +117,7 @@ def read_claim(request: Request, now_ms: int, region: str | None = None) -> Clai
         return None
     if request.header("x-amz-security-token") is not None or request.parameter("X-Amz-Security-Token") is not None:
         raise S3Error("InvalidToken", "This store issues no session tokens.")
-    claim = _claim_of_query(request, now_ms) if in_query else _claim_of_header(request, authorization or "", now_ms)
-    if region is not None and claim.region != region:
-        raise S3Error(
-            _malformed(claim.presigned), f"The region {claim.region!r} is wrong; expecting {region!r}.", Region=region
-        )
-    return claim
+    return _claim_of_query(request, now_ms) if in_query else _claim_of_header(request, authorization or "", now_ms)
 
 
 def unsigned(request: Request) -> Signed | None:

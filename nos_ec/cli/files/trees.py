@@ -141,7 +141,9 @@ def pages(
 ) -> Iterator[list[ObjectRow]]:
     """Yields pages of the objects whose names begin with `prefix` and come after `after`, at most `page_max` in
     each."""
-    return _paged(lambda name: store.list_objects(bucket, prefix, name, page_max), _name, after, page_max)
+    return _paged(
+        lambda name: store.list_objects(bucket, prefix, name, page_max), lambda row: row.key.name, after, page_max
+    )
 
 
 def name_pages(store: Store, bucket: str, prefix: str, after: str, page_max: int) -> Iterator[list[str]]:
@@ -158,10 +160,6 @@ def entry_pages(
         page = store.list_entries(bucket, prefix, delimiter, next_after, page_max, _PAGE_MS_MAX)
         yield list(page.entries)
         next_after = page.next_after
-
-
-def _name(row: ObjectRow) -> str:
-    return row.key.name
 
 
 def _paged(

@@ -126,7 +126,8 @@ def decode_pack_request(data: bytes) -> PackRequest | NamedVersion:
     try:
         version = _version(data)
         if version == NAMED_VERSION:
-            return _named(_decoder_v2.decode(data))
+            named = _decoder_v2.decode(data)
+            return NamedVersion(ObjectKey(named.bucket, named.name), named.version)
         if version == PACK_REQUEST_VERSION:
             wire = _decoder_v3.decode(data)
             return msgspec.structs.replace(_complete(wire), store=wire.store)
@@ -146,10 +147,6 @@ def _complete(wire: _PackRequestV1) -> PackRequest:
         crc32c=wire.crc32c,
         landing_id=LandingId(bytes.fromhex(wire.landing_id)),
     )
-
-
-def _named(wire: _PackRequestV2) -> NamedVersion:
-    return NamedVersion(ObjectKey(wire.bucket, wire.name), wire.version)
 
 
 def partition_for(bucket: str, partitions: int) -> int:

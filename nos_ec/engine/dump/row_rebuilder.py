@@ -129,7 +129,7 @@ class RowRebuilder:
         last = [entry for _, entry in to_move if entry.extent.offset >= last_at]
         intact = {entry.extent for entry, _ in self._read_entries(last, name=False)}
         return [
-            _rebuilt_at(row, entry)
+            Rebuilt(replace(row, state=_PACKED, landing_id=None, extent=entry.extent), instead_of=row)
             for row, entry in to_move
             if entry.extent.offset < last_at or entry.extent in intact or not self._is_readable(row)
         ]
@@ -492,10 +492,6 @@ def _is_part(key: ObjectKey) -> bool:
 def _trashed(row: ObjectRow) -> ObjectRow:
     """Return the row in the trash. Its times are set at the end (`Rebuilding.settle_trash`)."""
     return replace(row, trash_until_ms=0)
-
-
-def _rebuilt_at(row: ObjectRow, entry: RecoveredEntry) -> Rebuilt:
-    return Rebuilt(replace(row, state=_PACKED, landing_id=None, extent=entry.extent), instead_of=row)
 
 
 def _is_same(row: ObjectRow, entry: RecoveredEntry) -> bool:

@@ -116,7 +116,8 @@ class PutBatches:
         answers: dict[int, ObjectRow | NosError] = {}
         for index, (one, place) in enumerate(zip(new, places, strict=True)):
             if not isinstance(place, NosError):
-                landed[index] = _landed(one, place)
+                # `replace` takes several times as long, and this runs for every PUT.
+                landed[index] = NewObject(one.request, one.size, one.crc32c, one.md5, place, one.due_ms, one.put_ms)
             elif together:
                 raise place
             else:
@@ -134,11 +135,6 @@ class PutBatches:
             return _each(error, len(new))
         finally:
             self._locations.forget_rows(one.key for one in new)
-
-
-def _landed(new: NewObject, place: LandingId) -> NewObject:
-    # `replace` takes several times as long, and this runs for every PUT.
-    return NewObject(new.request, new.size, new.crc32c, new.md5, place, new.due_ms, new.put_ms)
 
 
 def _refused(puts: Sequence[Put], current: Mapping[ObjectKey, ObjectRow]) -> dict[int, NosError]:
