@@ -1,4 +1,4 @@
-"""The routes. All of them are GET requests that only read: this API cannot change anything."""
+"""The routes and their server. All routes are GET requests that only read: this API cannot change anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.monitoring.exposition import CONTENT_TYPE
 from nos_ec.monitoring.health import Answer
 from nos_ec.monitoring.monitor import Monitor
+from nos_ec.monitoring.web_server import WebServer, open_listener
 
+STOP_WAIT_S = 5
+IDLE_WAIT_S = 15
 _BLOCK_PATTERN = "^[0-9a-f]{32}$"
 
 Credentials = Annotated[
@@ -55,6 +58,14 @@ def make_app(readings: Readings, monitor: Monitor, token: Token | None, requests
     _add_blocks(app, readings, token)
     _describe(app)
     return app
+
+
+class Server(WebServer):
+    """The server of the API."""
+
+    def __init__(self, app: FastAPI, host: str, port: int) -> None:
+        """Raise ConfigError if the address cannot be used."""
+        super().__init__(app, "api", open_listener("api", host, port), stop_wait_s=STOP_WAIT_S, idle_wait_s=IDLE_WAIT_S)
 
 
 def _only_known_parameters(request: Request) -> None:

@@ -19,9 +19,8 @@ def api(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Serve the read-only admin API over HTTP. Runs until SIGTERM. Requires a token (docs/API.md)."""
     # Imported here, because `nos-ec --help` loads this module and does not need FastAPI.
     from nos_ec.api.access import find_token
-    from nos_ec.api.app import make_app
+    from nos_ec.api.app import Server, make_app
     from nos_ec.api.readings import Readings
-    from nos_ec.api.server import Server
 
     settings = context(ctx).settings()
     log_for_daemons(settings)

@@ -1,5 +1,6 @@
 """Checks rows of objects: their columns, the segments and tails of large objects, whether a look-up of their keys finds
-them, and whether the table of waiting objects has those that have landed. blocks.py compares rows with block headers.
+them, whether the table of waiting objects has those that have landed, and whether all listed noncurrent versions have
+objects. blocks.py compares rows with block headers.
 
 Segments here are those of large objects, not of the landing log. What seems wrong is checked a second time, because an
 operation may have been under way (second_look.py).
@@ -14,12 +15,14 @@ from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.states import ObjectState
 from nos_ec.core.tails import block_of_tail, is_tail, tail_place
-from nos_ec.engine.check import uploads, versions
+from nos_ec.engine.check import uploads
 from nos_ec.engine.check.second_look import SecondLook, compare_steadily
 from nos_ec.engine.packable import combine_crc32c
 from nos_ec.ports.metadata import Metadata, ObjectRow, Segment
 
 PAGE_ROWS = 1000
+_Listed = tuple[ObjectKey, int, int | None]
+"""The key and version of a noncurrent version, and its object id (None: it is a delete marker)."""
 _SegmentsById = Mapping[int, Sequence[tuple[int, Segment]]]
 """By object id, the segments of an object in order, each with the version that it belongs to."""
 
@@ -65,7 +68,7 @@ class ObjectCheck:
             for object_id in self._with_stray_segments(owners):
                 yield from self._second_look.doubt(partial(self._check_stray_segments, object_id))
         # 3. Noncurrent versions and uploads without an object.
-        yield from versions.without_object(self._metadata, self._second_look)
+        yield from _versions_without_object(self._metadata, self._second_look)
         yield from self._second_look.settle()
         for upload in uploads.uploads_without_object(self._metadata):
             yield Finding(
@@ -230,3 +233,31 @@ def _segment_errors(row: ObjectRow, segments: Sequence[Segment], tails: Mapping[
         crc32c = combine_crc32c(crc32c, tail.crc32c, tail.size)
     if crc32c != row.crc32c:
         yield f"the CRC32Cs of {pieces}, combined in order, give {crc32c}"
+
+
+def _versions_without_object(metadata: Metadata, second: SecondLook) -> Iterator[Finding]:
+    """Yield the noncurrent versions without an object. Raises Transient."""
+    after: tuple[ObjectKey, int] | None = None
+    while page := metadata.noncurrent_after(after, PAGE_ROWS):
+        after = page[-1][0], page[-1][1]
+        for one in _wrong_versions(page, metadata):
+            yield from second.doubt(partial(_wrong_version, one, metadata))
+
+
+def _wrong_versions(page: Sequence[_Listed], metadata: Metadata) -> list[_Listed]:
+    ids = [object_id for *_, object_id in page if object_id is not None]
+    rows = metadata.objects_with(ids)
+    return [one for one in page if one[2] is not None and not _is_version(one, rows.get(one[2]))]
+
+
+def _is_version(listed: _Listed, row: ObjectRow | None) -> bool:
+    return row is not None and row.is_noncurrent and (row.key, row.version) == listed[:2]
+
+
+def _wrong_version(listed: _Listed, metadata: Metadata) -> Iterator[Finding]:
+    """Report a version that is still listed, and still has no object."""
+    key, version, object_id = listed
+    if listed not in metadata.noncurrent_after((key, version + 1), 1):
+        return
+    if _wrong_versions([listed], metadata):
+        yield Finding(FindingKind.VERSION_WITHOUT_OBJECT, f"version {version} of {key}", {"object_id": object_id})

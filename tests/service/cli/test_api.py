@@ -39,10 +39,9 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 from nos_ec.adapters.local.devices.device_format import PROBE_AT
 from nos_ec.api import models
 from nos_ec.api.access import Token, find_token
-from nos_ec.api.app import make_app
+from nos_ec.api.app import Server, make_app
 from nos_ec.api.readings import PAGE_MAX, Readings
 from nos_ec.api.request_limit import REQUESTS_MAX
-from nos_ec.api.server import Server
 from nos_ec.cli.app import run
 from nos_ec.composition.wiring import System
 from nos_ec.core.attributes import encode_attributes
