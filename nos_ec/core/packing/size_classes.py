@@ -9,7 +9,7 @@ a room.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from typing import Generic
 
 from nos_ec.core.packing.plan import Candidate, P
@@ -37,7 +37,7 @@ class SizeClasses(Generic[P]):
         self._chunk = chunk_size
         self._bits = grain_bits(chunk_size)
         self._classes = -(-chunk_size // (1 << self._bits))
-        self._fifos: list[deque[Candidate[P]]] = [deque() for _ in range(self._classes)]
+        self._fifos: defaultdict[int, deque[Candidate[P]]] = defaultdict(deque)
         self._flags = [1 << i for i in range(self._classes)]
         self._masks = [(1 << i) - 1 for i in range(self._classes + 1)]
         self._filled = 0
