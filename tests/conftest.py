@@ -16,10 +16,13 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.rig.sampling import IS_WHOLE, TURN, of_other_turns
+from tests.rig.sql.compiled_statements import share_compiled_statements
 
 # Both measure the machine: by itself an example may take 200 ms, and ten of them may be made in a second.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+
+share_compiled_statements()
 
 # The tests start a thousand processes, and a process that has to compile all modules takes half as long again to start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -247,7 +247,7 @@ def test_an_interrupt_in_the_pool_is_raised_and_not_logged(
     def failing(_connection: object) -> None:
         raise failure
 
-    monkeypatch.setattr(engine.dialect, "do_rollback", failing)
+    monkeypatch.setattr(engine.pool._dialect, "do_rollback", failing)
     interrupted = isinstance(failure, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
         connection.close()
