@@ -148,7 +148,8 @@ FRESH = "(SELECT min(block_id) FROM blocks WHERE kind = 'fresh')"
         (f"UPDATE waiting SET state = 'queued' WHERE object_id = {FIRST_WAITING}", [K.WAITS_FOR_NOTHING]),
         (f"UPDATE waiting SET object_id = 999999 WHERE object_id = {FIRST_WAITING}", [K.WAITS_FOR_NOTHING]),
         (
-            "INSERT INTO waiting SELECT randomblob(16), object_id, slot, due_ms, state, size FROM waiting LIMIT 1",
+            "INSERT INTO waiting SELECT randomblob(16), object_id, slot, due_ms, state, size, NULL, 0 FROM waiting"
+            " LIMIT 1",
             [K.WAITS_FOR_NOTHING],
         ),
         (

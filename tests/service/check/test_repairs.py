@@ -47,8 +47,8 @@ WRONG = {
     "recount-block": f"UPDATE blocks SET live_bytes = live_bytes - 1, dead_bytes = dead_bytes + 1"
     f" WHERE block_id = {FRESH}",
     "wait": f"DELETE FROM waiting WHERE object_id = {FIRST_WAITING}",
-    "stop-waiting": "INSERT INTO waiting SELECT randomblob(16), object_id, slot, due_ms, state, size FROM waiting"
-    " LIMIT 1",
+    "stop-waiting": "INSERT INTO waiting"
+    " SELECT randomblob(16), object_id, slot, due_ms, state, size, NULL, 0 FROM waiting LIMIT 1",
     "unqueue-copy": "INSERT INTO landing_deletions SELECT landing_id, NULL, NULL, 1, 0 FROM waiting"
     " ORDER BY object_id DESC LIMIT 1",
 }
