@@ -471,7 +471,7 @@ def test_killed_while_gc_is_paused_and_resumed(bench: Bench, point: str) -> None
 @pytest.mark.parametrize("point", GC_SHORT_POINTS)
 def test_gc_killed_while_space_is_short(bench: Bench, point: str) -> None:
     bench.prepare(_packed_with_holes)
-    plenty = bench.config.read_text().replace("block_grace_ms = 0", "block_grace_ms = 30000\nblock_grace_ms_min = 0")
+    plenty = bench.config.read_text().replace("block_grace_ms = 0", "block_grace_ms = 5000")
     bench.config.write_text(plenty.replace("reserve_bytes = 0", 'reserve_bytes = "1024TiB"'))
     kill(bench, point, "gc", "run", "--apply")
     bench.config.write_text(plenty)

@@ -214,11 +214,13 @@ def test_gc_frees_space_with_its_reserve(full_bench: Bench, disk: SmallDisk) -> 
 
 @pytest.mark.invariant(10)
 @pytest.mark.parametrize("policy", ["threshold", "space-target", "price"])
-def test_gc_frees_space_on_a_nearly_full_disk(full_bench: Bench, disk: SmallDisk, policy: str) -> None:
+def test_gc_frees_space_on_a_nearly_full_disk(
+    full_bench: Bench, disk: SmallDisk, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four fifths of each block are dead, and the live objects of all blocks do not fit the free space, or half of
     it. The blocks are so young that copying would not be worth it on a disk with space."""
     bench = full_bench
-    _short_of_space(bench)
+    _short_of_space(bench, monkeypatch)
     bench.config.write_text(bench.config.read_text().replace('policy = "threshold"', f'policy = "{policy}"'))
     with bench.open() as system:
         _dig_holes(bench, system, disk)
@@ -232,10 +234,12 @@ def test_gc_frees_space_on_a_nearly_full_disk(full_bench: Bench, disk: SmallDisk
 
 
 @pytest.mark.invariant(10)
-def test_gc_frees_empty_blocks_where_nothing_can_be_written(full_bench: Bench, disk: SmallDisk) -> None:
+def test_gc_frees_empty_blocks_where_nothing_can_be_written(
+    full_bench: Bench, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There is no space for a stripe group, and the run does not wait out a grace period of 10 minutes."""
     bench = full_bench
-    _short_of_space(bench)
+    _short_of_space(bench, monkeypatch)
     with bench.open() as system:
         blocks = _dig_holes(bench, system, disk)
         for block_id in blocks[5:]:
@@ -251,9 +255,11 @@ def test_gc_frees_empty_blocks_where_nothing_can_be_written(full_bench: Bench, d
 
 
 @pytest.mark.invariant(10)
-def test_gc_reports_when_no_block_can_be_rewritten(full_bench: Bench, disk: SmallDisk) -> None:
+def test_gc_reports_when_no_block_can_be_rewritten(
+    full_bench: Bench, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = full_bench
-    _short_of_space(bench)
+    _short_of_space(bench, monkeypatch)
     with bench.open() as system:
         _dig_holes(bench, system, disk)
         disk.fill(leave_bytes=512 << 10)
@@ -316,9 +322,11 @@ def test_init_without_room_for_the_landing_log_says_what_to_do(disk: SmallDisk) 
     assert bench.run("get", "b/object").stdout == STORE_CONFIG.encode()
 
 
-def _short_of_space(bench: Bench) -> None:
+def _short_of_space(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A grace of 10 minutes, which may be cut to 50 ms. The bytes of a block are not as evenly dead as its objects."""
-    settings = 'hole_ratio_min = 0.5\nblock_grace_ms = 600000\nblock_grace_ms_min = 50\nfloor_bytes = "1MiB"'
+    monkeypatch.setattr("nos_ec.composition.packing.SHORT_GRACE_MS", 50)
+    monkeypatch.setattr("nos_ec.composition.packing.FLOOR_BYTES", 1 << 20)
+    settings = "hole_ratio_min = 0.5\nblock_grace_ms = 600000"
     bench.config.write_text(bench.config.read_text().replace("block_grace_ms = 0", settings))
 
 

@@ -602,7 +602,7 @@ def test_the_blocks_alone_describe_what_they_hold(bench: Bench, system: System) 
     assert whole_sizes == {key: len(data) for key, data in bench.acknowledged.items()}
 
 
-@pytest.mark.parametrize("linger", ["linger_ms = 1\nlinger_max_ms = 300", "linger_ms = 200\nlinger_fill_min = 0"])
+@pytest.mark.parametrize("linger", ["linger_ms = 1\nlinger_max_ms = 300", "linger_ms = 200\nlinger_max_ms = 200"])
 def test_a_linger_deadline_packs_rare_events(bench: Bench, linger: str) -> None:
     bench.config.write_text(bench.config.read_text().replace("window_objects = 50", f"window_objects = 50\n{linger}"))
     with bench.open() as system:

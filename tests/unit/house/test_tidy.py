@@ -231,6 +231,17 @@ def test_every_invariant_has_a_test() -> None:
     assert marked == numbered
 
 
+def test_modules_that_pages_name_exist() -> None:
+    """Records of decisions name what there was when they were written."""
+    there = [
+        f"/{path.relative_to(ROOT)}" for path in files(*PACKAGES, "tests", "docs", "deploy") if path.suffix == ".py"
+    ]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "deploy/README.md"]
+    named = {(page.name, name) for page in pages for name in re.findall(r"`([\w.]+/[\w./]+\.py)`", page.read_text())}
+    assert len(named) > 100
+    assert [pair for pair in sorted(named) if not any(f"/{path}".endswith(f"/{pair[1]}") for path in there)] == []
+
+
 def test_modules_are_named_for_what_they_hold() -> None:
     assert [name_of(path) for path in modules(*PACKAGES, "tests") if path.stem in MEANINGLESS_NAMES] == []
 
