@@ -214,7 +214,7 @@ class BlockExplainer:
         )
         if row.block_id not in {one.block_id for one in found}:
             return BlockReason.LATER_RUN, chosen.needs
-        return self._pays(chosen, [one for one in found if one.block_id != row.block_id]), chosen.needs
+        return self._pays(chosen, found), chosen.needs
 
     def _judged_by_policy(
         self, policy: GcPolicy, facts: BlockFacts, now_ms: int
@@ -259,23 +259,23 @@ class BlockExplainer:
         price = price_days(facts, now_ms)
         return BlockReason.UNDECIDED if price is None or price >= price_days_min else BlockReason.TOO_DEAR
 
-    def _pays(self, chosen: ChosenBlock, others: list[BlockRow]) -> BlockReason:
-        options, victims, rest = self._options, [chosen], []
-        for one in others:
-            by_row = judge_by_row(options, one)
-            if by_row is None:
-                rest.append(one)
-            else:
-                victims.append(by_row)
-        judged = (judge(self._metadata, self._blocks, options, one) for one in rest[:EXAMINED_MAX])
-        examined = (victim for victim in judged if victim is not None)
-        doubt = BlockReason.UNDECIDED if len(rest) > EXAMINED_MAX else BlockReason.PAYS_NOT
-        if judge_by_row(options, chosen.block) is None:
-            merged = [chosen.block, *(victim.block for victim in examined)]
-            return BlockReason.VICTIM if merging_pays(self._metadata, self._blocks, options, merged) else doubt
-        while not frees_stripes([Victim(one.block.stripes, one.needs) for one in victims]):
-            victim = next(examined, None)
-            if victim is None:
-                return doubt
-            victims.append(victim)
-        return BlockReason.VICTIM
+    def _pays(self, chosen: ChosenBlock, candidates: list[BlockRow]) -> BlockReason:
+        """Return whether a run that has these candidates rewrites `chosen`, which is one of them."""
+        options = self._options
+        victims = [by_row for one in candidates if (by_row := judge_by_row(options, one)) is not None]
+        by_dead_bytes = {one.block.block_id for one in victims}
+        if chosen.block.block_id in by_dead_bytes and _frees(victims):
+            return BlockReason.VICTIM
+        rest = [one for one in candidates if one.block_id not in by_dead_bytes]
+        others = [one for one in rest if one.block_id != chosen.block.block_id]
+        examined = {one.block_id for one in others[:EXAMINED_MAX]} | {chosen.block.block_id}
+        judged = (judge(self._metadata, self._blocks, options, one) for one in rest if one.block_id in examined)
+        merged = [victim for victim in judged if victim is not None]
+        pays = merging_pays(self._metadata, self._blocks, options, [one.block for one in merged])
+        if pays and _frees([*victims, *merged]):
+            return BlockReason.VICTIM
+        return BlockReason.UNDECIDED if len(others) > EXAMINED_MAX else BlockReason.PAYS_NOT
+
+
+def _frees(victims: list[ChosenBlock]) -> bool:
+    return frees_stripes([Victim(one.block.stripes, one.needs) for one in victims])

@@ -40,8 +40,14 @@ class SetAside:
 
     def keep_dense(self, block: BlockRow) -> None:
         """Set aside a block that is packed as densely as possible, so that later runs do not read its rows in vain.
-        Policies of space still count its dead bytes."""
-        self._cool_down(block, self._run.options.cool_down_ms_max, failed=False)
+        Policies of space still count its dead bytes.
+
+        All such blocks come back at the same times, because some are only worth merging with each other.
+        """
+        wait_ms = self._run.options.cool_down_ms_max
+        if wait_ms:
+            wait_ms -= self._run.clock.now_ms() % wait_ms
+        self._cool_down(block, wait_ms, failed=False)
 
     def note_unreadable(self, failure: Failure) -> bool:
         """Count an object that cannot be read, unless its row no longer points there. Returns whether it was counted.

@@ -210,6 +210,9 @@ class _Taken:
                 continue
             if len(self.candidates) >= options.blocks_max:
                 break
+            if merged and sum(one.live_objects for one in merged) + block.live_objects > REPACK_OBJECTS_MAX:
+                self.behind = Behind.BLOCKS
+                break
             found.add(block.block_id)
             self.candidates.append(block)
             victim = judged(block)
@@ -226,7 +229,9 @@ class _Taken:
                     merged.append(block)
         if not merging_pays(self._metadata, self._blocks, options, merged):
             self._drop(merged)
-            self.dense += [block for block in merged if not _is_short(self._blocks.geometry, block)]
+            # Short blocks stay candidates, unless they would keep others from being looked at in every run.
+            is_full = self.behind is not None or len(self.candidates) >= options.blocks_max
+            self.dense += [block for block in merged if is_full or not _is_short(self._blocks.geometry, block)]
 
     def _add(self, victim: ChosenBlock) -> None:
         self.victims.append(victim)

@@ -18,7 +18,7 @@ from nos_ec.engine.gc import victims as victims_of_gc
 from nos_ec.engine.gc.victims import judge, may_be_repacked
 from nos_ec.ports.metadata import BlockRow
 from nos_gc.assemble import gc_collector, gc_service
-from tests.rig.at_rest import LaterClock
+from tests.rig.at_rest import HOUR_MS, LaterClock
 from tests.service.check.test_explain_blocks import explained
 from tests.service.conftest import Bench
 from tests.service.gc.test_gc import DAY_MS, configure, fail, sealed
@@ -122,6 +122,57 @@ def test_small_blocks_that_no_packing_merges_are_left_alone(bench: Bench, policy
         assert [gc_service(system).run_once().objects_moved for _ in range(2)] == [17, 0]
         assert [block.stripes for block in sealed(system)] == [1]
         bench.assert_readable(system)
+
+
+def test_small_blocks_that_were_set_aside_at_different_times_are_merged(tmp_path: Path) -> None:
+    """Alone, neither of them becomes smaller."""
+    tiny = "stripes_per_block = 1\nstripes_per_group_max = 1"
+    bench = Bench(tmp_path, WIDE_CONFIG.replace("stripes_per_block = 8", tiny))
+    initialise(bench.settings())
+    with bench.open() as system:
+        day_ms = OLD_DAYS * DAY_MS - system.clock.now_ms() % DAY_MS
+        for hour, moved in ((10, 0), (15, 0), (25, 2)):
+            system.clock = LaterClock(0)
+            if not moved:
+                put_equal(bench, system, 1, f"hour-{hour}")
+            system.clock = LaterClock(day_ms + hour * HOUR_MS)
+            assert gc_service(system).run_once().objects_moved == moved
+        assert [block.stripes for block in sealed(system)] == [1]
+        bench.assert_readable(system)
+
+
+def test_small_blocks_that_no_packing_merges_do_not_take_the_places_of_others(bench: Bench) -> None:
+    configure(bench, "gc", 'policy = "threshold"\nhole_ratio_min = 0.3\nblocks_max_per_run = 1')
+    with bench.open() as system:
+        for count in (16, 17, 17):
+            put_equal(bench, system, count, f"pack-{len(bench.acknowledged)}", 39_500)
+        left = []
+        for _ in range(3):
+            assert gc_service(system).run_once().objects_moved == 0
+            left.append(len(system.metadata.gc_candidates(0.3, system.clock.now_ms(), DAY_MS, 9)))
+        assert left == [2, 1, 0]
+
+
+def test_a_run_merges_a_limited_number_of_objects(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(victims_of_gc, "REPACK_OBJECTS_MAX", 20)
+    configure(bench, "gc", 'policy = "threshold"\nhole_ratio_min = 0.3')
+    with bench.open() as system:
+        for _ in range(4):
+            put_equal(bench, system, 10, f"pack-{len(bench.acknowledged)}", 39_500)
+        results = [gc_service(system).run_once() for _ in range(3)]
+        assert [(one.objects_moved, one.behind) for one in results] == [(20, Behind.BLOCKS), (20, None), (0, None)]
+        bench.assert_readable(system)
+
+
+def test_explain_and_a_run_agree_on_a_block_with_dead_bytes_and_one_to_merge(bench: Bench) -> None:
+    """Together they would fit into one stripe. But a run merges blocks only if that pays without others."""
+    configure(bench, "gc", 'policy = "threshold"\nhole_ratio_min = 0.5')
+    with bench.open() as system:
+        for key in put_equal(bench, system, 24, "dead", 39_500)[6:]:
+            bench.delete(system, key)
+        put_equal(bench, system, 9, "small", 39_500)
+        reasons = {explained(system, block.block_id).reason for block in sealed(system)}
+        assert (reasons, gc_service(system).run_once().objects_moved) == ({BlockReason.PAYS_NOT}, 0)
 
 
 def test_short_blocks_of_which_much_is_dead_are_left_to_the_policy(bench: Bench, padded: System) -> None:
