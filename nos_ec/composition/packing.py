@@ -12,7 +12,13 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS
 from nos_ec.core.packing.merge_list import DENSITY, merge_list, split_price
 from nos_ec.core.packing.plan import Linger, MergeList, P
-from nos_ec.core.packing.streams import GATHERED_WINDOWS, StreamedMergeList, StreamOptions
+from nos_ec.core.packing.streams import (
+    GATHERED_WINDOWS,
+    STREAM_BYTES_MIN,
+    STREAM_STRIPES_MIN,
+    StreamedMergeList,
+    StreamOptions,
+)
 from nos_ec.engine.expiry.known_expiry import KnownExpiry
 from nos_ec.engine.expiry.survival import ExpectedLifetimes, StreamSorting
 from nos_ec.engine.gc.options import CollectorOptions
@@ -109,7 +115,8 @@ class StreamedPacking:
         self._geometry = geometry
         self._linger = linger
         self._rng = rng
-        self._options = StreamOptions(settings.gc.streams, gathered_max, period_ms, bytes_max)
+        bytes_min = max(STREAM_BYTES_MIN, STREAM_STRIPES_MIN * geometry.stripe_size)
+        self._options = StreamOptions(settings.gc.streams, gathered_max, period_ms, bytes_max, bytes_min)
         cuts_days = STREAM_CUTS_DAYS[settings.gc.streams - 1]
         known = KnownExpiry(metadata, DAY_MS)
         self._sorting = StreamSorting(ExpectedLifetimes(metadata), cuts_days, known)

@@ -81,8 +81,8 @@ class GcSettings(Section):
         ge=1,
         le=len(STREAM_CUTS_DAYS),
         description="Maximum number of streams into which consumers and GC sort objects by their expected lifetime"
-        " (GC.md). A stream that collects less than 50 MiB in consumer.linger_ms is folded into its neighbour. 1: pack"
-        " objects in the order of arrival, without learning their lifetimes.",
+        " (GC.md). A stream that collects less than 50 MiB (or 50 stripes) in consumer.linger_ms is folded into its"
+        " neighbour. 1: pack objects in the order of arrival, without learning their lifetimes.",
     )
     hole_ratio_min: Ratio = Field(
         default=HOLE_RATIO_MIN,

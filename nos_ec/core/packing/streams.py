@@ -30,6 +30,9 @@ from nos_ec.core.packing.plan import Candidate, GroupPlan, Linger, MergeList, P,
 
 STREAM_BYTES_MIN = 50 << 20
 """The least bytes of a stream in a period. Half a stripe is lost at its end: 1 % with stripes of 1 MiB."""
+STREAM_STRIPES_MIN = 50
+"""The same with larger stripes. With few stripes to a stream, GC would rewrite the blocks of several streams again and
+again: packed without streams, as it packs them in memory to decide, their objects take fewer stripes."""
 GATHERED_WINDOWS = 2
 """How many windows of objects a consumer sorts together. The other objects that it holds are being packed."""
 SHARED_WINDOWS = 2

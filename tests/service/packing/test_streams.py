@@ -9,6 +9,7 @@ import pytest
 from nos_ec.composition import packing
 from nos_ec.composition.wiring import System
 from nos_ec.core.expiry import DAY_MS, ExpiryRule, encode_rules
+from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.packing import streams
 from nos_ec.core.packing.lifetimes import AGE_RANGES, OTHERS, Counts, is_sampled
@@ -37,7 +38,10 @@ def learned(system: System) -> System:
 def small_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams are folded when they collect less than 100 KB, for the little that a test stores."""
 
-    def options(count: int, gathered_max: int, period_ms: int | None, bytes_max: int | None) -> StreamOptions:
+    def options(
+        count: int, gathered_max: int, period_ms: int | None, bytes_max: int | None, bytes_min: int
+    ) -> StreamOptions:
+        assert bytes_min == streams.STREAM_BYTES_MIN
         return StreamOptions(count, gathered_max, period_ms, bytes_max, 100_000)
 
     monkeypatch.setattr(packing, "StreamOptions", options)
@@ -113,6 +117,14 @@ def test_a_small_store_packs_everything_together(bench: Bench, learned: System) 
     bench.pack(learned)
     assert list(buckets_by_block(learned, BlockKind.FRESH).values()) == [{"soon", "late"}]
     assert streams.STREAM_BYTES_MIN == 50 << 20
+
+
+def test_streams_of_large_stripes_have_many_of_them(bench: Bench, learned: System) -> None:
+    """With few, packing them apart would undo what GC expects of merging their blocks."""
+    for stripe_bytes, least_bytes in ((1 << 20, 50 << 20), (32 << 20, 50 * (32 << 20))):
+        geometry = Geometry(8, 3, stripe_bytes // 8)
+        packing_of_gc = packing.gc_packing(bench.settings(), geometry, learned.metadata, random.Random(1))
+        assert packing_of_gc._options.stream_bytes_min == least_bytes
 
 
 def test_a_store_learns_from_its_deletes(bench: Bench) -> None:
