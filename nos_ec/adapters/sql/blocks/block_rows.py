@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
-    Float,
+    Dialect,
+    Numeric,
     Select,
     and_,
     bindparam,
@@ -25,6 +27,7 @@ from sqlalchemy import (
     union_all,
     update,
 )
+from sqlalchemy.types import TypeDecorator
 
 from nos_ec.adapters.sql.blocks import leases
 from nos_ec.adapters.sql.blocks.deleted_bytes import count_deleted
@@ -55,9 +58,21 @@ _DAY_MS = 86_400_000
 _BEFORE_ALL = BlockId(bytes(ID_BYTES))
 """No block has this id."""
 
+
+class _Exact(TypeDecorator[float]):
+    """A number that a server gets as a decimal. For a float, Vitess would write CAST(... AS DOUBLE), which MySQL before
+    8.0.17 does not have."""
+
+    impl = Numeric
+    cache_ok = True
+
+    def process_bind_param(self, value: float | None, dialect: Dialect) -> Decimal | None:  # noqa: ARG002
+        return None if value is None else Decimal(repr(float(value)))
+
+
 BY_ID = select(*BLOCK_COLUMNS).where(_B.block_id == bindparam("block_id"))
 LOCK_IDS = looked_up(
-    select(*BLOCK_COLUMNS).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]).with_for_update(of=BLOCKS), BLOCKS
+    select(*BLOCK_COLUMNS).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]).with_for_update(), BLOCKS
 )
 
 # The order is that of the index on (state, waste_ppm, ...), so that no planner prefers to sort the whole table.
@@ -80,16 +95,16 @@ _may_be_rewritten = and_(_holds_survivors, _is_cool)
 _WASTEFUL = (
     _BY_WASTE.where(
         _B.waste_ppm >= bindparam("ppm_min"),
-        _B.overhead_bytes >= bindparam("overhead_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
+        _B.overhead_bytes >= bindparam("overhead_min", type_=_Exact()) * (_B.live_bytes + _wasted_bytes),
         _may_be_rewritten,
     )
     .order_by(_B.waste_ppm.desc())
     .limit(bindparam("rows_max"))
 )
-CANDIDATES = _WASTEFUL.where(_wasted_bytes >= bindparam("ratio_min", type_=Float()) * (_B.live_bytes + _wasted_bytes))
-# This is a product of floats, because bytes times milliseconds of some years exceed 63 bits.
-_padding_age = (bindparam("until_ms", type_=Float()) - _B.created_ms) * _B.overhead_bytes
-PADDED = _WASTEFUL.where(_padding_age >= bindparam("price_ms", type_=Float()) * _B.live_bytes)
+CANDIDATES = _WASTEFUL.where(_wasted_bytes >= bindparam("ratio_min", type_=_Exact()) * (_B.live_bytes + _wasted_bytes))
+# This is a product of decimals, because bytes times milliseconds of some years exceed 63 bits.
+_padding_age = (bindparam("until_ms", type_=_Exact()) - _B.created_ms) * _B.overhead_bytes
+PADDED = _WASTEFUL.where(_padding_age >= bindparam("price_ms", type_=_Exact()) * _B.live_bytes)
 
 # The order is that of the primary key, so that each page continues where the last one ended, and nothing is sorted. The
 # other states are excluded one by one, because SQLite would use its index for a single state, and sort for each page.
@@ -118,11 +133,11 @@ wait_reason = case(
     (_B.state == BlockState.CONDEMNED, WaitReason.CONDEMNED.value),
     (or_(_B.live_objects == 0, _B.kind == BlockKind.LARGE), None),
     (
-        _wasted_bytes < bindparam("ratio_min", type_=Float()) * (_B.live_bytes + _wasted_bytes),
+        _wasted_bytes < bindparam("ratio_min", type_=_Exact()) * (_B.live_bytes + _wasted_bytes),
         WaitReason.TOO_FULL.value,
     ),
     (
-        and_(~_is_cool, or_(_B.gc_failures > 0, bindparam("ratio_min", type_=Float()) > 0)),
+        and_(~_is_cool, or_(_B.gc_failures > 0, bindparam("ratio_min", type_=_Exact()) > 0)),
         WaitReason.SET_ASIDE.value,
     ),
     else_=None,

@@ -33,7 +33,7 @@ _L, _B, _C, _I = LEASES.c, BLOCKS.c, COUNTERS.c, STORE_INFO.c
 _EPOCH = _C.name == "lease_epoch"
 _NAMES = JsonRows("names", name=WRITER_BYTES_MAX)
 _LOCK_NAMED = looked_up(
-    select(_L.name).join_from(_NAMES.table, LEASES, _L.name == _NAMES["name"]).with_for_update(of=LEASES), LEASES
+    select(_L.name).join_from(_NAMES.table, LEASES, _L.name == _NAMES["name"]).with_for_update(), LEASES
 )
 _IS = and_(_L.name == bindparam("held", type_=_L.name.type), _L.epoch == bindparam("in_epoch"))
 """The condition that a row is this lease. `_of` makes its parameters."""

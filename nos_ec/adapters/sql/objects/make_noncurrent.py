@@ -43,7 +43,7 @@ LOCK_NEWEST = NEWEST.with_for_update()
 LOCK_NULLS = looked_up(
     select(*COLUMNS)
     .join_from(KEYS.table, VERSIONS, and_(IS_NULL, _V.bucket == KEYS["bucket"], _V.name == KEYS["name"]))
-    .with_for_update(of=VERSIONS),
+    .with_for_update(),
     VERSIONS,
     "versions_by_null",
 )
@@ -51,7 +51,7 @@ _RETIRE = UpdateListed(OBJECTS).where(_O.object_id == _MARKS["object_id"]).value
 LOCK_ROWS = looked_up(
     select(*TRASH_COLUMNS)
     .join_from(OBJECT_IDS.table, OBJECTS, _O.object_id == OBJECT_IDS["object_id"])
-    .with_for_update(of=OBJECTS),
+    .with_for_update(),
     OBJECTS,
 )
 REMOVE = delete(VERSIONS).where(

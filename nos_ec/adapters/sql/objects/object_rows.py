@@ -66,7 +66,7 @@ VERSIONS_BY_KEYS = by_keys(_O.object_id, _O.version)
 LOCK_IDS = looked_up(
     select(*OBJECT_COLUMNS)
     .join_from(OBJECT_IDS.table, OBJECTS, _O.object_id == OBJECT_IDS["object_id"])
-    .with_for_update(of=OBJECTS),
+    .with_for_update(),
     OBJECTS,
 )
 LOCK_CURRENT = LOCK_IDS.where(_O.trashed == LIVE)

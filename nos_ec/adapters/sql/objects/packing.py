@@ -55,14 +55,14 @@ MATCH_MOVES = looked_up(
     select(_MOVES["number"], _O.size)
     .join_from(_MOVES.table, OBJECTS, _O.object_id == _MOVES["object_id"])
     .where(_O.version == _MOVES["version"], or_(_IN_LANDING, _IN_BLOCK))
-    .with_for_update(of=OBJECTS),
+    .with_for_update(),
     OBJECTS,
 )
 COPIES = looked_up(
     select(_O.landing_id, _O.object_id, _O.version)
     .join_from(_MOVES.table, OBJECTS, _O.object_id == _MOVES["object_id"])
     .where(_O.version == _MOVES["version"], _O.size == _MOVES["length"], _IN_LANDING)
-    .with_for_update(of=OBJECTS),
+    .with_for_update(),
     OBJECTS,
 )
 QUEUE_COPIES = queueing(COPIES)

@@ -50,7 +50,7 @@ _NEW_ATTRIBUTES = JsonRows("attributed", object_id=0, attributes=ATTRIBUTES_SIZE
 LOCK_ENTRIES = looked_up(
     select(_D.landing_id, _D.object_id, _D.version, _D.doomed)
     .join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])
-    .with_for_update(of=LANDING_DELETIONS),
+    .with_for_update(),
     LANDING_DELETIONS,
 )
 QUEUED = select(_D.landing_id).join_from(IDS.table, LANDING_DELETIONS, _D.landing_id == IDS["id"])

@@ -49,7 +49,7 @@ BRING_BACK = UpdateListed(OBJECTS).where(_O.object_id == OBJECT_IDS["object_id"]
 LOCK_MARKED = looked_up(
     select(*TRASH_COLUMNS)
     .join_from(OBJECT_IDS.table, OBJECTS, _O.object_id == OBJECT_IDS["object_id"])
-    .with_for_update(of=OBJECTS),
+    .with_for_update(),
     OBJECTS,
 )
 TAKEN = by_keys(_O.bucket, _O.name)

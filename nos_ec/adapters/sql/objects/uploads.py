@@ -32,7 +32,7 @@ _OPEN, _COMPLETED, _DOOMED = UploadState.OPEN, UploadState.COMPLETED, UploadStat
 FIND = select(*_COLUMNS).where(_U.upload_id == bindparam("upload_id", type_=_U.upload_id.type))
 LISTED = looked_up(select(*_COLUMNS).join_from(IDS.table, UPLOADS, _U.upload_id == IDS["id"]), UPLOADS)
 LOCK_LISTED = looked_up(
-    select(*_COLUMNS).join_from(IDS.table, UPLOADS, _U.upload_id == IDS["id"]).with_for_update(of=UPLOADS), UPLOADS
+    select(*_COLUMNS).join_from(IDS.table, UPLOADS, _U.upload_id == IDS["id"]).with_for_update(), UPLOADS
 )
 COUNT_PARTS = (
     UpdateListed(UPLOADS).where(_U.upload_id == _STEPS["upload_id"]).values(revision=_U.revision + _STEPS["revision"])

@@ -122,7 +122,7 @@ LOCK_NEWER = looked_up(
         isouter=True,
     )
     .where(or_(_V.age_rank.is_not(None), _F.version.is_not(None)))
-    .with_for_update(of=VERSIONS),
+    .with_for_update(),
     VERSIONS,
     then=VERSION_FLOORS,
 )

@@ -29,7 +29,7 @@ WHOLE = select(_S.bucket, _S.counted_ms, _S.counts)
 LOCK = looked_up(
     select(_S.bucket, _S.counted_ms, _S.counts)
     .join_from(_NAMED.table, SURVIVAL, _S.bucket == _NAMED["bucket"])
-    .with_for_update(of=SURVIVAL),
+    .with_for_update(),
     SURVIVAL,
 )
 UPDATE = (

@@ -3,9 +3,9 @@
 `JsonRows` describes the columns; `dump` makes the parameter. The table is `JSON_TABLE` on MySQL 8 and MariaDB 10.6+ and
 `json_each` on SQLite. Ids are passed as hexadecimal text. See docs/adr/0016.
 
-A SELECT that locks names the table that it locks (`with_for_update(of=...)`), because MySQL 8.0.12 refuses to lock a
-JSON_TABLE. MariaDB has no OF and does not need it; SQLAlchemy omits it there. The same MySQL turns a JSON null into the
-text `null`, so "no id" is passed as empty text, and integers cannot be null. It also cuts a BIGINT column of a
+In a SELECT that locks, the table is a derived one, whose rows are not locked, because MySQL 8.0.12 refuses to lock a
+JSON_TABLE. FOR UPDATE OF would serve as well, but MariaDB and Vitess do not have it. The same MySQL turns a JSON null
+into the text `null`, so "no id" is passed as empty text, and integers cannot be null. It also cuts a BIGINT column of a
 JSON_TABLE to 32 bits, so integers are read as DECIMAL and cast. All of this was seen on a real 8.0.12; newer versions
 do not have these faults.
 
@@ -62,7 +62,9 @@ def _json_table(element: _JsonFunction, compiler: Any, **options: Any) -> str:
     columns = ", ".join(
         f"{name} {_type_of(bytes_max)} PATH '$[{i}]'" for i, (name, bytes_max) in enumerate(element.shape)
     )
-    return f"JSON_TABLE({compiler.process(element.clauses, **options)}, '$[*]' COLUMNS ({columns}))"
+    table = f"JSON_TABLE({compiler.process(element.clauses, **options)}, '$[*]' COLUMNS ({columns}))"
+    locks = getattr(compiler.stack[-1]["selectable"], "_for_update_arg", None) is not None
+    return f"(SELECT * FROM {table} AS listed)" if locks else table  # noqa: S608 - our own names
 
 
 def _type_of(bytes_max: int) -> str:
