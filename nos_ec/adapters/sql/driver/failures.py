@@ -25,6 +25,11 @@ _MYSQL_DUPLICATE = 1062
 _MYSQL_REFUSED_CHECK = {3819, 4025}
 """The codes of MySQL and of MariaDB for a violated CHECK."""
 _MYSQL_INTERRUPTED = 1317
+_VITESS_UNNAMED = 1105
+"""Vitess reports its own failures by this code if MySQL has none for them: no primary, one that is being replaced, a
+transaction that ended with its tablet. MySQL itself hardly uses it."""
+_VITESS_TOO_MANY_ROWS = "row count exceeded"
+"""Vitess reports it with the code of an interruption."""
 _MYSQL_UNUSABLE = {1047, 1053, 1290, 1836, 3032, 3100, 3101}
 """The server itself is out of service, and may keep its connections open: a Galera node without quorum, a shutdown,
 --read-only and --super-read-only (a primary that has become a replica), offline mode, or a member that Group
@@ -176,7 +181,11 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
     if code == _MYSQL_NO_TABLE:
         return Failure(ConfigError(f"{where}; run `nos-ec init`"))
     if code == _MYSQL_INTERRUPTED:
-        return Failure(Transient(f"{where}; the statement was ended by KILL QUERY"), again=True)
+        if _VITESS_TOO_MANY_ROWS in where:
+            return Failure(ConfigError(f"{where}; set queryserver-config-max-result-size of every vttablet higher"))
+        return Failure(Transient(f"{where}; the statement was ended by KILL QUERY, or by Vitess"), again=True)
+    if code == _VITESS_UNNAMED:
+        return Failure(Transient(f"{where}; if this is Vitess, check that the shard has a primary"), again=True)
     if code in _MYSQL_UNUSABLE:
         return Failure(Transient(f"{where}; this server does not work at present"), again=True, unusable=True)
     # Problems of the server, such as too many connections of this user, or lack of memory. A wrong statement raises
