@@ -216,3 +216,20 @@ def test_the_package_for_ed25519_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(OperationalError, match="PyNaCl") as caught:
         connection._request_authentication()
     assert caught.value.args[0] == CR.CR_AUTH_PLUGIN_CANNOT_LOAD
+
+
+@pytest.mark.parametrize(("version", "is_set"), [("8.4.6-Vitess", False), ("8.4.6", True), ("11.4.2-MariaDB", True)])
+def test_the_limit_of_rows_is_lifted_where_a_session_has_one(
+    monkeypatch: pytest.MonkeyPatch, version: str, is_set: bool
+) -> None:
+    """Vitess has none."""
+
+    def greeted(connection: Any) -> None:
+        connection.server_version = version
+
+    monkeypatch.setattr(PyMySqlConnection, "_get_server_information", greeted)
+    connection = MySqlConnection(defer_connect=True, init_command=engine._MYSQL_SETUP)
+    connection._get_server_information()
+    command = str(connection.init_command)
+    assert ("sql_select_limit" in command) is is_set
+    assert "time_zone = '+00:00', sql_s" in command

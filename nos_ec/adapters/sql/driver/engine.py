@@ -30,7 +30,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from nos_ec.adapters.file_system import identity, lacks_inodes, open_new, require_same_file
 from nos_ec.adapters.sql.driver import mysql_options
-from nos_ec.adapters.sql.driver.mysql_connection import MySqlConnection
+from nos_ec.adapters.sql.driver.mysql_connection import NO_SELECT_LIMIT, MySqlConnection
 from nos_ec.core.callbacks import called_back
 from nos_ec.core.errors import ConfigError
 
@@ -66,7 +66,7 @@ _WAL_BYTES_MAX = 16 << 20
 _MYSQL_SETUP = (
     f"SET SESSION innodb_lock_wait_timeout = {MYSQL_LOCK_WAIT_S}, lock_wait_timeout = {MYSQL_LOCK_WAIT_S},"
     " sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00',"
-    f" sql_select_limit = {(1 << 64) - 1}, sql_safe_updates = 0, sql_big_selects = 1, sql_auto_is_null = 0,"
+    f"{NO_SELECT_LIMIT} sql_safe_updates = 0, sql_big_selects = 1, sql_auto_is_null = 0,"
     " completion_type = 0, foreign_key_checks = 1, unique_checks = 1"
 )
 """Settings that a session would otherwise take from the server. They could change results, refuse statements or end the

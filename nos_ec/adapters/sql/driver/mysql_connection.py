@@ -25,6 +25,9 @@ _END_BYTES_MAX = 8
 """A longer packet that begins with _END is a row whose first value is very long."""
 _WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}
 """The first byte of a long value, and the number of bytes after it that hold its length."""
+NO_SELECT_LIMIT = f" sql_select_limit = {(1 << 64) - 1},"
+"""A setting in the command that sets up a session. Vitess has none, does not know this number, and would write any
+other one into each SELECT. So MySqlConnection omits the setting there."""
 
 
 class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
@@ -35,6 +38,7 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
     114 ms).
     """
 
+    init_command: str | None
     _read_timeout: float | None
     _greeting_s: float | None = None
     _descriptions = b""
@@ -84,6 +88,8 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
             raise _no_greeting(f"no greeting within {self._read_timeout} s") from error
         finally:
             self._read_timeout = read_s
+        if self.init_command and "vitess" in self.server_version.lower():
+            self.init_command = self.init_command.replace(NO_SELECT_LIMIT, "")
 
     def _request_authentication(self) -> None:
         """Log in. Raises OperationalError 2059 when PyMySQL lacks what the authentication plugin of the user needs."""
