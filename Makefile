@@ -23,7 +23,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 
 STACK = $(if $(DATABASE),NOS_EC_DEV_DATABASE=$(DATABASE)) deploy/dev/stack.sh
 
-.PHONY: help venv demo up down down-clean stack-status test test-all test-fast fresh memory cost figures economics chaos check lint types format requirements docs reference man deb clean
+.PHONY: help venv demo up down down-clean stack-status test test-all test-fast fresh memory cost figures economics chaos vitess check lint types format requirements docs reference man deb clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,7 +50,7 @@ venv: .venv/.complete ## build .venv from the hashed requirements (PYTHON=python
 demo: venv ## show the whole life of objects on an embedded store (DEMO_ARGS="...")
 	$(BIN)/nos-ec demo $(DEMO_ARGS)
 
-up: ## start Ceph, Kafka and MariaDB on this machine, or restart those that died (DATABASE=mysql)
+up: ## start Ceph, Kafka and MariaDB on this machine, or restart those that died (DATABASE=mysql, vitess)
 	@$(STACK) up
 
 down: ## stop these servers; their data stays
@@ -90,6 +90,9 @@ economics: venv ## compare what GC costs in a store and in the simulation (ECONO
 
 chaos: venv ## kill daemons, OSDs, Kafka and MySQL under load for 10 minutes, then compare all objects (CHAOS_ARGS="--seed 7")
 	$(BIN)/python tests/soak/chaos.py $(CHAOS_ARGS)
+
+vitess: venv ## run the metadata suites through Vitess, which is built first (PYTEST_ARGS="...")
+	$(BIN)/python -m pytest tests/soak/vitess_metadata.py $(PYTEST_ARGS)
 
 check: lint types test ## run lint, types and test
 

@@ -2,10 +2,11 @@
 # The S3 clients of the test suite. rclone, restic and docker-registry come from the distribution. aws, s3cmd,
 # boto3, minio, obstore, s3fs and pyarrow come from requirements/clients.txt, in a separate environment, which also has a
 # Go compiler. It builds tests/rig/s3_programs/go, whose go.sum pins minio-go and the AWS SDK.
-# usage: deploy/dev/s3_clients.sh install|python|go|registry      (environment: see base.sh)
+# usage: deploy/dev/s3_clients.sh install|python|go|compiler|registry      (environment: see base.sh)
 #   install   install what is missing
 #   python    the environment, rclone and restic; prints the path of its Python, next to which aws and s3cmd are
 #   go        the clients in Go; prints the path of their program
+#   compiler  the Go compiler; prints its path
 #   registry  Docker's registry; prints the path of its program
 
 name=s3_clients
@@ -44,11 +45,15 @@ need_go() {
 # Go's downloads and compiled packages are kept out of the home folder, and removed afterwards.
 build() { # FOLDER
     local go
-    go=$("$environment/bin/python" -c 'import go, pathlib; print(pathlib.Path(go.__file__).parent / "bin/go")') &&
+    go=$(compiler) &&
         GOTOOLCHAIN=local GOFLAGS=-modcacherw GOPATH=$1/path GOCACHE=$1/cache CGO_ENABLED=0 \
             "$go" build -C "$source" -mod=readonly -buildvcs=false -o "$1/go-clients" . &&
         rm -r "$1/path" "$1/cache" &&
         touch "$1/.complete"
+}
+
+compiler() {
+    "$environment/bin/python" -c 'import go, pathlib; print(pathlib.Path(go.__file__).parent / "bin/go")'
 }
 
 need_registry() {
@@ -65,6 +70,7 @@ case "${1:-}" in
 install) need_python && need_go && need_registry && echo "$name are installed" ;;
 python) need_python && echo "$environment/bin/python" ;;
 go) need_go && echo "$go_clients/go-clients" ;;
+compiler) need_environment && compiler ;;
 registry) need_registry && { command -v docker-registry || echo "$registry/usr/bin/docker-registry"; } ;;
-*) echo "usage: $0 install|python|go|registry" >&2; exit 1 ;;
+*) echo "usage: $0 install|python|go|compiler|registry" >&2; exit 1 ;;
 esac

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# The real stack in one command, on 127.0.0.1, for development and tests: Ceph (12 OSDs), Kafka, and MySQL or MariaDB.
+# The real stack in one command, on 127.0.0.1, for development and tests: Ceph (12 OSDs), Kafka, and MariaDB, MySQL or
+# Vitess.
 # usage: deploy/dev/stack.sh up|down|status|clean|install
 #   up      start all servers that are not running, at the same time; run it again to restart those that died.
 #           deploy/dev/nos-ec.toml is the configuration of the stack
 #   down    stop all servers; the data stays
 #   status  one line per server
 #   clean   down, and remove the data; installed programs stay
-#   install install the programs of all servers, including both databases, Prometheus and the S3 clients; starts nothing
+#   install install the programs of all servers, including MariaDB, MySQL, Prometheus and the S3 clients; starts nothing.
+#           Vitess, which must be built, is installed when it is first started
 #
 # Environment, besides that of base.sh and ceph.sh (deploy/README.md has details):
-#   NOS_EC_DEV_DATABASE       mysql or mariadb (default: that of the last `up`; at first, mariadb)
+#   NOS_EC_DEV_DATABASE       mysql, mariadb or vitess (default: that of the last `up`; at first, mariadb)
 #   NOS_EC_DEV_CEPH_PORT, NOS_EC_DEV_KAFKA_PORT, NOS_EC_DEV_DATABASE_PORT    other ports than 13320, 19092 and 13306
 #   NOS_EC_DEV_FAST           1: Kafka and the database do not wait for the disk
 # Exit status: 0 done; 1 failed (status: only some servers are running); 3 something is missing and cannot be installed
@@ -19,16 +21,16 @@ name=stack
 . "$(dirname "$0")/base.sh"
 unset NOS_EC_DEV_PORT
 folder=$(dirname "$base")
+databases=(mysql mariadb vitess)
 pids=()
 
 # --- the servers --------------------------------------------------------------------------------------------------
 
 choose_database() {
     database=${NOS_EC_DEV_DATABASE:-$(cat "$base/database" 2>/dev/null || echo mariadb)}
-    case $database in
-    mysql) other_database=mariadb ;;
-    mariadb) other_database=mysql ;;
-    *) failed "NOS_EC_DEV_DATABASE is $database; it must be mysql or mariadb" ;;
+    case " ${databases[*]} " in
+    *" $database "*) ;;
+    *) failed "NOS_EC_DEV_DATABASE is $database; it must be one of: ${databases[*]}" ;;
     esac
 }
 
@@ -75,8 +77,12 @@ pass_on_end() {
 
 up() {
     choose_database
-    ! (server "$other_database" status) >/dev/null 2>&1 ||
-        failed "$other_database is running, and a store has one database; run \`down\` before switching to $database"
+    local other
+    for other in "${databases[@]}"; do
+        [ "$other" != "$database" ] || continue
+        ! (server "$other" status) >/dev/null 2>&1 ||
+            failed "$other is running, and a store has one database; run \`down\` before switching to $database"
+    done
     mkdir -p "$base"
     take_lock
     echo "$database" >"$base/database"
@@ -93,7 +99,7 @@ up() {
 down() {
     mkdir -p "$base"
     take_lock
-    each stop ceph kafka mysql mariadb || failed "not all servers are down; see above"
+    each stop ceph kafka "${databases[@]}" || failed "not all servers are down; see above"
     echo "$name is down; its data is in $folder"
 }
 
@@ -115,8 +121,9 @@ status() {
 
 clean() {
     down
-    rm -rf --one-file-system "$folder/ceph" "$folder/kafka" "$folder/mysql" "$folder/mariadb" "$base"
     local one
+    for one in ceph kafka "${databases[@]}"; do rm -rf --one-file-system "${folder:?}/$one"; done
+    rm -rf --one-file-system "$base"
     for one in prometheus s3_clients; do # `install` leaves only their logs here
         rm -f "$folder/$one/install.log" "$folder/$one/fetch.log"
         if [ -d "$folder/$one" ]; then rmdir --ignore-fail-on-non-empty "$folder/$one"; fi

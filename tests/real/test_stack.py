@@ -96,4 +96,4 @@ def assert_environment_fits(stack: Stack, status: str) -> None:
 def test_a_missing_database(stack: Stack) -> None:
     refused = stack.script("up", NOS_EC_DEV_DATABASE="sqlite")
     assert refused.returncode == 1
-    assert "must be mysql or mariadb" in refused.stderr
+    assert "must be one of: mysql mariadb vitess" in refused.stderr

@@ -313,6 +313,7 @@ def pins(name: str) -> dict[str, int]:
 
 MAY_START = {
     "debootstrap": {"deploy/dev/base.sh": "fresh.sh and ceph_programs.sh install it first"},
+    "go": {"deploy/dev/vitess.sh": "only where it is; otherwise that of requirements/clients.txt"},
     "java": {"deploy/dev/kafka.sh": "its need_program"},
     "mvn": {"deploy/dev/base.sh": "need_program of kafka.sh and mysql.sh"},
     "unzip": {"deploy/dev/mysql.sh": "its need_program"},

@@ -1,0 +1,333 @@
+#!/usr/bin/env bash
+# Vitess for development and tests, on 127.0.0.1 only, with its own data folder; no system service. One keyspace,
+# nos_ec, of one shard, on two MySQL servers: vtgate (for clients), two vttablets, vtctld, vtorc (which replaces a lost
+# primary) and etcd.
+# usage: deploy/dev/vitess.sh start|stop|status|install      a second start restarts processes that died
+#        deploy/dev/vitess.sh run ARGUMENT...                run vtctldclient, such as: run GetTablets
+#
+# Vitess is built from its Go module, which takes some minutes, with the machine's Go if it is new enough, or else with
+# that of requirements/clients.txt. MySQL is the one of mysql.sh, which lacks the plugins for semi-synchronous
+# replication: a failover here may lose the last commits. etcd is Debian's, which is only unpacked.
+#
+# The last word of start and status is the URL of its database; every user may log in, without a password.
+#
+# Environment, besides that of base.sh:
+#   NOS_EC_DEV_PORT  port of vtgate (default 13306); the other processes take free ports between 20000 and 29999
+#   NOS_EC_DEV_FAST  1: commits do not wait for the disk. For test runs only: a crash of the machine loses data
+
+name=vitess
+. "$(dirname "$0")/base.sh"
+version=v0.24.4 # of the Go module: Vitess 24.0.4
+sum=h1:fjIFc28fGYF6Bxu4heHsKvx+huPbA4NmIeLJL4clbc8=
+go_min=1.26.8
+port=${NOS_EC_DEV_PORT:-13306}
+vitess=$programs/vitess-$version
+etcd=$programs/etcd-debian
+mysql=$programs/mysql-8.0.12
+cell=dev
+start_s_max=120
+end_s_max=60
+declare -A ports
+topology=()
+export VTDATAROOT=$base
+
+# --- programs -----------------------------------------------------------------------------------------------------
+
+need_program() {
+    "$here/mysql.sh" install >/dev/null
+    if ! command -v apt-get || ! command -v dpkg-deb; then
+        command -v etcd || missing "needs etcd; install it with your system's package manager"
+    fi >/dev/null
+    command -v etcd >/dev/null || install_program "$etcd" .complete unpack
+    install_program "$vitess" .complete build
+}
+
+unpack() { unpack_package etcd-server "$1"; } # FOLDER
+
+# The module's own go.sum pins what it is built from. What Go downloads and compiles stays out of the home folder, and
+# is removed afterwards.
+build() { # FOLDER
+    local go found
+    go=$(go_program) &&
+        export GOTOOLCHAIN=local GOFLAGS="-modcacherw -buildvcs=false -trimpath -p=2" GOPATH=$1/path GOCACHE=$1/cache &&
+        found=$(cd "$1" && "$go" mod download -json "vitess.io/vitess@$version") &&
+        grep -qF "\"Sum\": \"$sum\"" <<<"$found" &&
+        GOBIN=$1/bin "$go" -C "$GOPATH/pkg/mod/vitess.io/vitess@$version" install ./go/cmd/vtgate ./go/cmd/vttablet \
+            ./go/cmd/vtctld ./go/cmd/vtctldclient ./go/cmd/vtorc &&
+        rm -r "$1/path" "$1/cache" &&
+        touch "$1/.complete"
+}
+
+go_program() {
+    local own
+    own=$(command -v go) && is_new_enough "$(GOTOOLCHAIN=local go env GOVERSION)" && echo "$own" && return
+    "$here/s3_clients.sh" compiler
+}
+
+is_new_enough() { printf 'go%s\n%s\n' "$go_min" "$1" | sort -CV; } # GOVERSION
+
+etcd_program() { command -v etcd || echo "$etcd/usr/bin/etcd"; }
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+# Start a process unless it is running. IDENTITY is one of its arguments, which no other process has.
+launch() { # NAME IDENTITY PROGRAM ARGUMENT...
+    local process=$1 identity=$2
+    shift 2
+    ! running_pid "$process" >/dev/null || return 0
+    echo "$identity" >"$base/run/$process.identity"
+    setsid nohup "$@" "$identity" >>"$base/log/$process.log" 2>&1 </dev/null 9>&- &
+    echo $! >"$base/run/$process.pid"
+}
+
+running_pid() { process_of "$base/run/$1.pid" "$(cat "$base/run/$1.identity" 2>/dev/null)"; }
+
+running() {
+    local process
+    for process in vtgate vtorc vttablet-1 vttablet-2 vtctld mysqld-1 mysqld-2 etcd; do
+        ! running_pid "$process" >/dev/null || echo "$process"
+    done
+}
+
+forget_ended() {
+    local file
+    for file in "$base"/run/*.pid; do
+        running_pid "$(basename "$file" .pid)" >/dev/null || rm -f "$file"
+    done
+}
+
+# Vitess' programs refuse to run as root, so root runs them in a namespace where it has another name.
+launch_vitess() { # NAME IDENTITY ARGUMENT...
+    local process=$1 identity=$2 grpc=${ports[$1_grpc]:-} as=()
+    shift 2
+    [ "$(id -u)" != 0 ] || as=(unshare --user --map-user=65534 --map-group=65534)
+    launch "$process" "$identity" "${as[@]}" "$vitess/bin/${process%-*}" --port="${ports[$process]}" --bind-address=127.0.0.1 \
+        ${grpc:+--grpc-port="$grpc" --grpc-bind-address=127.0.0.1} "${topology[@]}" "$@"
+}
+
+await() { # WHAT COMMAND...
+    local what=$1 deadline=$((SECONDS + start_s_max)) file process
+    shift
+    until "$@" >/dev/null 2>&1; do
+        for file in "$base"/run/*.pid; do
+            process=$(basename "$file" .pid)
+            running_pid "$process" >/dev/null || failed "$process died" "$base/log/$process.log"
+        done
+        [ "$SECONDS" -lt "$deadline" ] || failed "timed out waiting for $what; see $base/log"
+        sleep 0.3
+    done
+}
+
+# From the clients' side on, so that nothing is missed while it is still in use.
+end() {
+    local process waited
+    [ -n "$(running)" ] || { echo "$name is not running"; return; }
+    for process in $(running); do
+        signal_process "$(running_pid "$process")" TERM
+        for ((waited = 0; waited < end_s_max * 5; waited++)); do
+            running_pid "$process" >/dev/null || break
+            sleep 0.2
+        done
+        if running_pid "$process" >/dev/null; then
+            signal_process "$(running_pid "$process")" KILL
+            echo "$process did not stop within $end_s_max s and was killed"
+        fi
+    done
+    sleep 0.2
+    [ -z "$(running)" ] || failed "still running: $(running | tr '\n' ' ')"
+    rm -f "$base"/run/*
+    echo "$name stopped"
+}
+
+# --- configuration ------------------------------------------------------------------------------------------------
+
+# The addresses are in the topology, so they stay what they are, even if another process takes a port meanwhile.
+know_ports() {
+    local which number=$((20000 + port % 10000))
+    if [ ! -e "$base/ports" ]; then
+        for which in etcd etcd_peers vtctld vtctld_grpc vtgate vtgate_grpc vtorc \
+            mysqld-1 vttablet-1 vttablet-1_grpc mysqld-2 vttablet-2 vttablet-2_grpc; do
+            number=$((20000 + (number + 97) % 10000))
+            while answers_on "$number"; do number=$((20000 + (number + 97) % 10000)); done
+            echo "$which $number"
+        done >"$base/ports"
+    fi
+    while read -r which number; do ports[$which]=$number; done <"$base/ports"
+    topology=(--topo-implementation=etcd2 "--topo-global-server-address=127.0.0.1:${ports[etcd]}"
+        --topo-global-root=/vitess/global)
+}
+
+# The settings of sessions are those that the store asks for (nos_ec/adapters/sql/driver/engine.py): where they differ,
+# vtgate reserves a connection for each session. vttablet reads this file as well, and needs every path in it.
+write_mysql_configuration() { # NUMBER PORT
+    local folder=$base/tablet-$1
+    cat <<CNF
+[mysqld]
+basedir = $mysql
+datadir = $folder/data
+innodb_data_home_dir = $folder/data
+innodb_log_group_home_dir = $folder/data
+tmpdir = $folder/tmp
+secure-file-priv = $folder/tmp
+socket = ${TMPDIR:-/tmp}/nos-ec-vitess-$2.sock
+pid-file = $folder/mysqld.own
+log-error = $base/log/mysqld-$1.log
+slow-query-log-file = $folder/slow.log
+general_log_file = $folder/general.log
+port = $2
+bind-address = 127.0.0.1
+mysqlx = 0
+server-id = $1
+log-bin = $folder/data/binlog
+relay-log = $folder/data/relay
+relay-log-index = $folder/data/relay.index
+relay-log-info-file = $folder/data/relay-log.info
+master-info-file = $folder/data/master.info
+relay_log_recovery = 1
+gtid_mode = ON
+enforce_gtid_consistency = 1
+log_slave_updates = 1
+skip_slave_start = 1
+super-read-only = 1
+default_authentication_plugin = mysql_native_password
+skip-name-resolve = 1
+max_connections = 500
+max_allowed_packet = 64M
+innodb-buffer-pool-size = 128M
+innodb-io-capacity = 2000
+character-set-server = utf8mb4
+transaction-isolation = READ-COMMITTED
+innodb_lock_wait_timeout = 5
+lock_wait_timeout = 5
+sql_mode = STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION
+default-time-zone = +00:00
+CNF
+    [ "$(id -u)" != 0 ] || echo "user = root"
+    [ "${NOS_EC_DEV_FAST:-0}" = 0 ] ||
+        printf '%s\n' "innodb-flush-log-at-trx-commit = 0" "innodb-doublewrite = 0" "sync_binlog = 0"
+}
+
+# The users of Vitess' own config/init_db.sql. They log in on the socket; only replication uses a port.
+users() {
+    local user
+    for user in vt_dba vt_app vt_appdebug vt_allprivs vt_filtered vt_monitoring; do
+        echo "CREATE USER '$user'@'localhost' IDENTIFIED WITH mysql_native_password;"
+        echo "GRANT ALL ON *.* TO '$user'@'localhost' WITH GRANT OPTION;"
+    done
+    echo "CREATE USER 'vt_repl'@'%' IDENTIFIED WITH mysql_native_password;"
+    echo "GRANT REPLICATION SLAVE ON *.* TO 'vt_repl'@'%';"
+}
+
+make_data() { # NUMBER
+    local folder=$base/tablet-$1 as=()
+    [ ! -e "$folder/.complete" ] || return 0
+    [ "$(id -u)" != 0 ] || as=(--user=root)
+    rm -rf "$folder"
+    mkdir -p "$folder/tmp"
+    users >"$folder/users.sql"
+    "$mysql/bin/mysqld" --no-defaults --initialize-insecure "${as[@]}" --basedir="$mysql" --datadir="$folder/data" \
+        --tmpdir="$folder/tmp" --init-file="$folder/users.sql" --skip-log-bin >"$base/log/mysqld-$1.make" 2>&1 ||
+        failed "the data folder of MySQL $1 cannot be created" "$base/log/mysqld-$1.make"
+    touch "$folder/.complete"
+}
+
+control() { "$vitess/bin/vtctldclient" --server="127.0.0.1:${ports[vtctld_grpc]}" --action-timeout=20s "$@"; }
+
+control_topology() { "$vitess/bin/vtctldclient" --server=internal "${topology[@]}" "$@"; }
+
+make_cell() {
+    control_topology GetCellInfo $cell ||
+        control_topology AddCellInfo --root=/vitess/$cell --server-address="127.0.0.1:${ports[etcd]}" $cell
+}
+
+make_keyspace() { control GetKeyspace nos_ec || control CreateKeyspace --durability-policy=none nos_ec; }
+
+has_primary() { control GetTablets --keyspace=nos_ec --tablet-type=primary | grep -q primary; }
+
+launch_tablet() { # NUMBER
+    local configuration=$base/tablet-$1/my.cnf
+    make_data "$1"
+    write_mysql_configuration "$1" "${ports[mysqld-$1]}" >"$configuration"
+    # --defaults-file must come first, so the argument that identifies the process is another.
+    launch "mysqld-$1" "--pid-file=$base/tablet-$1/mysqld.own" "$mysql/bin/mysqld" "--defaults-file=$configuration"
+    await "MySQL $1" answers_on "${ports[mysqld-$1]}"
+    launch_vitess "vttablet-$1" "--mycnf-file=$configuration" --tablet-path="$cell-000000000$1" \
+        --tablet-hostname=127.0.0.1 --init-keyspace=nos_ec --init-shard=0 --init-tablet-type=replica \
+        --service-map=grpc-queryservice,grpc-tabletmanager,grpc-updatestream --health-check-interval=2s \
+        --queryserver-config-max-result-size=1000000 --queryserver-config-transaction-cap=200 \
+        --queryserver-config-transaction-timeout=120s --queryserver-config-query-timeout=120s
+}
+
+# --- actions ------------------------------------------------------------------------------------------------------
+
+start() {
+    mkdir -p "$base/run" "$base/log"
+    take_lock
+    need_program
+    know_ports
+    running_pid vtgate >/dev/null || need_free_port "$port"
+    forget_ended
+    trap stop_after_failure EXIT
+    trap 'exit 143' INT TERM
+    local clients=http://127.0.0.1:${ports[etcd]} peers=http://127.0.0.1:${ports[etcd_peers]}
+    launch etcd "--data-dir=$base/etcd" "$(etcd_program)" --listen-client-urls="$clients" \
+        --advertise-client-urls="$clients" --listen-peer-urls="$peers" --initial-advertise-peer-urls="$peers" \
+        --initial-cluster="default=$peers"
+    await etcd make_cell
+    launch_vitess vtctld "--pid-file=$base/vtctld.own" --service-map=grpc-vtctl,grpc-vtctld
+    await "vtctld to create the keyspace" make_keyspace
+    launch_tablet 1
+    launch_tablet 2
+    launch_vitess vtorc "--pid-file=$base/vtorc.own" --cell=$cell --instance-poll-time=1s --recovery-poll-duration=1s
+    await "a primary" has_primary
+    launch_vitess vtgate "--pid-file=$base/vtgate.own" --cell=$cell \
+        --cells-to-watch=$cell --tablet-types-to-wait=PRIMARY --service-map=grpc-vtgateservice --enable-buffer \
+        --mysql-server-port="$port" --mysql-server-bind-address=127.0.0.1 --mysql-auth-server-impl=none \
+        --mysql-server-version=8.0.12-Vitess
+    await vtgate answers_on "$port"
+    echo "$port" >"$base/port"
+    trap - EXIT INT TERM
+    echo "$name is running as process $(running_pid vtgate) and seven others"
+    url
+}
+
+# A failed start leaves nothing running.
+stop_after_failure() {
+    local status=$?
+    trap - EXIT
+    [ "$status" = 0 ] || end >&2
+    exit "$status"
+}
+
+url() { echo "mysql+pymysql://root@127.0.0.1:$(cat "$base/port")/nos_ec"; }
+
+stop() {
+    [ -d "$base/run" ] || { echo "$name is not running"; return; }
+    take_lock
+    end
+}
+
+status() {
+    local found
+    found=$(running | wc -l)
+    [ "$found" != 0 ] || { echo "$name is not running"; exit 3; }
+    [ "$found" = 8 ] || failed "only these are running: $(running | tr '\n' ' '); run start again"
+    echo "$name is running as process $(running_pid vtgate) and seven others"
+    url
+}
+
+install() {
+    mkdir -p "$base"
+    need_program
+    echo "$name is installed"
+}
+
+case "${1:-}" in
+start | stop | status | install) "$1" ;;
+run)
+    shift
+    know_ports
+    control "$@"
+    ;;
+*) echo "usage: $0 start|stop|status|install | run ARGUMENT..." >&2; exit 1 ;;
+esac
