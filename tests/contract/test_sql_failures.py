@@ -71,7 +71,7 @@ def _wrong_statement() -> ProgrammingError:
         (3101, "Plugin instructed the server to rollback the current transaction.", Transient, True, False),
         (1317, "Query execution was interrupted", Transient, True, False),
         (1317, "transaction 17: ended at 12:00 (exceeded timeout: 30s)", Transient, True, False),
-        (1317, "caller id: unsecure: row count exceeded 10000", ConfigError, False, False),
+        (1317, "desc = Row count exceeded 10000 (CallerID: userData1)", ConfigError, False, False),
         (1105, "primary is not serving, there may be a reparent operation in progress", Transient, True, False),
         (1203, "transaction pool connection limit exceeded", Transient, True, False),
         (1226, "User has exceeded the 'max_user_connections' resource", Transient, False, False),

@@ -7,14 +7,20 @@ EXPLAIN and counters of a session, which Vitess does not pass on.
 
 from __future__ import annotations
 
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 
+from nos_ec.adapters.sql.connection_check import ROWS_MIN, DatabaseCheck
 from nos_ec.adapters.sql.metadata import SqlMetadata
+from nos_ec.core.errors import ConfigError, Transient
 from tests.contract.suites.metadata_contract import MetadataContract
 from tests.contract.suites.metadata_races import MetadataRaces
-from tests.real.conftest import run_server
+from tests.real.conftest import run
+from tests.rig.dev_servers import DevServer
 from tests.rig.sql.sql_damage import SqlDamage
 from tests.rig.sql.sql_races import SqlRaces
 from tests.rig.sql.sql_servers import empty_metadata
@@ -25,8 +31,13 @@ pytestmark = pytest.mark.real
 
 
 @pytest.fixture(scope="session")
-def vitess_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    yield from run_server("vitess", tmp_path_factory.mktemp("vitess"))
+def vitess(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
+    yield from run("vitess", tmp_path_factory.mktemp("vitess"))
+
+
+@pytest.fixture
+def vitess_url(vitess: DevServer) -> str:
+    return vitess.url
 
 
 @pytest.fixture
@@ -57,3 +68,40 @@ class TestVitessVersionHistories(SqlVersionHistories):
 
 class TestVitessDamage(SqlDamage):
     """See tests/rig/sql/sql_damage.py."""
+
+
+def test_the_checks_of_a_session_pass(metadata: SqlMetadata, vitess_url: str) -> None:
+    with closing(DatabaseCheck(vitess_url, replica=False)) as check:
+        assert "8.0.12-Vitess" in check.connect()
+        assert "READ COMMITTED" in check.session()
+        assert check.rights() == "SELECT, INSERT, UPDATE and DELETE on all tables"
+
+
+def test_a_limit_of_rows_that_is_too_low_is_found(vitess: DevServer) -> None:
+    with _rows_max(vitess, ROWS_MIN - 1), closing(DatabaseCheck(vitess.url, replica=False)) as check:
+        check.connect()
+        with pytest.raises(ConfigError, match="queryserver-config-max-result-size"):
+            check.session()
+
+
+def test_a_replica_is_not_taken_for_the_primary(vitess_url: str) -> None:
+    replica = f"{vitess_url}%40replica"
+    with closing(DatabaseCheck(replica, replica=False)) as check, pytest.raises(Transient, match="read-only"):
+        check.connect()
+
+
+@contextmanager
+def _rows_max(vitess: DevServer, rows: int) -> Iterator[None]:
+    """Set --queryserver-config-max-result-size of both vttablets meanwhile."""
+    ports = dict(line.split() for line in (vitess.folder / "ports").read_text().splitlines())
+
+    def set_to(value: int) -> None:
+        data = urllib.parse.urlencode({"varname": "MaxResultSize", "value": value}).encode()
+        for tablet in ("vttablet-1", "vttablet-2"):
+            urllib.request.urlopen(f"http://127.0.0.1:{ports[tablet]}/debug/env", data).close()
+
+    set_to(rows)
+    try:
+        yield
+    finally:
+        set_to(1_000_000)

@@ -31,6 +31,11 @@ CLOCK_MS_MAX = 5_000
 """The largest allowed difference of clocks. A lease lasts 30 s by default, and each process checks it with its own
 clock."""
 
+ROWS_MIN = 100_000
+"""The least number of rows that Vitess must allow in a result. GC reads the objects of a block in one statement."""
+_TEN_ROWS = f"({' UNION ALL '.join(['SELECT 1 AS n', *['SELECT 1'] * 9])})"
+_MANY_ROWS = f"SELECT a.n FROM {', '.join(f'{_TEN_ROWS} AS {name}' for name in 'abcde')}"  # noqa: S608 - no input
+
 _VARIABLES = (
     "max_allowed_packet",
     "character_set_connection",
@@ -131,7 +136,8 @@ class DatabaseCheck:
         return f"allowed: {'; '.join(allowed)}; nothing else"
 
     def session(self) -> str:
-        """Check packet size, character set, isolation and binary log of the connection."""
+        """Check packet size, character set, isolation and binary log of the connection, and how many rows Vitess
+        returns."""
         if self._is_sqlite:
             with self._translated():
                 mode = self._query("PRAGMA journal_mode")
@@ -140,6 +146,8 @@ class DatabaseCheck:
         with self._translated():
             found = self._open().execute(text(f"SHOW VARIABLES WHERE Variable_name IN ({names})"))
             values = {str(row[0]).lower(): str(row[1]) for row in found}
+            if "vitess" in str(self._query("SELECT VERSION()")).lower():
+                self._open().exec_driver_sql(_MANY_ROWS).all()
         isolation = values.get("transaction_isolation") or values.get("tx_isolation", "")
         if int(values["max_allowed_packet"]) < PACKET_BYTES_MIN:
             raise self._wrong(

@@ -48,7 +48,8 @@ def _administer(url: str, statement: str) -> None:
         failure = translate(error, engine.url)
         if failure is None:
             raise ConfigError(
-                f"database {parsed.database}: {error.orig}; give this user the right to create databases"
+                f"database {parsed.database}: {error.orig}; give this user the right to create databases (Vitess has no"
+                " scratch databases)"
             ) from error
         raise failure.error from error
 

@@ -181,7 +181,7 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
     if code == _MYSQL_NO_TABLE:
         return Failure(ConfigError(f"{where}; run `nos-ec init`"))
     if code == _MYSQL_INTERRUPTED:
-        if _VITESS_TOO_MANY_ROWS in where:
+        if _VITESS_TOO_MANY_ROWS in where.lower():
             return Failure(ConfigError(f"{where}; set queryserver-config-max-result-size of every vttablet higher"))
         return Failure(Transient(f"{where}; the statement was ended by KILL QUERY, or by Vitess"), again=True)
     if code == _VITESS_UNNAMED:
