@@ -1,8 +1,8 @@
 """The metadata contract, races, locks and histories through vtgate. Vitess must be built first, so `make vitess` runs
 this, and not `make test`.
 
-Plans, look-ups and migrations are not here: they are those of the MySQL behind it, and the suites for them use ANALYZE,
-EXPLAIN and counters of a session, which Vitess does not pass on.
+The suites for plans, look-ups, migrations and figures are not here: they use ANALYZE, counters and settings of a
+session of MySQL itself.
 """
 
 from __future__ import annotations
