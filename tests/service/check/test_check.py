@@ -143,6 +143,11 @@ FRESH = "(SELECT min(block_id) FROM blocks WHERE kind = 'fresh')"
             " FROM segments WHERE part = 0",
             [K.PARTS_WITHOUT_OBJECT],
         ),
+        (
+            "INSERT INTO versions SELECT bucket, name, 7, object_id, 0, created_ms FROM objects"
+            f" WHERE object_id = {FIRST_PACKED}",
+            [K.VERSION_WITHOUT_OBJECT],
+        ),
         (f"DELETE FROM waiting WHERE object_id = {FIRST_WAITING}", [K.NOT_WAITING]),
         (f"UPDATE waiting SET size = size + 1 WHERE object_id = {FIRST_WAITING}", [K.WAITS_FOR_NOTHING]),
         (f"UPDATE waiting SET state = 'queued' WHERE object_id = {FIRST_WAITING}", [K.WAITS_FOR_NOTHING]),
