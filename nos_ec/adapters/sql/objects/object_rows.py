@@ -84,44 +84,24 @@ MARK_PUBLISHED = (
     )
     .values(state=_PUBLISHED)
 )
-MARK_WAITING = (
-    UpdateListed(WAITING)
-    .where(
-        OBJECT_IDS["object_id"] == _O.object_id,
-        _O.version == OBJECT_IDS["version"],
-        _O.state == _PUBLISHED,
-        _W.landing_id == _O.landing_id,
-    )
-    .values(
-        state=_PUBLISHED,
-        due_ms=bindparam("due"),
-        published_ms=bindparam("at_ms", type_=BigInteger),
-        is_spread=bindparam("spread"),
-    )
+_WAITING_OF = UpdateListed(WAITING).where(
+    OBJECT_IDS["object_id"] == _O.object_id,
+    _O.version == OBJECT_IDS["version"],
+    _W.landing_id == _O.landing_id,
+)
+"""An UPDATE of the waiting rows of these versions, which are locked in `objects`."""
+MARK_WAITING = _WAITING_OF.where(_O.state == _PUBLISHED).values(
+    state=_PUBLISHED,
+    due_ms=bindparam("due"),
+    published_ms=bindparam("at_ms", type_=BigInteger),
+    is_spread=bindparam("spread"),
 )
 """Follows MARK_PUBLISHED, which has locked the rows that it changed. Their state distinguishes them from rows that a
 revert has set to LANDED meanwhile."""
-POSTPONE = (
-    UpdateListed(WAITING)
-    .where(
-        OBJECT_IDS["object_id"] == _O.object_id,
-        _O.version == OBJECT_IDS["version"],
-        _O.state == _PUBLISHED,
-        _W.landing_id == _O.landing_id,
-    )
-    .values(due_ms=bindparam("due"))
-)
+POSTPONE = _WAITING_OF.where(_O.state == _PUBLISHED).values(due_ms=bindparam("due"))
 """Follows LOCK_IDS."""
-MAKE_DUE = (
-    UpdateListed(WAITING)
-    .where(
-        OBJECT_IDS["object_id"] == _O.object_id,
-        _O.version == OBJECT_IDS["version"],
-        _O.state == ObjectState.LANDED,
-        _W.landing_id == _O.landing_id,
-        _W.due_ms > bindparam("due"),
-    )
-    .values(due_ms=bindparam("due"))
+MAKE_DUE = _WAITING_OF.where(_O.state == ObjectState.LANDED, _W.due_ms > bindparam("due")).values(
+    due_ms=bindparam("due")
 )
 """Follows LOCK_IDS."""
 OLDEST_LANDING_ID = (
