@@ -45,7 +45,7 @@ from nos_ec.engine.dump.stored import StoredDumps
 from nos_ec.engine.expiry.survival import Deaths, Survey
 from nos_ec.engine.figures.header_survey import HeaderSurvey, read_headers_found
 from nos_ec.engine.figures.log_figures import LogFigures, log_figures
-from nos_ec.engine.figures.store_totals import StoreTotals
+from nos_ec.engine.figures.store_totals import DatedTotals, StoreTotals
 from nos_ec.engine.figures.usage import usage_spans
 from nos_ec.engine.gc.run_note import read_run
 from nos_ec.engine.landing.copy_forward import CopyForward, ForwardOptions
@@ -417,7 +417,12 @@ class System:
         """Return figures of the whole store, whose sums may be older than the rest. Raises Transient."""
         free_bytes, landing_free_bytes = _unless_away(self.blocks.free_bytes), _unless_away(self.landing.free_bytes)
         lag = _unless_away(self.lag)
-        dated = self.store_totals().read()
+        return self.figures_of(self.store_totals().read(), free_bytes, landing_free_bytes, lag)
+
+    def figures_of(
+        self, dated: DatedTotals, free_bytes: int | None, landing_free_bytes: int | None, lag: int | None = None
+    ) -> StoreFigures:
+        """Return these figures of the whole store together with the others, which are read now. Raises Transient."""
         run = read_run(self.metadata)
         return StoreFigures(
             dated.totals,

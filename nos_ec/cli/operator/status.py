@@ -12,11 +12,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ratios import ratio
 from nos_ec.engine.dump.stored import newest_dump_ms
-from nos_ec.engine.figures.header_survey import read_headers_found
 from nos_ec.engine.figures.store_totals import DatedTotals
-from nos_ec.engine.figures.usage import usage_spans
-from nos_ec.engine.gc.run_note import read_run
-from nos_ec.monitoring.sources import StoreFigures
 from nos_ec.monitoring.store_data import store_data
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
@@ -53,20 +49,8 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
     """
     now_ms, metadata = system.clock.now_ms(), system.metadata
     dated = DatedTotals(metadata.totals(), now_ms) if exact else system.store_totals().read()
-    totals = dated.totals
-    short, run = system.blocks.blocks_short(), read_run(metadata)
-    figures = StoreFigures(
-        totals,
-        dated.at_ms,
-        system.geometry,
-        _free_bytes(system.blocks),
-        _free_bytes(system.landing),
-        None,
-        system.log_figures(),
-        usage_spans(metadata, totals, dated.at_ms),
-        None if run is None else run.behind,
-        read_headers_found(metadata),
-    )
+    totals, short = dated.totals, system.blocks.blocks_short()
+    figures = system.figures_of(dated, _free_bytes(system.blocks), _free_bytes(system.landing))
     target, dump_ms = system.settings.gc.target_space_amp, newest_dump_ms(metadata, now_ms)
     data = store_data(figures, target, metadata.scrub_state(), dump_ms) | {
         "stored_raw_bytes": system.blocks.raw_bytes(),
