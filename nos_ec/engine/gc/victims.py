@@ -205,12 +205,13 @@ class _Taken:
         one is left for a later run."""
         options, found = self._options, {block.block_id for block in self.candidates}
         merged: list[BlockRow] = []
+        merged_objects = 0
         for block in blocks:
             if block.block_id in found:
                 continue
             if len(self.candidates) >= options.blocks_max:
                 break
-            if merged and sum(one.live_objects for one in merged) + block.live_objects > REPACK_OBJECTS_MAX:
+            if merged and merged_objects + block.live_objects > REPACK_OBJECTS_MAX:
                 self.behind = Behind.BLOCKS
                 break
             found.add(block.block_id)
@@ -227,6 +228,7 @@ class _Taken:
                 self._add(victim)
                 if not victim.padding_freed_bytes and judge_by_row(options, block) is None:
                     merged.append(block)
+                    merged_objects += block.live_objects
         if not merging_pays(self._metadata, self._blocks, options, merged):
             self._drop(merged)
             # Short blocks stay candidates, unless they would keep others from being looked at in every run.
