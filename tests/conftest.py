@@ -94,8 +94,8 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what was not asked for, and cases whose turn it is not. Tests on real servers last, because others fail
-    sooner. With several processes they come first, with the others beside them, because they mostly wait."""
+    """Deselect tests that were not asked for, and cases that another day runs. Tests on real servers run last, because
+    the others fail sooner. With several processes they come first, because they mostly wait while the others run."""
     if (wanted := config.getoption("--invariant")) is not None:
         left_out = [item for item in items if wanted not in numbers_of(item)]
     elif IS_WHOLE:

@@ -286,7 +286,7 @@ def test_a_full_disk_leaves_no_half_of_a_line(
 def test_a_stopped_process_with_the_lock_stops_nobody(
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for it again for a while, so that deletions go on."""
+    """No caller waits for it again for a while, so deletions continue."""
     monkeypatch.setattr(audit_files, "LOCK_S_MAX", 0.05)
     monkeypatch.setattr(audit_files, "LOCK_AGAIN_S", 3600.0)
     trail = AuditFiles(tmp_path, clock, "run", LIMITS)

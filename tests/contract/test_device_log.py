@@ -257,7 +257,7 @@ def operations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 def test_a_start_reads_the_headers_of_slots_whatever_they_hold(
     tmp_path: Path, operations: list[tuple[str, int]]
 ) -> None:
-    """Row A3: also behind a crash, which leaves segments open."""
+    """Row A3: also after a crash, which leaves segments open."""
     paths = make(tmp_path)
     starts = []
     for segments in (0, 1, SLOTS - 1):
@@ -374,7 +374,7 @@ def test_an_append_that_failed_leaves_the_end_to_a_scan(log: DeviceLog, monkeypa
     log.probe()
     assert log.seal(segment, laid.buffers, 2) == end
     (behind,) = log.read(segment, [(end, 4096)])
-    assert behind == bytes(4096), "no footer is written behind an unknown end"
+    assert behind == bytes(4096), "no footer is written after an unknown end"
 
 
 def test_a_writer_that_was_stopped_holds_up_seal_and_release(log: DeviceLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -569,7 +569,7 @@ def test_a_device_is_lost_before_the_start(tmp_path: Path) -> None:
         with pytest.raises(Transient, match="is missing"):
             log.create(new_segment(), 1, 0)
         for _ in range(2):
-            assert list(log.release([sealed])) == [sealed], "whoever forgets it would leave it on the lost device"
+            assert list(log.release([sealed])) == [sealed], "forgetting it would leave it on the lost device"
         (tmp_path / "elsewhere").rename(paths[0])
         written(log)
         assert sealed in set(log.segments()), "the device that returned still has it, so that it can be released"

@@ -41,7 +41,7 @@ class TestTwoRawDevices(SegmentMediumContract):
 
 
 def test_a_raw_device_is_used_as_it_is(tmp_path: Path, devices: list[Path]) -> None:
-    """Its size is its capacity; what lies behind the first MiB may be anything; and growing it changes nothing."""
+    """Its size is its capacity, it may have any content after the first MiB, and growing it changes nothing."""
     device = devices[0]
     with device.open("r+b") as file:
         file.seek(SLOTS_AT)

@@ -280,7 +280,7 @@ def test_a_damaged_page_is_found_and_decoded(root: Path, blocks: LocalBlockStore
     block_id, data = _written(blocks, 2)
     _damage(_file(root, block_id, 0), DATA_AT + 5000)
     before = blocks.counters()
-    assert blocks.read(block_id, 0, 4096) == data[:4096], "the page beside it is good"
+    assert blocks.read(block_id, 0, 4096) == data[:4096], "the page next to it is good"
     assert blocks.counters().degraded_reads == before.degraded_reads
     assert blocks.read(block_id, 4096, 4096) == data[4096:8192]
     assert blocks.counters().degraded_reads == before.degraded_reads + 1

@@ -1,8 +1,9 @@
 """Power cuts at every step of the embedded stores (see tests.rig.power_cut).
 
-Each case does some work on one store, then makes a folder of what the disk may hold after a power cut behind any of its
+Each case does some work on one store, then makes a folder of what the disk may hold after a power cut at any of its
 steps, opens the store on it and checks: what was acknowledged is there, what was begun is there in whole or not at
-all, and work can go on. And for each sync in the code of these stores: without it, one of these cuts loses something.
+all, and work can continue. And for each sync in the code of these stores: without it, one of these cuts loses
+something.
 """
 
 from __future__ import annotations
@@ -488,7 +489,7 @@ def test_a_power_cut_loses_something_when_any_one_sync_is_left_out(folder: Path,
 
 
 OF_SQLITE_ALONE = [("SQLite:journal",)]
-"""The file of the log is created beside its place and is not opened before it is complete, so no journal is ever
+"""The file of the log is created under another name and is not opened before it is complete, so no journal is ever
 read."""
 
 

@@ -307,7 +307,7 @@ def test_a_block_that_is_being_deleted_stays_deleted(root: Path, blocks: LocalBl
 
 
 def test_unfinished_files_are_never_taken_for_shards(root: Path, blocks: LocalBlockStore, shards: LocalShards) -> None:
-    """Those of a killed run are removed by the next one, also when their block is whole or gone."""
+    """The next run removes the temporary files of a killed one, also when their block is whole or gone."""
     short, data = written(blocks, 4)
     whole, _ = written(blocks, 4, seed=2)
     gone = new_block_id()

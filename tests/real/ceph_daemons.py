@@ -22,7 +22,7 @@ from tests.rig.patience import patient
 from tests.rig.waiting import until
 
 COMMANDS = {"gc": ["gc", "run", "--apply", "--loop"]}
-"""Those of daemons that are not called like their command."""
+"""The commands of daemons whose name differs from their command."""
 WAIT_S_MAX = 120.0
 END_S_MAX = 60.0
 """Two thirds of what systemd waits for (deploy/systemd)."""

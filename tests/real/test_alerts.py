@@ -45,9 +45,9 @@ RECORD = os.environ.get("NOS_EC_RECORD", "")
 HEALTHY_S = 60.0 if RECORD else sampled(30.0, 60.0)
 """An hour of the rules, or half of it."""
 EDGE_S = 3.0
-"""How long a recording goes on after the last alert has begun to fire: it has only one sample a second."""
+"""How long a recording continues after the last alert has begun to fire: it has only one sample a second."""
 REST_S = 15.0
-"""How long a recording goes on after the last alert has cleared."""
+"""How long a recording continues after the last alert has cleared."""
 RESERVE_BYTES = 64 << 20
 ROOM_BYTES = 3 * RESERVE_BYTES
 """What the quota leaves: below the alert (four times the reserve), above where PUTs are refused (twice)."""

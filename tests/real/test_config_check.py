@@ -82,7 +82,7 @@ def check(store: Store, changes: Mapping[str, str]) -> Checked:
 def store(
     tmp_path_factory: pytest.TempPathFactory, ceph: CephCluster, kafka: DevServer, mysql_server: DevServer
 ) -> Iterator[Store]:
-    """An initialised store, and another one beside it, `_other`; `_bare` is an empty database."""
+    """An initialised store, and another one on the same servers, `_other`; `_bare` is an empty database."""
     store = Store(tmp_path_factory.mktemp("check"), ceph, kafka.url, mysql_server.url)
     databases = [store.name, f"{store.name}_other", f"{store.name}_bare"]
     sql(mysql_server.url, *(f"CREATE DATABASE {name}" for name in databases))

@@ -1,4 +1,4 @@
-"""A failover of the database from one real server to another, behind an address that leads to the primary.
+"""A failover of the database from one real server to another. Clients know only an address that leads to the primary.
 
 The old primary becomes read-only and cuts no connection: a process that keeps reading there misses what the new primary
 has acknowledged. Replication is not part of it: the new primary gets the rows before it takes its place.

@@ -382,7 +382,7 @@ def test_as_many_osds_are_down_as_there_are_coding_chunks(ceph: CephCluster, flo
 def test_the_broker_is_restarted(kafka: DevServer, flow: Flow) -> None:
     kafka.stop()
     before = len(flow.acknowledged)
-    until(lambda: len(flow.acknowledged) >= before + 2 * BATCH_OBJECTS, "PUTs go on without a broker", flow.tell)
+    until(lambda: len(flow.acknowledged) >= before + 2 * BATCH_OBJECTS, "PUTs continue without a broker", flow.tell)
     flow.assert_alive()
     kafka.start()
     print(f"broker back: {2 * BATCH_OBJECTS} objects packed in {flow.await_packed(2 * BATCH_OBJECTS):.1f} s")

@@ -639,7 +639,7 @@ def test_a_member_leaves_in_time_while_the_broker_is_suspended(
         assert time.monotonic() - begun < 15
     finally:
         doubted_kafka.wake()
-    # Whoever comes next finds a broker that works: the controller may have given up one that slept for long.
+    # The next test must find a broker that works: the controller may have given up one that slept for long.
     until(lambda: published(publisher))
 
 

@@ -147,7 +147,7 @@ class Life:
             gateway.process.wait()
 
     def log_epochs(self) -> set[int]:
-        """Those of the leases of logs that gateways hold."""
+        """The epochs of the leases of logs that gateways hold."""
         return {lease.epoch for lease in self.seen.metadata.list_leases(LEASE_PREFIX)}
 
     def open_segments(self) -> dict[int, str]:
@@ -156,7 +156,8 @@ class Life:
         return {row.epoch: f"log.{row.segment.hex()}" for row in rows if row.state is SegmentState.OPEN}
 
     def log_epoch(self, gateway: Gateway) -> int | None:
-        """That of the lease of the gateway's log; None unless its last acknowledged object still is in that log."""
+        """The epoch of the lease of the gateway's log, or None if its last acknowledged object is not in that log any
+        more."""
         landing_id = self.seen.metadata.get(key_of(gateway.acknowledged()[-1])).landing_id
         if landing_id is None or not in_log(landing_id):
             return None
@@ -251,7 +252,7 @@ def _kill_an_osd(life: Life, ceph: CephCluster, ceph_server: DevServer, say: Cal
 
 
 def _sleep(life: Life, sleeper: Gateway, say: Callable[[str], None]) -> None:
-    """Stop a gateway until another process has fenced its log, and wake it: its PUTs go on under another lease."""
+    """Stop a gateway until another process has fenced its log, and wake it: its PUTs continue under another lease."""
     until(lambda: life.log_epoch(sleeper) is not None, "the gateway has a log")
     epoch = life.log_epoch(sleeper)
     stop_process(sleeper.process.pid)

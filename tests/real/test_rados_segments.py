@@ -103,7 +103,7 @@ def state(ceph: CephCluster, namespace: str, segment: SegmentId) -> bytes:
 
 
 def content(medium: RadosSegmentLog, segment: SegmentId) -> bytes:
-    """Everything behind the segment header."""
+    """Return all bytes after the segment header."""
     return medium.read(segment, [(START, 2 * LIMITS.segment_bytes)])[0]
 
 

@@ -57,7 +57,7 @@ class Done:
 
 
 class Store:
-    """An initialised store on the real servers, and a second one beside it."""
+    """An initialised store on the real servers, and a second one on the same servers."""
 
     def __init__(self, folder: Path, ceph: CephCluster, servers: str, url: str) -> None:
         self.folder = folder

@@ -21,7 +21,7 @@ from tests.rig.dev_servers import kill_process, stop_process
 POOL_BLOCKS = "nos-ec-blocks"
 POOL_LANDING = "nos-ec-landing"
 STORE_ID = bytes(range(16))
-"""That of the metadata that segments record."""
+"""The id of the store, which segments record."""
 FIGURE_LOOKS = 3
 """The number of readings of a figure that must agree. The OSDs report about once a second."""
 CHANGES_S, CHANGES_S_USUAL = 0.1, 1.0

@@ -71,7 +71,7 @@ with objects that are written one after the other."""
 
 @dataclass(frozen=True)
 class Measured:
-    """The mean of several seeds beside its bar. most: of write amplification, or of the share."""
+    """The mean of several seeds, and its bar. most: the bar of write amplification, or of the share."""
 
     title: str
     space_amp: float

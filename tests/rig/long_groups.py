@@ -1,6 +1,6 @@
 """Groups of more stripes than a window has, and stores for them; as a program, it writes one.
 
-usage: python -m tests.rig.long_groups CONFIG new|used      to a new block, or behind a group in it
+usage: python -m tests.rig.long_groups CONFIG new|used      to a new block, or after a group in it
 """
 
 from __future__ import annotations

@@ -46,7 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=600.0, help="how long clients and strikes go on (default 600)")
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="how long clients and strikes continue (default 600)"
+    )
     parser.add_argument("--every", type=float, default=20.0, help="seconds between strikes (default 20)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1, 1 << 32))
     parser.add_argument("--folder", type=Path, help="make the folder of servers and logs here (default: $TMPDIR)")

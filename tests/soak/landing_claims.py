@@ -69,7 +69,7 @@ SLOTS = 15
 RUN_OBJECTS = 64
 READERS = 4
 READ_BYTES_S = 150e6
-"""What catches up while PUTs go on, in A1."""
+"""What catches up while PUTs continue, in A1."""
 SLOWED_BYTES_S = MIB
 """What a slowed device takes in a second, in U6: far less than one process can give it."""
 VOLUME_BYTES_S, VOLUME_WRITES_S = 125 * MIB, 3000
@@ -246,7 +246,8 @@ def a1(folder: Path, options: Options) -> Found:
 
 @contextmanager
 def reading(landing: Landing, copies: Sequence[Copy]) -> Iterator[Callable[[], float]]:
-    """Another process reads these copies again and again. Yields what tells, at the end, how many MB a second."""
+    """Another process reads these copies again and again. Yield a function that returns, at the end, how many MB a
+    second."""
     context = multiprocessing.get_context("spawn")
     began, stop, told = context.Event(), context.Event(), context.Queue()
     arguments = (landing.folder, landing.devices, list(copies), began, stop, told)
@@ -381,7 +382,7 @@ def a5(folder: Path, options: Options) -> Found:
 
 
 def written_s(device: Path, written: Sequence[int], writers: int) -> float:
-    """How long plain writes of so many bytes each take, one behind the other, so many at a time."""
+    """Measure how long plain writes of so many bytes each take, one after the other, so many at a time."""
     fd = os.open(device, os.O_WRONLY | os.O_DIRECT | os.O_DSYNC)
     content = memoryview(mmap.mmap(-1, max(written)))
     places, place = [], MIB
@@ -548,7 +549,7 @@ def slowed(devices: Sequence[Path], bytes_s: int, writes_s: int = 0) -> Iterator
 
 
 def u7(folder: Path, options: Options) -> Found:
-    """A consumer that packs less than is PUT, and then goes on alone: what waits, what fails, memory."""
+    """A consumer that packs less than is PUT, and then continues alone: what waits, what fails, memory."""
     with store(folder, device=64 * MIB, segment=4 * MIB) as system:
         stop, written = threading.Event(), [0, 0, 0]
         sums: dict[ObjectKey, int] = {}

@@ -65,7 +65,7 @@ in_sync_min = 1
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Where Kafka is, MariaDB, and MariaDB behind the proxy."""
+    """The addresses of Kafka, of MariaDB, and of the proxy in front of MariaDB."""
 
     kafka: str
     database: str

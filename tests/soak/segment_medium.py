@@ -46,7 +46,7 @@ SIZE_MAX = (1 << 20) - RECORD_BYTES
 """Larger objects are never records."""
 IDLE_S = 2.0
 SETTLE_S = 1.0
-"""OSDs go on working for a moment after the last answer."""
+"""OSDs continue to work for a moment after the last answer."""
 
 
 class Cpu:

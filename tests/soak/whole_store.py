@@ -1,4 +1,5 @@
-"""What commands that go over a whole store cost: check, metadata dump, metadata rebuild, and a check of what it made.
+"""Measures what commands cost that read a whole store: check, metadata dump, metadata rebuild, and a check of what it
+made.
 
 Makes an embedded store of small packed objects in a temporary folder, a small one and one ten times as large, runs the
 real commands on each, and takes CPU time and peak memory of each process from the kernel. Prints JSON. Exits with 1
@@ -47,7 +48,7 @@ level = "error"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one command."""
+    """The cost of one command."""
 
     command: str
     exit_code: int

@@ -930,7 +930,7 @@ class FiguresContract:
         totals = bench.metadata.totals()
         assert (totals.large_objects, totals.large_bytes, totals.live_bytes) == (0, 0, 30)
         bench.lease(LEASE_PREFIX + "slots-00")
-        assert bench.metadata.totals().leases == 2, "a producer is no writer"
+        assert bench.metadata.totals().leases == 2, "a producer is not a writer"
         assert bench.metadata.totals() == counted_totals(bench.metadata)
 
     def test_totals_are_stored_by_compare_and_set(self, bench: MetadataBench) -> None:

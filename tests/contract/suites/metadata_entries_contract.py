@@ -31,7 +31,7 @@ def names_of(page: EntryPage[ObjectRow]) -> list[str]:
 def entries_of(
     bench: MetadataBench, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
 ) -> EntryPage[ObjectRow]:
-    """A page of list_entries. That of list_summaries is the same, with summaries."""
+    """Return a page of list_entries, after checking that list_summaries returns the same page, with summaries."""
     asked = ("bucket", prefix, delimiter, after, limit, budget_ms)
     page, told = bench.metadata.list_entries(*asked), bench.metadata.list_summaries(*asked)
     entries = [entry if isinstance(entry, str) else summary_of(entry) for entry in page.entries]
@@ -40,12 +40,13 @@ def entries_of(
 
 
 def summary_of(row: ObjectRow) -> ObjectSummary:
-    """What list_summaries tells of an object."""
+    """Return the summary of an object in list_summaries."""
     return ObjectSummary(row.key.name, row.users_size, *row.tag, row.created_ms, row.attributes)
 
 
 def modelled(names: Sequence[str], prefix: str, delimiter: str, after: str) -> list[str]:
-    """What a listing must have. Folders are those names that end with a delimiter behind the prefix."""
+    """Return the entries that a listing must have. Folders are names that end at the first delimiter after the
+    prefix."""
     found = set()
     for name in names:
         if name.startswith(prefix):

@@ -158,7 +158,7 @@ class ExpiredVersionContract:
         marker = mark(bench)
         row = put(bench, ENABLED)
         assert apply(bench, ExpireMarker(KEY, marker.version)) == [False], "it is noncurrent now"
-        assert apply(bench, ExpireMarker(KEY, row.version)) == [False], "it is no marker"
+        assert apply(bench, ExpireMarker(KEY, row.version)) == [False], "it is not a marker"
         assert len(numbers(bench.metadata)) == 2
 
     def test_null_markers_expire_too(self, bench: MetadataBench) -> None:

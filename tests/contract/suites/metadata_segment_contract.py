@@ -378,7 +378,7 @@ class TrimContract(SegmentSuite):
     @pytest.mark.parametrize("at", [0, -1])
     @pytest.mark.invariant(2)
     def test_a_segment_is_kept_while_a_row_or_an_entry_refers_to_it(self, log: SegmentBench, at: int) -> None:
-        """Its first and its last record count, too; those of its neighbours do not."""
+        """Its first and its last record count, too; its neighbours' records do not."""
         before, segment, behind = (log.segment() for _ in range(3))
         new = replace(log.new(segment, "n"), landing_id=ids_in_segment(segment)[at])
         (row,) = log.bench.record([new])

@@ -1,4 +1,5 @@
-"""Contract of `Trash`: what is deleted into it has no key, goes on like the living, and comes back or expires."""
+"""Contract of `Trash`: a deleted object has no key there, is treated like any other object, and comes back or
+expires."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ def plan_of_modes(seconds: float) -> list[tuple[float, str]]:
 
 
 class ModeChanges:
-    """Changes landing.mode while clients work and strikes go on: gateways are restarted one after the other, and so are
-    daemons beside them. Meanwhile both modes run side by side."""
+    """Changes landing.mode while clients work and strikes continue: gateways are restarted one after the other, and so
+    are daemons at the same time. Meanwhile both modes run side by side."""
 
     def __init__(
         self,

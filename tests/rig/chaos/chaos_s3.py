@@ -21,8 +21,8 @@ ACTOR = "s3-0"
 FIRST_WRITER = 100
 """The number of the first writer that uses S3: their buckets have other names."""
 ANSWER_S_MAX = 180
-"""Longer than a gateway takes that waits for a server. A client that gave up sooner could be overtaken by its own
-request, and so could not tell what is stored."""
+"""Longer than a gateway waits for a server. If a client gave up sooner, its request could still be executed later, and
+the client would not know what is stored."""
 START_S_MAX = 120.0
 _MISSING = ("NoSuchKey", "NoSuchBucket", "404")
 
@@ -84,7 +84,7 @@ class S3Objects:
         return [self._ask("put_object", Bucket=key.bucket, Key=key.name, Body=data) for key, data in objects]
 
     def delete(self, key: ObjectKey) -> object:
-        """See chaos_clients.Objects. No object is no error."""
+        """See chaos_clients.Objects. It is not an error if there is no object."""
         return self._ask("delete_object", Bucket=key.bucket, Key=key.name)
 
     def get(self, key: ObjectKey) -> bytes:

@@ -31,7 +31,7 @@ class _Kept:
         """Whether anything was ever appended, perhaps in vain."""
 
     def seal(self, limits: MediumLimits, footer: Sequence[Buffer], records: int) -> None:
-        """End the segment behind its last batch."""
+        """End the segment after its last batch."""
         self.sealed, self.records = -(-self.end // limits.align) * limits.align, records
         self.content.extend(bytes(self.sealed - len(self.content)))
         self.content.extend(b"".join(footer))

@@ -52,7 +52,7 @@ def client_of(access: Access, **options: Any) -> Any:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """That of a gateway, and of the commands that manage its access keys."""
+    """Return the environment of a gateway, and of the commands that manage its access keys."""
     return without_settings(os.environ) | {"NOS_EC_S3__MASTER_KEY": MASTER_KEY} | more
 
 

@@ -1,6 +1,6 @@
-"""Fills metadata with the rows of a large store, made on the server: what costs time in it is a matter of rows alone.
+"""Fills metadata with the rows of a large store, made on the server: what costs time in it depends on rows alone.
 
-The counters of the blocks agree with the rows. There are no bytes behind them.
+The counters of the blocks agree with the rows. The objects have no bytes.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def scans(connection: Connection, statement: str, parameters: Any) -> list[str]:
 
 
 def covered(connection: Connection, statement: str, parameters: Any) -> bool:
-    """Whether the statement reads an index alone, and not the rows behind it."""
+    """Return whether the statement reads only an index, and not the rows of the table."""
     explain = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN "
     (row,) = connection.exec_driver_sql(explain + statement, parameters).mappings().all()
     if connection.dialect.name == "sqlite":

@@ -13,8 +13,8 @@ from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.adapters.sql.tables.schema import COUNTERS, METADATA
 
 _engines: dict[str, Engine] = {}
-"""Those of metadata stores whose tables a test of this process has created, and none has dropped since. A new engine
-would ask the server a dozen things before it clears the tables."""
+"""The engines of metadata stores whose tables a test of this process has created, and no test has dropped since. A new
+engine would ask the server a dozen things before it clears the tables."""
 _TABLES = [table for table in METADATA.sorted_tables if table is not COUNTERS]
 _ARE_FILLED = select(*(exists(select(text("1")).select_from(table)).label(table.name) for table in _TABLES))
 

@@ -174,7 +174,7 @@ class PutLarge(Step):
         _found(answer, self.tag, LOST if lost else self.number)
         if self.versioning is None and (current is None or current.kind is Kind.PLAIN):
             if lost and self.number <= _number(current) <= state.back:
-                return state  # its clock is behind that of a PUT which came before, and is current again
+                return state  # its clock is slower than that of an earlier PUT, which is current again
             if not lost and self.number <= _number(current):
                 raise Impossible
             made = Version(_number(current) if lost else self.number, Kind.PLAIN, self.tag, self.over is not None)
@@ -218,7 +218,7 @@ class Delete(Step):
     now_ms: int
 
     def follow(self, state: State, answer: Answer) -> State:
-        """A null marker hides what the key has beside a current version that is one of several."""
+        """A null marker hides the other versions of a key whose current version is one of several."""
         current = state.current
         if current is None:
             return _unchanged(state, answer)
@@ -299,7 +299,7 @@ class Expire(Step):
     in_trash: bool
 
     def follow(self, state: State, answer: Answer) -> State:
-        """Nothing takes its place. Whoever has doubts may leave it, because lifecycle rules ask again."""
+        """Nothing takes its place. A store that is in doubt may leave it, because lifecycle rules try again."""
         if answer is None:
             return state
         _found(answer, self.tag, self.number)
@@ -320,7 +320,8 @@ class RemoveLoneMarker(Step):
     number: int
 
     def follow(self, state: State, answer: Answer) -> State:
-        """Whoever has doubts may leave it. A version that becomes current meanwhile needs no marker, so it may go."""
+        """A store that is in doubt may leave it. A version that becomes current meanwhile needs no marker, so it may
+        go."""
         if answer is None:
             return state
         _found(answer, 0, self.number)

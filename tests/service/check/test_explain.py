@@ -41,7 +41,7 @@ from tests.service.conftest import STRIPE, Bench
 from tests.service.gc.test_gc import configure
 
 HOUR_MS = 3_600_000
-"""That of CONFIG."""
+"""The geometry of CONFIG."""
 
 
 def explained(system: System, key: ObjectKey) -> ObjectExplanation:

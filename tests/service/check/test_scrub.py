@@ -283,7 +283,7 @@ def test_a_segment_of_a_large_object(bench: Bench) -> None:
         ]
 
 
-# --- beside work --------------------------------------------------------------------------------------
+# --- during other work --------------------------------------------------------------------------------
 
 
 def test_beside_work_nothing_sound_is_named_and_what_is_damaged_is_mended(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Lost disks of the embedded block store are replaced, and their shards rebuilt, while everything else goes on."""
+"""Lost disks of the embedded block store are replaced, and their shards rebuilt, while everything else continues."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def packed(bench: Bench, count: int = 60) -> None:
 
 @contextmanager
 def going_on(bench: Bench) -> Iterator[dict[str, int]]:
-    """PUTs with overwrites and DELETEs, packing, and GC beside the block. Yields how often each has succeeded."""
+    """Run PUTs with overwrites and DELETEs, packing, and GC during the block. Yield how often each has succeeded."""
     stop, errors = threading.Event(), []
     done = dict.fromkeys(("put", "pack", "gc"), 0)
 
@@ -126,7 +126,7 @@ def test_three_of_eleven_replaced_under_load_and_then_any_other_three_lost(bench
                 if all(done[name] > before[name] for name in done):
                     break
                 until.wait(0.05)
-            assert all(done[name] > before[name] for name in done), "the load goes on after a disk was replaced"
+            assert all(done[name] > before[name] for name in done), "the load continues after a disk was replaced"
     with bench.open() as system:
         bench.settle(system)
         rebuilt(system)

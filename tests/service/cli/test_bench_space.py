@@ -1,4 +1,4 @@
-"""`nos-ec bench space` on an embedded store: what it allocates, beside the simulation."""
+"""`nos-ec bench space` on an embedded store: what it allocates, and what the simulation computes."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_status_counts_this_store_whatever_else_its_pool_holds(
     geometry = system.geometry
     assert shown["raw_bytes"] == shown["stripes"] * (geometry.k + geometry.m) * geometry.chunk_size
     assert shown["raw_bytes_per_user_byte"] == round(shown["raw_bytes"] / shown["live_bytes"], 6)
-    assert shown["stored_raw_bytes"] == 10**15, "what the pool says is shown beside it"
+    assert shown["stored_raw_bytes"] == 10**15, "the pool's figure is shown as well"
 
 
 def test_status_shows_where_a_quota_on_the_landing_store_refuses_puts(
@@ -705,7 +705,7 @@ def test_a_run_with_once_can_be_stopped_early(bench: Bench, system: System, numb
 
 
 def test_daemon_packs_what_arrives(bench: Bench, system: System) -> None:
-    """Producer and consumer as daemons, a client beside them; the rest is packed by the deadline."""
+    """Producer and consumer run as daemons while a client writes; the rest is packed by the deadline."""
     bench.config.write_text(
         bench.config.read_text().replace(
             "window_objects = 50", "window_objects = 50\nlinger_ms = 300\nlinger_max_ms = 300"

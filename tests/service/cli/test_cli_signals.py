@@ -19,7 +19,7 @@ ENDED = {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM}
 """What the parent sees. A shell reports 143 for the second."""
 
 COMMAND = "from nos_ec.cli import main; print('started', flush=True); main()"
-"""Tells when our first line runs. What is before that is Python's."""
+"""Reports when our first line runs. Everything before that is Python's start."""
 
 SLOW_GET = """
 import time

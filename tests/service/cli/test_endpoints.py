@@ -100,7 +100,7 @@ def alive(process: subprocess.Popen[bytes]) -> None:
 
 
 def expected_names(service: str) -> set[str]:
-    """Those of a store without Ceph."""
+    """Return the names of metrics of a store without Ceph."""
     names = set()
     for metric in METRICS:
         if service in metric.services and metric is not STORE_PLACEMENT_GROUPS:

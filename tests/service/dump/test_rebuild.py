@@ -514,7 +514,7 @@ def test_changes_of_access_since_the_dump_come_back(bench: Bench, cli: Cli, pack
         bench.assert_readable_besides_dumps(system)
         assert system.metadata.change_access_key("AK", KeyState.ACTIVE)
         record = decode_page(system.store().get(ObjectKey(ACCESS_BUCKET, "key/AK")))
-        assert record.columns["state"] == ["active"], "records go on from those that were rebuilt"
+        assert record.columns["state"] == ["active"], "new records continue the numbers of those that were rebuilt"
 
 
 @pytest.mark.parametrize("after", [rows.OBJECTS, bucket_rows.BUCKETS, bucket_rows.ACCESS_KEYS])
@@ -639,7 +639,7 @@ def test_the_record_of_a_key_that_was_changed_and_changed_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, first: KeyState | None
 ) -> None:
     """A process accepts a key and stops before it writes the record. Meanwhile another one disables or removes the key
-    again, so that its state is as before. The first process goes on, and dies after its try to write."""
+    again, so that its state is as before. The first process continues, and dies after its try to write."""
 
     class Died(Exception):
         pass

@@ -245,7 +245,7 @@ def test_a_device_that_is_away_keeps_what_lies_on_it(bench: Bench, cli: Cli) -> 
 
 
 def wipe_slot(device: Path, segment: SegmentId) -> int:
-    """Overwrite the slot of a landing segment, so that nothing in it tells whose it is. Returns its number."""
+    """Overwrite the slot of a landing segment, so that it does not show whose it is. Return its number."""
     content = device.read_bytes()
     slot_bytes = decode_superblock(content[:PAGE]).slot_bytes
     slot = (content.index(segment, SLOTS_AT) - SLOTS_AT) // slot_bytes

@@ -141,7 +141,7 @@ def found(bench: Bench) -> tuple[list[Any], list[Any]]:
 
 
 def _kept(row: ObjectRow) -> int | bool:
-    """Until when the trash keeps it, if the dump tells that; otherwise whether it is there."""
+    """Return until when the trash keeps it, if the dump has that time; otherwise whether it is there."""
     until_ms, trashed_ms = row.trash_until_ms, row.trashed_ms
     if until_ms is None or trashed_ms is None:
         return False

@@ -499,7 +499,7 @@ class TestKilled:
     def test_before_recovery_and_the_database_is_lost(
         self, bench: Bench, cli: Cli, point: str, size: int, dumped: bool, landing: str
     ) -> None:
-        """Nothing tells which of both PUTs was acknowledged: both versions are kept, and the object is listed."""
+        """Nothing shows which of both PUTs was acknowledged: both versions are kept, and the object is listed."""
         if dumped:
             dump(bench, cli)
         kill(bench, point, size)

@@ -586,7 +586,7 @@ def test_rebuild_of_shards_killed(bench: Bench, point: str) -> None:
 
 @pytest.mark.parametrize("point", SCRUB_POINTS)
 def test_scrub_killed(bench: Bench, point: str) -> None:
-    """The next run goes on, and ends as one run would have."""
+    """The next run continues, and ends as one run would have."""
     with bench.open() as system:
         for prefix in ("first", "second"):
             bench.put_some(system, 40, prefix=prefix)

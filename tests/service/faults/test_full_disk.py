@@ -306,7 +306,7 @@ def test_a_full_landing_store_is_seen_although_the_block_store_has_space(disk: S
 
 
 def test_init_without_room_for_the_landing_log_says_what_to_do(disk: SmallDisk) -> None:
-    """And goes on where it stopped, once there is room, or without the log."""
+    """It continues where it stopped, once there is room, or without the log."""
     bench = Bench(disk.folder)
     disk.resize(12)
     refused = bench.run("init")

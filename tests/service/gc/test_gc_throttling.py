@@ -222,7 +222,7 @@ def test_a_loop_goes_on_within_seconds_after_a_pause(bench: Bench) -> None:
         def beat(rest_ms: int) -> None:
             rests.append(rest_ms)
             if len(rests) == 200:
-                pytest.fail("the loop does not go on")
+                pytest.fail("the loop does not continue")
             if service.counters.runs == 1:
                 control.change(lambda one: replace(one, paused=False))
             if service.counters.collected.objects_moved:

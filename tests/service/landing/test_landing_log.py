@@ -46,7 +46,7 @@ def landed_in(system: System) -> tuple[int, int]:
 
 
 def pack_beside_log(bench: Bench, system: System) -> None:
-    """Pack and reap while the log of the system's own PUTs goes on."""
+    """Pack and reap while the system's own PUTs continue its log."""
     bench.produce(system)
     drain(system)
 
@@ -69,7 +69,7 @@ def test_objects_live_in_the_log_and_leave_it_packed(bench: Bench, system: Syste
     bench.put(system, "again", bench.data(2 * CHUNK))
     bench.delete(system, keys[3])
     assert landed_in(system) == (60, 0)
-    assert len(list(system.landing.list_ids())) == 1, "that of the empty object"
+    assert len(list(system.landing.list_ids())) == 1, "the landing copy of the empty object"
     bench.assert_readable(system)
     bench.assert_absent(system, keys[3])
     data = bench.acknowledged[again]
@@ -304,7 +304,7 @@ def test_a_lost_device_of_an_empty_log_is_made_again(bench: Bench) -> None:
 
 
 def test_a_device_that_is_lost_for_good_is_replaced(bench: Bench) -> None:
-    """What lay there alone is lost; all else goes on."""
+    """What lay only there is lost; everything else continues."""
     with bench.open() as system:
         bench.put(system, "first", bench.data(CHUNK))
         kept = bench.put(system, "landed", bench.data(CHUNK))

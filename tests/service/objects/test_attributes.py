@@ -1,4 +1,4 @@
-"""Attributes of objects: whatever moves the bytes, rows and blocks go on telling them."""
+"""Attributes of objects: rows and blocks keep them, whatever moves the bytes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gathered(system: System, objects: Sequence[tuple[str, bytes]], faults: Faults) -> list[Future[ObjectRow]]:
-    """PUT all of them in one batch, behind one of another object that leads alone."""
+    """PUT all of them in one batch, after a batch of another object alone."""
     system.metadata = faulty(system.metadata, faults)
     store, hook = system.store(), faults.hook
 

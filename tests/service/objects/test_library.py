@@ -205,7 +205,7 @@ def test_what_is_put_in_any_form_reads_back_in_any_form(store: ObjectStore, size
 
 @pytest.mark.parametrize("size", [CHUNK, LARGE])
 def test_a_put_that_fails_leaves_the_old_version_and_nothing_else(bench: Bench, size: int) -> None:
-    """A source that raises in the middle, ends early, or is no bytes."""
+    """A source that raises in the middle, ends early, or yields something that is not bytes."""
 
     def raises() -> Iterator[bytes]:
         yield bytes(size // 2)
@@ -429,7 +429,7 @@ def test_a_read_after_a_seek_does_not_read_a_whole_block(tmp_path: Path) -> None
             assert counters().shard_bytes - before <= 2 * WINDOW_BYTES_MIN + (1 << 20)
             before = counters().shard_reads
             assert len(reader.read(40 << 20)) == 40 << 20
-            assert len(reader._buffer) == WINDOW_BYTES_MAX, "windows grow while reading goes on"
+            assert len(reader._buffer) == WINDOW_BYTES_MAX, "windows grow while reading continues"
 
 
 def test_a_reader_that_is_dropped_in_the_middle_holds_nothing(store: ObjectStore) -> None:

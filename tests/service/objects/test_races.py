@@ -228,8 +228,8 @@ def test_a_put_suspended_past_its_reservation_leaves_no_copy(bench: Bench, syste
 
 @contextmanager
 def _stopped_before(bench: Bench, forget: str, work: Callable[[System], object]) -> Iterator[Callable[[], None]]:
-    """Another process does some work, with all leases over, and is stopped before it first calls `forget`: gives what
-    begins that, and goes on at the end."""
+    """Another process does some work after all leases have expired, and stops before it first calls `forget`. Yields a
+    function that begins this; the process continues at the end of the block."""
     stopped, go_on = Event(), Event()
 
     def stop() -> None:

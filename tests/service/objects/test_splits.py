@@ -1,5 +1,5 @@
-"""Objects of 70,000 bytes, of which a chunk of 128 KiB holds one whole: what counters, `explain` and `status` say of
-those that go on in the next chunk, and of what stays empty."""
+"""Objects of 70,000 bytes, of which a chunk of 128 KiB holds one whole: what counters, `explain` and `status` report of
+objects that continue in the next chunk, and of what stays empty."""
 
 from __future__ import annotations
 

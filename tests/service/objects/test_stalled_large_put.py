@@ -79,7 +79,8 @@ def test_a_lease_that_was_lost_while_nothing_was_put_fails_no_put(bench: Bench, 
 
 
 def test_large_puts_of_a_process_share_a_lease_and_failed_ones_leave_nothing(bench: Bench, system: System) -> None:
-    """A PUT that goes on holds the lease under which another one fails; the blocks of that one are given up with it."""
+    """A PUT that continues holds the lease under which another one fails; the failed one's blocks are given up with
+    it."""
 
     def body() -> Iterator[bytes]:
         yield bench.data(9 * STRIPE)

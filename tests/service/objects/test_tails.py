@@ -52,7 +52,7 @@ def tail_of(system: System, key: ObjectKey) -> ObjectRow:
 
 
 def test_where_a_tail_is_cut() -> None:
-    """Behind the last whole stripe, unless hardly anything is saved or no stripe is whole."""
+    """A tail begins after the last whole stripe, unless hardly anything is saved or no stripe is whole."""
     assert tail_length(100, 900, 1000) == 0, "a whole stripe"
     assert tail_length(100, 901, 1000) == 1
     assert tail_length(100, 1837, 1000) == 937

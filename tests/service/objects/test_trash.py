@@ -1,4 +1,4 @@
-"""The trash, on a whole store: what is deleted goes on as it was, comes back with its bytes, or expires."""
+"""The trash, on a whole store: a deleted object stays as it was, comes back with its bytes, or expires."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_row_that_cannot_be_removed_does_not_keep_the_others(
     with capture_logs() as lines:
         gc_service(system).run_once()
     said = [line for line in lines if "trash" in line["event"]]
-    assert {line["log_level"] for line in said} == {"warning"}, "a database that is away is no bug"
+    assert {line["log_level"] for line in said} == {"warning"}, "a database that is away is not a bug"
     assert said[-1]["event"].endswith("collecting anyway")
     with pytest.raises(Transient):
         system.trash().expire()
@@ -196,7 +196,7 @@ def put_in(bench: Bench, system: System, state: str, data: bytes) -> ObjectKey:
 def test_a_rebuild_keeps_what_was_undeleted_since_the_dump(
     bench: Bench, capfd: pytest.CaptureFixture[str], state: str
 ) -> None:
-    """Nothing tells that an older version is the current one again. So the other one must not be all that is left."""
+    """Nothing shows that an older version is the current one again. So the other one must not be all that is left."""
     cli, dump = Cli(bench, capfd), bench.folder / "dump"
 
     with bench.open() as system:
@@ -251,7 +251,7 @@ def test_a_rebuild_keeps_what_was_put_after_a_clock_was_set_back(
     rebuild(bench, cli, "--from", str(dump))
     with bench.open() as system:
         assert check(system, read_share=1.0) == []
-        assert system.store().get(key) == contents[0], "nothing tells that it was deleted"
+        assert system.store().get(key) == contents[0], "nothing shows that it was deleted"
         versions = [row for page in system.trash().pages("b", "n") for row in page if row.key == key]
         system.store().delete(key, permanently=True)
         system.trash().undelete(versions[0])
@@ -389,7 +389,8 @@ def test_the_commands(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_what_was_deleted_by_mistake_comes_back_and_what_was_not_stays(bench: Bench) -> None:
-    """By the time of the deletion. Older versions of what comes back are no failure."""
+    """Objects are chosen by the time of the deletion. It is not a failure if an object that comes back has older
+    versions."""
     with bench.open() as system:
         store, now_ms = system.store(), system.clock.now_ms()
         for age_h, names in ((50, ["old", "both"]), (2, ["mistake", "both"])):

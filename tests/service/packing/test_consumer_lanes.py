@@ -54,7 +54,7 @@ class HeldBlocks:
             assert self.begins.acquire(timeout=WAIT_S_MAX)
 
     def go_when_withdrawn(self, service: ConsumerService, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Go on when the consumer has taken back what no lane has begun."""
+        """Continue when the consumer has taken back what no lane has begun."""
         lanes = service.lanes
         withdraw = lanes.withdraw
 
@@ -108,7 +108,7 @@ def held(published: System) -> HeldBlocks:
 
 
 def plan_ahead(service: ConsumerService, held: HeldBlocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turn until all lanes write, and as many plans wait as they take. They go on when those are withdrawn."""
+    """Turn until all lanes write, and as many plans wait as they take. The lanes continue when these are withdrawn."""
     while not service.lanes.full:
         service.turn(flush=True)
     assert service.lanes._windows_pending in range(AHEAD * LANES, AHEAD * LANES + AHEAD)
@@ -118,7 +118,7 @@ def plan_ahead(service: ConsumerService, held: HeldBlocks, monkeypatch: pytest.M
 
 
 class Polls:
-    """A message log that does not wait, and tells how long it was to wait."""
+    """A message log that does not wait, and records how long it should have waited."""
 
     def __init__(self, messages: MessageConsumer) -> None:
         self._messages = messages

@@ -258,7 +258,8 @@ def test_a_source_that_hangs_is_left_when_the_time_of_the_group_is_over(
 
 
 def test_a_source_that_is_alone_in_a_later_window_does_not_stand_for_the_store(writer: Writer) -> None:
-    """Those of the windows before could be read. Otherwise one bad copy of a large object would pause all packing."""
+    """The objects of earlier windows could be read. Otherwise one bad copy of a large object would pause all
+    packing."""
     largest = size_max(writer.system.geometry)
     plan = plan_of(writer, first_size(writer), largest, largest - 1)
     (victim,) = begin_in(writer, plan, 1)
@@ -280,7 +281,7 @@ def test_a_source_that_is_alone_in_a_later_window_does_not_stand_for_the_store(w
 @pytest.mark.invariant(7)
 @pytest.mark.parametrize("committed", [False, True], ids=["unfinished", "committed"])
 def test_a_rebuild_from_a_dump_in_which_the_block_is_open(bench: Bench, cli: Cli, committed: bool) -> None:
-    """A short group is in it. The long one behind it came after the dump."""
+    """The dump has a short group. The long one that follows it was written after the dump."""
     dump = bench.folder / "dump"
     with bench.open() as system:
         writer = Writer(bench, system)

@@ -61,7 +61,7 @@ LONG_GROUP_BEHIND_POINTS = [
     "metadata.commit_group.before_commit:2",
     "writer.committed:2",
 ]
-"""The same behind a short group."""
+"""The same after a short group."""
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def raising(error: Exception) -> Callable[[], None]:
     "error", [Transient("away"), NotFound("gone"), Corrupt("damaged")], ids=["away", "gone", "bad"]
 )
 def test_a_source_that_cannot_be_read(writer: Writer, window: int, error: NosError) -> None:
-    """In the first window nothing is written. Later on the block is given up, so that nothing lies behind the bytes
+    """In the first window nothing is written. Later on the block is given up, so that nothing follows the bytes
     that are missing."""
     assert writer.writer.write(planned(writer, 1, "first")).packed
     plan = planned(writer, STRIPES - 1)
@@ -213,7 +213,7 @@ def test_a_source_that_cannot_be_read(writer: Writer, window: int, error: NosErr
 
 
 def test_no_source_of_a_window_can_be_read(writer: Writer) -> None:
-    """The whole store may be away: whoever plans should pause."""
+    """The whole store may be away, so planning should pause."""
     plan = planned(writer)
     writer.landing.before["read_range"] = [Transient("away")] * len(begin_in(writer, plan, 0))
     result = writer.writer.write(plan)

@@ -342,7 +342,7 @@ def test_a_writer_fenced_between_append_and_commit(writer: Writer) -> None:
 @pytest.mark.parametrize("change", ["delete", "overwrite"])
 @pytest.mark.invariant(5)
 def test_objects_that_change_while_they_are_packed(writer: Writer, change: str) -> None:
-    """The compare-and-set loses, which leaves a hole and is no error."""
+    """The compare-and-set loses, which leaves a hole and is not an error."""
     plan = writer.plan(10)
     victim = sorted(writer.bench.acknowledged)[0]
 

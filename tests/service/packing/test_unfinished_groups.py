@@ -45,7 +45,7 @@ def writer(bench: Bench, system: System) -> Writer:
 
 
 def group_of(writer: Writer, keys: Sequence[ObjectKey], block_id: BlockId, at_stripe: int) -> bytes:
-    """A group of NAMED stripes with these objects, one behind the other, from its second page on."""
+    """A group of NAMED stripes with these objects, one after the other, from its second page on."""
     system = writer.system
     front = header_length(len(keys))
     names = encode_names([NameRecord(key.bucket, key.name) for key in keys])

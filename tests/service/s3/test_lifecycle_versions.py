@@ -400,7 +400,8 @@ def test_a_store_that_does_not_answer_is_not_asked_for_each_key(metadata: SqlMet
 
 
 def test_a_key_with_many_versions_is_walked_in_runs(metadata: SqlMetadata, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However short its runs are, the walk gets on within a key; and another process goes on where one ended."""
+    """However short its runs are, the walk makes progress within a key, and another process continues where one
+    ended."""
     monkeypatch.setattr(lifecycle_bucket, "PAGE_ROWS", 5)
     monkeypatch.setattr(lifecycle_walk, "RUN_MS_MAX", 0)
     hands = Hands(metadata, ExpiryRule("r", prefix="many", noncurrent_days=1, newer_versions=3))

@@ -106,7 +106,7 @@ REFUSED = {
 def test_what_is_no_clear_request_is_refused_and_the_connection_closed(wire: Wire, what: str) -> None:
     answer = wire.answer(REFUSED[what] + GOOD)
     assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n"), answer[:200]
-    assert answer.count(b"HTTP/1.1 ") == 1, "what follows is no request"
+    assert answer.count(b"HTTP/1.1 ") == 1, "what follows is not a request"
     assert b"<Code>BadRequest</Code>" in answer
     assert wire.keys() == ["k"]
 

@@ -500,7 +500,7 @@ def away(*_: object) -> None:
 
 
 def test_parts_whose_checksums_were_not_stored(ann: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gateway of a part died behind its last byte. The completion tells the checksum, or it is of no part."""
+    """The gateway of a part died after its last byte. The completion has the checksum, or it names no part."""
     body = body_of(PART)
     told = {"ChecksumAlgorithm": "SHA256", "ChecksumType": "COMPOSITE"}
     upload_id = ann.create_multipart_upload(Bucket="photos", Key="k", **told)["UploadId"]

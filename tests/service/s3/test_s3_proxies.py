@@ -1,4 +1,4 @@
-"""A gateway behind a proxy, and clients that claim to be one."""
+"""A gateway behind a proxy, and clients that pretend to be one."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ UNSIGNED = [("PUT", "/photos/k", b"x"), ("PUT", "/photos/k", b"x" * 300_000), ("
 
 
 class Asking:
-    """An unsigned request whose client waits to be told to send the body."""
+    """An unsigned request whose client sends the body only after 100 Continue."""
 
     def __init__(self, gateway: Gateway, method: str, target: str, size: int) -> None:
         parts = urlsplit(gateway.url)

@@ -158,7 +158,7 @@ def test_a_client_that_sends_a_large_body_reads_why_it_is_refused(serving: Servi
 
 @contextlib.contextmanager
 def large_answer(serving: Serving, monkeypatch: pytest.MonkeyPatch, pieces: Any) -> Iterator[http.client.HTTPResponse]:
-    """The begun answer of a GET whose bytes come from `pieces`. The connection is closed behind the block."""
+    """Return the begun answer of a GET whose bytes come from `pieces`. The connection is closed after the block."""
     serving.ann.put_object(Bucket="photos", Key="k", Body=b"x", ACL="public-read")
     row = serving.system.store().head(ObjectKey("photos", "k"))
     monkeypatch.setattr(

@@ -32,7 +32,7 @@ def versioned(ann: Any) -> Any:
 
 
 def put(ann: Any, body: bytes = b"v", key: str = "k", **options: Any) -> str | None:
-    """The version's id, which only an Enabled bucket tells."""
+    """Return the version's id, which only an Enabled bucket reports."""
     version: str | None = ann.put_object(Bucket="photos", Key=key, Body=body, **options).get("VersionId")
     return version
 

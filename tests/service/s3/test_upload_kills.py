@@ -95,7 +95,7 @@ def served(bench: Bench, access_key: str, secret: str, kill_at: str | None) -> I
 
 
 class Life:
-    """Two uploads, step by step, as a client goes on with them after its gateway has died."""
+    """Two uploads, step by step, as a client continues them after its gateway has died."""
 
     def __init__(self) -> None:
         rng = random.Random(1)
@@ -285,7 +285,7 @@ def test_uploads_are_checked(bench: Bench) -> None:
 def test_a_part_that_was_left_out_masks_no_lost_one(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, packed: bool
 ) -> None:
-    """Such as stays behind when the gateway dies right behind the completion."""
+    """A part that remains when the gateway dies right after the completion."""
     with bench.open() as system:
         metadata, uploads = system.metadata, multipart_uploads(system)
         upload = uploads.create(KEY, "ann", b"")

@@ -198,7 +198,7 @@ def test_noncurrent_versions_are_moved_by_gc(bench: Bench) -> None:
 
 def test_versions_that_were_packed_since_the_dump_come_back_once(bench: Bench, cli: Cli) -> None:
     """The older one was in the landing log when the dump was made, and both are in one block; the landing copy of the
-    newer one, which tells when its PUT was and not its version, is still there."""
+    newer one, which records when its PUT was and not its version, is still there."""
     with bench.open() as system:
         system.metadata.create_bucket(KEY.bucket, "ann", CannedAcl.PRIVATE, 1)
         put(system, b"1" * 900)

@@ -233,8 +233,8 @@ def test_the_driver_writes_no_lines_of_its_own(capfd: pytest.CaptureFixture[str]
 
 
 def test_an_abandoned_client_is_closed_although_an_exception_references_it() -> None:
-    """The garbage collector would close it in any thread, and a client that lost its brokers may never close. With the
-    real driver, and nobody behind the address."""
+    """The garbage collector would close it in any thread, and a client that lost its brokers may never close. This uses
+    the real driver, and an address where no broker listens."""
     topic = KafkaTopic("127.0.0.1:1", "t", 4, request_timeout_ms=TIMEOUT_MS_MIN, options={"log_level": 0})
     gc.disable()
     try:
@@ -474,7 +474,7 @@ class FailingProducer:
         self.queued = 0
 
     def close(self) -> None:
-        assert self.queued == 0, "closing would go on sending them"
+        assert self.queued == 0, "closing would continue to send them"
         for report in self.reports:  # as the driver does for what was purged
             report(KafkaError(KafkaError._PURGE_QUEUE), None)
 

@@ -20,7 +20,7 @@ from nos_ec.adapters.sql.driver.engine import _MYSQL_SETUP
 from nos_ec.adapters.sql.tables.schema import BLOCKS
 
 LACKING = re.compile(r"\bFOR (UPDATE|SHARE) OF\b|\bAS (DOUBLE|FLOAT)\b|\bTEMPORARY\b|\bANALYZE\b|\bLOCK TABLES\b")
-"""What the parser of Vitess, or an old MySQL behind it, does not accept."""
+"""What the parser of Vitess, or an old MySQL server below it, does not accept."""
 FOLDER = Path(nos_ec.adapters.sql.__file__).parent
 
 

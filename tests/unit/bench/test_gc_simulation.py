@@ -42,8 +42,8 @@ def consumer(window: int, lanes: int) -> ConsumerSettings:
     ids=lambda bar: f"{bar.title} {bar.space_amp}",
 )
 def test_the_bars_on_a_small_store(bar: Bar) -> None:
-    """Those of docs/GC.md; tests/soak/gc_bars.py runs all of them on stores of full size. Workload D has a bar of its
-    own here: with a tenth of the blocks for as many tenants, what is deleted together fills less of each block."""
+    """The bars of docs/GC.md; tests/soak/gc_bars.py runs all of them on stores of full size. Workload D has a bar of
+    its own here: with a tenth of the blocks for as many tenants, what is deleted together fills less of each block."""
     size = {"blocks": {"A": 100, "E": 80}.get(bar.workload, 200), "block_bytes": 64}
     (found, *relative) = measure([bar], [1], size, relative={})
     assert found.is_met, found

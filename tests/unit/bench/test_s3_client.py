@@ -39,7 +39,7 @@ class Raw(io.BytesIO):
 
 
 class Server:
-    """Objects in a dict, behind the protocol."""
+    """Objects in a dict, served by the protocol."""
 
     def __init__(self, split: int = 1000) -> None:
         self.objects: dict[tuple[str, str], bytes] = {}

@@ -1,4 +1,4 @@
-"""How a command's process ends, with and without threads that it leaves behind."""
+"""How a command's process ends, with and without threads that still run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Database URLs as they are shown: no password, whatever characters it has; all else as it is."""
+"""Database URLs are shown without the password, whatever characters it has, and otherwise unchanged."""
 
 from __future__ import annotations
 

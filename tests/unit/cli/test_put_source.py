@@ -62,7 +62,7 @@ def test_another_size_is_refused(pieces: list[bytes], step: int, by: int) -> Non
 
 
 def test_a_file_is_not_read_beyond_its_size() -> None:
-    """Behind a body of HTTP comes the next request, or nothing for a long time."""
+    """After a body of HTTP comes the next request, or nothing for a long time."""
     file = BytesIO(b"bodynext")
     assert read_up_to(source(file, 4), 100) == b"body"
     assert file.read() == b"next"

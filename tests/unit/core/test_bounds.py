@@ -59,7 +59,7 @@ def test_bins_bound_never_exceeds_the_optimum(items: list[int]) -> None:
 
 def test_bins_bound_is_exact_where_volume_is_not() -> None:
     assert bins_min([11] * 10, 20) == 10, "two of them never share a bin"
-    assert bins_min([13] * 4 + [8] * 4, 20) == 6, "no 8 fits beside a 13"
+    assert bins_min([13] * 4 + [8] * 4, 20) == 6, "no 8 fits in a bin with a 13"
     assert bins_min([10] * 10, 20) == 5
     assert bins_min([20] * 3 + [1], 20) == 4
     assert bins_min([], 20) == 0

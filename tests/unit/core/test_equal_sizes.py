@@ -84,7 +84,7 @@ def test_a_few_objects_of_another_size_do_not_spoil_the_group(share: float, othe
     [(43_680, 43_700, 0.98), (26_200, 26_230, 0.98), (100_000, 100_030, 0.98), (136_072, 136_100, 0.99)],
 )
 def test_sizes_that_differ_by_a_few_bytes(least: int, most: int, utilisation: float) -> None:
-    """Of the first two, a chunk holds one more of the smallest than of the largest."""
+    """In the first two cases, a chunk holds one more of the smallest objects than of the largest."""
     rng = random.Random(1)
     sizes = [rng.randint(least, most) for _ in range(4000)]
     found = simulate(sizes, ConsumerSettings(), Geometry(), timer=lambda: 0.0, names=False)

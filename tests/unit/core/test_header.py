@@ -133,7 +133,7 @@ def headers(draw: st.DrawFn) -> GroupHeader:
     slots = draw(st.permutations(list(pairwise(cuts))))
     names = slots.pop() if draw(st.booleans()) else None
     u32, u64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
-    # Fewer slots than `count` are fine: they lie behind the header that `count` entries would need.
+    # Fewer slots than `count` are fine: they lie after the header that `count` entries would need.
     entries = tuple(
         Entry(draw(st.binary(min_size=16, max_size=16)), draw(u64), a, b - a, draw(u32)) for a, b in slots[:count]
     )

@@ -307,7 +307,7 @@ def test_a_record_of_another_id_is_refused() -> None:
 
 
 def three_batches() -> tuple[list[LaidBatch], bytes]:
-    """Three batches of three records behind each other."""
+    """Three batches of three records, one after the other."""
     batches, offset = [], START
     for _ in range(3):
         batches.append(laid_at(offset, records_of(PUTS)))
@@ -360,7 +360,7 @@ class TestScan:
         hole = START + first.size
         holed = data[:hole] + bytes(second.size) + data[hole + second.size :]
         padding = START + first.size - (record_offset(first.ids[-1]) + records_of(PUTS)[-1].size)
-        # The window is counted from the end of the last record; the first magic behind the hole begins just past it.
+        # The window is counted from the end of the last record; the first magic after the hole begins just past it.
         assert scanned(holed, padding + second.size + 8 - missing) == first.ids + (third.ids if found else [])
 
     def test_a_segment_that_ends_early_is_no_error(self) -> None:
@@ -398,7 +398,7 @@ class TestScan:
         assert sum(lengths) < 1.01 * len(data)
 
     def test_a_record_at_the_border_of_two_pieces_is_found(self) -> None:
-        """Behind a hole as long as these; a magic may lie in two pieces."""
+        """It is found after a hole as long as these; a magic may lie in two pieces."""
         for number in (1, 2, 3):
             for beside in range(-16, 24, 8):
                 at = START + number * (4 << 20) + beside

@@ -85,7 +85,7 @@ def test_an_exponential_bucket_is_learned(mean_days: float) -> None:
 
 
 def test_what_still_lives_counts() -> None:
-    """Of what lives for years, only a few have died yet, all of them young."""
+    """Only a few of the objects that live for years have died yet, all of them young."""
     table = SurvivalTable()
     exponential(table, "immortal", 3000, 500, window_days=200)
     assert table.lifetimes().half_life_days("immortal", 0) > 1000

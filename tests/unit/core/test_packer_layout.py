@@ -1,4 +1,4 @@
-"""GroupLayout by itself, driven to its limits: whatever is accepted in whatever order, invariants A to D hold."""
+"""GroupLayout alone, at its limits: invariants A to D hold, whatever it accepts in whatever order."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_full_use_of_every_allowance(geometry: Geometry, names: bool) -> None:
 
 @pytest.mark.parametrize("size", [CHUNK // 2, 2 * CHUNK + CHUNK // 2])
 def test_front_pushes_the_bin_that_it_reaches(size: int) -> None:
-    """As long as the row has room, whether or not it has large objects, and not a byte more."""
+    """It does so while the row has room, whether or not it has large objects, and not by a byte more."""
     layout = GroupLayout[None](SMALL_CHUNKS, 1, names=False)
     into = opened(layout, size)
     first = layout.chunks_free

@@ -196,7 +196,7 @@ def test_a_window_can_be_given_fewer_bytes() -> None:
 
 @pytest.mark.parametrize("sizes", [(1 << 20, 1 << 20), (1 << 20, 4_180_000), (100 * KIB, 2 << 20)])
 def test_a_deadline_closes_a_full_group_while_enough_waits(sizes: tuple[int, int]) -> None:
-    """Of large objects that come slowly. In as few stripes as the overdue ones need, they would fill 50 to 90 %."""
+    """Large objects come slowly. In as few stripes as the overdue ones need, they would fill 50 to 90 %."""
     merge = BestFitMergeList[None](GEOMETRY, 1000, 60_000)
     rng, plans = random.Random(1), []
     for now_ms in range(0, 800_000, 500):
@@ -256,7 +256,7 @@ def test_a_group_of_one_stripe_takes_what_needs_more(names: bool) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("fraction_large", [0.0, 0.05, 0.5, 1.0])
 def test_no_object_starves(policy: str, fraction_large: float) -> None:
-    """Awkward sizes among easy ones: a bound on arrivals seen while waiting, as a stream goes on."""
+    """Awkward sizes among easy ones: a bound on how many arrive while one waits, while the stream continues."""
     window, rng = 200, random.Random(3)
     merge: MergeList[None] = merge_list(policy, GEOMETRY, window, 2 * window, random.Random(4))
     wait_max = arrivals = 0

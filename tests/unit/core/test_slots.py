@@ -86,7 +86,8 @@ def test_some_get_none_when_there_are_more_than_slots() -> None:
     st.lists(st.integers(0, 23), min_size=60, max_size=60),
 )
 def test_all_slots_are_soon_held_evenly(owners: list[int], members: int, turns: list[int]) -> None:
-    """Whatever the start and the order of turns; an owner that is no member is dead, so that its slots are free."""
+    """This holds whatever the start and the order of turns. An owner that is not a member is dead, so its slots are
+    free."""
     held = {rank: {slot for slot, owner in enumerate(owners) if owner == rank} for rank in range(members)}
 
     def turn(rank: int) -> bool:

@@ -39,7 +39,7 @@ def test_without_spread_the_key_is_the_bucket_byte_for_byte(bucket: str, partiti
 
 @pytest.mark.parametrize("partitions", [1, 2, 3, 8, 12, 48, 257])
 def test_each_partition_has_a_key_that_the_partitioner_sends_there(partitions: int) -> None:
-    """The embedded log and every Kafka client with the default partitioner put it there without being told."""
+    """The embedded log and every Kafka client with the default partitioner choose that partition by the key alone."""
     keys = [message_key("größte", number, partitions) for number in range(partitions)]
     assert [partition_for_key(key, partitions) for key in keys] == list(range(partitions))
     assert len(set(keys)) == partitions

@@ -1,6 +1,6 @@
 """Stragglers are written again when their segments hold too much that is no longer needed, and never otherwise.
 
-On SQLite's metadata and a medium in memory.
+These tests use SQLite's metadata and a medium in memory.
 """
 
 from __future__ import annotations

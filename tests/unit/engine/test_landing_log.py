@@ -145,7 +145,7 @@ def test_records_are_numbered_in_the_order_of_the_log(rig: Rig) -> None:
 
 
 def test_a_segment_with_a_failed_append_gets_no_footer(rig: Rig) -> None:
-    """Its end is unknown: what failed may have been written, and a footer would lie over it or behind a gap."""
+    """Its end is unknown: what failed may have been written, and a footer would lie over it or after a gap."""
     rig.put(copies(100))
     failing = [Transient("time-out")]
 
@@ -271,7 +271,7 @@ def test_a_third_failure_is_the_callers(rig: Rig) -> None:
 
 
 def test_no_space_after_an_append_that_may_be_done_is_not_the_answer(rig: Rig) -> None:
-    """Otherwise another lander would take the batch, and nobody would know of the records that may be there."""
+    """Otherwise another lander would take the batch, and the records that may be there would be forgotten."""
     calls = iter([Transient("time-out"), NoSpace("full")])
 
     def fail(segment: SegmentId) -> None:
@@ -465,7 +465,8 @@ def test_every_call_may_fail(call: str, error: NosError, when: str, limits: Medi
 
 @pytest.mark.parametrize("limits", [SMALL, JOINED], ids=["writes of their own", "joined"])
 def test_a_segment_whose_row_was_not_inserted_leaves_nothing(limits: MediumLimits) -> None:
-    """Although the metadata is away until the log ends: without a row nobody would give it back."""
+    """This holds although the metadata is away until the log ends: without a row, the segment would never be given
+    back."""
     rig = Rig(MemoryMedium(limits=limits))
     rig.put(copies(100))
     for call in ("open_segment", "seal_segments", "landing_segment"):
@@ -484,7 +485,9 @@ def test_what_cannot_be_sealed_at_the_end_is_left_to_recovery(rig: Rig) -> None:
     rig.put(copies(100))
     rig.faults.before["seal_segments"] += [Transient("away")]
     rig.log.close()
-    assert list(rig.segments.leases) == ["landing-log-0"], "the lease expires, and whoever fences it seals the segment"
+    assert list(rig.segments.leases) == ["landing-log-0"], (
+        "the lease expires, and the process that fences it seals the segment"
+    )
     assert rig.states() == [SegmentState.OPEN]
     rig.fence()
     assert rig.states() == [SegmentState.SEALED]
@@ -557,7 +560,8 @@ def test_the_lease_of_a_log_has_no_note_of_its_holder(rig: Rig, monkeypatch: pyt
 
 
 def test_no_segment_id_is_given_twice_while_the_clock_stands_still(rig: Rig) -> None:
-    """The segment of the first log was released and forgotten, so only its id could tell it from that of the next."""
+    """The segment of the first log was released and forgotten, so only its id distinguishes it from the next log's
+    segment."""
     (before,) = rig.put(copies(1))
     rig.logs[0].close()
     segment = segment_of(before)
@@ -597,7 +601,9 @@ def test_upkeep_parts_a_log_from_a_lost_lease(rig: Rig) -> None:
     lose_lease(rig)
     rig.log.tend()
     rig.log.seal()
-    assert rig.segments.rows[segment_of(before)].state is SegmentState.OPEN, "whoever fenced the lease seals it"
+    assert rig.segments.rows[segment_of(before)].state is SegmentState.OPEN, (
+        "the process that fenced the lease seals it"
+    )
     assert rig.faults.calls["seal"] == 0
 
 

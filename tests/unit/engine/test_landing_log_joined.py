@@ -229,7 +229,7 @@ def test_giving_back_what_was_begun_late_is_tried_again(joined: Rig) -> None:
 
 @pytest.mark.parametrize("call", ["landing_segment", "release"])
 def test_the_end_of_a_log_that_was_overtaken_leaves_nothing_behind(joined: Rig, call: str) -> None:
-    """Nobody would look for a sealed, empty segment without a row."""
+    """No process would look for a sealed, empty segment without a row."""
 
     def fails_once(segment: SegmentId) -> None:
         joined.medium.on_append = lambda segment: None

@@ -179,7 +179,7 @@ class LandingLogMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1))
     def crash(self, who: int) -> None:
-        """A process loses power: what it had landed and not recorded is nobody's."""
+        """A process loses power: what it had landed and not recorded belongs to no object."""
         process = self.processes[who]
         process.dead = True
         self.cut(process)

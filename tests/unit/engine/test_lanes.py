@@ -35,7 +35,7 @@ class FailingWriter:
 
 
 class HeldWriter:
-    """Writes a group when it is told to."""
+    """Writes a group when the test lets it."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
@@ -121,7 +121,7 @@ def test_after_a_failure_no_lane_begins_a_group_until_somebody_has_acted(count: 
     submitted = lanes.pending
     assert lanes.collect(wait_ms=1000 * WAIT_S)
     time.sleep(0.1)
-    assert 1 <= len(writer.tried) <= count, "whoever has collected it may withdraw the others first"
+    assert 1 <= len(writer.tried) <= count, "the caller that has collected it may withdraw the others first"
     writer.works = True
     while lanes.pending:
         assert lanes.collect(wait_ms=1000 * WAIT_S)
@@ -196,7 +196,7 @@ def test_an_idle_lane_takes_the_end_of_a_run() -> None:
         writers[1 - busy].step()
     assert writers[1 - busy].begun == [4, 3, 2]
     writers[busy].step()
-    assert writers[busy].begun == [0], "a run goes on in its order"
+    assert writers[busy].begun == [0], "a run continues in its order"
     end(lanes, writers)
     assert sorted([*writers[0].begun, *writers[1].begun]) == [-1, -1, 0, 1, 2, 3, 4], "each group once"
 
@@ -252,7 +252,7 @@ def test_a_group_of_several_windows_may_take_as_many_times_longer() -> None:
 
 @pytest.mark.parametrize(("stripes", "most"), [(4, 16), (8, 8), (32, 4), (31, 4)])
 def test_lanes_are_full_with_fewer_plans_that_are_long(stripes: int, most: int) -> None:
-    """Of windows for a block each, but always with one plan that waits."""
+    """Lanes are full with plans for a block each, but one plan always waits."""
     writers = [HeldWriter(), HeldWriter()]
     lanes = new_lanes(writers, block=32, group=4)
     for number in range(most):
@@ -313,7 +313,7 @@ def test_fewer_lanes_may_write_and_keep_the_order() -> None:
 
 
 def test_lanes_that_close_drop_what_they_have_not_begun() -> None:
-    """Whoever submitted it still knows its objects."""
+    """The caller that submitted it still knows its objects."""
     writers = [HeldWriter(), HeldWriter()]
     lanes = lanes_of(writers)
     for number in range(5):

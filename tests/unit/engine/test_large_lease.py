@@ -112,7 +112,7 @@ def test_a_lease_that_expired_or_was_fenced_is_not_lent(rig: Rig) -> None:
 
 
 def test_a_put_exchanges_a_lease_that_was_lost_before_it_began(rig: Rig) -> None:
-    """The others go on under the old one, as far as they can, and the last of them gives it back."""
+    """The others continue under the old one, as far as they can, and the last of them gives it back."""
     with rig.lease.lent() as slow:
         with rig.lease.lent() as loan:
             loan.exchange()

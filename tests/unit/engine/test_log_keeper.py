@@ -91,7 +91,7 @@ def rig() -> Iterator[Rig]:
 
 
 def test_no_put_waits_for_a_seal_or_the_next_segment(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the seal of one segment hangs, PUTs go on through many more segments."""
+    """While the seal of one segment hangs, PUTs continue through many more segments."""
     hangs, go = threading.Event(), threading.Event()
     seal, create = rig.medium.seal, rig.medium.create
     creators: list[str] = []

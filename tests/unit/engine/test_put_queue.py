@@ -152,7 +152,7 @@ class Bench:
                 assert self.halted[name].wait(WAIT_S_MAX)
 
     def put_halted(self, name: str) -> tuple[threading.Event, Future[ObjectRow]]:
-        """A PUT whose batch is under way, and what lets it go on."""
+        """Return a PUT whose batch is under way, and an event that lets it continue."""
         go_on = self.halt(name)
         leading = self.put(name)
         until(lambda: [name] in self.stores.batches, f"{name} leads")
@@ -308,7 +308,7 @@ def test_what_is_refused_is_void_before_it_is_answered(bench: Bench) -> None:
 
 
 def test_what_landed_with_a_batch_that_failed_is_not_answered_as_refused(bench: Bench) -> None:
-    """It lands once more by itself, but what landed before may be there as well."""
+    """It lands once more, alone, but what landed before may be there as well."""
     stores = bench.stores
 
     def fail(names: list[str]) -> None:

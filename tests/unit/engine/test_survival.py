@@ -200,7 +200,7 @@ def history(bucket: str, mean_days: float, now_ms: int) -> SurvivalRow:
 
 
 class Table:
-    """Says what it is told to."""
+    """Returns what the test sets."""
 
     def __init__(self, rows: list[SurvivalRow]) -> None:
         self.rows = rows

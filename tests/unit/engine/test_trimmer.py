@@ -379,7 +379,7 @@ def test_an_orphan_whose_row_is_locked_fails_one_run(log: Log, monkeypatch: pyte
 def test_an_orphan_that_another_process_has_sealed_meanwhile_is_left_alone(
     log: Log, monkeypatch: pytest.MonkeyPatch, trimmed: bool
 ) -> None:
-    """A seal might create it anew, which nobody would give back if the metadata failed right then."""
+    """A seal might create it anew, and then it would never be given back if the metadata failed right then."""
     segment, _ = log.segment(created=False)
     log.die()
     other = LogRecovery(log.metadata, log.medium, log.clock)
@@ -447,7 +447,7 @@ def test_a_segment_that_was_created_after_its_row_was_forgotten_is_given_back(lo
     log.die()
     log.recovery.run_once(unwatched, fenced=True)
     assert log.trimmer.run_once().released == 1
-    writer = log.medium.create(late, log.lease.epoch, 0)  # its log goes on, and is killed
+    writer = log.medium.create(late, log.lease.epoch, 0)  # its log continues, and is killed
     assert log.unknown.run_once() == 0, "it was looked for again at once"
     log.clock.advance(unknown_segments.LOOK_MS)
     log.recovery.run_once(unwatched, fenced=False)

@@ -28,7 +28,7 @@ LATE_S = 0.2
 
 
 class Blocks:
-    """A block store whose every byte is that of its block's number. Some blocks fail or hang."""
+    """A block store in which every byte is its block's number. Some blocks fail or hang."""
 
     def __init__(self) -> None:
         self.reads: list[tuple[BlockId, int]] = []
@@ -88,7 +88,7 @@ def block(number: int) -> BlockId:
 
 
 def packed(number: int, count: int, length: int = LENGTH) -> list[PackedObject]:
-    """Objects that lie one behind the other in a block."""
+    """Objects that lie one after the other in a block."""
     data = bytes([number]) * length
     rows = [row(f"{number}-{index}", length, google_crc32c.value(data)) for index in range(count)]
     return [PackedObject(one, Extent(block(number), index * length, length)) for index, one in enumerate(rows)]

@@ -133,14 +133,14 @@ class Programs:
 
 @pytest.fixture
 def counts() -> Iterator[ConnectionCounts]:
-    """Of two processes."""
+    """The counters of two processes."""
     with ConnectionCounts.create(2) as made:
         yield made
 
 
 @pytest.fixture
 def only() -> Iterator[ConnectionCounts]:
-    """Of a single process."""
+    """The counters of a single process."""
     with ConnectionCounts.create(1) as made:
         yield made
 

@@ -92,7 +92,7 @@ UNSIGNED_IN_VERSION_2 = {"ListObjectsV2", "GetObjectAttributes"}
 @pytest.mark.parametrize("spelling", ["as sent", "encoded"])
 @pytest.mark.parametrize("operation", sorted(SERVED - UNSIGNED_IN_VERSION_2))
 def test_signature_version_2_covers_what_makes_it_another_operation(operation: str, spelling: str) -> None:
-    """So that nobody can make another request of a presigned URL."""
+    """A presigned URL cannot be changed into another request."""
     request, bucket, key = sent(operation)
     if spelling == "encoded":
         names = (pair.partition(b"=") for pair in request.raw_query.split(b"&"))

@@ -198,7 +198,7 @@ def test_what_is_not_understood_is_refused(code: str, body: bytes) -> None:
     ],
 )
 def test_each_action_of_a_new_policy_applies_to_a_resource(action: Any, resource: Any, applies: bool) -> None:
-    """A policy that was stored before is read as it is."""
+    """A policy that was stored before this check is read as it is."""
     arns = [f"arn:aws:s3:::{one}" for one in ([resource] if isinstance(resource, str) else resource)]
     body = json.dumps({"Statement": allow(Action=action, Resource=arns)}).encode()
     policy_of(body, "photos")

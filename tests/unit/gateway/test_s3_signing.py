@@ -147,7 +147,7 @@ def meaning(request: Request) -> Any:
     headers = {
         name: b",".join(b" ".join(value.split()) for value in values) for name, values in request.header_values.items()
     }
-    # Blanks around its commas are no part of it.
+    # Blanks around its commas do not belong to it.
     headers[b"authorization"] = b",".join(part.strip() for part in headers.get(b"authorization", b"").split(b","))
     query = sorted(decoded_query(request.raw_query))
     return request.method, unquote_to_bytes(request.raw_path or b"/"), query, headers

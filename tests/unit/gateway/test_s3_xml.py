@@ -381,7 +381,7 @@ def test_documents_are_bounded() -> None:
 
 
 def test_long_namespaces_are_not_repeated_in_each_name() -> None:
-    """A parser that tells the namespaces of names would make gigabytes of these documents."""
+    """A parser that prefixes each name with its namespace would make gigabytes of these documents."""
     for declared, tag in ((' xmlns="{}"', "x{}"), (' xmlns:a="{}"', "a:x{}")):
         top = "a:Delete" if ":a" in declared else "Delete"
         names = "".join(f"<{tag.format(number)}/>" for number in range(50_000))

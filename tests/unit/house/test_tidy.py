@@ -118,7 +118,7 @@ DELETES_UNRECORDED = {
 
 
 def test_what_deletes_data_records_it_in_the_audit_trail() -> None:
-    """Whoever deletes elsewhere has to record it there."""
+    """Code that deletes elsewhere has to record it there."""
     found = {name_of(path): path.read_text() for path in modules("nos_ec/engine")}
     deleting = {name for name, text in found.items() if DELETION.search(text)}
     assert len(deleting) > 6
@@ -200,7 +200,7 @@ def test_no_exception_outlives_its_reason(exceptions: dict[str, str]) -> None:
 
 
 def test_services_hold_one_package_each() -> None:
-    """`gc` is a built-in module of Python: a module beside the package would invite imports from it."""
+    """`gc` is a built-in module of Python: a module next to the package would invite imports from it."""
     for folder in ("producer", "consumer", "gc"):
         assert [name_of(path) for path in (ROOT / folder).glob("*.py")] == []
         assert [p.name for p in (ROOT / folder).iterdir() if p.is_dir() and (p / "__init__.py").exists()] == [

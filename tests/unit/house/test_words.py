@@ -48,7 +48,8 @@ def symptoms(text: str) -> Iterator[str]:
 def test_texts_use_the_words_of_the_field() -> None:
     found = [
         f"{name_of(path)}:{line}: {symptom}"
-        for path in modules(*PACKAGES)
+        for path in [*modules(*PACKAGES), *modules("tests")]
+        if path != Path(__file__).resolve()
         for line, text in texts(path)
         for symptom in symptoms(text)
     ]

@@ -53,7 +53,7 @@ def test_each_alert_fires_in_the_tests_and_clears(name: str) -> None:
     tests = [test for test in TESTS.split("  - name: ") if f'alertname="{name}"' in test]
     assert tests, "no test expects it"
     assert any("exp_samples: []" in test.rpartition(f'alertname="{name}"')[2] for test in tests) or name in (
-        "NosEcGroupsInactive",  # clears while another alert goes on
+        "NosEcGroupsInactive",  # clears while another alert continues
         "NosEcMonitoringBlind",
     )
 

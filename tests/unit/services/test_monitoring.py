@@ -1,4 +1,4 @@
-"""Health, metrics and systemd's notifications, each by itself."""
+"""Health, metrics and systemd's notifications, each tested alone."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ def test_every_problem_is_named_with_its_place(file: Path) -> None:
 
 
 def test_retired_settings_are_named_and_ignored(file: Path) -> None:
-    """A daemon starts, and says what to do; `config check` tells of them like of every other problem."""
+    """A daemon starts and logs what to do; `config check` reports them like every other problem."""
     file.write_text("[consumer]\nidle_wait_ms = 'whatever'\nlanes = 3\n[scrub]\ndaemon = false\n")
     env = {"NOS_EC_MONITORING__GC_PORT": "9469"}
     place = "no longer a setting, and ignored"
