@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nos_ec.composition.landing import BYPASS_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class Bar:
@@ -65,35 +67,15 @@ SINGLE_LIFE_MS."""
 PUTS_ON_CEPH: Mapping[tuple[str | int, int], float] = {("W1", 16): 2.0, (65536, 64): 3.0}
 PUTS_EMBEDDED: Mapping[tuple[str | int, int], float] = {(4096, 1): 1.5, (4096, 16): 4.0, (4096, 64): 7.0}
 """PUTs/s divided by the PUTs/s of the first way, by workload or size, and number of callers."""
-_Cells = Mapping[tuple[str | int, int], float]
-_LIFE = "log_over_store.cpu_ms_per_object"
-LANDING_ON_CEPH: Mapping[str, _Cells] = {
-    "log_over_store.puts_per_s": {
-        (4096, 16): 2.5,
-        (4096, 64): 4.5,
-        (65536, 16): 1.7,
-        (65536, 64): 2.2,
-        ("W1", 16): 1.15,
-    },
-    f"{_LIFE}.put.osds": {(4096, 16): 3.5, (4096, 64): 7.0, (65536, 16): 2.3, (65536, 64): 3.5, ("W1", 16): 1.6},
-    f"{_LIFE}.read.osds": {(4096, 64): 15.0, (65536, 64): 2.5},
-    f"{_LIFE}.delete.osds": {(4096, 64): 100.0, (65536, 64): 30.0, ("W1", 64): 10.0},
-    f"{_LIFE}.life.osds": {(4096, 64): 12.0, (65536, 64): 5.0, ("W1", 64): 2.2},
+PUT_OSDS: Mapping[tuple[str | int, int], float] = {
+    (4096, 16): 3.5,
+    (4096, 64): 7.0,
+    (65536, 16): 2.3,
+    (65536, 64): 3.5,
+    ("W1", 16): 1.6,
 }
-LANDING_EMBEDDED: Mapping[str, _Cells] = {
-    "log_over_store.puts_per_s": {
-        (4096, 1): 2.0,
-        (4096, 16): 4.0,
-        (4096, 64): 8.0,
-        (65536, 16): 4.0,
-        (65536, 64): 5.0,
-        ("W1", 16): 1.6,
-    },
-    f"{_LIFE}.put.client": {(4096, 16): 8.0, (65536, 16): 7.0, ("W1", 16): 4.0},
-    "log.over_bare": {(65536, 16): 0.4, (65536, 64): 0.4, ("W1", 16): 0.4, ("W1", 64): 0.4},
-}
-"""By figure, then by workload or size of the objects, and number of callers: how many times as many PUTs/s, and how
-many times less CPU time."""
+"""On Ceph, by workload or size, and number of callers: how many times less CPU time the OSDs take for a PUT than with
+the first way."""
 
 GC: Sequence[Bar] = (
     Bar("ours_over_floor", 0.8, at_least=True),
@@ -159,36 +141,16 @@ def life_bars(ways: Sequence[str], drawn: str | int, callers: int, *, on_ceph: b
         bars.append(Bar(f"{way}.cpu_ms_per_object.put.sql", SQL_MS, at_least=False))
         if way != base:
             bars.append(Bar(f"{way}_over_{base}.put_sql_cpu_ms_per_object", SQL_MS / SINGLE_SQL_MS, at_least=False))
+    if on_ceph and way == "log" and isinstance(drawn, int) and drawn < BYPASS_BYTES:
+        bars.append(Bar("log.osd_writes_over_replicas", 1.05, at_least=False))
     if way != base:
+        if on_ceph and (less := PUT_OSDS.get((drawn, callers))):
+            bars.append(Bar(f"{way}_over_{base}.put_osds_cpu_ms_per_object", 1 / less, at_least=False))
         faster = (PUTS_ON_CEPH if on_ceph else PUTS_EMBEDDED).get((drawn, callers))
         if faster is not None:
             bars.append(Bar(f"{way}_over_{base}.objects_per_s.put", faster, at_least=True))
         if not on_ceph and (drawn, callers) == (4096, 16):
             bars.append(Bar(f"{way}_over_{base}.put_ms.p50", 1 / 3, at_least=False))
-    return bars
-
-
-def landing_bars(drawn: Sequence[str | int], callers: Sequence[int], *, on_ceph: bool) -> list[Bar]:
-    """Return the bars of `bench landing` for these objects and callers: the advantage of the landing log over one copy
-    per object.
-
-    `drawn` has names of workloads, or sizes of objects in bytes.
-    """
-    table = LANDING_ON_CEPH if on_ceph else LANDING_EMBEDDED
-    bars = []
-    for one in drawn:
-        for number in callers:
-            cell = f"cells.{one}.{number}"
-            wanted = [(figure, limit) for figure, limits in table.items() if (limit := limits.get((one, number)))]
-            for figure, limit in wanted:
-                at_least = figure.endswith(("puts_per_s", "over_bare"))
-                bars.append(Bar(f"{cell}.{figure}", limit if at_least else 1 / limit, at_least))
-            if on_ceph:
-                bars.append(Bar(f"{cell}.log.osd_writes_over_replicas", 1.05, at_least=False))
-                if number == 1:
-                    bars.append(Bar(f"{cell}.log_over_store.put_ms.p50", 1.15, at_least=False))
-                else:
-                    bars.append(Bar(f"{cell}.log_over_store.put_ms.p99", 0.7, at_least=False))
     return bars
 
 

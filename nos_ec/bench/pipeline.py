@@ -20,7 +20,6 @@ from nos_ec.adapters.rados.client.named_objects import object_name
 from nos_ec.bench.bare import BareGroup, BareWindow, Floor, put_all, remove_all
 from nos_ec.bench.figures import Run, ratio, summary
 from nos_ec.bench.groups import group_latencies
-from nos_ec.bench.landing_ways import Copy
 from nos_ec.bench.meter import Instruments, Meter
 from nos_ec.bench.objects import Objects, key_of
 from nos_ec.bench.offline import measured_pack, publish, reap
@@ -31,7 +30,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.formats.header import name_record_size
 from nos_ec.core.formats.landing_format import RECORD_HEADER_SIZE
 from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import SegmentId, in_log, record_offset, segment_of
+from nos_ec.core.ids import LandingId, SegmentId, in_log, record_offset, segment_of
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.packing.plan import Candidate, GroupPlan, MergeList
 from nos_ec.core.range_coalescing import Range, merged_ranges
@@ -60,6 +59,9 @@ class PipelineOptions:
 Tick = Callable[[str, int, int], None]
 """Reports progress, as (what, done, total)."""
 T = TypeVar("T")
+
+Copy = tuple[LandingId, int]
+"""A landed copy and its size in bytes."""
 
 
 class PipelineBench:

@@ -41,7 +41,6 @@ from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.bench.callers import call_all
 from nos_ec.bench.figures import percentile
-from nos_ec.bench.landing.log_way import CountedMedium
 from nos_ec.bench.life.life_ways import Alone
 from nos_ec.bench.offline import publish
 from nos_ec.bench.workloads import sizes
@@ -57,7 +56,7 @@ from nos_ec.engine.objects.location_cache import LocationCache
 from nos_ec.engine.objects.put_batches import PutBatches
 from nos_ec.engine.objects.put_queue import PutQueue
 from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, PutRequest
-from nos_ec.ports.segment_medium import SegmentMedium
+from nos_ec.ports.segment_medium import Buffer, Seal, SegmentMedium, SegmentWriter
 from nos_ec.settings import load_settings
 from tests.rig.fakes.memory_segments import MemorySegments
 from tests.rig.loop_devices import loop_device
@@ -97,6 +96,33 @@ class Options:
 
 
 # --- the log, without rows ----------------------------------------------------------------------------
+class CountedMedium:
+    """A medium that records the size of each append."""
+
+    def __init__(self, medium: SegmentMedium) -> None:
+        self.inner = medium
+        self.appends: list[int] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def create(self, segment: SegmentId, epoch: int, first_lsn: int) -> SegmentWriter:
+        return CountedWriter(self.inner.create(segment, epoch, first_lsn), self.appends)
+
+
+class CountedWriter:
+    def __init__(self, writer: SegmentWriter, appends: list[int]) -> None:
+        self._writer = writer
+        self._appends = appends
+
+    def append(self, offset: int, batch: Sequence[Buffer], seal: Seal | None = None) -> None:
+        self._writer.append(offset, batch, seal)
+        self._appends.append(sum(map(len, batch)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
 class Landing:
     """A log of this process on devices, and the queue of PUTs before it."""
 

@@ -85,6 +85,8 @@ class LifeBench:
         self._instruments = stores.instruments
         self._options = options
         self._tick = tick
+        osds, first = stores.instruments.osds, next(iter(stores.systems.values()))
+        self._replicas = 0 if osds is None else osds.pool_size(first.settings.ceph.landing_pool)
         self._rng = random.Random(options.seed)
         self._size_max = min(size_max(system.geometry) for system in stores.systems.values())
 
@@ -101,9 +103,10 @@ class LifeBench:
             "callers": options.callers,
             "reads": options.reads,
             "seed": options.seed,
+            "replicas": self._replicas,
             "idle_cpu_ms_per_s": self._idle(),
         }
-        return found | life_figures(lives)
+        return found | life_figures(lives, self._replicas)
 
     def _round(self) -> dict[str, Life]:
         options = self._options
@@ -177,9 +180,10 @@ class _Way:
 
 
 # --- figures ----------------------------------------------------------------------------------------
-def life_figures(lives: Mapping[str, Sequence[Life]]) -> dict[str, Any]:
-    """Return the figures of each way, and of each further way over each way before it, as medians of the rounds."""
-    found: dict[str, Any] = {name: _figures(rounds) for name, rounds in lives.items()}
+def life_figures(lives: Mapping[str, Sequence[Life]], replicas: int) -> dict[str, Any]:
+    """Return the figures of each way, and of each further way over each way before it, as medians of the rounds.
+    `replicas` is the number of copies that the landing pool keeps, or 0 without OSDs."""
+    found: dict[str, Any] = {name: _figures(rounds, replicas) for name, rounds in lives.items()}
     for base, name in combinations(lives, 2):
         found[f"{name}_over_{base}"] = _ratios(lives[name], lives[base])
     return found
@@ -190,7 +194,7 @@ def total_cpu_ms(run: Run) -> float:
     return cpu_ms([run])["total"] or 0.0
 
 
-def _figures(rounds: Sequence[Life]) -> dict[str, Any]:
+def _figures(rounds: Sequence[Life], replicas: int) -> dict[str, Any]:
     steps = list(rounds[0].runs)
     runs = {step: [life.runs[step] for life in rounds] for step in steps}
     whole_life = [life.whole_life_cpu_ms for life in rounds]
@@ -205,6 +209,10 @@ def _figures(rounds: Sequence[Life]) -> dict[str, Any]:
         "rounds_puts_per_s": [run.objects_per_s for run in runs["put"]],
         "rounds_whole_life_cpu_ms_per_object": whole_life,
     }
+    if replicas:
+        found["osd_writes_over_replicas"] = median(
+            life.runs["put"].store_writes / (life.batches * replicas) for life in rounds
+        )
     for step in rounds[0].latencies_s:
         found[f"{step}_ms"] = latency_ms([seconds for life in rounds for seconds in life.latencies_s[step]])
     return found
@@ -215,8 +223,9 @@ def _median_cpu_ms(runs: Sequence[Run]) -> dict[str, float | None]:
     return {name: known_median([one[name] for one in by_round]) for name in by_round[0]}
 
 
-def _put_sql_cpu_ms(life: Life) -> float:
-    return cpu_ms([life.runs["put"]]).get("sql") or 0.0
+def _put_cpu_ms(life: Life, group: str) -> float:
+    """Return CPU milliseconds of a group of processes for a PUT; 0 if they are unknown."""
+    return cpu_ms([life.runs["put"]]).get(group) or 0.0
 
 
 def _ratios(rounds: Sequence[Life], base: Sequence[Life]) -> dict[str, Any]:
@@ -235,9 +244,10 @@ def _ratios(rounds: Sequence[Life], base: Sequence[Life]) -> dict[str, Any]:
             ours.whole_life_cpu_ms / theirs.whole_life_cpu_ms for ours, theirs in pairs
         ),
     }
-    sql = [(_put_sql_cpu_ms(ours), _put_sql_cpu_ms(theirs)) for ours, theirs in pairs]
-    if all(theirs for _, theirs in sql):
-        found["put_sql_cpu_ms_per_object"] = median(ours / theirs for ours, theirs in sql)
+    for group in ("osds", "sql"):
+        cpu = [(_put_cpu_ms(ours, group), _put_cpu_ms(theirs, group)) for ours, theirs in pairs]
+        if all(theirs for _, theirs in cpu):
+            found[f"put_{group}_cpu_ms_per_object"] = median(ours / theirs for ours, theirs in cpu)
     for step in rounds[0].latencies_s:
         both = [(latency_ms(ours.latencies_s[step]), latency_ms(theirs.latencies_s[step])) for ours, theirs in pairs]
         found[f"{step}_ms"] = {name: median(ours[name] / theirs[name] for ours, theirs in both) for name in both[0][0]}

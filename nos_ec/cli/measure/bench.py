@@ -22,16 +22,12 @@ from nos_ec.bench.bars import (
     READ_OF_ONE_SIZE,
     SCAN,
     Bar,
-    landing_bars,
     life_bars,
     missed,
     s3_bars,
     space_bars,
 )
 from nos_ec.bench.collecting import CollectingBench, CollectingOptions, gc_settings
-from nos_ec.bench.landing.landing_only import LandingBench, LandingOptions, round_bytes_max
-from nos_ec.bench.landing.log_way import log_way
-from nos_ec.bench.landing_ways import LandingWay, OneByOne, bare_writer
 from nos_ec.bench.life.life_bench import LifeBench, LifeOptions
 from nos_ec.bench.life.life_ways import landing_settings, life_stores
 from nos_ec.bench.pipeline import PipelineBench, PipelineOptions
@@ -191,37 +187,6 @@ def life(
     shared.finish(figures, bars, lambda: _print_life(figures))
 
 
-def landing(
-    ctx: typer.Context,
-    shared: Shared,
-    of: Annotated[str, typer.Option(help="Sizes in bytes or workloads, separated by commas.")] = "4096,65536,W1",
-    callers: Annotated[str, typer.Option(help="Numbers of threads that PUT, separated by commas.")] = "1,16,64",
-    objects: Annotated[
-        int, typer.Option(min=64, help="Objects of each round; a single caller lands a fourth of them.")
-    ] = 1000,
-    rounds: Rounds = 3,
-) -> None:
-    """Measure landing alone, without rows. Compares it with bare writes of the same bytes. Also works on an embedded
-    store."""
-    drawn = [_number(word, "size") if word.isdigit() else _known(word) for word in of.split(",")]
-    options = LandingOptions(
-        drawn, [_number(word, "number of callers") for word in callers.split(",")], objects, rounds, shared.seed
-    )
-    settings = context(ctx).settings()
-    with ExitStack() as stack:
-        tick = stack.enter_context(ticking())
-        of_store = {"store": landing_settings(settings, "store")}
-        stores = stack.enter_context(bench_stores(of_store, shared.admin))
-        system, instruments = stores.systems["store"], stores.instruments
-        round_bytes = round_bytes_max(options, system.geometry)
-        bare = stack.enter_context(bare_writer(system, instruments))
-        ways: dict[str, LandingWay] = {"store": OneByOne(system, instruments)}
-        ways["log"] = stack.enter_context(log_way(system, instruments, round_bytes))
-        figures = LandingBench(system, instruments, ways, bare, options, tick).run()
-    bars = landing_bars(drawn, options.callers, on_ceph=settings.store.backend == "ceph")
-    shared.finish(figures, bars, lambda: _print_landing(figures))
-
-
 def scan_command(
     ctx: typer.Context,
     shared: Shared,
@@ -326,7 +291,6 @@ def space(
 for _name, _command in (
     ("pipeline", pipeline),
     ("read", read),
-    ("landing", landing),
     ("life", life),
     ("scan", scan_command),
     ("s3", s3),
@@ -348,13 +312,6 @@ def _known(workload: str) -> str:
     if workload not in WORKLOADS:
         raise InvalidInput(f"unknown workload {workload!r}; choose one of: {', '.join(WORKLOADS)}")
     return workload
-
-
-def _number(word: str, what: str) -> int:
-    """Parse a number from 1 up. Raises InvalidInput."""
-    if not (word.isdigit() and int(word)):
-        raise InvalidInput(f"{word!r} is not a valid {what}; give numbers from 1 up, separated by commas")
-    return int(word)
 
 
 def _table(title: str, columns: Sequence[str], left: int = 1) -> Table:
@@ -399,20 +356,6 @@ def _print_pipeline(figures: Mapping[str, Any]) -> None:
     for stripes, one in figures["group_write_ms"].items():
         latencies.add_row(stripes, f"{one['groups']:.0f}", *(f"{one[p]:.1f}" for p in ("p50", "p90", "p99")))
     out.print(latencies)
-
-
-def _print_landing(figures: Mapping[str, Any]) -> None:
-    columns = ("objects", "callers", "", "PUTs/s", "p50 ms", "p99 ms", "batch", "over bare", "CPU ms")
-    table = _table(f"{figures['objects']:,} objects, {figures['rounds']} rounds", columns, left=3)
-    for drawn, cells in figures["cells"].items():
-        for callers, cell in cells.items():
-            for way in figures["ways"]:
-                found = cell[way]
-                latencies = (f"{found['put_ms'][name]:.1f}" for name in ("p50", "p99"))
-                rate, batch, bare = f"{found['puts_per_s']:,.0f}", f"{found['batch']:.1f}", f"{found['over_bare']:.2f}"
-                cpu = f"{found['cpu_ms_per_object']['put']['total']:.3f}"
-                table.add_row(drawn, callers, way, rate, *latencies, batch, bare, cpu)
-    out.print(table)
 
 
 def _print_s3(figures: Mapping[str, Any]) -> None:

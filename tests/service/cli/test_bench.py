@@ -1,4 +1,4 @@
-"""`nos-ec bench life` and `landing` on embedded stores. The tests look at how the figures fit together."""
+"""`nos-ec bench` on embedded stores. The tests look at how the figures fit together."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.bench.landing.landing_only import LandingBench, LandingOptions
-from nos_ec.bench.landing.log_way import log_way
-from nos_ec.bench.landing_ways import OneByOne, bare_writer
 from nos_ec.bench.life.life_bench import WHOLE_LIFE, LifeBench, LifeOptions
 from nos_ec.bench.life.life_ways import Alone, life_stores
 from nos_ec.bench.reads import ReadBench, ReadOptions
@@ -156,83 +153,6 @@ def test_people_get_a_table_of_the_steps(
     said = capfd.readouterr().out
     assert "W6: 100 objects, 1 rounds, 2 callers" in said
     assert all(step in said for step in STEPS)
-
-
-# --- landing ------------------------------------------------------------------------------------------
-def test_landing_is_measured_for_each_kind_of_objects_and_number_of_callers(
-    config: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(config.parent.rglob("*"))
-    arguments = ["--of", "4096,W6", "--callers", "1,4", "--objects", "64", "--rounds", "2"]
-    assert run(["--config", str(config), "bench", "landing", *arguments, "--json"]) == 0
-    found = json.loads(capfd.readouterr().out)
-    assert {drawn: list(cells) for drawn, cells in found["cells"].items()} == {"4096": ["1", "4"], "W6": ["1", "4"]}
-    assert (found["ways"], found["replicas"]) == (["store", "log"], 0)
-    for cells in found["cells"].values():
-        for callers, cell in cells.items():
-            assert cell["store"]["batch"] == 1.0
-            assert 1.0 <= cell["log"]["batch"] <= int(callers)
-            for way in (cell["store"], cell["log"]):
-                assert len(way["rounds_puts_per_s"]) == 2
-                assert way["puts_per_s"] == pytest.approx(sum(way["rounds_puts_per_s"]) / 2)
-                assert way["cpu_ms_per_object"].keys() == {"put", "read", "delete"}
-                assert all(cpu["client"] == cpu["total"] > 0 for cpu in way["cpu_ms_per_object"].values())
-                assert way["put_ms"]["p50"] <= way["put_ms"]["p99"]
-                assert min(way["over_bare"], way["reads_per_s"], way["deletes_per_s"]) > 0
-            assert cell["log_over_store"]["puts_per_s"] > 0
-    assert sorted(config.parent.rglob("*")) == before
-
-
-def test_people_get_a_table_of_the_ways_of_landing(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--of", "1000", "--callers", "1", "--objects", "64", "--rounds", "1"]
-    assert run(["--config", str(config), "bench", "landing", *arguments]) == 0
-    said = capfd.readouterr().out
-    assert all(way in said for way in ("store", "log"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--of", "4096,W9"], "unknown workload 'W9'"),
-        (["--of", "0"], "'0' is not a valid size"),
-        (["--callers", "1,x"], "'x' is not a valid number of callers"),
-        (["--of", str(64 << 20)], "choose at most"),
-    ],
-)
-def test_landing_refuses_what_it_cannot_measure(
-    arguments: list[str], said: str, config: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["--config", str(config), "bench", "landing", *arguments]) == EXIT_USAGE
-    assert said in capfd.readouterr().err
-
-
-def test_every_copy_is_read_and_deleted(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        bench_stores({"store": load_settings(config, {})}, KEY) as stores,
-        bare_writer(stores.systems["store"], stores.instruments) as bare,
-    ):
-        system = stores.systems["store"]
-        way = OneByOne(system, stores.instruments)
-        bench = LandingBench(
-            system, stores.instruments, {"store": way}, bare, LandingOptions(["W6"], [2], 64, 1, 1), lambda *_: None
-        )
-        bench.run()
-        assert list(system.landing.list_ids()) == []
-        monkeypatch.setattr("nos_ec.adapters.local.landing_store.LocalLandingStore.read", lambda *_: b"short")
-        with pytest.raises(Transient, match="bytes"):
-            bench.run()
-
-
-def test_the_log_gives_back_every_segment(config: Path) -> None:
-    with bench_stores({"store": load_settings(config, {})}, KEY) as stores:
-        system = stores.systems["store"]
-        with (
-            bare_writer(system, stores.instruments) as bare,
-            log_way(system, stores.instruments, 64 * 5000) as way,
-        ):
-            options = LandingOptions([5000], [3], 64, 2, 1)
-            LandingBench(system, stores.instruments, {"log": way}, bare, options, lambda *_: None).run()
-            assert system.metadata.list_segments(None, 10) == []
 
 
 # --- reads ------------------------------------------------------------------------------------------

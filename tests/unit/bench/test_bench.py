@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.bench.bars import PIPELINE, landing_bars, life_bars, missed, space_bars
+from nos_ec.bench.bars import PIPELINE, life_bars, missed, space_bars
 from nos_ec.bench.callers import call_all
 from nos_ec.bench.figures import Run, percentile, ratio, summary
-from nos_ec.bench.landing.landing_only import LandingOptions, LandingRound, cell_figures, round_bytes_max
-from nos_ec.bench.landing_ways import BareFile
 from nos_ec.bench.life.life_bench import Life, life_figures
 from nos_ec.bench.objects import Piece
 from nos_ec.bench.pipeline import planned, warmed_up
@@ -237,46 +235,49 @@ def test_pieces_are_sent_as_streams() -> None:
 # --- life ---------------------------------------------------------------------------------------------
 def life(put_s: float, client_s: float, latency_s: float = 0.001) -> Life:
     def step(seconds: float, cpu_s: float) -> Run:
-        return Run(10, 1000, seconds, {"client": cpu_s, "osds": None}, 0, 30, 0)
+        return Run(10, 1000, seconds, {"client": cpu_s, "osds": None}, 0, 12, 0)
 
     runs = {"put": step(put_s, client_s)} | {name: step(1.0, 0.01) for name in ("publish", "pack", "reap", "delete")}
     return Life(runs, {"put": [latency_s, 2 * latency_s]}, batches=4)
 
 
 def test_a_whole_life_is_the_sum_of_its_steps_and_figures_are_medians_of_rounds() -> None:
-    found = life_figures({"store": [life(1.0, 0.1), life(2.0, 0.2), life(4.0, 0.9)]})["store"]
+    found = life_figures({"store": [life(1.0, 0.1), life(2.0, 0.2), life(4.0, 0.9)]}, 3)["store"]
     assert found["objects_per_s"]["put"] == 5.0
     assert found["cpu_ms_per_object"]["put"] == pytest.approx({"client": 20.0, "osds": None, "total": 20.0})
     assert found["whole_life_cpu_ms_per_object"] == pytest.approx(20.0 + 3 * 1.0)
-    assert found["osd_write_ops_per_object"]["put"] == 3
+    assert found["osd_write_ops_per_object"]["put"] == 1.2
+    assert found["osd_writes_over_replicas"] == 1
     assert found["put_ms"] == pytest.approx({"p50": 1.0, "p90": 2.0, "p99": 2.0})
     assert found["put_batch"] == 10 / 4
 
 
 def test_ratios_of_ways_are_medians_of_rounds_too() -> None:
     store, log = [life(1.0, 0.1), life(9.0, 0.2)], [life(0.5, 0.05, 0.0005), life(3.0, 0.05, 0.0005)]
-    found = life_figures({"store": store, "log": log})
+    found = life_figures({"store": store, "log": log}, 0)
     assert found["log_over_store"]["objects_per_s"] == pytest.approx(
         {"put": 2.5, "publish": 1.0, "pack": 1.0, "reap": 1.0, "delete": 1.0}
     )
     assert found["log_over_store"]["cpu_ms_per_object"]["put"] == pytest.approx((0.5 + 0.25) / 2)
     assert found["log_over_store"]["whole_life_cpu_ms_per_object"] == pytest.approx((8 / 13 + 8 / 23) / 2)
     assert found["log_over_store"]["put_ms"]["p99"] == pytest.approx(0.5)
-    three = life_figures({"single": [life(8.0, 0.1)], "store": store[:1], "log": log[:1]})
+    three = life_figures({"single": [life(8.0, 0.1)], "store": store[:1], "log": log[:1]}, 0)
     rates = {name: three[name]["objects_per_s"]["put"] for name in three if "_over_" in name}
     assert rates == pytest.approx({"store_over_single": 8.0, "log_over_single": 16.0, "log_over_store": 2.0})
 
 
-def test_the_databases_part_of_a_put_is_compared_where_there_is_a_server() -> None:
-    def with_sql(sql_s: float) -> Life:
+def test_the_servers_parts_of_a_put_are_compared_where_there_are_servers() -> None:
+    def with_servers(osds_s: float, sql_s: float) -> Life:
         one = life(1.0, 0.1)
-        one.runs["put"] = Run(10, 1000, 1.0, {"client": 0.1, "sql": sql_s}, 0, 30, 0)
+        one.runs["put"] = Run(10, 1000, 1.0, {"client": 0.1, "osds": osds_s, "sql": sql_s}, 0, 30, 0)
         return one
 
-    found = life_figures({"single": [with_sql(0.04)], "log": [with_sql(0.01)]})
+    found = life_figures({"single": [with_servers(0.09, 0.04)], "log": [with_servers(0.03, 0.01)]}, 3)
     assert found["log_over_single"]["put_sql_cpu_ms_per_object"] == pytest.approx(0.25)
-    embedded = life_figures({"single": [life(1.0, 0.1)], "log": [life(1.0, 0.1)]})
-    assert "put_sql_cpu_ms_per_object" not in embedded["log_over_single"]
+    assert found["log_over_single"]["put_osds_cpu_ms_per_object"] == pytest.approx(1 / 3)
+    embedded = life_figures({"single": [life(1.0, 0.1)], "log": [life(1.0, 0.1)]}, 0)
+    assert not [name for name in embedded["log_over_single"] if name.startswith("put_") and "cpu" in name]
+    assert "osd_writes_over_replicas" not in embedded["log"]
 
 
 def test_the_bars_of_a_life_depend_on_objects_callers_and_servers() -> None:
@@ -287,15 +288,21 @@ def test_the_bars_of_a_life_depend_on_objects_callers_and_servers() -> None:
         "store.whole_life_cpu_ms_per_object": 6.0,
         "store.cpu_ms_per_object.put.sql": 0.4,
     }
-    assert limits("log", drawn=65536, callers=64) == {"log.whole_life_cpu_ms_per_object": 2.0}
+    assert limits("log", drawn=65536, callers=64) == {
+        "log.whole_life_cpu_ms_per_object": 2.0,
+        "log.osd_writes_over_replicas": 1.05,
+    }
     assert limits("single", "store", "log", drawn=65536, callers=64) == {
         "log_over_single.whole_life_cpu_ms_per_object": pytest.approx(2.0 / 6.9),
+        "log.osd_writes_over_replicas": 1.05,
+        "log_over_single.put_osds_cpu_ms_per_object": 1 / 3.5,
         "log_over_single.objects_per_s.put": 3.0,
     }
     assert limits("single", "store", "log", drawn="W1", callers=16) == {
         "log_over_single.whole_life_cpu_ms_per_object": pytest.approx(6.0 / 11.9),
         "log.cpu_ms_per_object.put.sql": 0.4,
         "log_over_single.put_sql_cpu_ms_per_object": pytest.approx(0.4 / 1.1),
+        "log_over_single.put_osds_cpu_ms_per_object": 1 / 1.6,
         "log_over_single.objects_per_s.put": 2.0,
     }
     assert limits("store", "log", drawn=4096, callers=16, on_ceph=False) == {
@@ -306,76 +313,4 @@ def test_the_bars_of_a_life_depend_on_objects_callers_and_servers() -> None:
         "log_over_single.objects_per_s.put": 7.0
     }
     assert limits("store", drawn="W2", callers=1) == {}
-
-
-# --- landing ------------------------------------------------------------------------------------------
-def landing_round(
-    put_s: float, osds_s: float, latency_s: float, *, batches: int = 10, bare_s: float = 1.0
-) -> LandingRound:
-    def step(seconds: float, cpu_s: float) -> Run:
-        return Run(10, 10_000_000, seconds, {"osds": cpu_s, "sql": None}, 0, 3 * batches, 0)
-
-    runs = {"put": step(put_s, osds_s), "read": step(1.0, 0.02), "delete": step(2.0, 0.01)}
-    return LandingRound(runs, [latency_s], batches, bare_s)
-
-
-def test_figures_of_landing_are_medians_of_rounds() -> None:
-    rounds = [landing_round(put_s, 0.1, 0.001, batches=5, bare_s=0.5) for put_s in (1.0, 2.0, 4.0)]
-    found = cell_figures({"store": rounds}, 3)["store"]
-    assert (found["puts_per_s"], found["mb_per_s"], found["batch"], found["over_bare"]) == (5.0, 5.0, 2.0, 0.25)
-    assert (found["reads_per_s"], found["deletes_per_s"]) == (10.0, 5.0)
-    assert found["osd_writes_over_replicas"] == 1.0
-    assert found["cpu_ms_per_object"]["put"] == {"osds": 10.0, "sql": None, "total": 10.0}
-    assert "osd_writes_over_replicas" not in cell_figures({"store": rounds}, 0)["store"]
-
-
-def test_ways_of_landing_are_compared_step_by_step() -> None:
-    store, log = [landing_round(4.0, 0.09, 0.008)], [landing_round(1.0, 0.01, 0.002)]
-    found = cell_figures({"store": store, "log": log}, 3)["log_over_store"]
-    assert found["puts_per_s"] == pytest.approx(4.0)
-    assert found["put_ms"] == pytest.approx({"p50": 0.25, "p99": 0.25})
-    assert found["cpu_ms_per_object"]["put"] == pytest.approx({"osds": 1 / 9})
-    assert found["cpu_ms_per_object"]["life"] == pytest.approx({"osds": 0.04 / 0.12})
-
-
-def test_the_device_of_the_bench_holds_the_largest_round() -> None:
-    def most(drawn: list[str | int], callers: int, objects: int) -> int:
-        return round_bytes_max(LandingOptions(drawn, [1, callers], objects, rounds=1, seed=1), Geometry())
-
-    assert most([4096, 65536], 16, 1000) == 65536 * 1000
-    assert most([65536], 2000, 1000) == 65536 * 2000
-    mean = 0.80 * 64 + 0.15 * 576 + 0.05 * 2560  # KiB, of W1
-    assert most(["W1", 65536], 16, 1000) == pytest.approx(1.25 * mean * 1024 * 1000, rel=0.05)
-
-
-def test_the_bars_of_landing_are_those_of_the_cells_that_were_measured() -> None:
-    bars = {bar.figure: bar for bar in landing_bars([4096], [1, 16], on_ceph=True)}
-    rate = bars["cells.4096.16.log_over_store.puts_per_s"]
-    cpu = bars["cells.4096.16.log_over_store.cpu_ms_per_object.put.osds"]
-    assert (rate.limit, rate.at_least) == (2.5, True)
-    assert (cpu.limit, cpu.at_least) == (1 / 3.5, False)
-    assert bars["cells.4096.1.log_over_store.put_ms.p50"].limit == 1.15
-    assert bars["cells.4096.16.log_over_store.put_ms.p99"].limit == 0.7
-    assert not any("65536" in figure for figure in bars)
-    embedded = {bar.figure: bar.limit for bar in landing_bars(["W1"], [16], on_ceph=False)}
-    assert embedded == {
-        "cells.W1.16.log_over_store.puts_per_s": 1.6,
-        "cells.W1.16.log_over_store.cpu_ms_per_object.put.client": 1 / 4,
-        "cells.W1.16.log.over_bare": 0.4,
-    }
-
-
-def test_bare_writes_are_whole_pages_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nos_ec.bench.landing_ways.BARE_FILE_BYTES", 1 << 20)
-    path = tmp_path / "bare"
-    file = BareFile(path)
-    for data in (b"a" * 5000, b"b", b"c" * 4096):
-        file.write(data)
-    written = path.read_bytes()
-    assert written[:5000] == b"a" * 5000
-    assert written[8192:8193] == b"b"
-    assert written[12288:16385] == b"c" * 4096 + b"\0"
-    file.write(b"d" * ((1 << 20) - 8192))
-    assert path.read_bytes()[:4096] == b"d" * 4096
-    file.close()
-    assert path.stat().st_size == 1 << 20
+    assert limits("log", drawn=1 << 20, callers=1) == {}, "objects of 1 MiB pass by the log"
