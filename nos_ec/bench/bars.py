@@ -118,9 +118,6 @@ def space_bars(figures: Mapping[str, Any]) -> list[Bar]:
     return bars
 
 
-SCAN: Sequence[Bar] = (Bar("many_over_few", 0.8, at_least=True),)
-
-
 def life_bars(ways: Sequence[str], drawn: str | int, callers: int, *, on_ceph: bool) -> list[Bar]:
     """Return the bars of `bench life`: of the last of these ways, and of its ratios to the first way if there are
     several. The cost of a whole life is compared with the first way, because machines differ, and one machine differs

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from nos_ec.adapters.rados.client.named_objects import object_name
 from nos_ec.bench.bare import BareGroup, BareWindow, Floor, put_all, remove_all
 from nos_ec.bench.figures import Run, ratio, summary
-from nos_ec.bench.groups import group_latencies
 from nos_ec.bench.meter import Instruments, Meter
 from nos_ec.bench.objects import Objects, key_of
 from nos_ec.bench.offline import measured_pack, publish, reap
@@ -44,14 +43,12 @@ CLEANUP_IN_FLIGHT = 32
 class PipelineOptions:
     """Options of `bench pipeline`. `drawn` is the name of a workload, or the size of every object in bytes. `landing`
     is where the objects of the floor and of ours land, "store" or "log". `objects` is the number per way and round;
-    `rounds` does not include the warm-up. `groups` are timed for each number of stripes. `naive_pool` is the pool for
-    the naive writes; None skips them."""
+    `rounds` does not include the warm-up. `naive_pool` is the pool for the naive writes; None skips them."""
 
     drawn: str | int
     landing: str
     objects: int
     rounds: int
-    groups: int
     seed: int
     naive_pool: str | None
 
@@ -97,11 +94,7 @@ class PipelineBench:
         with self._instruments.cluster.bare_pools(ceph.namespace, *pools) as handles:
             self._runs = warmed_up(lambda: self._round(handles), self._options.rounds, self._tick)
         reap(self._system, self._housekeeping)
-        self._tick("groups", 0, 1)
-        latencies = group_latencies(
-            self._system, self._objects, self._options.groups, self._rng, self._instruments.timer
-        )
-        report = self._report() | {"group_write_ms": latencies}
+        report = self._report()
         self._tick("lifetimes", 0, 1)
         ours = report["ours"]
         upkeep = LifetimesUpkeep(self._system, self._instruments)

@@ -35,14 +35,6 @@ class AdminKey:
 
 
 @dataclass(frozen=True, slots=True)
-class BenchStack:
-    """An empty store and its instruments."""
-
-    system: System
-    instruments: Instruments
-
-
-@dataclass(frozen=True, slots=True)
 class BenchStores:
     """Several empty stores on the same servers, by name, and their instruments."""
 
@@ -51,23 +43,13 @@ class BenchStores:
 
 
 @contextmanager
-def bench_stack(settings: Settings, admin: AdminKey) -> Iterator[BenchStack]:
-    """Yields a temporary store next to the configured one. Its namespace, topic and database are removed at the end.
-
-    Landing copies and emptied blocks have no grace period, and an idle consumer polls again soon. Each object lands as
-    a separate copy. The other settings are as configured. Raises Transient, or ConfigError unless the settings use
-    Ceph, Kafka and MySQL or MariaDB, and the key is an administrator's.
-    """
-    require_servers(settings)
-    landing = settings.landing.model_copy(update={"mode": "store"})
-    with bench_stores({"bench": settings.model_copy(update={"landing": landing})}, admin) as stores:
-        yield BenchStack(stores.systems["bench"], stores.instruments)
-
-
-@contextmanager
 def bench_stores(settings: Mapping[str, Settings], admin: AdminKey) -> Iterator[BenchStores]:
-    """Yields a temporary store for each of these settings, at least one, as `bench_stack` does. They must name the same
-    servers. They may also name embedded parts, which are then on the disk of the first `store.root`.
+    """Yields a temporary store for each of these settings, at least one, next to the configured one. Their namespaces,
+    topics and databases are removed at the end. All must name the same servers. They may also name embedded parts,
+    which are then on the disk of the first `store.root`.
+
+    Landing copies and emptied blocks have no grace period, and objects are due at once. The other settings are as
+    given. Raises Transient, or ConfigError, also unless the key is an administrator's.
     """
     first = next(iter(settings.values()))
     with ExitStack() as stack:

@@ -20,7 +20,6 @@ from nos_ec.bench.bars import (
     PIPELINE,
     READ,
     READ_OF_ONE_SIZE,
-    SCAN,
     Bar,
     life_bars,
     missed,
@@ -34,9 +33,8 @@ from nos_ec.bench.pipeline import PipelineBench, PipelineOptions
 from nos_ec.bench.reads import WORKLOAD, ReadBench, ReadOptions
 from nos_ec.bench.s3.s3_bench import S3Bench, S3Options
 from nos_ec.bench.s3.s3_ways import s3_ways
-from nos_ec.bench.scan import ScanOptions, scan
 from nos_ec.bench.space import DRAWN, SpaceBench, SpaceOptions, pools_of_objects
-from nos_ec.bench.stack import AdminKey, bench_stack, bench_stores, require_servers
+from nos_ec.bench.stack import AdminKey, bench_stores, require_servers
 from nos_ec.bench.workloads import WORKLOADS
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.errors import EXIT_BAR_MISSED
@@ -119,7 +117,6 @@ def pipeline(
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds of floor, ours and naive, after a warm-up round that does not count.")
     ] = 3,
-    groups: Annotated[int, typer.Option(min=1, help="Groups timed for each number of stripes.")] = 25,
     landing: Annotated[
         Literal["store", "log"], typer.Option(help="Where the objects to be packed land (landing.mode).")
     ] = "store",
@@ -136,7 +133,7 @@ def pipeline(
         stores = stack.enter_context(bench_stores(both, shared.admin))
         ours, floor, instruments = stores.systems["ours"], stores.systems["floor"], stores.instruments
         pool = stack.enter_context(instruments.cluster.plain_pool(settings.ceph.blocks_pool)) if naive else None
-        options = PipelineOptions(drawn, landing, objects, rounds, groups, shared.seed, pool)
+        options = PipelineOptions(drawn, landing, objects, rounds, shared.seed, pool)
         figures = PipelineBench(ours, floor, instruments, options, tick).run()
     shared.finish(figures, PIPELINE.get(drawn, ()), lambda: _print_pipeline(figures))
 
@@ -157,8 +154,10 @@ def read(
     """Measure GETs of small packed objects. Compares them with bare reads of the same bytes plus one row look-up. With
     --size, also compares GETs of split objects with GETs of the others."""
     options = ReadOptions(size or WORKLOAD, objects, reads, sample, shared.seed)
-    with bench_stack(context(ctx).settings(), shared.admin) as bench:
-        figures = ReadBench(bench.system, bench.instruments, options).run()
+    settings = context(ctx).settings()
+    require_servers(settings)
+    with bench_stores({"read": landing_settings(settings, "store")}, shared.admin) as stores:
+        figures = ReadBench(stores.systems["read"], stores.instruments, options).run()
     bars = READ_OF_ONE_SIZE if size else READ
     shared.finish(figures, bars, lambda: _print_read(figures))
 
@@ -185,19 +184,6 @@ def life(
         figures = LifeBench(stores, options, tick).run()
     bars = life_bars(figures["ways"], drawn, callers, on_ceph=settings.store.backend == "ceph")
     shared.finish(figures, bars, lambda: _print_life(figures))
-
-
-def scan_command(
-    ctx: typer.Context,
-    shared: Shared,
-    few_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting in the first measurement.")] = 100_000,
-    many_rows: Annotated[int, typer.Option(min=10_000, help="Rows waiting in the second measurement.")] = 2_000_000,
-    batches: Annotated[int, typer.Option(min=1, help="Batches timed, each of 1000 rows.")] = 20,
-) -> None:
-    """Measure how many rows per second a producer publishes. Compares few with many waiting rows."""
-    with bench_stack(context(ctx).settings(), shared.admin) as bench:
-        figures = scan(bench.system, ScanOptions(few_rows, many_rows, batches, shared.seed), bench.instruments.timer)
-    shared.finish(figures, SCAN, lambda: _print_scan(figures))
 
 
 def s3(
@@ -292,7 +278,6 @@ for _name, _command in (
     ("pipeline", pipeline),
     ("read", read),
     ("life", life),
-    ("scan", scan_command),
     ("s3", s3),
     ("gc", gc_command),
     ("space", space),
@@ -352,10 +337,6 @@ def _print_pipeline(figures: Mapping[str, Any]) -> None:
         out.print(f"ours over naive: [bold]{figures['ours_over_naive']:.2f}[/]")
     share = figures["lifetimes"]["share_of_consumer"]
     out.print(f"share of the consumer's CPU time for learning lifetimes: [bold]{share:.2%}[/]")
-    latencies = _table("Writing a group, milliseconds", ("stripes", "groups", "p50", "p90", "p99"), left=0)
-    for stripes, one in figures["group_write_ms"].items():
-        latencies.add_row(stripes, f"{one['groups']:.0f}", *(f"{one[p]:.1f}" for p in ("p50", "p90", "p99")))
-    out.print(latencies)
 
 
 def _print_s3(figures: Mapping[str, Any]) -> None:
@@ -451,14 +432,6 @@ def _print_gc(figures: Mapping[str, Any]) -> None:
         rows[name] = ", ".join(f"{percent} {value:.2f}" for percent, value in found.items())
     rows["GET p99, with GC over without"] = f"{figures['get_p99_with_over_without']:.2f}"
     facts(f"GC of {figures['objects']:,} objects, {figures['rounds']} rounds, {figures['lanes']} lanes", rows)
-
-
-def _print_scan(figures: Mapping[str, Any]) -> None:
-    rows = {
-        f"rows/s, {figures[name]:,} waiting": f"{figures[f'rows_per_s_{name[:-5]}']:,.0f}"
-        for name in ("few_rows", "many_rows")
-    }
-    facts("producer", rows | {"many over few": f"{figures['many_over_few']:.3f}"})
 
 
 def _print_space(figures: Mapping[str, Any], bars: Sequence[Bar]) -> None:
