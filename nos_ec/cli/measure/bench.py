@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import wraps
 from inspect import Signature, signature
-from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -38,7 +37,7 @@ from nos_ec.bench.stack import AdminKey, bench_stores, require_servers
 from nos_ec.bench.workloads import WORKLOADS
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.errors import EXIT_BAR_MISSED
-from nos_ec.cli.terminal.output import emit, err, facts, figure_text, out, ticking
+from nos_ec.cli.terminal.output import emit, err, facts, out, ticking
 from nos_ec.cli.terminal.values import Seed, size_option
 from nos_ec.core.errors import InvalidInput
 
@@ -67,9 +66,9 @@ class Shared:
     check: bool
     as_json: bool
 
-    def finish(self, figures: Mapping[str, Any], bars: Sequence[Bar], show: Callable[[], None]) -> None:
+    def finish(self, figures: Mapping[str, Any], bars: Sequence[Bar]) -> None:
         """Print the figures. With --check, exit with EXIT_BAR_MISSED if a bar was missed."""
-        emit(figures, self.as_json, show)
+        emit(figures, self.as_json, lambda: _print(figures))
         sentences = missed(bars, figures) if self.check else []
         for sentence in sentences:
             err.print(f"bar missed: {sentence}", markup=False)
@@ -135,7 +134,7 @@ def pipeline(
         pool = stack.enter_context(instruments.cluster.plain_pool(settings.ceph.blocks_pool)) if naive else None
         options = PipelineOptions(drawn, landing, objects, rounds, shared.seed, pool)
         figures = PipelineBench(ours, floor, instruments, options, tick).run()
-    shared.finish(figures, PIPELINE.get(drawn, ()), lambda: _print_pipeline(figures))
+    shared.finish(figures, PIPELINE.get(drawn, ()))
 
 
 def read(
@@ -159,7 +158,7 @@ def read(
     with bench_stores({"read": landing_settings(settings, "store")}, shared.admin) as stores:
         figures = ReadBench(stores.systems["read"], stores.instruments, options).run()
     bars = READ_OF_ONE_SIZE if size else READ
-    shared.finish(figures, bars, lambda: _print_read(figures))
+    shared.finish(figures, bars)
 
 
 def life(
@@ -183,7 +182,7 @@ def life(
     with ticking() as tick, life_stores(settings, landing, shared.admin) as stores:
         figures = LifeBench(stores, options, tick).run()
     bars = life_bars(figures["ways"], drawn, callers, on_ceph=settings.store.backend == "ceph")
-    shared.finish(figures, bars, lambda: _print_life(figures))
+    shared.finish(figures, bars)
 
 
 def s3(
@@ -216,7 +215,7 @@ def s3(
     with ticking() as tick, s3_ways(settings, shared.admin, processes, programs) as found:
         figures = {"processes": processes} | S3Bench(found.system, found.ways, options, tick).run()
     bars = s3_bars(processes, on_ceph=settings.store.backend == "ceph", with_radosgw=radosgw)
-    shared.finish(figures, bars, lambda: _print_s3(figures))
+    shared.finish(figures, bars)
 
 
 def gc_command(
@@ -231,7 +230,7 @@ def gc_command(
     options = CollectingOptions(objects, rounds, reads, shared.seed)
     with ticking() as tick, bench_stores({"gc": settings}, shared.admin) as stores:
         figures = CollectingBench(stores.systems["gc"], stores.instruments, options, tick).run()
-    shared.finish(figures, GC, lambda: _print_gc(figures))
+    shared.finish(figures, GC)
 
 
 def space(
@@ -270,8 +269,7 @@ def space(
         apart = pools and settings.store.backend == "ceph"
         of_objects = stack.enter_context(pools_of_objects(system, instruments)) if apart else {}
         figures = SpaceBench(system, instruments, of_objects, options, tick).run()
-    bars = space_bars(figures)
-    shared.finish(figures, bars, lambda: _print_space(figures, bars))
+    shared.finish(figures, space_bars(figures))
 
 
 for _name, _command in (
@@ -299,152 +297,42 @@ def _known(workload: str) -> str:
     return workload
 
 
-def _table(title: str, columns: Sequence[str], left: int = 1) -> Table:
-    """Return a table whose columns are aligned to the right, except for the first `left` ones."""
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < left else "right")
-    return table
-
-
-def _objects_of(figures: Mapping[str, Any]) -> str:
-    return figures["workload"] or f"{figures['size']:,} bytes"
-
-
-def _print_pipeline(figures: Mapping[str, Any]) -> None:
-    ways = [way for way in ("floor", "ours", "naive") if way in figures]
-    table = _table(
-        f"{_objects_of(figures)}: {figures['objects']:,} objects, {figures['rounds']} rounds,"
-        f" {figures['lanes']} lanes, {figures['read_threads']} concurrent reads",
-        ("", *ways),
-    )
-    rows = {
-        "objects/s": ("objects_per_s", ".0f"),
-        "MB/s": ("mb_per_s", ".1f"),
-        "raw bytes per user byte": ("raw_bytes_per_user_byte", ".3f"),
-        "client writes per object": ("client_write_ops_per_object", ".3f"),
-        "OSD writes per object": ("osd_write_ops_per_object", ".2f"),
-    }
-    for title, (key, form) in rows.items():
-        table.add_row(title, *(format(figures[way][key], form) for way in ways))
-    for name in figures["ours"]["cpu_ms_per_object"]:
-        table.add_row(
-            f"CPU ms per object: {name}", *(figure_text(figures[way]["cpu_ms_per_object"][name], ".3f") for way in ways)
-        )
-    out.print(table)
-    out.print(f"ours over floor: [bold]{figures['ours_over_floor']:.3f}[/]")
-    if "ours_over_naive" in figures:
-        out.print(f"ours over naive: [bold]{figures['ours_over_naive']:.2f}[/]")
-    share = figures["lifetimes"]["share_of_consumer"]
-    out.print(f"share of the consumer's CPU time for learning lifetimes: [bold]{share:.2%}[/]")
-
-
-def _print_s3(figures: Mapping[str, Any]) -> None:
-    table = _table(
-        f"{figures['objects']:,} PUTs of {figures['size']:,} bytes by {figures['put_callers']} callers, GETs by"
-        f" {figures['get_callers']}, {figures['rounds']} rounds, {figures['processes']} processes of the gateway",
-        ("", *figures["ways"]),
-    )
-    ways = [figures[way] for way in figures["ways"]]
-    for step in ("put", "get"):
-        table.add_row(f"{step.upper()}s/s", *(f"{way['per_s'][step]:,.0f}" for way in ways))
-        for name in ("p50", "p99"):
-            table.add_row(f"{step.upper()} {name}, ms", *(f"{way['ms'][step][name]:.2f}" for way in ways))
-        for group in ("total", "client", "server", "osds", "sql", "kafka"):
-            values = [way["cpu_ms_per_object"][step].get(group) for way in ways]
-            if any(value is not None for value in values):
-                table.add_row(f"CPU of {step.upper()}, ms: {group}", *(figure_text(value, ".3f") for value in values))
-    table.add_row("CPU of PUT, with packing, ms", *(f"{way['put_and_pack_cpu_ms_per_object']:.3f}" for way in ways))
-    table.add_row("LIST of 1,000 p50, ms", *(f"{way['ms']['list']['p50']:.2f}" for way in ways))
-    reads = [way.get("osd_reads_per_get_mean") for way in ways]
-    if any(value is not None for value in reads):
-        table.add_row("OSD reads per GET, on average", *(figure_text(value, ".2f") for value in reads))
-    out.print(table)
-    for name in figures["ways"][1:]:
-        over = figures[f"gateway_over_{name}"]
-        out.print(
-            f"gateway over {name}: [bold]{over['per_s']['get']:.2f}[/] GETs/s, [bold]{over['per_s']['put']:.2f}[/]"
-            f" PUTs/s, [bold]{over['cpu']['put']:.2f}[/] CPU of PUT, {over['cpu']['get']:.2f} CPU of GET"
-        )
-
-
-def _print_life(figures: Mapping[str, Any]) -> None:
-    drawn = _objects_of(figures)
-    out.print(
-        f"{drawn}: {figures['objects']:,} objects, {figures['rounds']} rounds, {figures['callers']} callers",
-        markup=False,
-    )
-    for way in figures["ways"]:
-        found = figures[way]
-        groups = list(found["cpu_ms_per_object"]["put"])
-        table = _table(f"{way}: CPU ms per object", ("", "objects/s", *groups))
-        for step, cpu_ms in found["cpu_ms_per_object"].items():
-            rate = f"{found['objects_per_s'][step]:,.0f}"
-            table.add_row(step, rate, *(figure_text(cpu_ms[name], ".3f") for name in groups))
-        table.add_section()
-        table.add_row(
-            "put, publish, pack, reap", "", *[""] * (len(groups) - 1), f"{found['whole_life_cpu_ms_per_object']:.3f}"
-        )
+def _print(figures: Mapping[str, Any]) -> None:
+    """Print figures under the names that docs/BENCH.md explains, those of all ways next to each other. The figures of
+    each round are only in the JSON."""
+    parts = {name: value for name, value in figures.items() if isinstance(value, Mapping)}
+    facts("Figures (docs/BENCH.md explains them)", {n: _text(v) for n, v in figures.items() if n not in parts})
+    alike: dict[object, dict[str, Mapping[str, Any]]] = {}
+    for name, part in parts.items():
+        if all(isinstance(value, Mapping) for value in part.values()):
+            alike[name] = {one: dict(_leaves(value)) for one, value in part.items()}
+        else:
+            leaves = dict(_leaves(part))
+            kind = "ways" if name in figures.get("ways", ()) else tuple(leaves)
+            alike.setdefault(kind, {})[name] = leaves
+    for group, columns in alike.items():
+        table = Table(title=str(group) if group in parts else None, title_justify="left")
+        table.add_column(overflow="fold")
+        for name in columns:
+            table.add_column(name, justify="right")
+        for path in dict.fromkeys(path for leaves in columns.values() for path in leaves):
+            table.add_row(path, *(_text(leaves[path]) if path in leaves else "" for leaves in columns.values()))
         out.print(table)
-        out.print(
-            f"PUT, ms: {', '.join(f'{name} {value:.1f}' for name, value in found['put_ms'].items())};"
-            f" objects in a batch: {found['put_batch']:.1f}"
-        )
-    idle = (f"{name} {figure_text(value, '.1f')}" for name, value in figures["idle_cpu_ms_per_s"].items())
-    out.print(f"idle, CPU ms per second: {', '.join(idle)}", markup=False)
-    for base, name in combinations(figures["ways"], 2):
-        over = figures[f"{name}_over_{base}"]
-        out.print(
-            f"{name} over {base}: [bold]{over['objects_per_s']['put']:.2f}[/] PUTs/s,"
-            f" [bold]{over['whole_life_cpu_ms_per_object']:.2f}[/] CPU of a life"
-        )
 
 
-def _print_read(figures: Mapping[str, Any]) -> None:
-    rows = {
-        f"{way}, ms": ", ".join(f"{name} {value:.2f}" for name, value in figures[f"{way}_ms"].items())
-        for way in ("ours", "bare")
-    }
-    rows["p50, ours over bare"] = f"{figures['p50_over_bare']:.3f}"
-    rows["OSDs that read per GET"] = f"{figures['osds_per_get']}, {figures['osds_per_get_mean']:.2f} on average"
-    rows["bytes the OSDs read / bytes of the pages touched"] = f"{figures['read_bytes_over_pages']:.3f}"
-    rows["bytes the OSDs read / size in whole pages"] = f"{figures['read_bytes_over_rounded']:.3f}"
-    if (size := figures["size"]) is not None:
-        rows["split objects"] = f"{figures['split_objects']:,}"
-    if "split_over_whole" in figures:
-        rows["CPU ms per GET of this process"] = ", ".join(
-            f"{kind} {value:.3f}" for kind, value in figures["client_cpu_ms_per_get"].items()
-        )
-        rows["split over whole"] = f"{figures['split_over_whole']:.3f}"
-    of_size = "small objects" if size is None else f"objects of {size:,} bytes"
-    facts(f"GETs of {figures['objects']:,} {of_size}", rows)
+def _leaves(part: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the figures in a part, with their paths in it."""
+    for name, value in part.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{before}{name}.")
+        elif not isinstance(value, list):
+            yield before + name, value
 
 
-def _print_gc(figures: Mapping[str, Any]) -> None:
-    rows = {f"live MB/s, {way}": f"{rate:.1f}" for way, rate in figures["live_mb_per_s"].items()}
-    rows["ours over floor"] = f"{figures['ours_over_floor']:.3f}"
-    rows["ours over the floor that reads back"] = f"{figures['ours_over_safe']:.3f}"
-    rows["the floor that reads back over the floor"] = f"{figures['safe_over_floor']:.3f}"
-    rows["ours over the same reads and writes"] = f"{figures['ours_over_same_io']:.3f}"
-    rows["header bytes per byte of blocks examined"] = f"1/{1 / figures['header_bytes_over_block_bytes']:.0f}"
-    for when, found in figures["get_ms"].items():
-        name = f"GET, ms, {when.replace('_', ' ')}"
-        rows[name] = ", ".join(f"{percent} {value:.2f}" for percent, value in found.items())
-    rows["GET p99, with GC over without"] = f"{figures['get_p99_with_over_without']:.2f}"
-    facts(f"GC of {figures['objects']:,} objects, {figures['rounds']} rounds, {figures['lanes']} lanes", rows)
-
-
-def _print_space(figures: Mapping[str, Any], bars: Sequence[Bar]) -> None:
-    raw = _table("Raw bytes per user byte", ("objects", "number", *figures["ways"], "simulation"))
-    ratios = _table("Ours over the others", ("objects", "simulation", "best of each", "bars"))
-    for drawn, cell in figures["cells"].items():
-        values = (*cell["raw_bytes_per_user_byte"].values(), cell["simulated_raw_bytes_per_user_byte"])
-        raw.add_row(drawn, f"{cell['objects']:,}", *(f"{value:.3f}" for value in values))
-        over = (figure_text(cell.get(name), ".3f") for name in ("ours_over_simulation", "ours_over_each"))
-        of_cell = [bar for bar in bars if bar.figure.startswith(f"cells.{drawn}.")]
-        ratios.add_row(drawn, *over, "not met" if missed(of_cell, figures) else "met")
-    out.print(raw)
-    out.print(ratios)
-    if (database := figures["database_bytes_per_object"]) is not None:
-        by_way = ", ".join(f"{way} {value:,.0f}" for way, value in database.items())
-        out.print(f"bytes of the OSDs' databases per object: {by_way}", markup=False)
+def _text(value: object) -> str:
+    """Format a figure; '-' if it is unknown."""
+    if isinstance(value, float):
+        return f"{value:,.3f}" if abs(value) >= 1 else f"{value:.3g}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
