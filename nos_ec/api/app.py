@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Path, Query, Request, Response
-from fastapi.openapi.utils import get_openapi
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from nos_ec import __version__
@@ -218,13 +217,9 @@ def _block_id(text: str) -> BlockId:
 
 
 def _describe(app: FastAPI) -> None:
-    """Generate the OpenAPI document once, with Problem as the schema of every error."""
-    document = get_openapi(
-        title=app.title, version=app.version, description=app.description, routes=app.routes, openapi_version="3.1.0"
-    )
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    """Generate the OpenAPI document, which FastAPI keeps, and make Problem the schema of every error in it."""
+    schemas = app.openapi().setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"] = models.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
     # Every error is returned as a Problem; FastAPI's own error schemas are never used.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    app.openapi_schema = document

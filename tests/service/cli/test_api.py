@@ -583,6 +583,10 @@ def test_every_answer_has_an_example(system: System) -> None:
         if "application/json" in content:
             name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
             assert document["components"]["schemas"][name]["examples"], path
+        errors = [one for status, one in methods["get"]["responses"].items() if int(status) >= 400 and status != "503"]
+        for one in errors:
+            (problem,) = one["content"].values()
+            assert problem["schema"]["$ref"].rpartition("/")[2] in document["components"]["schemas"], path
 
 
 def test_answers_match_the_schema(bench: Bench, system: System) -> None:
