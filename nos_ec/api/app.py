@@ -8,15 +8,16 @@ from fastapi import Depends, FastAPI, HTTPException, Path, Query, Request, Respo
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from nos_ec import __version__
-from nos_ec.api import models, problems
+from nos_ec.api import explain_examples, models, problems
 from nos_ec.api.access import Token
 from nos_ec.api.answer import EXAMPLE_BLOCK_ID
-from nos_ec.api.explain_models import BlockExplanationModel, ObjectExplanationModel
 from nos_ec.api.host_check import LoopbackHosts
 from nos_ec.api.readings import PAGE_MAX, Readings
 from nos_ec.api.request_limit import REQUESTS_MAX, RequestLimit
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, ObjectKey
 from nos_ec.core.states import BlockKind, BlockState
+from nos_ec.engine.explain.blocks import BlockExplanation
+from nos_ec.engine.explain.objects import ObjectExplanation
 from nos_ec.monitoring.exposition import CONTENT_TYPE
 from nos_ec.monitoring.health import Answer
 from nos_ec.monitoring.monitor import Monitor
@@ -161,9 +162,9 @@ def _add_store(app: FastAPI, readings: Readings, token: Token | None) -> None:
     @app.get(
         "/v1/object/explanation", tags=["store"], dependencies=guard, responses=_responses(token, 400, 404, 422, 503)
     )
-    def explain_object(bucket: BucketName, name: ObjectName) -> ObjectExplanationModel:
+    def explain_object(bucket: BucketName, name: ObjectName) -> ObjectExplanation:
         """Return why an object is where it is, and what happens to it next. Reads the landing copy of an object that
-        waits to be packed."""
+        waits to be packed. docs/OPERATIONS.md lists the reasons."""
         return readings.explain_object(ObjectKey(bucket, name))
 
 
@@ -194,8 +195,8 @@ def _add_blocks(app: FastAPI, readings: Readings, token: Token | None) -> None:
         dependencies=guard,
         responses=_responses(token, 404, 422, 503),
     )
-    def explain_block(block: BlockName) -> BlockExplanationModel:
-        """Return why a block is not collected, and what GC would do with it."""
+    def explain_block(block: BlockName) -> BlockExplanation:
+        """Return why a block is not collected, and what GC would do with it. docs/OPERATIONS.md lists the reasons."""
         return readings.explain_block(_block_id(block))
 
     @app.get(
@@ -220,6 +221,8 @@ def _describe(app: FastAPI) -> None:
     """Generate the OpenAPI document, which FastAPI keeps, and make Problem the schema of every error in it."""
     schemas = app.openapi().setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"] = models.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas["ObjectExplanation"]["examples"] = [explain_examples.OBJECT]
+    schemas["BlockExplanation"]["examples"] = [explain_examples.BLOCK]
     # Every error is returned as a Problem; FastAPI's own error schemas are never used.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)

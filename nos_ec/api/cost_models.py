@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from nos_ec.api.answer import Answer, Bytes, Count
+from nos_ec.engine.figures.usage import Usage
 
 
 class CostParts(Answer):
@@ -26,21 +27,11 @@ class CostParts(Answer):
     )
 
 
-class UsageModel(Answer):
-    """Bytes written to blocks in a span of time. The span is shorter than requested if no older data is known."""
-
-    span_ms: Count
-    user_bytes: Bytes
-    copied_bytes: Bytes = Field(description="Bytes that GC copied.")
-    write_amplification: float | None = Field(ge=0, description="(user + copied) / user; null without user bytes.")
-    space_amplification: float | None = Field(ge=0, description="Stored / live bytes, averaged over the span.")
-
-
 class UsageSpans(Answer):
     """Usage in the last day and week. Null while no older data is known."""
 
-    day: UsageModel | None
-    week: UsageModel | None
+    day: Usage | None
+    week: Usage | None
 
 
 class Cost(Answer):

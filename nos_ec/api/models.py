@@ -16,7 +16,7 @@ from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.geometry import STRIPES_PER_BLOCK_MAX
 from nos_ec.core.states import BlockKind, BlockState, ObjectState, SegmentState
 from nos_ec.monitoring.health import HIDDEN
-from nos_ec.ports.metadata import WaitReason
+from nos_ec.ports.metadata import ScrubPass, WaitReason
 
 
 class Problem(_Answer):
@@ -82,23 +82,11 @@ class LandingLogModel(_Answer):
     devices: LandingDevices | None = Field(description="Null on Ceph.")
 
 
-class ScrubPassModel(_Answer):
-    """One pass of a scrub over all blocks; the figures of an unfinished pass cover the part done so far."""
-
-    began_ms: UnixMs
-    ended_ms: UnixMs = Field(description="0 while it continues.")
-    blocks: Count = Field(description="Blocks that it has examined.")
-    read_bytes: Bytes = Field(description="Bytes read from shards and objects.")
-    found: Count = Field(description="Number of damages found.")
-    mended: Count = Field(description="Number of damages repaired.")
-    unread: Count = Field(description="Blocks that could not be examined.")
-
-
 class ScrubModel(_Answer):
     """The progress of scrubs over all processes."""
 
-    current: ScrubPassModel | None = Field(description="The pass in progress; null between passes.")
-    last: ScrubPassModel | None = Field(description="The last finished pass; null before the first.")
+    current: ScrubPass | None = Field(description="The pass in progress; null between passes.")
+    last: ScrubPass | None = Field(description="The last finished pass; null before the first.")
 
 
 class Status(_Answer):

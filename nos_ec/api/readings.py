@@ -10,7 +10,6 @@ from collections.abc import KeysView
 from dataclasses import asdict
 
 from nos_ec.api import models
-from nos_ec.api.explain_models import BlockExplanationModel, ObjectExplanationModel
 from nos_ec.composition.explaining import block_explainer, object_explainer
 from nos_ec.composition.wiring import System
 from nos_ec.core.formats.header import GroupHeader
@@ -20,6 +19,8 @@ from nos_ec.core.packing.empty_bytes import empty_in
 from nos_ec.core.ratios import DIGITS, rounded
 from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.dump.stored import newest_dump_ms
+from nos_ec.engine.explain.blocks import BlockExplanation
+from nos_ec.engine.explain.objects import ObjectExplanation
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.plan_data import plan_data
 from nos_ec.engine.header_scan import scan_headers
@@ -164,13 +165,13 @@ class Readings:
         )
 
     # --- explanations -----------------------------------------------------------------------------
-    def explain_object(self, key: ObjectKey) -> ObjectExplanationModel:
+    def explain_object(self, key: ObjectKey) -> ObjectExplanation:
         """Return why an object is where it is. Raises NotFound, Transient."""
-        return ObjectExplanationModel(**asdict(object_explainer(self._system).explain(key)))
+        return object_explainer(self._system).explain(key)
 
-    def explain_block(self, block_id: BlockId) -> BlockExplanationModel:
+    def explain_block(self, block_id: BlockId) -> BlockExplanation:
         """Return why a block is not collected. Raises NotFound, Transient."""
-        return BlockExplanationModel(**asdict(block_explainer(self._system).explain(block_id)))
+        return block_explainer(self._system).explain(block_id)
 
     def _place(self, extent: Extent) -> models.Place:
         return models.Place(

@@ -39,7 +39,8 @@ EXAMINED_MAX = 20
 class BlockLayout:
     """The contents of the stripes of a block, from its headers. objects: written objects, including dead ones.
     split_objects: objects that take one chunk more than necessary. front_bytes, gap_bytes and end_bytes: the bytes of
-    its groups that hold no object (core/packing/empty_bytes.py). unread_stripes: stripes without a readable header or
+    its groups that hold no object: before the first one (header and names), between objects, and in the chunks after
+    the last one (core/packing/empty_bytes.py). unread_stripes: stripes without a readable header or
     of an unfinished group; the other fields do not count them."""
 
     groups: int
@@ -55,11 +56,13 @@ class BlockLayout:
 class BlockExplanation:
     """All facts about a block, and the verdict. Sizes in bytes, times in Unix milliseconds, ids in hex.
 
-    reason, why, next, advice, next_ms: see Verdict. writer_until_ms: the end of its writer's lease; None if the lease
-    is over. gc_runs: whether a GC run is active. waste_ratio_min: gc.hole_ratio_min. stripes_needed: the least number
-    of stripes that the objects of a candidate need. would_collect: whether a run now would collect it; None if that is
-    not known. grace_ms: the rest of its grace period; None unless it is condemned. layout: None for a block of a large
-    object, and if its headers cannot be read. unknown: questions without an answer, each with the cause.
+    why, next, advice: sentences for people; advice is None when there is nothing to do. next_ms: when the next step
+    happens, if a time decides that. gc_not_before_ms: GC does not collect it before this time. writer_until_ms: the end
+    of its writer's lease; None if the lease is over. gc_runs: whether a GC run is active. waste_ratio_min:
+    gc.hole_ratio_min. stripes_needed: the least number of stripes that the objects of a candidate need. would_collect:
+    whether a run now would collect it; None if that is not known. grace_ms: the rest of its grace period; None unless
+    it is condemned. layout: None for a block of a large object, and if its headers cannot be read. unknown: questions
+    without an answer, each with the cause.
     """
 
     block: str

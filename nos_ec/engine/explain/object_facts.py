@@ -56,7 +56,8 @@ class Publishing:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A landing copy. medium: "store" or "log". The segment fields describe its landing segment.
+    """A landing copy. medium: "store" or "log". The segment fields describe its landing segment; its
+    state is None once it was freed.
 
     queued: whether it is in the deletion queue, and may be deleted from delete_after_ms on. doomed: its packed bytes
     are verified, and it will be deleted soon. readable: None if it was not read, or a store did not answer. problem:

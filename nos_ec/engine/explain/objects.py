@@ -45,11 +45,13 @@ _LOOKS_MAX = 3
 class ObjectExplanation:
     """All facts about an object, and the verdict. Sizes in bytes, times in Unix milliseconds, ids in hex.
 
-    reason, why, next, advice, next_ms: see Verdict. unknown: questions without an answer, each with the cause.
+    why, next, advice: sentences for people; advice is None when there is nothing to do. next_ms: when the next step
+    happens, if a time decides that. unknown: questions without an answer, each with the cause. publishing: set for an
+    object that waits to be packed. block: set for a packed object.
 
     half_life_days: the number of days after which half of the objects of this bucket and age are expected to be dead;
-    very high while little is known. stream: the stream that the object belongs to now, before streams are folded. Both
-    are None for objects that share no blocks, and with a single stream.
+    very high while little is known. stream: the stream that the object belongs to now, before streams are folded; 0 has
+    the objects with the shortest lives. Both are None for objects that share no blocks, and with a single stream.
 
     chunks: the number of chunks that hold a packed object. chunks_min: the fewest chunks that an object of its size can
     take; if `chunks` is greater, the object is split. shard_reads: how many shard reads a GET of it makes, one for each

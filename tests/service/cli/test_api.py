@@ -30,14 +30,14 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis.errors import Unsatisfiable
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import SecretStr
+from pydantic import SecretStr, TypeAdapter
 from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from nos_ec.adapters.local.devices.device_format import PROBE_AT
-from nos_ec.api import models
+from nos_ec.api import explain_examples, models
 from nos_ec.api.access import Token, find_token
 from nos_ec.api.app import Server, make_app
 from nos_ec.api.readings import PAGE_MAX, Readings
@@ -48,6 +48,8 @@ from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.engine.explain.blocks import BlockExplanation
+from nos_ec.engine.explain.objects import ObjectExplanation
 from nos_ec.monitoring.health import HIDDEN
 from nos_ec.ports.metadata import BlockRow
 from nos_ec.settings import ApiSettings, without_settings
@@ -574,6 +576,12 @@ def test_examples_match_the_models() -> None:
             assert json.loads(model.model_validate(example).model_dump_json(exclude_unset=True)) == example, name
             checked += 1
     assert checked >= 9
+    for explanation, example in (
+        (ObjectExplanation, explain_examples.OBJECT),
+        (BlockExplanation, explain_examples.BLOCK),
+    ):
+        read = TypeAdapter(explanation)
+        assert json.loads(read.dump_json(read.validate_python(example))) == example
 
 
 def test_every_answer_has_an_example(system: System) -> None:
