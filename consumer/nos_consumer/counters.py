@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 import structlog
 
+from nos_ec.core.sums import Summed
 from nos_ec.ports.clock import waits
 
 _log = structlog.get_logger(__name__)
@@ -16,7 +17,7 @@ _REPORTED = ("packed", "packed_bytes", "stripes", "superseded", "failed", "retri
 
 
 @dataclass(slots=True)
-class ConsumerCounters:
+class ConsumerCounters(Summed):
     """Counts the work of this consumer since it started. split: objects in one chunk more than the fewest possible. The
     `empty_*_bytes` count the bytes of the written stripes that hold no object (core/packing/empty_bytes.py)."""
 

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -38,7 +37,7 @@ def pack_in_processes(config: Path, count: int, watch: Callable[[], object]) -> 
             if process.returncode != 0:
                 log = _log(config, index).read_text(errors="replace")
                 raise Transient(f"consumer process {index} ended with {process.returncode}: {log[-500:].strip()}")
-            _add(total, msgspec.json.decode(process.stdout.read(), type=ConsumerCounters))
+            total += msgspec.json.decode(process.stdout.read(), type=ConsumerCounters)
     return total
 
 
@@ -74,8 +73,3 @@ def _started(config: Path, count: int) -> Iterator[list[subprocess.Popen[bytes]]
 
 def _log(config: Path, index: int) -> Path:
     return config.with_name(f"consumer-{index}.log")
-
-
-def _add(total: ConsumerCounters, other: ConsumerCounters) -> None:
-    for field in fields(ConsumerCounters):
-        setattr(total, field.name, getattr(total, field.name) + getattr(other, field.name))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, exp
 
 from nos_ec.bench.gc.blocks import Blocks
@@ -26,6 +26,7 @@ from nos_ec.bench.gc.workloads import Objects, Workload
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.gc.gc_policy import Behind, GcPolicy, SpaceTarget, Threshold
 from nos_ec.core.packing.lifetimes import SurvivalTable, is_sampled
+from nos_ec.core.sums import Summed
 
 PERIODS = 10
 SURVEY_DAYS = 20.0
@@ -74,7 +75,7 @@ class GcResult:
 
 
 @dataclass(slots=True)
-class _Sums:
+class _Sums(Summed):
     """The sums so far. The difference of two gives the figures of the time between them."""
 
     user: int = 0
@@ -85,21 +86,6 @@ class _Sums:
     live: int = 0
     landed: int = 0
     looks: int = 0
-
-    def since(self, other: _Sums) -> _Sums:
-        return _Sums(
-            self.user - other.user,
-            self.packed - other.packed,
-            self.copied - other.copied,
-            self.amplification - other.amplification,
-            self.padding - other.padding,
-            self.live - other.live,
-            self.landed - other.landed,
-            self.looks - other.looks,
-        )
-
-    def copy(self) -> _Sums:
-        return self.since(_Sums())
 
     @property
     def space_amplification(self) -> float:
@@ -160,7 +146,7 @@ class _Run:
         self._workload.begin(self._objects, count)
         self._born(0, 0)
         period_days = (self._end - self._start) / PERIODS
-        at_period, at_measured = self._sums.copy(), self._sums.copy()
+        at_period, at_measured = replace(self._sums), replace(self._sums)
         for tick in range(self._ticks):
             begins = tick * self._tick_days
             ends = begins + self._tick_days
@@ -174,10 +160,10 @@ class _Run:
             if self._lifetimes.survey(ends):
                 progress(round(ends), round(self._end))
             if begins < self._measured_from <= ends:
-                at_measured = self._sums.copy()
+                at_measured = replace(self._sums)
             if ends >= self._start + period_days * (len(self._periods) + 1) - 1e-9:
                 self._periods.append(self._period(ends, at_period))
-                at_period = self._sums.copy()
+                at_period = replace(self._sums)
         return self._result(at_measured)
 
     def _rate_at(self, day: float) -> float:
@@ -266,7 +252,7 @@ class _Run:
         self._blocks.fill(living, now, self._lifetimes.now, target, random.Random(self._options.seed))
 
     def _period(self, ends: float, since: _Sums) -> Period:
-        sums = self._sums.since(since)
+        sums = self._sums - since
         return Period(
             round(ends - self._start, 2), sums.space_amplification, sums.write_amplification, self._live_blocks(sums)
         )
@@ -275,7 +261,7 @@ class _Run:
         return sums.live / max(1, sums.looks) / self._options.block_bytes
 
     def _result(self, at_measured: _Sums) -> GcResult:
-        sums = self._sums.since(at_measured)
+        sums = self._sums - at_measured
         packer = self._options.packer
         return GcResult(
             space_amplification=sums.space_amplification,

@@ -9,20 +9,17 @@ from dataclasses import dataclass
 
 from nos_ec.core.formats.header import GroupHeader
 from nos_ec.core.geometry import Geometry
+from nos_ec.core.sums import Summed
 
 
 @dataclass(frozen=True, slots=True)
-class EmptyBytes:
+class EmptyBytes(Summed):
     """Bytes without an object: before the first object (`front`); between objects, and up to the end of the chunk of
     the last object's end (`gap`); and in the chunks after that one (`end`)."""
 
     front: int = 0
     gap: int = 0
     end: int = 0
-
-    def __add__(self, other: EmptyBytes) -> EmptyBytes:
-        """Return the sums of two groups."""
-        return EmptyBytes(self.front + other.front, self.gap + other.gap, self.end + other.end)
 
 
 def empty_bytes(

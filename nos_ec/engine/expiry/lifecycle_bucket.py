@@ -15,7 +15,7 @@ versions go into the trash, if the trash is on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 import structlog
@@ -25,6 +25,7 @@ from nos_ec.core.expiry import NEWER_MAX, BucketRules, ExpiryRule, tags_of
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.parts import UploadId
+from nos_ec.core.sums import Summed
 from nos_ec.core.versions import Versioning
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import (
@@ -76,7 +77,7 @@ START = WalkPosition()
 
 
 @dataclass(frozen=True, slots=True)
-class WalkCounts:
+class WalkCounts(Summed):
     """What a walk examined and deleted."""
 
     examined: int = 0
@@ -93,9 +94,6 @@ class WalkCounts:
     """Noncurrent versions that were deleted."""
     markers: int = 0
     """Delete markers that were deleted."""
-
-    def __add__(self, other: WalkCounts) -> WalkCounts:
-        return WalkCounts(*(left + right for left, right in zip(_values(self), _values(other), strict=True)))
 
 
 class _Due(NamedTuple):
@@ -351,10 +349,6 @@ def _position_of(entry: VersionEntry) -> WalkPosition:
 def _may_be_alone(entry: VersionEntry, before: VersionEntry) -> bool:
     """Return whether the last entry of a page, which follows `before`, is a marker that may be alone."""
     return entry.row is None and entry.key != before.key
-
-
-def _values(counts: WalkCounts) -> tuple[int, ...]:
-    return tuple(getattr(counts, one.name) for one in fields(counts))
 
 
 def _utf8(text: str) -> bytes:

@@ -21,6 +21,7 @@ from nos_ec.core.formats.landing_format import RECORD_HEADER_SIZE
 from nos_ec.core.ids import LandingId, SegmentId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.states import ObjectState, SegmentState
+from nos_ec.core.sums import Summed
 from nos_ec.core.versions import put_ms_of
 from nos_ec.engine.audit_entries import copies_moved
 from nos_ec.engine.landing.lander import Lander, NewCopy
@@ -53,21 +54,13 @@ class ForwardOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardResult:
+class ForwardResult(Summed):
     """Objects copied by one run, their bytes, the segments that they left, and segments that failed and are parked."""
 
     objects: int = 0
     bytes: int = 0
     segments: int = 0
     failed: int = 0
-
-    def __add__(self, other: ForwardResult) -> ForwardResult:
-        return ForwardResult(
-            self.objects + other.objects,
-            self.bytes + other.bytes,
-            self.segments + other.segments,
-            self.failed + other.failed,
-        )
 
 
 def record_bytes(row: ObjectRow) -> int:

@@ -17,6 +17,7 @@ from nos_ec.core.errors import Transient
 from nos_ec.core.ids import SegmentId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.states import SegmentState
+from nos_ec.core.sums import Summed
 from nos_ec.engine.audit_entries import segments_released
 from nos_ec.engine.landing.segment_pages import segment_pages
 from nos_ec.engine.retry_queue import BackOff, RetryQueue
@@ -32,19 +33,12 @@ SEGMENTS_PER_PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class TrimResult:
+class TrimResult(Summed):
     """Segments released by one run, their bytes, and segments that failed and are parked."""
 
     released: int = 0
     released_bytes: int = 0
     failed: int = 0
-
-    def __add__(self, other: TrimResult) -> TrimResult:
-        return TrimResult(
-            self.released + other.released,
-            self.released_bytes + other.released_bytes,
-            self.failed + other.failed,
-        )
 
 
 class Trimmer:

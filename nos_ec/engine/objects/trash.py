@@ -14,6 +14,7 @@ import structlog
 from nos_ec.core.errors import Conflict, NosError, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.sums import Summed
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import ObjectRow, Trash, TrashMark
 
@@ -25,14 +26,11 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Purged:
+class Purged(Summed):
     """The number of objects that were removed from the trash, and their bytes."""
 
     objects: int = 0
     bytes: int = 0
-
-    def __add__(self, other: Purged) -> Purged:
-        return Purged(self.objects + other.objects, self.bytes + other.bytes)
 
 
 class TrashCan:

@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from nos_ec.core.errors import NosError
+from nos_ec.core.sums import Summed
 from nos_ec.engine.expiry.survival import Survey
 from nos_ec.engine.figures.header_survey import HeaderSurvey
 from nos_ec.engine.landing.copy_forward import CopyForward, ForwardResult
@@ -32,21 +33,13 @@ TRIM_WAIT_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class HousekeepingResult:
+class HousekeepingResult(Summed):
     """The results of recovery and the reaper, and with a landing log of the trimmer and the copying of stragglers."""
 
     recovery: RecoveryResult = field(default_factory=RecoveryResult)
     reaper: ReapResult = field(default_factory=ReapResult)
     trimmer: TrimResult = field(default_factory=TrimResult)
     forward: ForwardResult = field(default_factory=ForwardResult)
-
-    def __add__(self, other: HousekeepingResult) -> HousekeepingResult:
-        return HousekeepingResult(
-            self.recovery + other.recovery,
-            self.reaper + other.reaper,
-            self.trimmer + other.trimmer,
-            self.forward + other.forward,
-        )
 
 
 class _Stopped(Exception):

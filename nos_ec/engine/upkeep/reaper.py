@@ -21,6 +21,7 @@ from nos_ec.core.errors import Corrupt, NosError, NotFound, Transient
 from nos_ec.core.ids import BlockId, LandingId, in_log
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.states import ObjectState
+from nos_ec.core.sums import Summed
 from nos_ec.engine.audit_entries import copies_deleted, object_reverted
 from nos_ec.engine.log_throttle import ThrottledLog
 from nos_ec.engine.packable import crc_checked
@@ -49,7 +50,7 @@ class _Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class ReapResult:
+class ReapResult(Summed):
     """Counts of one run."""
 
     deleted: int = 0
@@ -61,15 +62,6 @@ class ReapResult:
     """Entries that could not be settled now."""
     held: int = 0
     """Doomed entries that stay because their segments of the landing log are still open."""
-
-    def __add__(self, other: ReapResult) -> ReapResult:
-        return ReapResult(
-            self.deleted + other.deleted,
-            self.verified_bytes + other.verified_bytes,
-            self.reverted + other.reverted,
-            self.postponed + other.postponed,
-            self.held + other.held,
-        )
 
 
 class ReaperMetadata(LandingQueue, Inspection, Protocol):

@@ -20,6 +20,7 @@ from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.publishing.slots import is_producer_lease
 from nos_ec.core.states import BlockState
+from nos_ec.core.sums import Summed
 from nos_ec.engine.audit_entries import late_block
 from nos_ec.engine.header_scan import live_entries, scan_headers
 from nos_ec.engine.landing.log_recovery import LogRecovery
@@ -46,20 +47,13 @@ RECONCILE_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryResult:
+class RecoveryResult(Summed):
     """Counts of one run: leases of writers that were fenced, and blocks and segments of the landing log that were
     sealed. Leases of producers do not guard blocks and are not counted."""
 
     leases_fenced: int = 0
     blocks_sealed: int = 0
     segments_sealed: int = 0
-
-    def __add__(self, other: RecoveryResult) -> RecoveryResult:
-        return RecoveryResult(
-            self.leases_fenced + other.leases_fenced,
-            self.blocks_sealed + other.blocks_sealed,
-            self.segments_sealed + other.segments_sealed,
-        )
 
 
 class RecoveryMetadata(Leases, Blocks, Protocol):

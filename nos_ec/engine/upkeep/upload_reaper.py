@@ -14,6 +14,7 @@ import structlog
 from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.parts import UploadId, parts_bucket, parts_prefix
+from nos_ec.core.sums import Summed
 from nos_ec.engine.expiry.noncurrent import noncurrent_of
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.metadata import Metadata, ObjectRow, UploadRow
@@ -26,7 +27,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ReapedUploads:
+class ReapedUploads(Summed):
     """Counts of one run."""
 
     aborted: int = 0
@@ -35,14 +36,6 @@ class ReapedUploads:
     """Uploads whose parts were all deleted."""
     parts: int = 0
     bytes: int = 0
-
-    def __add__(self, other: ReapedUploads) -> ReapedUploads:
-        return ReapedUploads(
-            self.aborted + other.aborted,
-            self.uploads + other.uploads,
-            self.parts + other.parts,
-            self.bytes + other.bytes,
-        )
 
 
 class UploadReaper:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from nos_ec.adapters.local.blocks.erasure import StripeCoder
 from nos_ec.adapters.local.blocks.shard_file import Pages, ShardFile, ShardLayout
@@ -18,27 +19,19 @@ WINDOW_PAGES = 32
 RateLimit = Callable[[int], object]
 
 
+@dataclass
 class BlockWindows:
     """The windows of a block, and the decoding of one window. Counts the bytes that were read."""
 
-    def __init__(
-        self,
-        layout: ShardLayout,
-        coder: StripeCoder,
-        block_id: BlockId,
-        files: Mapping[int, ShardFile],
-        stripes: int,
-        rate_limit: RateLimit,
-    ) -> None:
-        self.block_id = block_id
-        self.stripes = stripes
-        self.read_bytes = 0
-        self.refused = False
-        """True if a disk did not return the requested pages. It may return them later."""
-        self._layout = layout
-        self._coder = coder
-        self._files = files
-        self._rate_limit = rate_limit
+    _layout: ShardLayout
+    _coder: StripeCoder
+    block_id: BlockId
+    _files: Mapping[int, ShardFile]
+    stripes: int
+    _rate_limit: RateLimit
+    read_bytes: int = field(default=0, init=False)
+    refused: bool = field(default=False, init=False)
+    """True if a disk did not return the requested pages. It may return them later."""
 
     def windows(self) -> Iterator[tuple[int, int]]:
         """Yields the windows of a shard: the number of the first page and the number of pages. A window lies in one

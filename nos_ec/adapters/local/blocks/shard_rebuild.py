@@ -15,6 +15,7 @@ import fcntl
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nos_ec.adapters.file_system import open_new
@@ -220,23 +221,14 @@ class LocalShards:
                     sync_folder(path.parent)
 
 
+@dataclass
 class _Copy(BlockWindows):
     """Computes shards of one sealed block from the others. Counts the cost, and collects the damaged shards."""
 
-    def __init__(
-        self,
-        layout: ShardLayout,
-        coder: StripeCoder,
-        block_id: BlockId,
-        files: Mapping[int, ShardFile],
-        stripes: int,
-        rate_limit: RateLimit,
-    ) -> None:
-        super().__init__(layout, coder, block_id, files, stripes, rate_limit)
-        self.damaged: set[int] = set()
-        self.gaps: set[int] = set()
-        """Page numbers that cannot be read any more."""
-        self.written_bytes = 0
+    damaged: set[int] = field(default_factory=set, init=False)
+    gaps: set[int] = field(default_factory=set, init=False)
+    """Page numbers that cannot be read any more."""
+    written_bytes: int = field(default=0, init=False)
 
     def write(self, made: Sequence[ShardFile], *, with_gaps: bool) -> None:
         """Write all pages of these shards.
