@@ -9,10 +9,12 @@ import hashlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
+
+import httptools
 
 from nos_ec.core.errors import Transient
 from nos_ec.s3.signing import sign, signing_key
@@ -123,7 +125,7 @@ class S3Client:
         head = signed_headers(self._credentials, self._now_s(), host, method, path, query, body)
         target = f"{path}?{query}" if query else path
         connection.sendall(f"{method} {target} HTTP/1.1\r\n{head}".encode() + body)
-        answer = read_answer(Received(connection))
+        answer = read_answer(connection)
         if answer.headers.get("connection", "").lower() == "close":
             self._forget()
         return answer
@@ -149,54 +151,37 @@ class S3Client:
                 self._open.remove(found[0])
 
 
-class Received:
-    """Reads from a connection, with a buffer of bytes that have arrived."""
+class _Parsed:
+    """Collects an answer while httptools parses it."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._rest = b""
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.pieces: list[bytes] = []
+        self.complete = False
 
-    def until(self, end: bytes) -> bytes:
-        """Return everything up to and including `end`."""
-        while (at := self._rest.find(end)) < 0:
-            self._rest += self._more()
-        found, self._rest = self._rest[: at + len(end)], self._rest[at + len(end) :]
-        return found
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
-    def exactly(self, size: int) -> bytes:
-        """Return exactly `size` bytes."""
-        pieces, left = [self._rest[:size]], size - len(self._rest)
-        self._rest = self._rest[size:]
-        while left > 0:
-            piece = self._more(left)
-            pieces.append(piece)
-            left -= len(piece)
-        return b"".join(pieces)
+    def on_body(self, piece: bytes) -> None:
+        self.pieces.append(piece)
 
-    def _more(self, limit: int = _RECEIVE_BYTES) -> bytes:
-        piece = self._connection.recv(min(limit, _RECEIVE_BYTES))
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+def read_answer(connection: socket.socket) -> Answer:
+    """Read the answer to any request except HEAD. Raises OSError."""
+    parsed = _Parsed()
+    parser = httptools.HttpResponseParser(parsed)
+    while not parsed.complete:
+        piece = connection.recv(_RECEIVE_BYTES)
         if not piece:
             raise ConnectionError("the connection was closed")
-        return piece
-
-
-def read_answer(received: Received) -> Answer:
-    """Read the answer to any request except HEAD. Raises OSError."""
-    status, *lines = received.until(b"\r\n\r\n").decode("latin-1").split("\r\n")[:-2]
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        body = b"".join(_chunks(received))
-    else:
-        body = received.exactly(int(headers.get("content-length", "0")))
-    return Answer(int(status.split()[1]), headers, body)
-
-
-def _chunks(received: Received) -> Iterator[bytes]:
-    while size := int(received.until(b"\r\n").partition(b";")[0], 16):
-        yield received.exactly(size)
-        received.exactly(2)
-    while received.until(b"\r\n") != b"\r\n":
-        pass
+        try:
+            parser.feed_data(piece)
+        except httptools.HttpParserError as error:
+            raise ConnectionError(f"it is no HTTP: {error}") from error
+    return Answer(parser.get_status_code(), parsed.headers, b"".join(parsed.pieces))
 
 
 def _refused(answer: Answer, what: str) -> Transient:

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from botocore.auth import S3SigV4Auth
@@ -17,7 +17,7 @@ from botocore.credentials import Credentials as BotoCredentials
 from nos_ec.bench.bars import missed, s3_bars
 from nos_ec.bench.figures import Run
 from nos_ec.bench.s3.s3_bench import Turn, s3_figures
-from nos_ec.bench.s3.s3_client import Credentials, Received, S3Client, read_answer, signed_headers
+from nos_ec.bench.s3.s3_client import Credentials, S3Client, read_answer, signed_headers
 from nos_ec.bench.s3.s3_servers import _in_one_pool
 from nos_ec.core.errors import Transient
 
@@ -87,12 +87,13 @@ def test_answers_of_known_length_and_in_chunks() -> None:
             return piece
 
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n3\r\n...\r\n0\r\nT: x\r\n\r\n"
-    received = Received(Piecemeal(chunked + b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno"))  # type: ignore[arg-type]
-    first, second = read_answer(received), read_answer(received)
+    connections = [Piecemeal(chunked), Piecemeal(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno")]
+    first, second = (read_answer(cast(socket.socket, one)) for one in connections)
     assert (first.status, first.body) == (200, b"hello...")
     assert (second.status, second.body, second.headers) == (404, b"no", {"content-length": "2"})
-    with pytest.raises(ConnectionError):
-        read_answer(received)
+    for broken, reason in ((b"", "closed"), (b"HTTP/1.1 200 OK\r\nContent-Le", "closed"), (b"SSH-2.0", "no HTTP")):
+        with pytest.raises(ConnectionError, match=reason):
+            read_answer(cast(socket.socket, Piecemeal(broken)))
 
 
 def test_an_idle_connection_that_was_closed_is_replaced(peers: list[Peer]) -> None:
