@@ -107,26 +107,15 @@ class Workload(Protocol):
         """Return the survival by bucket."""
 
 
-class Drawn(Protocol):
+class Drawn(Workload, Protocol):
     """Objects of size 1 that arrive at an even rate, and are drawn on arrival. The survival table begins empty."""
 
-    mean_days: float
-    history_days: float
-    days: float
-    measured_days: float
-    growth: float
     bytes_per_day: float | None = None
     carried: float = 0.0
     """The fraction of an object that is carried over to the next span."""
 
-    def begin(self, objects: Objects, count: int) -> None:
-        """See `Workload`."""
-
     def draw(self, born: float) -> Life:
         """Draw the next object, born at this time. Times never decrease."""
-
-    def laws(self) -> list[Law]:
-        """See `Workload`."""
 
     def arrive(self, objects: Objects, begins: float, days: float, bytes_per_day: float) -> None:
         """See `Workload`."""
