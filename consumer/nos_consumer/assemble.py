@@ -46,10 +46,10 @@ def consumer_service(
         store_id=system.store_id,
     )
     with system.lease(member, system.settings.store.lease_ttl_ms) as held:
-        writers = [system.writer(held.lease, BlockKind.FRESH) for _ in range(settings.lanes)]
+        writers = [system.worker.writer(held.lease, BlockKind.FRESH) for _ in range(settings.lanes)]
         lanes = Lanes(writers, perf_counter, system.geometry)
-        log = system.log_consumer(member)
-        unread = UnreadObjects(system.source_reader().read_one, system.clock)
+        log = system.worker.log_consumer(member)
+        unread = UnreadObjects(system.worker.source_reader().read_one, system.clock)
         service = ConsumerService(
             log,
             system.metadata,
@@ -76,7 +76,7 @@ def drain(system: System, watch: Callable[[ConsumerCounters], object] = lambda _
 
     `watch` is called with the counters after every turn. Raises what `ConsumerService.drain` raises.
     """
-    housekeeping = system.housekeeping()
+    housekeeping = system.worker.housekeeping()
     housekeeping.run_once()
     with consumer_service(system) as service:
         service.drain(lambda: housekeeping.run_once().reaper.deleted > 0, watch)
@@ -88,7 +88,7 @@ def drain(system: System, watch: Callable[[ConsumerCounters], object] = lambda _
 def housekeeping_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
     """Runs housekeeping on a separate thread within the `with` block. The monitor, if any, shows its figures and
     watches its loop."""
-    housekeeping = system.housekeeping()
+    housekeeping = system.worker.housekeeping()
     beat = unwatched if monitor is None else monitor.health.heart("housekeeping")
     if monitor is not None:
         monitor.metrics.add("housekeeping", lambda: housekeeping_samples(housekeeping, system.clock.now_ms()))

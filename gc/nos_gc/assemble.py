@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 
-from nos_ec.composition.lifecycle_walk import lifecycle_walk_of
 from nos_ec.composition.packing import collector_options, gc_packing
 from nos_ec.composition.processes import background_loop, process_name
 from nos_ec.composition.wiring import System
@@ -15,14 +15,11 @@ from nos_ec.core.states import BlockKind
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.control import GcControl
 from nos_ec.engine.gc.options import CollectorOptions
-from nos_ec.engine.leases import HeldLease
-from nos_ec.engine.packing.stripe_writer import StripeWriter
 from nos_ec.engine.upkeep.upload_reaper import UploadReaper
 from nos_ec.monitoring.gc_samples import gc_counts, lifecycle_counts
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.sources import housekeeping_samples, lease_samples, parking_samples
 from nos_ec.ports.clock import unwatched
-from nos_ec.ports.metadata import Lease
 from nos_ec.settings.section import DAY
 from nos_gc.service import GcService
 
@@ -53,28 +50,22 @@ def gc_service(system: System, monitor: Monitor | None = None, *, retry: bool = 
     shows its figures. retry: whether it also collects blocks that GC has set aside."""
     settings = system.settings
 
-    def new_lease(name: str) -> HeldLease:
-        return system.contended_lease(name, settings.store.lease_ttl_ms)
-
-    def new_writer(lease: Lease) -> StripeWriter:
-        return system.writer(lease, BlockKind.SURVIVOR)
-
-    housekeeping = system.housekeeping()
+    housekeeping = system.worker.housekeeping()
     control = GcControl(system.metadata)
     reaper = UploadReaper(system.metadata, system.clock, settings.s3.abort_uploads_ms)
     service = GcService(
         gc_collector(system, collector_options(settings, retry=retry)),
         control,
         housekeeping,
-        system.trash(),
-        lifecycle_walk_of(system),
+        system.client.trash(),
+        system.worker.lifecycle_walk(),
         reaper,
-        new_lease,
-        new_writer,
+        system.contended_lease,
+        partial(system.worker.writer, kind=BlockKind.SURVIVOR),
         system.clock,
     )
-    system.counts.add(lambda: gc_counts(service.counters))
-    system.counts.add(lambda: lifecycle_counts(service.lifecycle.total))
+    system.operator.counts.add(lambda: gc_counts(service.counters))
+    system.operator.counts.add(lambda: lifecycle_counts(service.lifecycle.total))
     if monitor is not None:
         monitor.metrics.add("gc lease", lambda: () if (held := service.held) is None else lease_samples(held, "gc"))
         monitor.metrics.add("gc parked", lambda: parking_samples(service.retry_queues, system.clock.now_ms()))
@@ -86,7 +77,7 @@ def gc_service(system: System, monitor: Monitor | None = None, *, retry: bool = 
 def rebuild_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
     """Rebuilds shards on a separate thread within the `with` block, unless the store rebuilds them itself. The monitor,
     if any, watches its loop."""
-    rebuild = system.shard_rebuild()
+    rebuild = system.operator.shard_rebuild()
     if rebuild is None:
         yield
         return
@@ -103,7 +94,7 @@ def scrub_thread(system: System, monitor: Monitor | None = None) -> Iterator[Non
     if not settings.pass_days:
         yield
         return
-    scrubber, pass_ms = system.scrubber(), settings.pass_days * DAY
+    scrubber, pass_ms = system.operator.scrubber(), settings.pass_days * DAY
     beat = unwatched if monitor is None else monitor.health.heart("scrubbing")
     with background_loop("scrub", lambda stop: scrubber.run(stop, pass_ms, beat)):
         yield

@@ -44,7 +44,7 @@ class Readings:
         """`age_ms_max` is the maximum age of figures of the whole store."""
         self._system = system
         self._collector = collector
-        self._figures = Cached(system.figures, system.clock, age_ms_max)
+        self._figures = Cached(system.operator.figures, system.clock, age_ms_max)
         self.histograms = Cached(self._count_blocks, system.clock, age_ms_max)
         """Returns how full the blocks are. Reads all block rows. Raises Transient."""
         self._plan = Cached(self._make_plan, system.clock, age_ms_max)
@@ -189,7 +189,7 @@ class Readings:
 
     def _make_plan(self) -> models.GcPlan:
         plan = self._collector.plan()
-        data = plan_data(plan, self._system.store_totals().read().totals)
+        data = plan_data(plan, self._system.operator.store_totals().read().totals)
         return models.GcPlan(
             **data | {"blocks": data["blocks"][:PAGE_MAX]},
             candidates=len(plan.decisions),

@@ -174,7 +174,7 @@ class CollectingBench:
         publish(system)
         drain(system)
         kept = keys[::KEPT_OF]
-        system.store().delete_many([key for number, key in enumerate(keys) if number % KEPT_OF])
+        system.client.store().delete_many([key for number, key in enumerate(keys) if number % KEPT_OF])
         return kept
 
     def _placed(self) -> list[Placed]:
@@ -196,10 +196,9 @@ class CollectingBench:
 
     def _collect(self, options: CollectorOptions) -> CollectionResult:
         system = self._system
-        ttl_ms = system.settings.store.lease_ttl_ms
-        with system.contended_lease(LEASE_NAME, ttl_ms) as held:
+        with system.contended_lease(LEASE_NAME) as held:
             collector = gc_collector(system, options)
-            return collector.run(lambda: system.writer(held.lease, BlockKind.SURVIVOR))
+            return collector.run(lambda: system.worker.writer(held.lease, BlockKind.SURVIVOR))
 
     def _floor(self, extents: Sequence[Extent], stripes: int, *, reads_back: bool) -> Moved:
         """Read the extents, in groups and in their order, and write this many stripes. With `reads_back`, read these as
@@ -246,7 +245,7 @@ class CollectingBench:
 
     def _clear(self) -> None:
         """Delete everything, so that each round begins with an empty store."""
-        store, metadata = self._system.store(), self._system.metadata
+        store, metadata = self._system.client.store(), self._system.metadata
         for bucket in metadata.list_buckets("", 1000):
             while rows := metadata.list_objects(bucket, "", "", 1000):
                 store.delete_many([row.key for row in rows])
@@ -278,7 +277,7 @@ class CollectingBench:
     def _timed_get(self, keys: Sequence[ObjectKey]) -> float:
         key = self._rng.choice(keys)
         started_s = self._timer()
-        self._system.store().get(key)
+        self._system.client.store().get(key)
         return self._timer() - started_s
 
 

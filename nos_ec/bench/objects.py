@@ -74,7 +74,7 @@ class Objects:
 
     def land(self, drawn: Sequence[int]) -> list[ObjectRow]:
         """PUT objects of these sizes, and return their rows. Raises NoSpace, Transient."""
-        store = self._system.store()
+        store = self._system.client.store()
         objects = zip(map(key_of, self._numbers), self.pieces(drawn), strict=False)
         batch_objects = max(1, min(PUT_BATCH_OBJECTS, PUT_BATCH_BYTES * len(drawn) // sum(drawn)))
         rows: list[ObjectRow] = []

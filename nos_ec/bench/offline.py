@@ -62,7 +62,7 @@ def reap(system: System, housekeeping: Housekeeping) -> None:
 
 def _seal_log(system: System) -> None:
     """Seal the open segments of the system's own PUTs, which a busy gateway would seal when they are full."""
-    lander = system.puts.batches.lander
+    lander = system.client.puts.batches.lander
     if isinstance(lander, LogBypass) and isinstance(lander.log, LandingLog):
         lander.log.seal()
 

@@ -80,9 +80,9 @@ class PipelineBench:
         self._tick = tick
         self._rng = random.Random(options.seed)
         self._objects = Objects(system, self._rng)
-        self._housekeeping = system.housekeeping()
+        self._housekeeping = system.worker.housekeeping()
         self._floor_objects = Objects(floor_system, self._rng)
-        self._floor_housekeeping = floor_system.housekeeping()
+        self._floor_housekeeping = floor_system.worker.housekeeping()
         self._runs: Mapping[str, Sequence[Run]] = {}
 
     def run(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class PipelineBench:
         with meter:
             floor.run(groups, geometry.stripe_size, geometry.stripes_per_block, f"bare-{self._objects.next_number()}")
         remove_all(blocks, floor.block_names, CLEANUP_IN_FLIGHT)
-        self._floor_system.store().delete_many([row.key for row in rows], permanently=True)
+        self._floor_system.client.store().delete_many([row.key for row in rows], permanently=True)
         reap(self._floor_system, self._floor_housekeeping)
         return meter.run
 

@@ -85,7 +85,7 @@ class ReadBench:
         return rows
 
     def _timed(self, blocks: Any, rows: Sequence[ObjectRow]) -> dict[str, Any]:
-        store, timer = self._system.store(), self._instruments.timer
+        store, timer = self._system.client.store(), self._instruments.timer
         ours_s: list[float] = []
         bare_s: list[float] = []
         engine = make_engine(self._system.settings.store.url())
@@ -113,7 +113,7 @@ class ReadBench:
     def split_over_whole(self, rows: Sequence[ObjectRow]) -> dict[str, Any]:
         """Return the CPU time that GETs of split objects cost this process, over the CPU time for the others. `rows`
         are packed objects of the same size."""
-        store, geometry, rng = self._system.store(), self._system.geometry, self._rng
+        store, geometry, rng = self._system.client.store(), self._system.geometry, self._rng
         of_kind: dict[str, list[ObjectRow]] = {"split": [], "whole": []}
         for row in rows:
             assert row.extent is not None
@@ -140,7 +140,7 @@ class ReadBench:
     def _counted(self, rows: Sequence[ObjectRow]) -> dict[str, Any]:
         """Measure the work of single GETs on the OSDs, from their counters. The pools must not be used otherwise
         meanwhile."""
-        store, cluster = self._system.store(), self._instruments.cluster
+        store, cluster = self._system.client.store(), self._instruments.cluster
         osds: list[int] = []
         read_bytes = page_bytes = rounded_bytes = 0
         before = cluster.counters()

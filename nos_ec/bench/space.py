@@ -74,7 +74,7 @@ class SpaceBench:
         self._tick = tick
         self._rng = random.Random(options.seed)
         self._objects = Objects(system, self._rng)
-        self._housekeeping = system.housekeeping()
+        self._housekeeping = system.worker.housekeeping()
         self._size_max = size_max(system.geometry)
 
     def run(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Creates and opens the adapters that the settings name. It knows no use cases; `wiring` combines adapters and engine.
+"""Creates and opens the adapters that the settings name. It knows no use cases; the sides combine adapters and engine.
 
 The adapters for Ceph and Kafka are imported only when they are needed: their client libraries may be missing on a
 machine that runs the embedded store.

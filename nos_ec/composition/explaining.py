@@ -29,7 +29,7 @@ def object_explainer(system: System) -> ObjectExplainer:
         system.landing,
         system.blocks,
         system.clock,
-        lambda: system.group_progress("explain"),
+        lambda: system.worker.group_progress("explain"),
         options,
     )
 

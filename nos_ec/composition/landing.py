@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from nos_ec.adapters.local.devices.device_log import DeviceLog
 from nos_ec.core.errors import ConfigError, NoSpace
-from nos_ec.core.ids import LandingId
-from nos_ec.engine.landing.copy_lander import CopyLander
-from nos_ec.engine.landing.lander import Lander
-from nos_ec.engine.landing.landing_log import LandingLog, LogOptions
 from nos_ec.engine.landing.layered_landing import LayeredLanding
-from nos_ec.engine.landing.log_bypass import LogBypass
-from nos_ec.engine.landing.log_keeper import LogKeeper
-from nos_ec.engine.leases import HeldLeases
-from nos_ec.ports.audit_trail import AuditTrail
-from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import Metadata
 from nos_ec.ports.segment_medium import MediumLimits, SegmentMedium
@@ -29,8 +20,6 @@ APPENDS = 2
 smaller, and fewer PUTs share an append."""
 BYPASS_BYTES = 1 << 20
 """The size from which on an object bypasses the log, because a write of its own costs no more."""
-BATCH_WAIT_MS = 30_000
-"""How long a batch waits for an open segment of the log, in milliseconds: the default time limit of Ceph operations."""
 
 
 def bypass_bytes(limits: MediumLimits) -> int:
@@ -132,70 +121,3 @@ def layered(settings: Settings, store: LandingStore, medium: SegmentMedium | Non
             settings=("landing.devices",),
         )
     return store
-
-
-class Landers:
-    """Makes the landers of one process. `randomness` returns a number of random bytes; `stack` closes the landers."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        metadata: Metadata,
-        clock: Clock,
-        held: HeldLeases,
-        new_landing_id: Callable[[], LandingId],
-        randomness: Callable[[int], bytes],
-        reserve_bytes: int,
-        stack: ExitStack,
-        trail: AuditTrail,
-    ) -> None:
-        self._settings = settings
-        self._metadata = metadata
-        self._clock = clock
-        self._held = held
-        self._new_landing_id = new_landing_id
-        self._randomness = randomness
-        self._reserve_bytes = reserve_bytes
-        self._stack = stack
-        self._trail = trail
-
-    def for_puts(self, store: LandingStore, medium: SegmentMedium | None) -> Lander:
-        """Return the lander for PUTs of this process."""
-        landing = self._settings.landing
-        copies = self.copies(store)
-        if medium is None or landing.mode != "log":
-            return copies
-        bypass = LogBypass(self.log(medium, open_segments_of(medium)), copies, bypass_bytes(medium.limits))
-        self._stack.callback(bypass.close)
-        return bypass
-
-    def copies(self, store: LandingStore) -> CopyLander:
-        """Return a lander that writes each object as a separate copy to the landing store."""
-        return CopyLander(
-            self._metadata,
-            store,
-            self._clock,
-            self._new_landing_id,
-            self._settings.put.reservation_ms,
-            self._reserve_bytes,
-            self._trail,
-        )
-
-    def log(self, medium: SegmentMedium, open_segments: int) -> LandingLog:
-        """Return a landing log of this process, with its keeper. It takes its lease with the first batch."""
-        landing = self._settings.landing
-        shares_pool = self._settings.store.backend == "ceph"
-        options = LogOptions(
-            open_segments,
-            landing.segment_age_ms,
-            self._settings.store.lease_ttl_ms,
-            BATCH_WAIT_MS,
-            reserve_bytes=self._reserve_bytes if shares_pool else 0,
-        )
-        keeper = LogKeeper(self._clock, landing.segment_age_ms)
-        log = LandingLog(
-            self._metadata, medium, self._clock, self._randomness, options, self._held, keeper.wake, self._trail
-        )
-        self._stack.callback(keeper.close)  # after the log
-        self._stack.callback(log.close)
-        return log

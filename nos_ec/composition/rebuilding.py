@@ -8,8 +8,8 @@ from contextlib import ExitStack, closing, contextmanager
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.tables.migrate import find_store, migrate
 from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.composition.adapters import new_block_id
 from nos_ec.composition.backends import find_mark, open_objects, require_marks, settings_named
-from nos_ec.composition.wiring import new_block_id
 from nos_ec.core.errors import ConfigError
 from nos_ec.engine.dump.rebuild_input import RebuildInput
 from nos_ec.settings import Settings

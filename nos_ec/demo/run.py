@@ -177,7 +177,7 @@ class Demo:
         return self._options.root / "nos-ec.toml"
 
     def _run(self, system: System, files: list[SourceFile]) -> None:
-        store = system.store()
+        store = system.client.store()
         with self._step("pack"):
             self._pack(system)
         rows = {row.key: row for row in _listed(store)}
@@ -250,7 +250,7 @@ class Demo:
                 objects.put_all(pairs, on_file)
         else:
             with open_system(self._settings) as gateway:
-                load_tree(gateway.store(), pairs, on_file)
+                load_tree(gateway.client.store(), pairs, on_file)
 
     def _read_by_s3(self, access: Access, files: Sequence[SourceFile]) -> None:
         paths, reads = {file.key: file for file in files}, 0
@@ -287,7 +287,7 @@ class Demo:
             self._tick("pack", system.metadata.totals().packed_objects, published)
 
         counters = pack_in_processes(self.config_file, self._options.consumers, watch)
-        system.housekeeping().run_once()
+        system.worker.housekeeping().run_once()
         return counters
 
     def _read_all(self, system: System, store: Store, files: Sequence[SourceFile]) -> None:

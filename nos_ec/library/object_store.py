@@ -43,7 +43,7 @@ class ObjectStore:
     def __init__(self, system: System) -> None:
         """Use an open system; `close` closes it. `open_store` is the usual way to get an ObjectStore."""
         self._system = system
-        self._store = system.store()
+        self._store = system.client.store()
         self._requests = Requests(perf_counter)
         self._registered: list[tuple[CollectorRegistry, Exposition]] = []
 
@@ -237,7 +237,7 @@ class ObjectStore:
         collector.add("process", lambda: [Sample(metrics.INFO, 1, (LIBRARY, __version__))])
         collector.add("reads", lambda: read_samples(self._system.blocks.counters()))
         collector.add("requests", lambda: request_samples(self._requests))
-        collector.add("batches", lambda: batch_samples(self._system.puts))
+        collector.add("batches", lambda: batch_samples(self._system.client.puts))
         registry.register(collector)
         self._registered.append((registry, collector))
 

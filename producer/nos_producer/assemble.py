@@ -34,7 +34,7 @@ def producer_service(
     options = ProducerOptions(republish_ms, log.partitions, system.store_id, PUBLISHED_OBJECTS, spread)
     member = system.member_name("producer") if shares else None
     held = HeldSlots(system.metadata, system.clock, system.settings.store.lease_ttl_ms, member)
-    with closing(system.publisher()) as publisher, closing(system.group_progress("producer")) as progress:
+    with closing(system.worker.publisher()) as publisher, closing(system.worker.group_progress("producer")) as progress:
         service = ProducerService(system.metadata, publisher, progress, system.clock, held, options)
         if monitor is not None:
             monitor.metrics.add("producer", lambda: producer_samples(service, held, system.clock.now_ms()))

@@ -72,7 +72,7 @@ def main(config: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     with open_system(load_settings(Path(config), os.environ)) as system, ThreadPoolExecutor(THREADS) as pool:
-        threads = [pool.submit(put_until, stop, system.store(), thread) for thread in range(THREADS)]
+        threads = [pool.submit(put_until, stop, system.client.store(), thread) for thread in range(THREADS)]
         stop.wait()
         for thread in threads:
             thread.result()

@@ -129,9 +129,9 @@ def uneven_traffic(system: System) -> Iterator[Callable[[], int]]:
             for _ in range(rng.choice([1, 3, 20, 60])):
                 key = ObjectKey(f"bucket-{count % 4}", f"{count}")
                 try:
-                    system.store().put(key, BytesIO(rng.randbytes(rng.randint(1, SIZE_BYTES_MAX))))
+                    system.client.store().put(key, BytesIO(rng.randbytes(rng.randint(1, SIZE_BYTES_MAX))))
                     if rng.random() < 1 / 3:
-                        system.store().delete(key)
+                        system.client.store().delete(key)
                 except (Transient, NoSpace):
                     continue  # a PUT that met the OSD while it died
                 count += 1

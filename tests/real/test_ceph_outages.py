@@ -66,7 +66,7 @@ class Clients:
             key = ObjectKey(f"bucket-{client % 4}", f"{client}/{count}")
             begun_s = time.monotonic()
             try:
-                self._system.store().put(key, BytesIO(data))
+                self._system.client.store().put(key, BytesIO(data))
             except Transient as error:
                 if error.landing_id is None:
                     raise
@@ -124,7 +124,7 @@ def test_a_monitor_that_hangs_stops_neither_puts_nor_packing(tmp_path: Path, cep
         assert slowest_s < limit_s, "free space waited for the monitor"
         assert puts_s[len(puts_s) // 2] < limit_s, "PUTs waited for the monitor"
         for key, data in clients.acknowledged.items():
-            assert system.store().get(key) == data
+            assert system.client.store().get(key) == data
 
 
 @pytest.mark.one_in(2)
@@ -191,7 +191,7 @@ def test_a_quota_on_objects_leaves_no_fenced_blocks_behind(
         ceph.admin.command("osd pool set-quota", pool=own_pool, field="max_objects", val="0")
         until(lambda: is_settled(system), "everything is packed, and no block waits for recovery", consumer.log)
         for key, data in acknowledged.items():
-            assert system.store().get(key) == data
+            assert system.client.store().get(key) == data
         known = {row.block_id for row in system.metadata.list_blocks(None, 1000)}
         assert set(system.blocks.list_blocks()) <= known
 
@@ -204,7 +204,7 @@ def assert_a_refused_block_leaves_nothing_behind(system: System, monkeypatch: py
     before = system.metadata.list_blocks(None, 1000)
     with monkeypatch.context() as patched:
         patched.setattr(RadosBlockStore, "free_bytes", lambda _self: 1 << 40)
-        result = system.writer(lease, BlockKind.FRESH).write(work.plans[0])
+        result = system.worker.writer(lease, BlockKind.FRESH).write(work.plans[0])
     assert isinstance(result.cause, NoSpace)
     assert system.blocks.free_bytes() == 0
     assert system.metadata.list_blocks(None, 1000) == before
@@ -227,7 +227,7 @@ def put_some(system: System, blocks: int, prefix: str) -> dict[ObjectKey, bytes]
     acknowledged = {ObjectKey(f"bucket-{i % 4}", f"{prefix}-{i}"): rng.randbytes(size) for i in range(count)}
     pairs = list(acknowledged.items())
     for first in range(0, count, 16):
-        system.store().put_many(pairs[first : first + 16])
+        system.client.store().put_many(pairs[first : first + 16])
     return acknowledged
 
 

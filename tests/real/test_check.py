@@ -50,19 +50,19 @@ def found(system: System, read_share: float = 0.0) -> Counter[FindingKind]:
 
 
 def put(system: System, name: str, size: int) -> None:
-    system.store().put(ObjectKey("bucket", name), BytesIO((name.encode() * size)[:size]))
+    system.client.store().put(ObjectKey("bucket", name), BytesIO((name.encode() * size)[:size]))
 
 
 def test_each_damage_is_named(system: System) -> None:
     stripe = system.geometry.stripe_size
     many = [(ObjectKey("bucket", f"{number:03}"), bytes([number]) * 30_000) for number in range(100)]
-    system.store().put_many(many)
+    system.client.store().put_many(many)
     put(system, "large", 5 * stripe)
     assert found(system, 1.0) == {}
     settle(system)
     for key, _ in many[::3]:
-        system.store().delete(key)
-    system.store().put_many([(ObjectKey("waits", f"{number}"), bytes(5000)) for number in range(10)])
+        system.client.store().delete(key)
+    system.client.store().put_many([(ObjectKey("waits", f"{number}"), bytes(5000)) for number in range(10)])
     put(system, "alone", 3 * stripe)
     end_log(system)
     assert found(system, 1.0) == {}

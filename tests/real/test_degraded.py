@@ -112,7 +112,7 @@ class Flow:
     def _put(self, batch: dict[ObjectKey, bytes]) -> None:
         while not self._stop.is_set():
             try:
-                self.system.store().put_many(list(batch.items()))
+                self.system.client.store().put_many(list(batch.items()))
             except Transient:
                 self.refused += 1
                 self._stop.wait(0.2)
@@ -164,7 +164,7 @@ class Flow:
 
         def enough() -> bool:
             for key in list(self.acknowledged)[:: BATCH_OBJECTS // 4]:
-                row = self.system.store().head(key)
+                row = self.system.client.store().head(key)
                 if row.extent is not None and row.extent.block_id not in found:
                     found[row.extent.block_id] = key
             return len(found) >= count
@@ -191,7 +191,7 @@ class Flow:
 
     def _is_refused(self, key: ObjectKey) -> bool:
         try:
-            assert self.system.store().get(key) == self.acknowledged[key], str(key)
+            assert self.system.client.store().get(key) == self.acknowledged[key], str(key)
         except Transient:
             return True
         return False
@@ -231,7 +231,7 @@ class Flow:
         return blocks.read(extent.block_id, extent.offset, extent.length)
 
     def _extent(self, key: ObjectKey) -> Extent:
-        extent = self.system.store().head(key).extent
+        extent = self.system.client.store().head(key).extent
         assert extent is not None
         return extent
 
@@ -327,7 +327,7 @@ def test_split_objects_read_right_whichever_osd_is_down(ceph: CephCluster, stack
     which an object continues."""
     settings = load_settings(stack_config, {"NOS_EC_PUT__MIN_AGE_MS": "0"})
     with scratch_store(settings, tmp_path, "splits") as scratch, open_system(scratch) as system:
-        rng, store = random.Random(5), system.store()
+        rng, store = random.Random(5), system.client.store()
         wanted = {ObjectKey("bucket", f"{number:03}"): rng.randbytes(70_000) for number in range(500)}
         store.put_many(list(wanted.items()))
         with producer_service(system) as producer:

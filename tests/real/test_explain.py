@@ -78,7 +78,7 @@ def test_an_object_and_its_block_from_put_to_gc(store: RoleStore) -> None:
             return found
 
         with store.open("front") as front:
-            front.store().put_many([(key, bytes(50_000)) for key in KEYS])
+            front.client.store().put_many([(key, bytes(50_000)) for key in KEYS])
             found = explained()
             assert found.reason is ObjectReason.NO_PRODUCER
             assert found.landing_copy is not None
@@ -110,7 +110,7 @@ def test_an_object_and_its_block_from_put_to_gc(store: RoleStore) -> None:
         explain = block_explainer(api).explain
         assert explain(block_id).reason is BlockReason.TOO_FULL
         with store.open("front") as front:
-            front.store().delete_many(KEYS)
+            front.client.store().delete_many(KEYS)
         with pytest.raises(NotFound, match="was deleted"):
             explained()
         assert explain(block_id).reason is BlockReason.EMPTY

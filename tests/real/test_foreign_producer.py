@@ -92,7 +92,7 @@ def test_objects_are_packed_by_events_of_another_program(
 ) -> None:
     rng = random.Random(5)
     data = {ObjectKey(f"bucket-{i % 3}", f"o/{i}"): rng.randbytes(rng.randint(1, 20_000)) for i in range(60)}
-    rows = system.store().put_many(list(data.items()))
+    rows = system.client.store().put_many(list(data.items()))
     events: list[tuple[str, dict[str, object]]] = [
         (row.key.bucket, {"v": 2, "bucket": row.key.bucket, "name": row.key.name, "version": row.version})
         for row in rows
@@ -108,7 +108,7 @@ def test_objects_are_packed_by_events_of_another_program(
         consumer.drain(make_room=lambda: False)
     counters = consumer.counters
     assert (counters.packed, counters.superseded, counters.stale, counters.poison) == (60, 0, 60 + 7 + 5, 2)
-    assert system.lag() == 0
+    assert system.operator.lag() == 0
     for key, expected in data.items():
-        assert system.store().head(key).state is ObjectState.PACKED
-        assert system.store().get(key) == expected
+        assert system.client.store().head(key).state is ObjectState.PACKED
+        assert system.client.store().get(key) == expected

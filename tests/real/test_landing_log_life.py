@@ -212,7 +212,7 @@ def test_a_whole_life(life: Life, ceph: CephCluster, ceph_server: DevServer, say
     assert all("Traceback" not in gateway.log.read_text() for gateway in life.gateways)
     assert sleeper.log.read_text().count("the lease of the landing log was lost; taking another") >= NAPS
     names = [name for gateway in life.gateways for name in gateway.acknowledged()]
-    store = life.seen.store()
+    store = life.seen.client.store()
     assert [name for name in names if store.get(key_of(name)) != data_of(name)] == []
     assert life.seen.medium is not None
     assert list(life.seen.medium.segments()) == []

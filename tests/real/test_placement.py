@@ -227,7 +227,7 @@ def settle_and_check(made: Settings, work: Work) -> None:
     """Recovery of abandoned blocks; then everything reads back and block counters add up."""
     with open_system(_patient(made)) as system:
         until(lambda: _recovered(system))
-        store = system.store()
+        store = system.client.store()
         for key, data in work.data.items():
             assert store.get(key) == data
         assert problems(system.metadata, system.blocks, system.landing, system.medium) == []
@@ -239,7 +239,7 @@ def _patient(made: Settings) -> Settings:
 
 
 def _recovered(system: System) -> bool:
-    system.housekeeping().run_once()
+    system.worker.housekeeping().run_once()
     return not system.metadata.fenced_blocks(1)
 
 

@@ -54,25 +54,25 @@ def test_drill(scratch: Settings) -> None:
             new = [
                 (ObjectKey("bucket", f"{prefix}/{n:04}"), rng.randbytes(rng.randint(1, 20_000))) for n in range(count)
             ]
-            system.store().put_many(new)
+            system.client.store().put_many(new)
             alive.update(new)
             return [key for key, _ in new]
 
         def put_large(name: str) -> None:
             key, data = ObjectKey("large", name), rng.randbytes(5 * system.geometry.stripe_size)
-            system.store().put(key, BytesIO(data))
+            system.client.store().put(key, BytesIO(data))
             alive[key] = data
 
         packed = put("packed", 500)
         put_large("before")
         settle(system)
         waiting = put("waits", 200)
-        system.store().delete(waiting[0])
+        system.client.store().delete(waiting[0])
         del alive[waiting[0]]
         head = DumpHead(system.store_id, system.clock.now_ms(), asdict(system.geometry))
-        dump, _ = system.dumps().write(head, dump_pages(system.metadata))
+        dump, _ = system.client.dumps().write(head, dump_pages(system.metadata))
         deleted = packed[::2] + waiting[1:20]
-        system.store().delete_many(deleted)
+        system.client.store().delete_many(deleted)
         for key in deleted:
             del alive[key]
         put("packed", 50)
@@ -96,7 +96,7 @@ def test_drill(scratch: Settings) -> None:
         checker = Checker(checked, ReadShare(1.0), wait_ms=100)
         assert (list(checker.findings()), checker.unfinished) == ([], [])
         for key, data in alive.items():
-            assert system.store().get(key) == data, str(key)
+            assert system.client.store().get(key) == data, str(key)
         rows = all_objects(system.metadata)
         there = {row.key for row in rows if row.key.bucket != RESERVED_BUCKET and not is_tail(row.key)}
         back = there - alive.keys()
@@ -104,7 +104,7 @@ def test_drill(scratch: Settings) -> None:
         gone = {one.about for one in to_look_at if one.what == "gone"}
         assert gone == {str(key) for key in deleted if key not in alive and key not in back}
         assert not [one for one in to_look_at if one.what == "copy"]
-        system.store().delete_many([*back, dump.key])
+        system.client.store().delete_many([*back, dump.key])
         settle(system)
         for key, data in alive.items():
-            assert system.store().get(key) == data, str(key)
+            assert system.client.store().get(key) == data, str(key)

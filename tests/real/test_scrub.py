@@ -46,7 +46,7 @@ def system(stack_config: Path, tmp_path: Path) -> Iterator[System]:
 def scrub(system: System) -> tuple[list[tuple[FindingKind, str, bool]], ScrubResult]:
     """A whole pass, without a limit."""
     told: list[Scrubbed] = []
-    result = system.scrubber(0).run_once(Event(), report=told.append)
+    result = system.operator.scrubber(0).run_once(Event(), report=told.append)
     assert result.whole
     assert result.unfinished == ()
     return [(one.finding.kind, one.finding.what, one.mended) for one in told], result
@@ -65,7 +65,7 @@ def test_a_pass_on_ceph(system: System) -> None:
     """Landing copies are kept until the end."""
     assert system.shards is None
     objects = {ObjectKey("bucket", f"{number:03}"): bytes([number]) * 30_000 for number in range(100)}
-    system.store().put_many(list(objects.items()))
+    system.client.store().put_many(list(objects.items()))
     end_log(system)
     with producer_service(system) as producer:
         producer.drain()
@@ -83,7 +83,7 @@ def test_a_pass_on_ceph(system: System) -> None:
     assert scrub(system)[0] == [damaged]
     assert system.metadata.get(victim.key).state is ObjectState.LANDED
     assert scrub(system)[0] == []
-    assert all(system.store().get(key) == data for key, data in objects.items())
+    assert all(system.client.store().get(key) == data for key, data in objects.items())
     settle(system)
     assert system.metadata.get(victim.key).state is ObjectState.PACKED
 

@@ -95,7 +95,7 @@ class OneBucket:
                 )
                 for number in range(first, min(before + count, first + 50))
             }
-            system.store().put_many(list(batch.items()))
+            system.client.store().put_many(list(batch.items()))
             self.objects |= batch
         assert len(self.objects) == before + count
 
@@ -126,7 +126,7 @@ def events(store: OneBucket) -> list[tuple[int, ObjectKey]]:
     found: list[tuple[int, ObjectKey]] = []
     with (
         open_system(load_settings(store.config, {"NOS_EC_CONSUMER__GROUP": "reader"})) as system,
-        closing(system.log_consumer("reader")) as reader,
+        closing(system.worker.log_consumer("reader")) as reader,
     ):
         count = reader.lag()
 
@@ -182,9 +182,9 @@ def test_the_spread_changes_while_daemons_are_killed(store: OneBucket) -> None:
         for one in consumers:
             one.stop()
         for key, data in store.objects.items():
-            assert system.store().get(key) == data, str(key)
-        system.housekeeping().run_once()
-        until(lambda: system.housekeeping().run_once() is not None and not_recovered(system) == [], "recovery")
+            assert system.client.store().get(key) == data, str(key)
+        system.worker.housekeeping().run_once()
+        until(lambda: system.worker.housekeeping().run_once() is not None and not_recovered(system) == [], "recovery")
         assert problems(system.metadata, system.blocks, system.landing, system.medium) == []
         live = sum(block.live_bytes for block in all_blocks(system.metadata))
         assert live == sum(map(len, store.objects.values())), "each object is in one place"

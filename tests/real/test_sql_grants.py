@@ -25,7 +25,6 @@ from nos_ec.adapters.sql.buckets.bucket_rows import TOMBSTONE_MS
 from nos_ec.adapters.sql.connection_check import DatabaseCheck
 from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.api.readings import Readings
-from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.conditions import ABSENT
@@ -88,7 +87,7 @@ def data(name: str, size: int) -> bytes:
 
 
 def put(system: System, name: str, size: int = SMALL) -> None:
-    system.store().put(key(name), BytesIO(data(name, size)))
+    system.client.store().put(key(name), BytesIO(data(name, size)))
 
 
 def leave_block(system: System, writer: str) -> BlockId:
@@ -123,12 +122,12 @@ def fill(front: System) -> None:
     put(front, "small-00")
     put(front, "empty", 0)
     with pytest.raises(PreconditionFailed):
-        front.store().put(key("empty"), BytesIO(b"refused"), condition=ABSENT)
-    front.store().put_many([(key("many-1"), b"1"), (key("many-2"), b"2")])
-    front.store().delete(key("many-1"))
+        front.client.store().put(key("empty"), BytesIO(b"refused"), condition=ABSENT)
+    front.client.store().put_many([(key("many-1"), b"1"), (key("many-2"), b"2")])
+    front.client.store().delete(key("many-1"))
     for name in ("large-1", "large-2", "large-2"):
         put(front, name, LARGE)
-    front.store().delete(key("large-1"))
+    front.client.store().delete(key("large-1"))
     for name, size in (("thrown-small", SMALL), ("thrown-large", LARGE), ("thrown-empty", 0)):
         put(front, name, size)
     now_ms = front.clock.now_ms()
@@ -153,7 +152,7 @@ def keep_buckets(front: System) -> None:
 
 def composed(front: System, name: str) -> None:
     """An object that is composed of parts, a small and a large one."""
-    uploads = multipart_uploads(front)
+    uploads = front.client.uploads()
     upload = uploads.create(key(name), "ann", b"")
     for number, size in enumerate((LARGE, SMALL), 1):
         uploads.put_part(upload, number, BytesIO(data(name, size)), b"")
@@ -163,7 +162,7 @@ def composed(front: System, name: str) -> None:
 def upload_parts(front: System) -> None:
     """What a gateway does with multipart uploads."""
     composed(front, "composed")
-    uploads = multipart_uploads(front)
+    uploads = front.client.uploads()
     for name in ("aborted-1", "aborted-2"):
         upload = uploads.create(key(name), "ann", b"")
         uploads.put_part(upload, 1, BytesIO(b"part"), b"")
@@ -174,13 +173,13 @@ def upload_parts(front: System) -> None:
 def keep_versions(front: System) -> None:
     """What a gateway does in a bucket with versions."""
     for versioning in (Versioning.ENABLED, Versioning.ENABLED, Versioning.SUSPENDED):
-        front.store().put(key("versioned"), BytesIO(b"v"), versioning=versioning)
+        front.client.store().put(key("versioned"), BytesIO(b"v"), versioning=versioning)
     version = front.metadata.noncurrent_after(None, 1)[0][1]
     deletions: list[AddMarker | DeleteVersion] = [
         AddMarker(key("versioned"), Versioning.SUSPENDED),
         DeleteVersion(key("versioned"), version),
     ]
-    assert None not in front.store().delete_versions(deletions)
+    assert None not in front.client.store().delete_versions(deletions)
 
 
 def open_segment(system: System) -> tuple[Lease, SegmentId]:
@@ -212,7 +211,7 @@ def trim(front: System, system: System) -> None:
     assert not isinstance(row, Exception)
     assert metadata.make_due([row], now_ms) == 1
     assert metadata.move_landed([LandedMove(row.object_id, row.version, copy, moved)]) == {moved}
-    front.store().delete(logged)
+    front.client.store().delete(logged)
     metadata.seal_segments([(segment, 4096, 1)], now_ms)
     assert metadata.doom_landing({moved: None}) == {LandingId(moved)}
     assert metadata.forget_landing([moved]) == frozenset()
@@ -254,7 +253,7 @@ def return_one(system: System) -> None:
 def collect(front: System, system: System) -> None:
     leave_block(front, "killed put")
     for number in range(35):
-        front.store().delete(key(f"small-{number:02}"))
+        front.client.store().delete(key(f"small-{number:02}"))
     forget_refused(system)
     put(front, "thrown-late")
     composed(front, "thrown-composed")
@@ -289,12 +288,13 @@ def expire(front: System, system: System) -> None:
         assert isinstance(marker, VersionEntry)
     for until_ms in (None, now_ms):
         first, _ = (
-            front.store().put(key("expired-noncurrent"), BytesIO(b"v"), versioning=Versioning.ENABLED) for _ in range(2)
+            front.client.store().put(key("expired-noncurrent"), BytesIO(b"v"), versioning=Versioning.ENABLED)
+            for _ in range(2)
         )
         seen = metadata.version(first.key, first.version).row
         expired = ExpireVersion(first.key, first.version, seen, 2 * now_ms)
         assert None not in metadata.delete_versions([expired], now_ms, until_ms)
-    marker = front.store().delete_versions([AddMarker(key("expired-marker"), Versioning.ENABLED)])[0]
+    marker = front.client.store().delete_versions([AddMarker(key("expired-marker"), Versioning.ENABLED)])[0]
     assert isinstance(marker, VersionEntry)
     assert None not in metadata.delete_versions([ExpireMarker(marker.key, marker.version)], now_ms)
     assert metadata.forget_floors(now_ms + 2 * FLOOR_MS, 9) > 0
@@ -324,13 +324,13 @@ def look(system: System) -> None:
     readings.block(block_id)
     readings.entries(block_id, -1, 10)
     assert readings.object(key("large-2")).places
-    monitor = system.monitor("api", writes=False)
+    monitor = system.operator.monitor("api", writes=False)
     monitor.health.started()
     assert monitor.health.ready().problems == {}
     for name, size in (("small-39", SMALL), ("large-2", LARGE), ("empty", 0)):
-        assert system.store().get(key(name)) == data(name, size)
-    assert len(system.store().list_objects("bucket", "small-", "", 100)) == 5
-    assert system.store().list_buckets("", 10) == ["bucket"]
+        assert system.client.store().get(key(name)) == data(name, size)
+    assert len(system.client.store().list_objects("bucket", "small-", "", 100)) == 5
+    assert system.client.store().list_buckets("", 10) == ["bucket"]
 
 
 def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: dict[str, System]) -> None:
@@ -414,14 +414,14 @@ def refusals(systems: dict[str, System]) -> Iterator[tuple[str, Any]]:
     now_ms = systems["reader"].clock.now_ms()
     for role in ("reader", "api", "producer"):
         system = systems[role]
-        yield role, lambda system=system: system.store().put(key("new"), BytesIO(b"x"))
-        yield role, lambda system=system: system.store().delete(key("small-39"))
+        yield role, lambda system=system: system.client.store().put(key("new"), BytesIO(b"x"))
+        yield role, lambda system=system: system.client.store().delete(key("small-39"))
     for role in ("reader", "api"):
         metadata = systems[role].metadata
         yield role, lambda metadata=metadata: metadata.acquire_lease("any", now_ms, 1000)
         yield role, lambda metadata=metadata: metadata.mark_published([metadata.get(key("many-2"))], now_ms)
     yield "producer", lambda: leave_block(systems["producer"], "producer")
-    yield "consumer", lambda: systems["consumer"].store().delete(key("small-39"))
+    yield "consumer", lambda: systems["consumer"].client.store().delete(key("small-39"))
     collector, said = systems["gc"].metadata, encode_attributes({"a": "b"})
     yield "gc", lambda: collector.set_attributes(collector.get(key("small-39")), said)  # it may only move and remove
 
@@ -435,7 +435,7 @@ def test_a_refusal_is_an_error_of_the_configuration(systems: dict[str, System]) 
             call()
         tried += 1
     assert tried == 13
-    assert systems["reader"].store().get(key("small-39")) == data("small-39", SMALL)
+    assert systems["reader"].client.store().get(key("small-39")) == data("small-39", SMALL)
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ def test_a_command_with_the_wrong_key_ends_with_3(store: RoleStore, role: str, c
     said = json.loads(done.stderr.splitlines()[-1])
     assert f"denied to user 'nos-ec-{role}'" in said["message"]
     with store.open("reader") as system:
-        assert system.store().get(key("kept")) == data("kept", SMALL)
+        assert system.client.store().get(key("kept")) == data("kept", SMALL)
 
 
 def test_running_the_script_again_changes_no_password(store: RoleStore) -> None:

@@ -64,7 +64,7 @@ def test_copies_that_do_not_answer_do_not_delay_others(ceph: CephCluster, system
     """Each read of such a copy takes ten seconds to fail. All other objects are packed, and these eventually."""
     rng = random.Random(5)
     data = {ObjectKey("b", f"{number:04}"): rng.randbytes(rng.randint(1, SIZE_BYTES_MAX)) for number in range(OBJECTS)}
-    system.store().put_many(list(data.items()))
+    system.client.store().put_many(list(data.items()))
     with producer_service(system) as producer:
         producer.drain()
     lost, stuck = _lost_osds(ceph, system, list(data))
@@ -80,7 +80,7 @@ def test_copies_that_do_not_answer_do_not_delay_others(ceph: CephCluster, system
             )
             assert len(service.unread) == len(stuck)
         _turn_until(service, lambda: service.counters.packed == OBJECTS, "those that answer again are not packed")
-    store = system.store()
+    store = system.client.store()
     assert all(store.get(key) == value for key, value in data.items())
 
 

@@ -85,7 +85,7 @@ class WriteFlow:
         metadata = self._system.metadata
         try:
             lease = metadata.acquire_lease(name, self._system.clock.now_ms(), LEASE_TTL_MS)
-            writer = self._system.writer(lease, BlockKind.FRESH)
+            writer = self._system.worker.writer(lease, BlockKind.FRESH)
             while not self._stop.is_set() and (plan := self._next()) is not None:
                 result = writer.write(plan)
                 with self._lock:
@@ -110,7 +110,7 @@ def _put(system: System, count: int, rng: random.Random) -> dict[ObjectKey, byte
     }
     pairs = list(data.items())
     for first in range(0, count, PUTS_PER_BATCH):
-        system.store().put_many(pairs[first : first + PUTS_PER_BATCH])
+        system.client.store().put_many(pairs[first : first + PUTS_PER_BATCH])
     return data
 
 
@@ -119,7 +119,7 @@ def _plans(system: System, keys: list[ObjectKey]) -> list[GroupPlan[Packable]]:
     for first in range(0, len(keys), OBJECTS_PER_GROUP):
         merge_list = BestFitMergeList[Packable](system.geometry, 1000, 0)
         for key in keys[first : first + OBJECTS_PER_GROUP]:
-            row = system.store().head(key)
+            row = system.client.store().head(key)
             assert row.landing_id is not None
             packable = Packable(row.object_id, key, row.version, row.size, row.crc32c, row.landing_id)
             merge_list.add(packable.candidate(0))

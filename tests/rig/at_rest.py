@@ -41,7 +41,7 @@ class LaterClock:
 
 def landing_log_of(system: System) -> LandingLog | None:
     """The landing log that a system's PUTs go to; None in the other modes."""
-    lander = system.puts.batches.lander
+    lander = system.client.puts.batches.lander
     return lander.log if isinstance(lander, LogBypass) and isinstance(lander.log, LandingLog) else None
 
 
@@ -49,17 +49,17 @@ def end_log(system: System) -> None:
     """End the landing log of the system's own PUTs, as at the end of its process: its segments are sealed, so that all
     that lies in them can be reaped. So does the lease of large PUTs. The next PUTs open another log, and take another
     lease. No PUT may be under way."""
-    system.large_lease.close()
+    system.client.large_lease.close()
     log = landing_log_of(system)
     if log is not None:
         log.close()
-        system._puts = system._put_parts(), system._put_queue()
+        system.client._puts = system.client._put_parts(), system.client._put_queue()
 
 
 def settle(system: System) -> None:
     """Let every service do all the work that there is, as it would in time. Raises Transient."""
     end_log(system)
-    system.housekeeping().run_once()
+    system.worker.housekeeping().run_once()
     with producer_service(system) as producer:
         producer.drain()
     drain(system)
@@ -90,8 +90,8 @@ def _restart(system: System, clock: LaterClock) -> None:
     of its housekeeping, and its message log has that clock. With an earlier one, the log would say that a new event may
     still wait for a consumer."""
     system.clock = clock
-    system._held = HeldLeases()
-    system._messages = LogOnDemand(system.settings, clock)
+    system.held = HeldLeases()
+    system.messages = LogOnDemand(system.settings, clock)
 
 
 def left_over(system: System) -> list[str]:

@@ -36,14 +36,18 @@ def main(config: str, size: int) -> None:
     faults = Faults()
     with open_system(load_settings(Path(config), os.environ)) as system, ThreadPoolExecutor(len(names)) as pool:
         system.metadata = faulty(system.metadata, faults)
-        store = system.store()
+        store = system.client.store()
 
         def put(name: str) -> None:
             store.put(ObjectKey("b", name), BytesIO(data_of(name, size)))
             os.write(1, f"{name}\n".encode())
 
         def gather(method: str) -> None:
-            while method == "reserve_landing" and faults.calls[method] == 1 and system.puts.waiting < len(names) - 1:
+            while (
+                method == "reserve_landing"
+                and faults.calls[method] == 1
+                and system.client.puts.waiting < len(names) - 1
+            ):
                 time.sleep(0.001)
 
         faults.hook = gather

@@ -163,7 +163,7 @@ class StoreRun:
     def _put_and_pack(self, numbers: range) -> None:
         for begin in range(0, len(numbers), _BATCH):
             keys = [self._key(n) for n in numbers[begin : begin + _BATCH]]
-            self._system.store().put_many([(key, self.data(key)) for key in keys])
+            self._system.client.store().put_many([(key, self.data(key)) for key in keys])
         with producer_service(self._system) as producer:
             producer.drain()
         drain(self._system)
@@ -174,7 +174,7 @@ class StoreRun:
             self._died += 1
         for begin in range(first, self._died, _BATCH):
             numbers = self._by_death[begin : min(begin + _BATCH, self._died)]
-            self._system.store().delete_many([self._key(n) for n in numbers])
+            self._system.client.store().delete_many([self._key(n) for n in numbers])
 
     def _key(self, n: int) -> ObjectKey:
         return ObjectKey(self._log.objects.buckets[self._log.objects.bucket[n]], str(n))

@@ -49,7 +49,7 @@ def put_for(bench: Bench, system: System, stripes: int, prefix: str = "long") ->
 
 def packable_of(system: System, key: ObjectKey) -> Packable:
     """The object, as the consumer packs it."""
-    row = system.store().head(key)
+    row = system.client.store().head(key)
     source = row.landing_id or row.extent
     assert source is not None
     return Packable(row.object_id, key, row.version, row.size, row.crc32c, source, attributes=row.attributes)
@@ -75,7 +75,7 @@ def main(config: str, where: str) -> None:
     with open_system(load_settings(Path(config), os.environ)) as system:
         keys = [row.key for row in system.metadata.objects_after(0, 10_000) if row.landing_id is not None]
         lease = system.metadata.acquire_lease("writer", system.clock.now_ms(), 60_000)
-        writer = system.writer(lease, BlockKind.FRESH)
+        writer = system.worker.writer(lease, BlockKind.FRESH)
         if where == "used":
             assert writer.write(long_plan(system, keys[:3], 1)).packed
         assert writer.write(long_plan(system, keys[3:], STRIPES - 1)).packed

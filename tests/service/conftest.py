@@ -151,7 +151,7 @@ class Bench:
 
     def put(self, system: System, name: str, data: bytes, bucket: str = "b") -> ObjectKey:
         key = ObjectKey(bucket, name)
-        system.store().put(key, BytesIO(data))
+        system.client.store().put(key, BytesIO(data))
         self.acknowledged[key] = data
         return key
 
@@ -163,12 +163,12 @@ class Bench:
         }
         pairs = list(new.items())
         for first in range(0, count, 100):
-            system.store().put_many(pairs[first : first + 100])
+            system.client.store().put_many(pairs[first : first + 100])
         self.acknowledged.update(new)
         return list(new)
 
     def delete(self, system: System, key: ObjectKey) -> None:
-        system.store().delete(key)
+        system.client.store().delete(key)
         del self.acknowledged[key]
 
     def prepare(self, make: Callable[[Bench], object]) -> None:
@@ -198,10 +198,10 @@ class Bench:
         """Write all records of the landing log again, and give their segments back."""
         assert system.medium is not None
         segments = set(system.medium.segments())
-        forward = system._copy_forward(system.medium)
+        forward = system.worker._copy_forward(system.medium)
         for segment in segments:
             forward._copy(segment, unwatched)
-        system.housekeeping().run_once()
+        system.worker.housekeeping().run_once()
         assert not segments & set(system.medium.segments())
 
     def run(
@@ -237,14 +237,14 @@ class Bench:
 
     def assert_readable(self, system: System) -> None:
         """Invariant 1: every acknowledged object reads back; nothing else is there."""
-        store = system.store()
+        store = system.client.store()
         for key, data in self.acknowledged.items():
             assert hashlib.sha256(store.get(key)).digest() == hashlib.sha256(data).digest(), str(key)
         assert self._listed(store) == set(self.acknowledged)
 
     def assert_readable_besides_dumps(self, system: System) -> None:
         """The same of a store that keeps dumps of its metadata."""
-        store = system.store()
+        store = system.client.store()
         for key, data in self.acknowledged.items():
             assert hashlib.sha256(store.get(key)).digest() == hashlib.sha256(data).digest(), str(key)
         assert {key for key in self._listed(store) if key.bucket != RESERVED_BUCKET} == set(self.acknowledged)
@@ -255,7 +255,7 @@ class Bench:
 
     def assert_absent(self, system: System, key: ObjectKey) -> None:
         with pytest.raises(NotFound):
-            system.store().head(key)
+            system.client.store().head(key)
 
     def assert_balanced(self, system: System) -> None:
         """Invariant 6, and no leak of blocks or landing copies."""

@@ -108,7 +108,7 @@ def _reap(system: System, processes: Processes, count: int, *, keeps: bool) -> M
     kept = system.landing
     if keeps:
         system.landing = cast(LandingStore, KeepsCopies(kept))
-    housekeeping = system.housekeeping()
+    housekeeping = system.worker.housekeeping()
     system.landing = kept
     before, started = processes.cpu_s(), time.perf_counter()
     result = housekeeping.run_once().reaper

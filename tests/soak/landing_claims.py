@@ -512,7 +512,7 @@ def u4(folder: Path, options: Options) -> Found:
 
         def put(system: System, drawn: Sequence[int]) -> float:
             items = [(ObjectKey("b", f"{next(numbers)}"), NOISE[:size]) for size in drawn]
-            into, began_s = system.store(), perf_counter()
+            into, began_s = system.client.store(), perf_counter()
             call_all(16, items, lambda item: into.put(item[0], BytesIO(item[1])), perf_counter)
             return sum(drawn) / 1e6 / (perf_counter() - began_s)
 
@@ -581,7 +581,7 @@ def u7(folder: Path, options: Options) -> Found:
         sums: dict[ObjectKey, int] = {}
 
         def put() -> None:
-            into = system.store()
+            into = system.client.store()
             for number, (key, data) in enumerate(objects(32 * KIB)):
                 if stop.is_set():
                     return
@@ -597,7 +597,7 @@ def u7(folder: Path, options: Options) -> Found:
         putter = threading.Thread(target=put)
         putter.start()
         end_s, memory, waiting = perf_counter() + options.backlog_seconds, [], 0
-        housekeeping = system.housekeeping()
+        housekeeping = system.worker.housekeeping()
         with patch("nos_consumer.service.POLL_MESSAGES_MAX", POLLED), consumer_service(system) as consumer:
             while perf_counter() < end_s:
                 publish(system)
@@ -614,12 +614,12 @@ def u7(folder: Path, options: Options) -> Found:
                 publish(system)
                 consumer.turn(flush=True)
                 assert perf_counter() - began_s < 600, "the backlog is not packed"
-        lander = cast(Any, system.puts.batches.lander)
+        lander = cast(Any, system.client.puts.batches.lander)
         passed = lander.passed_full
         lander.log.seal()
         while system.metadata.first_deletion_ms() is not None:
             housekeeping.run_once()
-        into = system.store()
+        into = system.client.store()
         wrong = sum(google_crc32c.value(into.get(key)) != crc for key, crc in sums.items())
         into.put(ObjectKey("after", "after"), BytesIO(b"after"))
         half = len(memory) // 2
@@ -652,7 +652,7 @@ def u8(folder: Path, options: Options) -> Found:
 
 
 def get_landed(system: System, size: int, options: Options) -> Found:
-    keys, into = [ObjectKey("b", f"{number}") for number in range(options.objects // 4)], system.store()
+    keys, into = [ObjectKey("b", f"{number}") for number in range(options.objects // 4)], system.client.store()
     into.put(ObjectKey("b", "first"), BytesIO(NOISE[:size]))  # the first PUT of a process passes by the log
     call_all(16, keys, lambda key: into.put(key, BytesIO(NOISE[:size])), perf_counter)
     fd = os.open(system.settings.store.root / "landing_log" / "device0", os.O_RDONLY | os.O_DIRECT)
@@ -764,12 +764,15 @@ def l3(folder: Path, options: Options) -> Found:
     """Whole PUTs of 4 KiB by 16 callers, in the log and each with a file and a transaction of its own; and how much of
     the CPU time of a PUT is the log's (L4)."""
     with store(folder) as logged, store(folder, mode="store") as single, raw(folder) as landing:
-        single.puts.batches.lander = Alone(single.puts.batches.lander)
+        single.client.puts.batches.lander = Alone(single.client.puts.batches.lander)
         numbers = count()
 
         def put(system: System) -> tuple[float, float, float]:
             """PUTs a second, p50 and CPU time of a PUT."""
-            keys, into = [ObjectKey("b", f"{next(numbers)}") for _ in range(options.objects // 2)], system.store()
+            keys, into = (
+                [ObjectKey("b", f"{next(numbers)}") for _ in range(options.objects // 2)],
+                system.client.store(),
+            )
             began_s, used_s = perf_counter(), time.process_time()
             took_s = call_all(16, keys, lambda key: into.put(key, BytesIO(NOISE[: 4 * KIB])), perf_counter)
             rate = len(keys) / (perf_counter() - began_s)

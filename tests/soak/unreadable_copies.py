@@ -73,7 +73,7 @@ def _measured(options: argparse.Namespace, share: float, limit_s: float) -> floa
         initialise(settings)
         backlog = Backlog(settings.store.url(), settings.store.root / "landing", time.time_ns() // 1_000_000)
         with open_system(settings) as system:
-            publisher = system.publisher()
+            publisher = system.worker.publisher()
             backlog.land(options.objects, SIZE_MIN, SIZE_MAX, publisher)
             publisher.close()
             backlog.close()

@@ -126,8 +126,8 @@ class _Way:
 
     def __init__(self, system: System, instruments: Instruments, options: LifeOptions) -> None:
         self._system = system
-        self._store = system.store()
-        self._housekeeping = system.housekeeping()
+        self._store = system.client.store()
+        self._housekeeping = system.worker.housekeeping()
         self._gc = gc_service(system)
         self._instruments = instruments
         self._options = options
@@ -158,7 +158,7 @@ class _Way:
         return life
 
     def _batches(self) -> int:
-        return sum(self._system.puts.batch_objects.counts)
+        return sum(self._system.client.puts.batch_objects.counts)
 
     def _get(self, piece: Piece) -> None:
         if self._store.get(piece.key) != bytes(piece.view):

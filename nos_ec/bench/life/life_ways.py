@@ -55,6 +55,6 @@ def life_stores(settings: Settings, landing: str, admin: AdminKey) -> Iterator[B
     """Yields empty stores for the ways of `landing`. Raises ConfigError, Transient."""
     with bench_stores({way: landing_settings(settings, way) for way in LANDINGS[landing]}, admin) as stores:
         if "single" in stores.systems:
-            batches = stores.systems["single"].puts.batches
+            batches = stores.systems["single"].client.puts.batches
             batches.lander = Alone(batches.lander)
         yield stores

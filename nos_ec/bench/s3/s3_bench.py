@@ -173,7 +173,7 @@ class S3Bench:
             put = partial(_put_small, way.objects, self._small_body)
             call_all(self._options.put_callers, names, put, way.instruments.timer)
         elif not self._has(way, names[-1]):
-            store = self._system.store()
+            store = self._system.client.store()
             for first in range(0, len(names), LOAD_BATCH):
                 batch = names[first : first + LOAD_BATCH]
                 store.put_many([(ObjectKey(SMALL_BUCKET, name), self._small_body(name)) for name in batch])

@@ -41,7 +41,7 @@ def s3_ways(settings: Settings, admin: AdminKey, processes: int, programs: Seque
         server = stack.enter_context(gateways(system.settings, folder, processes))
         ways = {
             GATEWAY: _way(stack, server, instruments, packs=True),
-            ENGINE: Way(EngineObjects(system.store()), instruments, packs=True),
+            ENGINE: Way(EngineObjects(system.client.store()), instruments, packs=True),
         }
         if programs is not None:
             options, pool = admin_options(settings, admin), settings.ceph.blocks_pool

@@ -28,8 +28,8 @@ def api(ctx: typer.Context, as_json: AsJson = False) -> None:
     stop = stop_on_signals()
     with open_system(settings) as system:
         system.check_for_daemon(writes=False)
-        monitor = system.monitor("api", writes=False)
-        system.watch_store(monitor)
+        monitor = system.operator.monitor("api", writes=False)
+        system.operator.watch_store(monitor)
         readings = Readings(system, gc_collector(system), FIGURES_MS)
         app = make_app(readings, monitor, token)
         with Server(app, settings.api.host, settings.api.port) as server, pulse(monitor, system.clock):

@@ -55,10 +55,10 @@ def ls(
         if bucket:
             after = after.removeprefix(f"{bucket}/")
             if delimiter:
-                found = _folder_pages(system.store(), bucket, prefix, delimiter, after, limit)
+                found = _folder_pages(system.client.store(), bucket, prefix, delimiter, after, limit)
             else:
                 found = _listed_pages(
-                    system.store(), bucket, prefix, after, limit, rows=long or summarize, to_end=summarize
+                    system.client.store(), bucket, prefix, after, limit, rows=long or summarize, to_end=summarize
                 )
             next_after = _print_objects(found, bucket, limit, long, summarize, as_json, delimiter)
         elif long or summarize:
@@ -66,7 +66,7 @@ def ls(
                 "-l and --summarize need BUCKET or BUCKET/PREFIX; `nos-ec status` shows the sums of the whole store"
             )
         else:
-            buckets = system.store().list_buckets(after, limit + 1)
+            buckets = system.client.store().list_buckets(after, limit + 1)
             next_after = buckets[limit - 1] if len(buckets) > limit else None
             shown = buckets[:limit]
             emit({"buckets": shown, "next_after": next_after}, as_json, lambda: print_lines(map(printable, shown)))

@@ -64,7 +64,7 @@ def put(
         return
     key = parse_object(target)
     with context(ctx).system() as system, Source(source) as stream:
-        row = system.store().put(key, stream, given)
+        row = system.client.store().put(key, stream, given)
     emit(
         row_data(row),
         as_json,
@@ -118,7 +118,7 @@ def get(
     if output != Path("-"):
         _refuse_folder(output)
     with context(ctx).system() as system:
-        row, segments = _open_object(system.store(), key, byte_range)
+        row, segments = _open_object(system.client.store(), key, byte_range)
         written = _write_out(output, segments)
     if output != Path("-"):
         data = {**row_data(row), "bytes_written": written, "output": str(output)}
@@ -152,7 +152,7 @@ def rm(
     keys = list(dict.fromkeys(parse_object(name) for name in names))
     with context(ctx).system() as system:
         days = 0 if permanently else system.settings.trash.keep_days
-        found = {row.key for row in system.store().delete_many(keys, permanently=permanently)}
+        found = {row.key for row in system.client.store().delete_many(keys, permanently=permanently)}
     deleted = [str(key) for key in keys if key in found]
     missing = [str(key) for key in keys if key not in found]
 

@@ -9,7 +9,6 @@ import typer
 
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import count_text, emit, out, printable, size_text, time_text
-from nos_ec.composition.lifecycle_walk import lifecycle_walk_of
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.expiry import ExpiryRule
@@ -28,7 +27,7 @@ def lifecycle_list(ctx: typer.Context, as_json: AsJson = False) -> None:
     GC applies the rules: once a day it walks through these buckets.
     """
     with context(ctx).system() as system:
-        rules = dict(lifecycle_walk_of(system).rules())
+        rules = dict(system.worker.lifecycle_walk().rules())
         walk, now_ms = read_walk(system.metadata), system.clock.now_ms()
     data = {
         "buckets": [
@@ -62,7 +61,7 @@ def lifecycle_run(
 
 def _apply(system: System, bucket: str | None, *, dry_run: bool) -> dict[str, dict[str, Any]]:
     """Apply the rules, and return for each bucket what has expired, and the error if it failed. Raises NotFound."""
-    lifecycle = lifecycle_walk_of(system)
+    lifecycle = system.worker.lifecycle_walk()
     found: dict[str, dict[str, Any]] = {}
     for name, rules in lifecycle.rules():
         if bucket not in (None, name):

@@ -19,7 +19,8 @@ from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.terminal.context import AsJson, context, log_for_daemons, logs_json, stop_on_signals
 from nos_ec.cli.terminal.output import announce
 from nos_ec.cli.terminal.watching import end_when_shut_out, endpoint, pulse, settle
-from nos_ec.composition.wiring import System, open_system, stall_ms_max
+from nos_ec.composition.operator_side import stall_ms_max
+from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import Transient
 from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.auth.master_keys import find_master_keys
@@ -133,8 +134,8 @@ def _gateway(
 
     settings = system.settings.s3
     certificate = find_certificate(settings)
-    monitor = system.monitor("s3", writes=True, publishes=False)
-    monitor.health.require("free space", system.require_put_space)
+    monitor = system.operator.monitor("s3", writes=True, publishes=False)
+    monitor.health.require("free space", system.client.require_put_space)
     masters, accounts = find_master_keys(settings), Accounts(system.metadata, system.clock, os.urandom)
     accounts.require_known_secrets(masters)
     monitor.health.require("master key", lambda: accounts.require_known_secrets(masters))
@@ -142,7 +143,7 @@ def _gateway(
     new_id = lambda: os.urandom(8).hex().upper()  # noqa: E731
     with GatewayServer(service, settings, new_id, listener, monitor.health, certificate, share) as server:
         monitor.metrics.add("gateway", lambda: gateway_samples(server.counters))
-        monitor.metrics.add("batches", lambda: batch_samples(system.puts))
+        monitor.metrics.add("batches", lambda: batch_samples(system.client.puts))
         settle()
         yield server, monitor
 

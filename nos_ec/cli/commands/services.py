@@ -88,8 +88,8 @@ def _print_published(published: int, slots_of_others: int) -> None:
 
 
 def _produce(system: System, stop: Event) -> None:
-    monitor = system.monitor("producer", writes=True)
-    system.watch_store(monitor)
+    monitor = system.operator.monitor("producer", writes=True)
+    system.operator.watch_store(monitor)
     with (
         endpoint(monitor, system.settings),
         end_when_shut_out(system, stop),
@@ -142,7 +142,7 @@ def _print_packed(counters: dict[str, Any]) -> None:
 
 
 def _consume(system: System, stop: Event) -> ConsumerCounters:
-    monitor = system.monitor("consumer", writes=True)
+    monitor = system.operator.monitor("consumer", writes=True)
     with (
         endpoint(monitor, system.settings),
         end_when_shut_out(system, stop),
@@ -175,7 +175,7 @@ def gc_plan(
         service = gc_service(system)
         plan = service.plan()
         costs = service.target_costs(TARGETS_SHOWN) if targets else None
-        totals = system.store_totals().read().totals
+        totals = system.operator.store_totals().read().totals
     show_plan(plan, totals, as_json, costs)
 
 
@@ -223,12 +223,12 @@ def gc_run(
 def _keep_totals(system: System) -> None:
     """Store the totals, because without daemons (GC from cron) nothing else may record the usage of the last days."""
     with suppress(Transient):
-        system.store_totals().keep()
+        system.operator.store_totals().keep()
 
 
 def _collect(system: System, stop: Event) -> None:
-    monitor = system.monitor("gc", writes=True)
-    system.watch_store(monitor)
+    monitor = system.operator.monitor("gc", writes=True)
+    system.operator.watch_store(monitor)
     service = gc_service(system, monitor)
     with (
         endpoint(monitor, system.settings),

@@ -60,7 +60,7 @@ def undelete(
         raise InvalidInput("--since and --until need -r; for one object, choose a --version of `nos-ec trash list`")
     key = parse_object(name)
     with context(ctx).system() as system:
-        can = system.trash()
+        can = system.client.trash()
         try:
             row = can.undelete(can.find(key, version))
         except NotFound as error:
@@ -74,7 +74,7 @@ def undelete(
 
 def _hint(system: System, key: ObjectKey) -> str:
     """Return the end of the error message: what else the user may have meant."""
-    if any(system.trash().pages(key.bucket, f"{key.name}/")):
+    if any(system.client.trash().pages(key.bucket, f"{key.name}/")):
         return f"; to bring back what is below {key}/, use -r"
     return _trash_off_hint(system)
 
@@ -87,7 +87,7 @@ def _undelete_tree(ctx: typer.Context, target: str, between: tuple[str | None, s
     bucket, prefix = parse_prefix(target)
     counter = ItemCounter("undeleted", as_json, more={"older_versions_left": 0})
     with context(ctx).system() as system:
-        can, deleted = system.trash(), _Between.of(between, system.clock.now_ms())
+        can, deleted = system.client.trash(), _Between.of(between, system.clock.now_ms())
         if not any(can.pages(bucket, prefix)):
             where = f"{printable(bucket)}/{printable(prefix)}"
             raise NotFound(f"nothing below {where} is in the trash{_trash_off_hint(system)}")
@@ -162,7 +162,7 @@ def trash_list(
     with context(ctx).system() as system:
         now_ms = system.clock.now_ms()
         deleted, off = _Between.of((since, until), now_ms), _trash_off_hint(system)
-        for every in _pages(system.trash(), where):
+        for every in _pages(system.client.trash(), where):
             page = [row for row in every if deleted.includes(row)]
             lines = page[: max(0, limit - count)]
             count += len(page)
@@ -200,7 +200,7 @@ def trash_empty(
         require_terminal(f"trash empty permanently deletes everything in {trash}")
     counter = ItemCounter("deleted", as_json)
     with context(ctx).system() as system:
-        can = system.trash()
+        can = system.client.trash()
         if not yes:
             ask(f"Permanently delete everything in {trash}? [y/N] ")
         with counter.reporting_totals(f"permanently from {trash}"), progress() as bar:

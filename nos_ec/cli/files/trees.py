@@ -50,7 +50,7 @@ def put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> No
 
     with context(ctx).system() as system, counter.reporting_totals(f"under {bucket}/{prefix}"), progress() as bar:
         load_tree(
-            system.store(),
+            system.client.store(),
             pairs(),
             counting(bar, "put", counter),
             lambda path, reason: counter.problem(str(path), reason),
@@ -63,7 +63,7 @@ def get_tree(ctx: typer.Context, source: str, folder: Path, skip_existing: bool,
     bucket, prefix = parse_prefix(source)
     counter = ItemCounter("written", as_json, more={"unchanged": 0})
     with context(ctx).system() as system:
-        store = system.store()
+        store = system.client.store()
         _require_some(store, bucket, prefix)
         with TargetFolder(folder) as target, counter.reporting_totals(f"below {folder}"), progress() as bar:
             count = counting(bar, "get", counter)
@@ -88,7 +88,7 @@ def remove_tree(ctx: typer.Context, target: str, yes: bool, permanently: bool, a
         require_terminal(f"rm -r deletes everything below {bucket}/{prefix}")
     counter = ItemCounter("deleted", as_json)
     with context(ctx).system() as system:
-        store = system.store()
+        store = system.client.store()
         _require_some(store, bucket, prefix)
         if not yes:
             ask(f"Delete {_counted(store, bucket, prefix)} below {printable(bucket)}/{printable(prefix)}? [y/N] ")

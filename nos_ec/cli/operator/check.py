@@ -97,7 +97,8 @@ def apply(
         if any(step.action is Action.REWRITE_BLOCK for _, step in steps.steps):
             gc.recover()
         copies = copies_of(step for _, step in steps.steps)
-        repairer = Repairer(system.checked(), system.planned_mending(), gc.rewrite, copies, system.trail)
+        operator = system.operator
+        repairer = Repairer(operator.checked(), operator.planned_mending(), gc.rewrite, copies, system.trail)
         try:
             for number, step in bar.track(steps.steps, description="apply"):
                 applied.apply(repairer, number, step)
@@ -167,7 +168,7 @@ def _print_applied(applied: _Applied) -> None:
 
 def _checker(system: System, share: float, tick: Tick) -> Checker:
     salt = system.clock.now_ms().to_bytes(8, "big")
-    return Checker(system.checked(), ReadShare(share, salt), tick=tick)
+    return Checker(system.operator.checked(), ReadShare(share, salt), tick=tick)
 
 
 def _share(text: str | None) -> float:

@@ -59,7 +59,7 @@ def explain(
 
 def _explain_trash(system: System, key: ObjectKey, error: NotFound, as_json: bool) -> None:
     try:
-        row = system.trash().find(key)
+        row = system.client.trash().find(key)
     except NotFound:
         raise NotFound(
             f"object {key} does not exist, and it is not in the trash: it was never stored, it was deleted permanently,"

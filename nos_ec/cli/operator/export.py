@@ -52,7 +52,8 @@ def export_events(
     count = size = 0
     with context(ctx).system() as system, progress() as bar:
         since_ms = None if since is None else time_of(since, "--since", system.clock.now_ms())
-        if bucket and not system.store().list_names(bucket, "", "", 1) and not any(system.trash().pages(bucket)):
+        client = system.client
+        if bucket and not client.store().list_names(bucket, "", "", 1) and not any(client.trash().pages(bucket)):
             raise NotFound(f"bucket {bucket} has no objects")
         task = bar.add_task("objects", total=None)
         options = ExportOptions(bucket, since_ms, one_in)

@@ -58,11 +58,11 @@ def metadata_dump(
         pages = dump_pages(system.metadata, lambda done: bar.update(task, completed=done))
         data: dict[str, Any] = {"begun_ms": head.begun_ms}
         if to is None:
-            dumps = system.dumps()
+            dumps = system.client.dumps()
             dump, rows = dumps.write(head, pages)
             removed = dumps.keep(KEEP if keep is None else keep, system.clock.now_ms())
             oldest_ms = min(one.begun_ms for one in dumps.all(system.clock.now_ms()))
-            system.access_records().forget_removed_buckets(oldest_ms)
+            system.client.access_records().forget_removed_buckets(oldest_ms)
             data |= {"name": str(dump.key), "rows": rows, "bytes": dump.size, "removed": removed}
         else:
             with report_file(to, "--to") as file:
@@ -83,7 +83,7 @@ def metadata_dumps(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List the dumps in the store, oldest first."""
     with context(ctx).system() as system:
         now_ms = system.clock.now_ms()
-        found = system.dumps().all(now_ms)
+        found = system.client.dumps().all(now_ms)
     dumps = [{"name": str(dump.key), "begun_ms": dump.begun_ms, "bytes": dump.size} for dump in found]
 
     def show() -> None:

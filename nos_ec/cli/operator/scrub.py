@@ -60,7 +60,7 @@ def scrub(
     report = Report(as_json)
     with context(ctx).system() as system, progress() as bar:
         interrupt_on_sigterm()
-        blocks = sum(system.store_totals().read().totals.blocks.values())
+        blocks = sum(system.operator.store_totals().read().totals.blocks.values())
         task = bar.add_task("scrub", total=blocks)
 
         def show(one: Scrubbed) -> None:
@@ -72,7 +72,7 @@ def scrub(
         def watch(result: ScrubResult) -> None:
             bar.update(task, completed=min(result.of_pass.blocks, blocks))
 
-        scrubber = system.scrubber(bytes_per_s, repair=repair)
+        scrubber = system.operator.scrubber(bytes_per_s, repair=repair)
         with keeping_counts(system):
             result = scrubber.run_once(Event(), duration_ms(max_duration), show, watch, restart=restart)
         store_id, now_ms = system.store_id, system.clock.now_ms()

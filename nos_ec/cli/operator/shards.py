@@ -43,7 +43,7 @@ def shards_rebuild(
     """
     bytes_per_s = None if rate is None else rate_of(rate)
     with context(ctx).system() as system:
-        rebuild = system.shard_rebuild(bytes_per_s)
+        rebuild = system.operator.shard_rebuild(bytes_per_s)
         if rebuild is None:
             emit({"rebuilt": None, "why": ON_CEPH}, as_json, lambda: out.print(ON_CEPH))
             return

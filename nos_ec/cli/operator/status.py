@@ -48,9 +48,9 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
     counts them by the number of missing shards; both are null on Ceph, which repairs them itself.
     """
     now_ms, metadata = system.clock.now_ms(), system.metadata
-    dated = DatedTotals(metadata.totals(), now_ms) if exact else system.store_totals().read()
+    dated = DatedTotals(metadata.totals(), now_ms) if exact else system.operator.store_totals().read()
     totals, short = dated.totals, system.blocks.blocks_short()
-    figures = system.figures_of(dated, _free_bytes(system.blocks), _free_bytes(system.landing))
+    figures = system.operator.figures_of(dated, _free_bytes(system.blocks), _free_bytes(system.landing))
     target, dump_ms = system.settings.gc.target_space_amp, newest_dump_ms(metadata, now_ms)
     data = store_data(figures, target, metadata.scrub_state(), dump_ms) | {
         "stored_raw_bytes": system.blocks.raw_bytes(),

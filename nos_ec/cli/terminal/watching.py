@@ -68,7 +68,7 @@ def endpoint(monitor: Monitor, settings: Settings) -> Iterator[None]:
 def keeping_totals(system: System) -> Iterator[None]:
     """Keep the stored figures of the whole store up to date while the block runs. All daemons that may write rows do
     this, but only one at a time does the work."""
-    with background_loop("figures", system.store_totals().run):
+    with background_loop("figures", system.operator.store_totals().run):
         yield
 
 
@@ -76,7 +76,7 @@ def keeping_totals(system: System) -> Iterator[None]:
 def keeping_counts(system: System) -> Iterator[None]:
     """Add the counts that GC, scrubs and rebuilds of shards make in this process to the counts of the store, while the
     block runs and at its end."""
-    with background_loop("counts", lambda ended: system.counts.run(ended, system.clock)):
+    with background_loop("counts", lambda ended: system.operator.counts.run(ended, system.clock)):
         yield
 
 

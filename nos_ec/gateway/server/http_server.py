@@ -8,7 +8,6 @@ from random import Random
 
 import uvicorn
 
-from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.gateway.auth.access import Access
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
@@ -50,8 +49,8 @@ answer. Accepted connections inherit the limit from the listening socket."""
 
 def make_service(system: System, master_keys: MasterKeys, settings: S3Settings) -> Service:
     """Return the S3 service of an open store: a gateway without its HTTP server."""
-    store, metadata, clock = system.store(), system.metadata, system.clock
-    uploads = multipart_uploads(system, store)
+    store, metadata, clock = system.client.store(), system.metadata, system.clock
+    uploads = system.client.uploads(store)
     access = Access(metadata, master_keys, clock, ACCESS_CACHE_MS)
     objects = ObjectOperations(store, uploads, access, AttributeChanges(store, clock, Random().random))
     return Service(

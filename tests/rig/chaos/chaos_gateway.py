@@ -43,7 +43,7 @@ class Gateway:
             self._changed.wait_for(lambda: not self._restarting)
             if self._system is None:
                 raise Transient("the gateway was not opened again")
-            store = self._system.store()
+            store = self._system.client.store()
             self._clients += 1
         try:
             yield store

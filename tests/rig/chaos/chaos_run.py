@@ -320,9 +320,9 @@ def _inspect(
     system: System, histories: Mapping[ObjectKey, History], report: Report, say: Callable[[str], None]
 ) -> None:
     """Read all keys before and after the last clean-up, and audit what is left after it."""
-    before = judge(system.store(), histories)
+    before = judge(system.client.store(), histories)
     report.leaked = come_to_rest(system)
-    report.verdict = judge(system.store(), histories)
+    report.verdict = judge(system.client.store(), histories)
     if before != report.verdict:
         report.problems.append(f"before the last clean-up the keys read differently: {before}")
     report.packed_objects = system.metadata.totals().packed_objects

@@ -116,7 +116,7 @@ def test_a_block_and_the_copies_in_it_are_found(bench: Bench, capfd: pytest.Capt
         key = bench.put(system, 'a "quoted" name', bench.data(CHUNK))
         bench.put(system, "other", bench.data(CHUNK))
         bench.pack(system)
-        row = system.store().head(key)
+        row = system.client.store().head(key)
         bench.delete(system, key)
         bench.delete(system, ObjectKey("b", "other"))
         bench.settle(system)
@@ -231,7 +231,7 @@ def test_what_a_scrub_mends_is_in_the_trail(bench: Bench) -> None:
         (shard,) = (bench.folder / "store" / "blocks" / "shard-03").glob(f"*/{name}")
         whole = shard.read_bytes()
         shard.write_bytes(whole[: len(whole) // 2])
-        result = system.scrubber(0).run_once(Event())
+        result = system.operator.scrubber(0).run_once(Event())
     assert result is not None
     assert shard.read_bytes() == whole
     (written,) = entries(bench, AuditKind.SHARDS_WRITTEN)

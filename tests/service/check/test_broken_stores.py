@@ -218,14 +218,14 @@ def test_a_deleted_landing_copy_is_reported_and_harms_no_other_object(bench: Ben
         (key,) = [
             key
             for key in bench.acknowledged
-            if (row := system.store().head(key)).landing_id and row.landing_id.hex() == lost.name
+            if (row := system.client.store().head(key)).landing_id and row.landing_id.hex() == lost.name
         ]
         lost.unlink()
         with pytest.raises(Corrupt, match="landed bytes are missing"):
-            system.store().get(key)
+            system.client.store().get(key)
         bench.settle(system)
         with pytest.raises(Corrupt, match="queued bytes are missing"):
-            system.store().get(key)
+            system.client.store().get(key)
         bench.put(system, key.name, b"new", key.bucket)
         bench.settle(system)
         bench.assert_readable(system)
@@ -244,7 +244,7 @@ def test_a_dead_writers_block_that_lost_its_end_is_sealed_and_healed(bench: Benc
     bench.end_leases()
     with bench.open() as system:
         assert system.metadata.totals().packed_objects > 0
-        result = system.housekeeping().run_once()
+        result = system.worker.housekeeping().run_once()
         assert (result.recovery.blocks_sealed, result.reaper.reverted > 0) == (1, True)
         bench.assert_readable(system)
         bench.settle(system)

@@ -387,7 +387,7 @@ def test_bytes_without_a_header_that_recovery_counted_are_normal(bench: Bench) -
         system.metadata.allocate_block(lease, block_id, BlockKind.FRESH, system.clock.now_ms())
         system.blocks.create(block_id, bytes(STRIPE))
         assert check(system) == []
-        system.housekeeping().run_once()
+        system.worker.housekeeping().run_once()
         row = system.metadata.block(block_id)
         assert (row.state, row.dead_bytes) == (BlockState.SEALED, STRIPE)
         assert check(system) == []
@@ -454,7 +454,7 @@ class Works:
             self.errors.append(error)
 
     def _clients(self, system: System, rng: random.Random) -> None:
-        store = system.store()
+        store = system.client.store()
         for number in range(30):
             key = ObjectKey("busy", f"{rng.randrange(12)}")
             store.put(key, BytesIO(rng.randbytes(rng.choice((0, 100, CHUNK, 3 * STRIPE, 5 * STRIPE)))))
@@ -744,7 +744,7 @@ def step_for(system: System) -> Step:
 
 def repairer(system: System) -> Repairer:
     checked = Checked(system.metadata, system.blocks, system.landing, system.medium, system.clock)
-    return Repairer(checked, system.planned_mending(), lambda _block_id: False)
+    return Repairer(checked, system.operator.planned_mending(), lambda _block_id: False)
 
 
 @pytest.mark.parametrize("shards", [1, 4, 10])
@@ -756,7 +756,7 @@ def test_a_block_whose_creation_was_killed_lacks_no_shard(bench: Bench, system: 
     killed = bench.run("consumer", "--once", kill_at=f"block_store.shard_created:{shards}")
     assert killed.returncode == -signal.SIGKILL
     bench.end_leases()
-    system.housekeeping().run_once()
+    system.worker.housekeeping().run_once()
     (row,) = system.metadata.list_blocks(None, 9)
     assert (row.state, row.stripes) == (BlockState.SEALED, 0)
     assert check(system) == []

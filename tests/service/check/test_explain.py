@@ -15,7 +15,6 @@ from nos_consumer.assemble import consumer_service
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.adapters.sql.tables.schema import WAITING
 from nos_ec.composition.explaining import object_explainer
-from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.formats.messages import partition_for
@@ -79,14 +78,14 @@ def test_how_long_an_object_is_expected_to_live(bench: Bench, system: System) ->
 def test_an_object_in_parts(bench: Bench) -> None:
     key, sizes = ObjectKey("b", "composed"), (9 * STRIPE, 5000, 300)
     with bench.open() as system:
-        uploads = multipart_uploads(system)
+        uploads = system.client.uploads()
         assert explained(system, put(bench, system)).its_parts is None
         upload = uploads.create(key, "ann", b"")
         for number in (1, 2):
             uploads.put_part(upload, number, BytesIO(bench.data(sizes[number - 1])), b"")
         bench.pack(system)
     with bench.open() as system:
-        uploads = multipart_uploads(system)
+        uploads = system.client.uploads()
         uploads.put_part(upload, 3, BytesIO(bench.data(sizes[2])), b"")
         uploads.complete(upload, lambda stored: (stored, {}))
         found = explained(system, key)
@@ -398,7 +397,7 @@ def test_the_record_of_a_packed_object(bench: Bench, system: System, mode: str) 
     assert found.landing_copy is not None
     assert found.landing_copy.segment_state is SegmentState.SEALED
     system.metadata.postpone_deletion([copy], 0)
-    system.housekeeping().run_once()
+    system.worker.housekeeping().run_once()
     found = explained(system, key)
     assert (found.reason, found.landing_copy) == (Why.PACKED, None)
     assert found.block is not None
@@ -416,7 +415,7 @@ def test_the_copy_of_a_packed_object_in_the_landing_store(bench: Bench, system: 
     assert "deletes the copy" in found.next
     assert found.landing_copy is not None
     assert (found.landing_copy.medium, found.landing_copy.segment) == ("store", None)
-    system.housekeeping().run_once()
+    system.worker.housekeeping().run_once()
     assert explained(system, key).reason is Why.PACKED
 
 

@@ -67,7 +67,7 @@ def test_a_block_from_its_writer_to_recovery(bench: Bench, system: System) -> No
         found = explained(system, block_id)
         assert (found.reason, found.state) == (Why.FENCED, BlockState.FENCED)
         assert "Recovery" in found.next
-        system.housekeeping().run_once()
+        system.worker.housekeeping().run_once()
         found = explained(system, block_id)
         assert (found.reason, found.state, found.would_collect) == (Why.TOO_FULL, BlockState.SEALED, False)
         assert found.sealed_ms is not None

@@ -87,7 +87,7 @@ def flip(path: Path, bit: int) -> int | None:
 def is_harmless(bench: Bench, system: System) -> bool:
     """Check that every object is listed, and either reads as before or is reported as damaged. Returns whether all are
     as before."""
-    store, harmless = system.store(), True
+    store, harmless = system.client.store(), True
     for key, data in bench.acknowledged.items():
         try:
             assert store.get(key) == data, f"{key} reads as other bytes"
@@ -119,7 +119,7 @@ def test_no_flipped_bit_is_turned_into_a_loss(bench: Bench) -> None:
                 with bench.open() as system:
                     outcome = "harmless" if is_harmless(bench, system) else "damaged"
                     bench.put_some(system, 2, CHUNK, prefix="more")
-                    system.housekeeping().run_once()
+                    system.worker.housekeeping().run_once()
                     end_log(system)
             except NosError as error:
                 outcome = type(error).__name__

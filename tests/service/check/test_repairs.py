@@ -186,7 +186,7 @@ def test_when_space_is_short_blocks_in_quarantine_stay_and_hide_no_others(
 def _reap(system: System, now_ms: int) -> None:
     clock, system.clock = system.clock, SetClock(now_ms)
     try:
-        system.housekeeping().run_once()
+        system.worker.housekeeping().run_once()
         gc_service(system).run_once()
     finally:
         system.clock = clock
@@ -344,9 +344,9 @@ def test_what_cannot_be_read_keeps_a_block_that_is_written_again(
     assert [one.key for one in system.metadata.placed_in(row.block_id)] == [lost.key]
     assert system.metadata.block(row.block_id).state is BlockState.SEALED
     with pytest.raises(Corrupt):
-        system.store().get(lost.key)
+        system.client.store().get(lost.key)
     for key in bench.acknowledged.keys() - {lost.key}:
-        assert system.store().get(key) == bench.acknowledged[key]
+        assert system.client.store().get(key) == bench.acknowledged[key]
 
 
 def test_a_step_that_fails_stops_no_other(
@@ -357,7 +357,7 @@ def test_a_step_that_fails_stops_no_other(
     leak_copy(bench, system)
     plan, cli = plan_of(bench), Cli(bench, capfd)
     assert actions(plan) == ["rewrite-block", "quarantine-copy"]
-    with system.contended_lease(LEASE_NAME, 30_000):
+    with system.contended_lease(LEASE_NAME):
         refused = cli("apply", str(plan), exits=12)
     assert "1 step failed" in refused["message"]
     assert [finding.kind for finding in check(system)] == [FindingKind.HEADER_DAMAGED]
@@ -403,7 +403,7 @@ def slow(*arguments, **named):
 
 LocalLandingStore.put = slow
 with open_system(load_settings(Path(sys.argv[1]), {})) as system:
-    system.store().put(ObjectKey("b", "slow"), BytesIO(b"late"))
+    system.client.store().put(ObjectKey("b", "slow"), BytesIO(b"late"))
 """
 
 
@@ -422,7 +422,7 @@ def test_a_copy_that_a_killed_put_wrote_after_its_reservation_is_found_and_remov
         try:
             while not waits.exists() or system.metadata.deletions_after(None, 1):
                 assert not slow.done(), slow.result().stderr
-                system.housekeeping().run_once()
+                system.worker.housekeeping().run_once()
                 time.sleep(0.05)
         finally:
             go_on.touch()
@@ -457,7 +457,7 @@ def test_killed_while_a_block_is_written_again(bench: Bench, point: str) -> None
         gc = gc_service(system)
         gc.recover()
         ((_, step),) = read_steps(plan.read_bytes().splitlines(keepends=True))
-        Repairer(system.checked(), system.planned_mending(), gc.rewrite).apply(step)
+        Repairer(system.operator.checked(), system.operator.planned_mending(), gc.rewrite).apply(step)
         assert system.metadata.block(row.block_id).state is BlockState.CONDEMNED
         assert check(system, read_share=1.0) == []
         bench.settle(system)
@@ -487,7 +487,7 @@ def test_a_copy_whose_object_is_missing_among_what_waits_stays(bench: Bench) -> 
         found = Finding(FindingKind.COPY_WITHOUT_OWNER, "copy", step | {"bytes": len(system.landing.read(copy))})
         planned_step = planned(found)
         assert planned_step is not None
-        repairer = Repairer(system.checked(), system.planned_mending(), lambda _: False, [copy])
+        repairer = Repairer(system.operator.checked(), system.operator.planned_mending(), lambda _: False, [copy])
         assert not repairer.apply(planned_step)
         assert list(held(system.metadata)) == []
         now_ms = system.clock.now_ms()

@@ -40,7 +40,7 @@ def scrubber(system: System, *, repair: bool = True, clock: Clock | None = None)
     checked = Checked(system.metadata, system.blocks, system.landing, system.medium, clock or system.clock)
     put_ms_max = system.settings.put.reservation_ms
     options = ScrubOptions(0, repair, put_ms_max, wait_ms=10)
-    return Scrubber(checked, system.shards, lambda name: system.contended_lease(name, 30_000), options)
+    return Scrubber(checked, system.shards, system.contended_lease, options)
 
 
 def scrub(system: System, *, repair: bool = True) -> tuple[list[Scrubbed], ScrubResult]:
@@ -76,7 +76,7 @@ def everything(bench: Bench) -> dict[str, object]:
 
 def all_read(bench: Bench, system: System) -> None:
     for key, data in bench.acknowledged.items():
-        assert system.store().get(key) == data
+        assert system.client.store().get(key) == data
 
 
 def test_a_sound_store(bench: Bench) -> None:
@@ -342,7 +342,7 @@ def test_a_run_that_is_stopped_is_continued(bench: Bench) -> None:
 def test_one_scrub_at_a_time(bench: Bench) -> None:
     with bench.open() as system:
         fill(bench, system)
-        with system.contended_lease(LEASE_NAME, 30_000), pytest.raises(Conflict, match="held by process"):
+        with system.contended_lease(LEASE_NAME), pytest.raises(Conflict, match="held by process"):
             scrub(system)
         scrub(system)
 
@@ -407,7 +407,7 @@ def test_a_lost_lease_is_a_failure_and_another_process_is_none(
 ) -> None:
     with bench.open() as system:
         one = scrubber(system, clock=Once(0))
-        with system.contended_lease(LEASE_NAME, 30_000):
+        with system.contended_lease(LEASE_NAME):
             one.run(Event(), LOOK_MS)
         assert one.counters.failures == 0
         assert "another process scrubs" in capsys.readouterr().out
@@ -531,7 +531,7 @@ def test_an_append_that_was_torn_is_made_whole(bench: Bench) -> None:
             with path.open("r+b") as file:
                 file.seek(PAGE)
                 file.write(bytes(CHUNK // PAGE * 4))  # no checksums
-        system.housekeeping().run_once()
+        system.worker.housekeeping().run_once()
         row = system.metadata.block(block_id)
         assert (row.state, row.stripes) == (BlockState.SEALED, 1)
         told, result = scrub(system)

@@ -17,6 +17,7 @@ import pytest
 from nos_consumer.assemble import drain
 from nos_ec.adapters.local.blocks.shard_file import ShardLayout
 from nos_ec.cli.app import run
+from nos_ec.composition.operator_side import OperatorSide
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, LeaseLost, Transient
 from nos_ec.core.ids import BlockId, ObjectKey
@@ -46,7 +47,7 @@ def replace_disk(bench: Bench, *numbers: int) -> None:
 
 
 def rebuilt(system: System) -> RebuildResult:
-    rebuild = system.shard_rebuild(0)
+    rebuild = system.operator.shard_rebuild(0)
     assert rebuild is not None
     return rebuild.run_once(Event())
 
@@ -320,7 +321,7 @@ def test_a_store_that_recovers_itself_has_nothing_to_rebuild(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As Ceph does."""
-    monkeypatch.setattr(System, "shard_rebuild", lambda *_: None)
+    monkeypatch.setattr(OperatorSide, "shard_rebuild", lambda *_: None)
     assert run(["--config", str(bench.config), "shards", "rebuild"]) == 0
     assert capfd.readouterr().out == "nothing to rebuild: " + (
         "Ceph recovers lost shards itself; `ceph status` shows its progress\n"

@@ -43,6 +43,7 @@ from nos_ec.api.app import Server, make_app
 from nos_ec.api.readings import PAGE_MAX, Readings
 from nos_ec.api.request_limit import REQUESTS_MAX
 from nos_ec.cli.app import run
+from nos_ec.composition.operator_side import OperatorSide
 from nos_ec.composition.wiring import System
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import ConfigError, Transient
@@ -67,8 +68,8 @@ AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
 
 
 def app_of(system: System, token: Token | None, requests_max: int = REQUESTS_MAX) -> FastAPI:
-    monitor = system.monitor("api", writes=False)
-    system.watch_store(monitor)
+    monitor = system.operator.monitor("api", writes=False)
+    system.operator.watch_store(monitor)
     monitor.health.started()
     return make_app(Readings(system, gc_collector(system), age_ms_max=0), monitor, token, requests_max)
 
@@ -276,7 +277,7 @@ def test_the_location_of_an_object(api: Api, bench: Bench, system: System) -> No
     assert len(api("/v1/object", bucket="b", name="large")["places"]) > 1
     assert api("/v1/object", bucket="b", name="empty")["state"] == "empty"
     given = {"content-type": "text/plain", "ö": "'\" <&>"}
-    system.store().put(ObjectKey("b", "with"), BytesIO(b"x"), encode_attributes(given))
+    system.client.store().put(ObjectKey("b", "with"), BytesIO(b"x"), encode_attributes(given))
     assert api("/v1/object", bucket="b", name="with")["attributes"] == given
     bench.put(system, "ä//ö #?%2F", b"odd")
     assert api("/v1/object", bucket="b", name="ä//ö #?%2F")["landing"]
@@ -382,7 +383,7 @@ def test_everything_but_the_lag_is_reported_while_the_message_log_is_away(
         raise Transient("message log: broker:9092 does not answer")
 
     bench.put_some(system, 3)
-    monkeypatch.setattr(System, "lag", away)
+    monkeypatch.setattr(OperatorSide, "lag", away)
     assert (api("/v1/backlog")["landed_objects"], api("/v1/backlog")["lag_messages"]) == (3, None)
     assert api("/v1/status")["landing_deletions"] == 0
     metrics = api.client.get("/metrics").text
@@ -466,7 +467,7 @@ def test_without_a_token_only_names_of_this_machine_are_answered(system: System,
 def test_without_a_token_a_browser_cannot_be_made_to_read_names(system: System, host: str) -> None:
     """DNS rebinding: a page's own name resolves to this machine, and the browser sends it as the Host."""
     bucket_and_name = {"bucket": "b", "name": "n"}
-    system.store().put_many([(ObjectKey(**bucket_and_name), b"data")])
+    system.client.store().put_many([(ObjectKey(**bucket_and_name), b"data")])
     with serve(app_of(system, None), Host=host) as client:
         for path in ("/v1/object", "/v1/blocks", "/metrics", "/openapi.json"):
             answer = client.get(path, params=bucket_and_name if path == "/v1/object" else {})

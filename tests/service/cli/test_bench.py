@@ -93,11 +93,11 @@ def test_each_way_lands_where_it_should_and_a_life_leaves_no_segment(
     with life_stores(settings, "both", KEY) as stores:
         found = LifeBench(stores, options(30_000, objects=100), lambda *_: None).run()
         for way, system in stores.systems.items():
-            batches = system.puts.batches
+            batches = system.client.puts.batches
             assert isinstance(batches.lander, LogBypass if way == "log" else Alone if way == "single" else CopyLander)
             totals = system.metadata.segment_totals()
             assert {state for state, (count, _) in totals.items() if count} <= {SegmentState.OPEN}
-        log = stores.systems["log"].puts.batches.lander
+        log = stores.systems["log"].client.puts.batches.lander
         assert isinstance(log, LogBypass)
         assert isinstance(log.log, LandingLog)
         assert log.log.counters.records == 3 * 100 - 1, "the first object, alone in its batch, passes by"
@@ -125,7 +125,7 @@ def test_an_object_that_reads_back_wrong_ends_the_bench(config: Path, monkeypatc
 def test_objects_that_are_not_published_end_the_bench(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with bench_stores({"store": load_settings(config, {})}, KEY) as stores:
         bench = LifeBench(stores, options(1000), lambda *_: None)
-        stores.systems["store"].store().put_many([(ObjectKey("bucket", "another"), b"landed before")])
+        stores.systems["store"].client.store().put_many([(ObjectKey("bucket", "another"), b"landed before")])
         with pytest.raises(Transient, match="41 of 40 objects were published"):
             bench.run()
 

@@ -131,7 +131,7 @@ def test_status_says_how_old_the_sums_of_a_large_store_are(
     with bench.open() as system:
         bench.put(system, "a", b"x")
         before_ms = system.clock.now_ms()
-        system.store_totals().keep()
+        system.operator.store_totals().keep()
         bench.put(system, "b", b"x")
     assert cli("status")["landed_objects"] == 1
     assert before_ms <= cli("status")["computed_at_ms"] <= before_ms + 60_000
@@ -174,8 +174,8 @@ def test_recursive_put(cli: Cli, tmp_path: Path, bench: Bench, system: System) -
     assert {o["name"]: o["size"] for o in cli("ls", "-l", "docs")["objects"]} == {
         f"in/{k}": v for k, v in sizes.items()
     }
-    for row in system.store().list_objects("docs", "", "", 10):
-        assert system.store().get(row.key) == (tree / row.key.name.removeprefix("in/")).read_bytes()
+    for row in system.client.store().list_objects("docs", "", "", 10):
+        assert system.client.store().get(row.key) == (tree / row.key.name.removeprefix("in/")).read_bytes()
 
 
 COMMANDS = [
@@ -281,8 +281,8 @@ def test_unusual_names_are_accepted(bench: Bench, system: System) -> None:
         bench.put(system, name, name.encode())
     bench.pack(system)
     bench.assert_readable(system)
-    assert [row.key.name for row in system.store().list_objects("b", "%", "", 10)] == ["%"]
-    assert [row.key.name for row in system.store().list_objects("b", "_", "", 10)] == ["_"]
+    assert [row.key.name for row in system.client.store().list_objects("b", "%", "", 10)] == ["%"]
+    assert [row.key.name for row in system.client.store().list_objects("b", "_", "", 10)] == ["_"]
 
 
 def test_errors_say_what_to_do(cli: Cli, tmp_path: Path, file: Path) -> None:
@@ -566,13 +566,13 @@ def test_unreadable_shards(cli: Cli, bench: Bench, system: System) -> None:
         (blocks / f"shard-{shard:02}").rename(blocks / f"gone-{shard:02}")
     with bench.open() as reopened:
         for key, data in bench.acknowledged.items():
-            assert reopened.store().get(key) == data
+            assert reopened.client.store().get(key) == data
         (blocks / "shard-05").rename(blocks / "gone-05")
         lost = [key for key in bench.acknowledged if _is_lost(reopened, key)]
         assert 0 < len(lost) < len(bench.acknowledged)
         (blocks / "gone-05").rename(blocks / "shard-05")
         for key, data in bench.acknowledged.items():
-            assert reopened.store().get(key) == data
+            assert reopened.client.store().get(key) == data
 
 
 def test_split_objects_survive_the_loss_of_any_shards(bench: Bench, system: System) -> None:
@@ -580,7 +580,7 @@ def test_split_objects_survive_the_loss_of_any_shards(bench: Bench, system: Syst
     for number in range(60):
         bench.put(system, f"thumbnail-{number}", bench.data(CHUNK * 9 // 16))
     bench.pack(system)
-    geometry, rows = system.blocks.geometry, system.store().list_objects("b", "", "", 100)
+    geometry, rows = system.blocks.geometry, system.client.store().list_objects("b", "", "", 100)
     split = [row for row in rows if row.extent and geometry.chunks_touched(row.extent.offset, row.extent.length) == 2]
     assert len(split) > 20
     blocks = bench.folder / "store" / "blocks"
@@ -597,7 +597,7 @@ def test_split_objects_survive_the_loss_of_any_shards(bench: Bench, system: Syst
 
 def _is_lost(system: System, key: ObjectKey) -> bool:
     try:
-        system.store().get(key)
+        system.client.store().get(key)
     except Corrupt:
         return True
     return False
@@ -620,7 +620,7 @@ def test_writing_with_a_shard_folder_missing_loses_nothing(cli: Cli, bench: Benc
 
 
 def test_a_gc_run_names_the_process_that_is_already_running_one(cli: Cli, system: System) -> None:
-    with system.contended_lease("gc", 60_000):
+    with system.contended_lease("gc"):
         message = cli("gc", "run", "--apply", exits=5)["message"]
     assert f"lease 'gc' is held by process {os.getpid()} on " in message
     assert "let the holder finish, or stop it" in message
@@ -721,7 +721,7 @@ def test_daemon_packs_what_arrives(bench: Bench, system: System) -> None:
         deadline = time.monotonic() + WAIT_S_MAX
         while system.metadata.totals().packed_objects < 180 and time.monotonic() < deadline:
             time.sleep(0.1)
-        states = {system.store().head(key).state for key in bench.acknowledged}
+        states = {system.client.store().head(key).state for key in bench.acknowledged}
         assert states == {ObjectState.PACKED}
         bench.assert_readable(system)
     finally:

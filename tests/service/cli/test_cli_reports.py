@@ -48,13 +48,13 @@ def test_a_plan_says_where_dead_bytes_wait(cli: Cli, bench: Bench, system: Syste
         bench.produce(system)
         consumer.drain(make_room=lambda: False)
         for name in "abcdefg":
-            system.store().delete(ObjectKey("b", name))
+            system.client.store().delete(ObjectKey("b", name))
         text = cli.text("gc", "plan")
         assert "0 blocks" in text
         (line,) = [line for line in text.splitlines() if line.startswith("not now: ")]
         assert line.startswith(f"not now: {size_text(7 * STRIPE // 2)} dead in ")
         assert "still open: sealed when full, or when the writer ends" in line
-    system.store().delete(ObjectKey("b", "h"))
+    system.client.store().delete(ObjectKey("b", "h"))
     assert cli("gc", "plan")["waiting"] == []
     condemned = cli("gc", "run", "--apply")["blocks_condemned"]
     assert condemned
@@ -175,7 +175,7 @@ def test_a_listing_is_continued_as_pasted(
 def test_dead_letters_are_listed(cli: Cli, bench: Bench, system: System) -> None:
     assert cli("dead-letters") == {"dead_letters": []}
     assert cli.text("dead-letters") == "0 dead letters\n"
-    with closing(system.publisher()) as publisher:
+    with closing(system.worker.publisher()) as publisher:
         publisher.publish([(b"k\xff\x1b[31m", b"no pack request %d " % number + b"x" * 5000) for number in range(3)])
     with consumer_service(system) as consumer:
         consumer.drain(make_room=lambda: False)

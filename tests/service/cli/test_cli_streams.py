@@ -95,7 +95,7 @@ def test_a_daemon_works_on_without_standard_error(bench: Bench, system: System, 
     at_once = {"NOS_EC_CONSUMER__LINGER_MS": "0", "NOS_EC_CONSUMER__LINGER_MAX_MS": "0"}
     daemon = _daemon(bench, "consumer", lost, **at_once)
     try:
-        until(lambda: system.store().head(key).state is ObjectState.PACKED, "the object is packed")
+        until(lambda: system.client.store().head(key).state is ObjectState.PACKED, "the object is packed")
         assert _end(daemon) == 0
     finally:
         daemon.kill()
@@ -204,10 +204,10 @@ def test_a_file_that_grows_while_it_is_read(bench: Bench, system: System, tmp_pa
 
     key = bench.put(system, "o", b"old")
     growing = Growing()
-    row = system.store().put(key, growing)
+    row = system.client.store().put(key, growing)
     growing.close()
     assert row.size > 9 * STRIPE
-    assert system.store().get(key) == path.read_bytes()[: row.size]
+    assert system.client.store().get(key) == path.read_bytes()[: row.size]
 
 
 def test_a_name_that_is_not_text_is_refused_in_listings(bench: Bench, system: System) -> None:

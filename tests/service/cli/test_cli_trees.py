@@ -20,7 +20,6 @@ import pytest
 from nos_ec.cli.app import run
 from nos_ec.cli.files.local_files import TargetFolder
 from nos_ec.cli.terminal.item_counter import NAMED_MAX
-from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.ids import ObjectKey
@@ -117,9 +116,10 @@ def test_put_names_what_it_cannot_store_and_stores_the_rest(cli: Cli, tree: Path
     assert "UTF-8" in reasons["bad\udcff"]
     assert "1024" in reasons["file"]
     assert "symbolic link" in reasons["loop"]
-    assert {row.key.name: system.store().get(row.key) for row in system.store().list_objects("docs", "", "", 99)} == {
-        f"in/{name}": data for name, data in good.items()
-    }
+    assert {
+        row.key.name: system.client.store().get(row.key)
+        for row in system.client.store().list_objects("docs", "", "", 99)
+    } == {f"in/{name}": data for name, data in good.items()}
 
 
 def test_what_is_left_out_alone_is_no_failure(cli: Cli, tree: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_file_that_changes_or_vanishes(
         "changed while it was read",
         "not stored",
     ]
-    assert system.store().head(ObjectKey("docs", "b/h")).size <= size
+    assert system.client.store().head(ObjectKey("docs", "b/h")).size <= size
 
 
 @pytest.mark.parametrize(("error", "code"), [(NoSpace("full"), 8), (Transient("the server is away"), 7)])
@@ -210,7 +210,7 @@ def test_put_ends_early_with_totals(
     out, err = cli.run("put", "-r", "b", str(tree), exits=code)
     assert out == ""
     assert "ended early: 256 objects, 512 B, stored under b/" in err
-    assert len(system.store().list_objects("b", "", "", 1000)) == 256
+    assert len(system.client.store().list_objects("b", "", "", 1000)) == 256
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -233,16 +233,16 @@ def test_put_can_be_ended_at_any_time(bench: Bench, system: System, tmp_path: Pa
         assert process.returncode in (-number, 0)
         stored = _stored(system)
         cut_off += process.returncode == -number and len(stored) < len(files)
-        assert all(system.store().get(ObjectKey("b", name)) == files[name] for name in stored)
+        assert all(system.client.store().get(ObjectKey("b", name)) == files[name] for name in stored)
     assert cut_off, "no round was ended in the middle"
     assert come_to_rest(system) == []
-    assert {name: system.store().get(ObjectKey("b", name)) == files[name] for name in stored} == dict.fromkeys(
+    assert {name: system.client.store().get(ObjectKey("b", name)) == files[name] for name in stored} == dict.fromkeys(
         stored, True
     )
 
 
 def _stored(system: System) -> list[str]:
-    return [row.key.name for row in system.store().list_objects("b", "", "", 10_000)]
+    return [row.key.name for row in system.client.store().list_objects("b", "", "", 10_000)]
 
 
 # --- get -r ---------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def test_a_tree_comes_back(cli: Cli, tree: Path, tmp_path: Path, bench: Bench, s
 def test_files_of_objects_in_parts_are_not_written_again(
     cli: Cli, tmp_path: Path, bench: Bench, system: System
 ) -> None:
-    uploads, sizes = multipart_uploads(system), (3 * CHUNK, 700, 1)
+    uploads, sizes = system.client.uploads(), (3 * CHUNK, 700, 1)
     upload = uploads.create(ObjectKey("b", "dir/parts"), "ann", b"")
     bodies = [bench.data(size) for size in sizes]
     for number, body in zip((2, 5, 9), bodies, strict=True):
@@ -331,7 +331,7 @@ def test_get_replaces_no_folder(cli: Cli, tmp_path: Path, bench: Bench, system: 
 @pytest.mark.landing("store")
 def test_a_damaged_object_does_not_stop_the_others(cli: Cli, tmp_path: Path, bench: Bench, system: System) -> None:
     _put(bench, system, ["a", "b", "c"])
-    landing_id = system.store().head(ObjectKey("b", "b")).landing_id
+    landing_id = system.client.store().head(ObjectKey("b", "b")).landing_id
     assert landing_id is not None
     (path,) = (bench.folder / "store/landing").glob(f"*/{landing_id.hex()}")
     path.write_bytes(b"?")
@@ -359,7 +359,7 @@ def test_get_ends_early_where_nothing_can_be_written(cli: Cli, tmp_path: Path, b
 def test_get_can_be_ended_and_continued(bench: Bench, system: System, tmp_path: Path, number: signal.Signals) -> None:
     """Whatever file is there is whole."""
     objects = {f"{index % 7}/{index:03}": bench.data(2000) for index in range(400)}
-    system.store().put_many([(ObjectKey("b", name), data) for name, data in objects.items()])
+    system.client.store().put_many([(ObjectKey("b", name), data) for name, data in objects.items()])
     out = tmp_path / "out"
     command = [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "get", "-r", "b", str(out)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -410,7 +410,7 @@ def test_rm_deletes_below_a_prefix_only(cli: Cli, bench: Bench, system: System) 
         "problems": [],
         "complete": True,
     }
-    assert {row.key.name for row in system.store().list_objects("b", "", "", 99)} == set(beside)
+    assert {row.key.name for row in system.client.store().list_objects("b", "", "", 99)} == set(beside)
     assert cli("rm", "-r", "b/2026", "--yes", exits=4)["error"] == "NotFound"
     assert cli("rm", "-r", "b//", "--yes")["objects"] == 1, "what begins with a slash, not the whole bucket"
     assert cli("rm", "-r", "b", "--yes")["objects"] == 4
@@ -418,10 +418,10 @@ def test_rm_deletes_below_a_prefix_only(cli: Cli, bench: Bench, system: System) 
 
 
 def test_rm_deletes_more_than_a_batch(cli: Cli, bench: Bench, system: System) -> None:
-    system.store().put_many([(ObjectKey("b", f"p/{index}"), b"") for index in range(2500)])
+    system.client.store().put_many([(ObjectKey("b", f"p/{index}"), b"") for index in range(2500)])
     _put(bench, system, ["q"])
     assert cli("rm", "-r", "b/p/", "--yes")["objects"] == 2500
-    assert [row.key.name for row in system.store().list_objects("b", "", "", 99)] == ["q"]
+    assert [row.key.name for row in system.client.store().list_objects("b", "", "", 99)] == ["q"]
 
 
 @pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 2), (b"\n", 2), (b"\x04", 2), (b"\x03", 130)])
@@ -440,7 +440,7 @@ def test_rm_asks_on_a_terminal(bench: Bench, system: System, answer: bytes, code
         terminal.write(answer)
         assert process.wait(timeout=WAIT_S_MAX) == code
     assert b"2 objects (6 B) below b/p/" in said
-    assert len(system.store().list_objects("b", "", "", 9)) == (1 if code == 0 else 3)
+    assert len(system.client.store().list_objects("b", "", "", 9)) == (1 if code == 0 else 3)
 
 
 # --- ls -------------------------------------------------------------------------------------------
@@ -488,7 +488,7 @@ def test_ls_looks_up_rows_only_where_they_are_shown(
 @pytest.mark.parametrize("limit", [1, 999, 1000, 1001, 2000, 2001, 5000])
 def test_ls_across_pages(cli: Cli, system: System, limit: int) -> None:
     names = [f"{index:04}" for index in range(2001)]
-    system.store().put_many([(ObjectKey("b", name), b"") for name in names])
+    system.client.store().put_many([(ObjectKey("b", name), b"") for name in names])
     for more in ((), ("-l",), ("--summarize",)):
         told = cli("ls", "b", "--limit", str(limit), *more)
         assert [row["name"] for row in told["objects"]] == names[:limit]

@@ -159,13 +159,13 @@ def test_an_idle_consumer_whose_lease_was_fenced_exits_to_be_restarted(bench: Be
     """It could no longer commit anything, and no commit would ever reveal it."""
     with daemon(bench, "consumer", **SHORT) as consumer:
         system.clock = LaterClock(2 * SHORT_OVER_MS)  # for the others it is as if this one had stalled for so long
-        assert system.housekeeping().run_once().recovery.leases_fenced == 1
+        assert system.worker.housekeeping().run_once().recovery.leases_fenced == 1
         assert consumer.process.wait(timeout=WAIT_S_MAX) == 9
 
 
 def look_for_lost_shards(system: System) -> None:
     """What it finds is exported only once somebody has looked."""
-    rebuild = system.shard_rebuild()
+    rebuild = system.operator.shard_rebuild()
     assert rebuild is not None
     rebuild.run_once(Event())
 
@@ -268,7 +268,7 @@ def test_every_daemon_that_writes_keeps_the_sums_of_a_large_store(bench: Bench, 
     assert system.metadata.stored_totals() is None
     with daemon(bench, service) as running:
         until(lambda: system.metadata.stored_totals() is not None, "they are stored")
-        stored, counted = system.store_totals().read().totals, counted_totals(system.metadata)
+        stored, counted = system.operator.store_totals().read().totals, counted_totals(system.metadata)
         assert replace(stored, leases=0) == replace(counted, leases=0)
         assert stored.large_objects == CHEAP_ROWS_MAX + 1
         assert running.stop() == 0
@@ -291,7 +291,7 @@ def test_a_lost_lease_shows(bench: Bench, system: System) -> None:
     """The lease is fenced by the test: the consumer is not ready, and ends at its next write."""
     from nos_consumer.assemble import consumer_service
 
-    monitor = system.monitor("consumer", writes=True)
+    monitor = system.operator.monitor("consumer", writes=True)
     with consumer_service(system, monitor), Endpoint(monitor, "127.0.0.1", 0) as endpoint:
         assert monitor.health.ready().problems == {"process": "starting"}
         monitor.health.started()

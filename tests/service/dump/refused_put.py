@@ -37,7 +37,7 @@ def meanwhile(system: System, change: Callable[[], object]) -> Iterator[None]:
 
         return called
 
-    lander, blocks = system.store()._puts.batches.lander, system.blocks
+    lander, blocks = system.client.store()._puts.batches.lander, system.blocks
     land, create = lander.land, blocks.create
     lander.land, blocks.create = before(land), before(create)  # type: ignore[method-assign]
     try:
@@ -49,7 +49,7 @@ def meanwhile(system: System, change: Callable[[], object]) -> Iterator[None]:
 
 def put_first(system: System) -> None:
     """Store an object, since the first one of a process bypasses the landing log."""
-    system.store().put(ObjectKey("others", "first"), BytesIO(b"first"))
+    system.client.store().put(ObjectKey("others", "first"), BytesIO(b"first"))
 
 
 def main(config: str, size: int) -> None:
@@ -59,11 +59,11 @@ def main(config: str, size: int) -> None:
         put_first(system)
         put_first(other)
         # It lies in the landing segment of the refused one, which is not given back therefore.
-        system.store().put(ObjectKey("others", "second"), BytesIO(b"second"))
+        system.client.store().put(ObjectKey("others", "second"), BytesIO(b"second"))
         theirs = BytesIO(b"a" * size)
         try:
-            with meanwhile(system, lambda: other.store().put(KEY, theirs, condition=ABSENT)):
-                system.store().put(KEY, BytesIO(b"r" * size), condition=ABSENT)
+            with meanwhile(system, lambda: other.client.store().put(KEY, theirs, condition=ABSENT)):
+                system.client.store().put(KEY, BytesIO(b"r" * size), condition=ABSENT)
         except PreconditionFailed:
             return
     raise AssertionError("it was not refused")

@@ -31,7 +31,7 @@ class Work:
     def __init__(self, system: System, number: int) -> None:
         self.now: dict[ObjectKey, bytes] = {}
         self.deleted: set[str] = set()
-        self._store = system.store()
+        self._store = system.client.store()
         self._rng = random.Random(number)
         self._keys = [ObjectKey(f"bucket-{number}", f"{n:04}") for n in range(150)]
 
@@ -104,7 +104,7 @@ def test_dump_beside_work(bench: Bench, capfd: pytest.CaptureFixture[str], monke
         found = check(system, read_share=1.0)
         assert {finding.evidence.get("landing") for finding in found} <= to_look_at["copy"]
         for key, data in alive.items():
-            assert system.store().get(key) == data, str(key)
+            assert system.client.store().get(key) == data, str(key)
         assert there(system) - names <= deleted
         assert to_look_at["gone"] <= deleted
         assert not to_look_at["gone"] & names

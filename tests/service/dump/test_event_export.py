@@ -56,7 +56,7 @@ def fill(bench: Bench, system: System) -> int:
     bench.put(system, "folder/landed", b"abc", "b")
     bench.put(system, "folder/other", b"abcd", "b")
     bench.put(system, "empty", b"", "b")
-    system.store().delete_many(keys[:1])
+    system.client.store().delete_many(keys[:1])
     bench.acknowledged.pop(keys[0])
     learn(system, Counts([1.0] * AGE_RANGES, [5.0] * AGE_RANGES))
     return 62
@@ -92,7 +92,9 @@ def test_rules_say_when_objects_expire_and_noncurrent_versions_live_on(
     for name in ("logs/x", "old"):
         bench.put(system, name, b"abc", "b")
     stays = ObjectKey("b", "stays")
-    versioned = [system.store().put(stays, BytesIO(data), versioning=Versioning.ENABLED) for data in (b"1", b"12")]
+    versioned = [
+        system.client.store().put(stays, BytesIO(data), versioning=Versioning.ENABLED) for data in (b"1", b"12")
+    ]
     path = bench.folder / "events.jsonl"
     cli("export", "events", "--to", str(path), "--names", *options)
     puts = {one["name"]: one for one in lines(path.read_bytes()) if one["event"] == "put"}

@@ -50,7 +50,7 @@ def _packed_with_copies(bench: Bench, system: System, count: int = 10) -> list[O
     keys = bench.put_some(system, count)
     bench.produce(system)
     bench.consume(system)
-    assert {system.store().head(key).state for key in keys} == {ObjectState.PACKED}
+    assert {system.client.store().head(key).state for key in keys} == {ObjectState.PACKED}
     return keys
 
 
@@ -60,12 +60,12 @@ def test_lost_blocks_heal_while_landing_copies_are_there(
 ) -> None:
     keys = _packed_with_copies(bench, system)
     harm(bench, system)
-    assert system.housekeeping().run_once().reaper.reverted == len(keys)
-    assert {system.store().head(key).state for key in keys} == {ObjectState.LANDED}
+    assert system.worker.housekeeping().run_once().reaper.reverted == len(keys)
+    assert {system.client.store().head(key).state for key in keys} == {ObjectState.LANDED}
     bench.assert_readable(system)
     assert come_to_rest(system) == []
     bench.assert_readable(system)
-    assert {system.store().head(key).state for key in keys} == {ObjectState.PACKED}
+    assert {system.client.store().head(key).state for key in keys} == {ObjectState.PACKED}
 
 
 @HARM
@@ -78,7 +78,7 @@ def test_lost_bytes_are_read_from_the_landing_copy(
     for key in keys:
         size = len(bench.acknowledged[key])
         for offset, length in ((0, size), (size // 3, size // 3), (size, 5), (size // 2, size)):
-            row, segments = system.store().open_range(key, offset, length)
+            row, segments = system.client.store().open_range(key, offset, length)
             assert b"".join(segments) == bench.acknowledged[key][offset : offset + length]
             assert row.state is ObjectState.PACKED
 
@@ -92,9 +92,9 @@ def test_a_copy_of_a_slow_put_is_found(bench: Bench, system: System, monkeypatch
         bench.put(system, "slow", b"bytes")
     bench.produce(system)
     bench.consume(system)
-    assert system.store().head(ObjectKey("b", "slow")).state is ObjectState.PACKED
+    assert system.client.store().head(ObjectKey("b", "slow")).state is ObjectState.PACKED
     _lose(bench, system)
-    assert system.store().get(ObjectKey("b", "slow")) == b"bytes"
+    assert system.client.store().get(ObjectKey("b", "slow")) == b"bytes"
 
 
 @HARM
@@ -107,10 +107,10 @@ def test_an_object_whose_copy_is_damaged_as_well_stays_where_it_is(
     harm(bench, system)
     for path in (bench.folder / "store" / "landing").glob("??/*"):
         path.write_bytes(b"x" * path.stat().st_size)
-    assert system.housekeeping().run_once().reaper.reverted == 0
+    assert system.worker.housekeeping().run_once().reaper.reverted == 0
     for key in keys:
         with pytest.raises(Corrupt) as error:
-            system.store().get(key)
+            system.client.store().get(key)
         assert error.value.key == key
     for path, data in blocks.items():
         path.write_bytes(data)
@@ -148,13 +148,13 @@ def test_a_block_that_gc_deleted_is_not_damage(
     keys = _packed_with_copies(bench, system, 60)
     for key in keys[6:]:
         bench.delete(system, key)
-    before = {key: system.store().head(key).extent for key in keys[:6]}
+    before = {key: system.client.store().head(key).extent for key in keys[:6]}
     reaper = _reaper(system, cast(BlockStore, Collected(system)))
     run_once = reaper.run_once
     monkeypatch.setattr(Reaper, "run_once", lambda *_: ReapResult())  # GC has a reaper of its own
     result = run_once()
     assert (result.reverted, result.postponed) == (0, 6)
-    after = {key: system.store().head(key) for key in keys[:6]}
+    after = {key: system.client.store().head(key) for key in keys[:6]}
     assert all(row.state is ObjectState.PACKED and row.extent != before[key] for key, row in after.items())
     assert "going back" not in "".join(capsys.readouterr())
     bench.assert_readable(system)
@@ -167,7 +167,7 @@ def test_entries_that_others_settled_during_a_pause_are_not_damage(
     keys = _packed_with_copies(bench, system, 60)
     for key in keys[6:]:
         bench.delete(system, key)
-    others = system.housekeeping()
+    others = system.worker.housekeeping()
     reaper = _reaper(system, cast(BlockStore, Collected(system, others.run_once)))
     result = reaper.run_once()
     assert (result.reverted, result.deleted) == (0, 0)

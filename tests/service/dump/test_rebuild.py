@@ -81,7 +81,7 @@ def rebuild(bench: Bench, cli: Cli, *arguments: str) -> tuple[Any, dict[str, set
 
 def there(system: System) -> set[str]:
     """All keys of users."""
-    store = system.store()
+    store = system.client.store()
     buckets = [bucket for bucket in store.list_buckets("", 1000) if bucket != RESERVED_BUCKET]
     return {str(row.key) for bucket in buckets for row in store.list_objects(bucket, "", "", 1_000_000)}
 
@@ -145,18 +145,18 @@ class Drill:
 
     def overwrite(self, system: System, keys: list[ObjectKey]) -> None:
         pairs = [(key, self.bench.data(self.bench.rng.randint(1, self.size_max))) for key in keys]
-        system.store().put_many(pairs)
+        system.client.store().put_many(pairs)
         self.bench.acknowledged.update(pairs)
 
     def delete(self, system: System, keys: list[ObjectKey]) -> None:
-        system.store().delete_many(keys)
+        system.client.store().delete_many(keys)
         for key in keys:
             del self.bench.acknowledged[key]
 
 
 def assert_rebuilt(drill: Drill, system: System, to_look_at: dict[str, set[str]]) -> None:
     bench = drill.bench
-    store = system.store()
+    store = system.client.store()
     for key, data in bench.acknowledged.items():
         assert store.get(key) == data, str(key)
     back = there(system) - {str(key) for key in bench.acknowledged}
@@ -181,10 +181,10 @@ def test_drill(bench: Bench, cli: Cli) -> None:
         assert check(system, read_share=1.0) == []
         assert_rebuilt(drill, system, to_look_at)
         for name in there(system) - {str(key) for key in bench.acknowledged}:
-            system.store().delete(ObjectKey(*name.split("/", 1)))
+            system.client.store().delete(ObjectKey(*name.split("/", 1)))
         bench.put_some(system, 50, prefix="afterwards")
         end_log(system)
-        system.store().delete(ObjectKey(*drill.stored.split("/", 1)))
+        system.client.store().delete(ObjectKey(*drill.stored.split("/", 1)))
         bench.settle(system)
         bench.assert_readable(system)
         bench.assert_at_rest(system)
@@ -255,7 +255,7 @@ def test_a_record_whose_entry_is_forgotten_during_the_dump_stays_dead(bench: Ben
             pages.append(page)
             if page.table == rows.LANDING_SEGMENTS:
                 end_log(system)
-                system.housekeeping().run_once()
+                system.worker.housekeeping().run_once()
                 assert system.metadata.deletions_after(None, 10) == []
         head = DumpHead(system.store_id, system.clock.now_ms(), asdict(system.geometry))
         dump.write_bytes(b"".join(dump_frames(head, pages)))
@@ -287,9 +287,9 @@ def test_an_empty_object_that_is_put_during_the_dump_is_there(bench: Bench, cli:
     lose_database(bench)
     rebuild(bench, cli, "--from", str(dump))
     with bench.open() as system:
-        assert system.store().get(key) == b""
+        assert system.client.store().get(key) == b""
         for each in bench.acknowledged:
-            assert system.store().get(each) == b"", str(each)
+            assert system.client.store().get(each) == b"", str(each)
         assert check(system) == []
 
 
@@ -467,16 +467,16 @@ def test_puts_of_one_millisecond_have_different_numbers(
         clock = SetClock(systems[0].clock.now_ms())
         for system in systems:
             system.clock = clock
-            system.store().put(ObjectKey("b", "first"), BytesIO(b"bypasses the landing log"))
+            system.client.store().put(ObjectKey("b", "first"), BytesIO(b"bypasses the landing log"))
         if dumped:
             cli("metadata", "dump", "--to", str(bench.folder / "dump"))
         for number, body in enumerate(bodies):
             clock.advance(50 * (number == 2 and at_a_time == 2))
-            systems[number % stores].store().put(key, BytesIO(body), versioning=versioning)
+            systems[number % stores].client.store().put(key, BytesIO(body), versioning=versioning)
     lose_database(bench)
     rebuild(bench, cli, *(["--from", str(bench.folder / "dump")] if dumped else ["--without-dump"]))
     with bench.open() as system:
-        store = system.store()
+        store = system.client.store()
         assert store.get(key) == bodies[-1] or stores == 2  # nothing tells the order of two segments in a millisecond
         entries = system.metadata.list_versions("b", "k", "", ("", None), 9, 10_000).entries
         versions = [one for one in entries if isinstance(one, VersionEntry)]
@@ -513,7 +513,7 @@ def test_changes_of_access_since_the_dump_come_back(bench: Bench, cli: Cli, pack
         bench.settle(system)
         bench.assert_readable_besides_dumps(system)
         assert system.metadata.change_access_key("AK", KeyState.ACTIVE)
-        record = decode_page(system.store().get(ObjectKey(ACCESS_BUCKET, "key/AK")))
+        record = decode_page(system.client.store().get(ObjectKey(ACCESS_BUCKET, "key/AK")))
         assert record.columns["state"] == ["active"], "new records continue the numbers of those that were rebuilt"
 
 
@@ -543,7 +543,9 @@ def test_changes_of_access_while_the_dump_is_made_come_back(bench: Bench, cli: C
                 yield page
                 if page.table == after and not changed:
                     change_access_again(system)
-                    system.store().put_record(PutRequest(ObjectKey(ACCESS_BUCKET, "key/odd")), BytesIO(b"no page"))
+                    system.client.store().put_record(
+                        PutRequest(ObjectKey(ACCESS_BUCKET, "key/odd")), BytesIO(b"no page")
+                    )
                     changed.append(page.table)
 
         head = DumpHead(system.store_id, system.clock.now_ms() + 3_600_000, asdict(system.geometry))
@@ -577,10 +579,10 @@ def test_what_is_not_known_of_access_is_listed(bench: Bench, cli: Cli) -> None:
         change_access(system)
         bench.put(system, "k", b"body", "emptied")
         cli("metadata", "dump")
-        system.store().delete(ObjectKey("emptied", "k"))
+        system.client.store().delete(ObjectKey("emptied", "k"))
         assert system.metadata.delete_bucket("emptied", 6)
         damaged = ObjectKey(ACCESS_BUCKET, "key/AK")
-        system.store().put_record(PutRequest(damaged), BytesIO(b"no page"))
+        system.client.store().put_record(PutRequest(damaged), BytesIO(b"no page"))
         end_log(system)
     lose_database(bench)
     _, to_look_at = rebuild(bench, cli)
@@ -589,7 +591,7 @@ def test_what_is_not_known_of_access_is_listed(bench: Bench, cli: Cli) -> None:
         "bucket emptied: it was deleted since the dump, and holds objects again",
     }
     with bench.open() as system:
-        assert system.store().get(ObjectKey("emptied", "k")) == b"body"
+        assert system.client.store().get(ObjectKey("emptied", "k")) == b"body"
         assert {row.name for row in system.metadata.buckets_of("ann", "", 9)} == {"emptied", "open", "shared"}
 
 
@@ -603,7 +605,7 @@ def test_a_bucket_that_is_deleted_while_its_objects_are_dumped_is_listed(bench: 
             for page in dump_pages(system.metadata):
                 yield page
                 if page.table == rows.OBJECTS:
-                    system.store().delete(key)
+                    system.client.store().delete(key)
                     assert system.metadata.delete_bucket("emptied", 6)
 
         head = DumpHead(system.store_id, system.clock.now_ms(), asdict(system.geometry))
@@ -629,7 +631,7 @@ def test_the_record_of_a_bucket_has_its_last_state(bench: Bench) -> None:
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(change, range(40)))
-        page = decode_page(one.store().get(ObjectKey(ACCESS_BUCKET, "bucket/b")))
+        page = decode_page(one.client.store().get(ObjectKey(ACCESS_BUCKET, "bucket/b")))
         (record,) = one.metadata.bucket_records("", 9)
         assert list(bucket_rows.buckets_of(page)) == [record]
 
@@ -669,7 +671,7 @@ def test_the_record_of_a_key_that_was_changed_and_changed_back(
         monkeypatch.setattr(access_records, "page_of", stop_after)
         with pytest.raises(Died):
             set_state(one, KeyState.ACTIVE)
-        record = decode_page(one.store().get(ObjectKey(ACCESS_BUCKET, "key/AK")))
+        record = decode_page(one.client.store().get(ObjectKey(ACCESS_BUCKET, "key/AK")))
         assert [key.state for key in bucket_rows.access_keys_of(record)] == ([] if first is None else [first])
 
 
@@ -684,7 +686,7 @@ def test_a_dump_in_the_store_is_found_and_the_last_ones_are_kept(bench: Bench, c
         with pytest.raises(InvalidInput, match="the store's own"):
             bench.put(system, "mine", b"data", RESERVED_BUCKET)
         with pytest.raises(InvalidInput, match="the store's own"):
-            system.store().put_many([(ObjectKey(RESERVED_BUCKET, "mine"), b"data")])
+            system.client.store().put_many([(ObjectKey(RESERVED_BUCKET, "mine"), b"data")])
         end_log(system)
     lose_database(bench)
     outlook = cli("metadata", "rebuild", "--dry-run")["would_read"]
@@ -705,7 +707,7 @@ def test_dumps_of_a_clock_that_was_ahead_count_as_the_oldest(bench: Bench, cli: 
         ahead_ms = system.clock.now_ms() + 40 * 86_400_000
         for number in range(3):
             head = DumpHead(system.store_id, ahead_ms + number, asdict(system.geometry))
-            system.dumps().write(head, dump_pages(system.metadata, lambda _: None))
+            system.client.dumps().write(head, dump_pages(system.metadata, lambda _: None))
         bench.delete(system, key)
         bench.pack(system)
         assert [cli("metadata", "dump")["dumped"]["removed"] for _ in range(2)] == [1, 1]
@@ -724,7 +726,7 @@ def test_a_damaged_dump_is_passed_over_for_the_one_before(bench: Bench, cli: Cli
         bench.put_some(system, 50)
         older = cli("metadata", "dump")["dumped"]["name"]
         newer = ObjectKey(*cli("metadata", "dump")["dumped"]["name"].split("/", 1))
-        row = system.store().head(newer)
+        row = system.client.store().head(newer)
         (segment,) = system.metadata.segments(row.object_id, row.version)
         end_log(system)
     for path in (bench.folder / "store" / "blocks").glob(f"shard-*/*/{segment.extent.block_id.hex()}"):
@@ -777,4 +779,4 @@ def test_without_any_dump_all_that_is_there_comes_back(bench: Bench, cli: Cli) -
     with bench.open() as system:
         assert check(system, read_share=1.0) == []
         for key, data in bench.acknowledged.items():
-            assert system.store().get(key) == data
+            assert system.client.store().get(key) == data

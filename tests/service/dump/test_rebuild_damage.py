@@ -119,7 +119,7 @@ def test_blocks_that_cannot_be_opened_stop_nothing(bench: Bench, cli: Cli, monke
     with bench.open() as system:
         assert there(system) == old
         for row in all_objects(system.metadata):
-            assert system.store().get(row.key) == bench.acknowledged[row.key]
+            assert system.client.store().get(row.key) == bench.acknowledged[row.key]
     assert_kept(bench, new_blocks)
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.conditions import ABSENT, PRESENT, Condition
 from nos_ec.core.errors import NoSuchUpload, NotFound, PreconditionFailed, Transient
@@ -98,10 +97,10 @@ class History:
 
         def change() -> None:
             if condition is PRESENT:
-                two.store().delete(key)
+                two.client.store().delete(key)
                 self._deleted(key)
             else:
-                two.store().put(key, BytesIO(theirs), condition=ABSENT)
+                two.client.store().put(key, BytesIO(theirs), condition=ABSENT)
                 self._stored(key, theirs)
 
         with meanwhile(one, change):
@@ -110,7 +109,7 @@ class History:
     def delete(self, one: System, two: System) -> None:
         key = self.rng.choice(KEYS)
         try:
-            one.store().delete(key)
+            one.client.store().delete(key)
         except NotFound:
             assert self.current[key] is None
         else:
@@ -119,7 +118,7 @@ class History:
     def upload(self, one: System, two: System) -> None:
         """One part is stored twice, and the other one late, while the upload is completed."""
         key, condition = self.rng.choice(KEYS), self.rng.choice([None, ABSENT])
-        uploads, others = multipart_uploads(one), multipart_uploads(two)
+        uploads, others = one.client.uploads(), two.client.uploads()
         upload = uploads.create(key, "ann", b"")
         parts = [self.data() or b"part", self.data() or b"part"]
         uploads.put_part(upload, 1, BytesIO(b"not this one"), b"")
@@ -138,7 +137,7 @@ class History:
 
     def put_version(self, one: System, two: System) -> None:
         data = self.data() or b"version %d" % self._count
-        one.store().put(VERSIONED, BytesIO(data), b"", None, Versioning.ENABLED)
+        one.client.store().put(VERSIONED, BytesIO(data), b"", None, Versioning.ENABLED)
         self._stored(VERSIONED, data)
         self.versions.add(data)
 
@@ -146,7 +145,7 @@ class History:
         """Consumers pack and reap, or GC runs."""
         work: list[Callable[[], object]] = [
             lambda: self.bench.pack(one),
-            lambda: one.housekeeping().run_once(),
+            lambda: one.worker.housekeeping().run_once(),
             lambda: self.bench.run("gc", "run", "--apply"),
         ]
         self.rng.choice(work)()
@@ -170,7 +169,7 @@ class History:
     # --- answers --------------------------------------------------------------------------------------
     def _try(self, system: System, key: ObjectKey, data: bytes, condition: Condition | None) -> None:
         try:
-            system.store().put(key, BytesIO(data), condition=condition)
+            system.client.store().put(key, BytesIO(data), condition=condition)
         except (PreconditionFailed, NotFound):
             self.refused.add(data)
         except Transient:
@@ -191,7 +190,7 @@ class History:
         rebuild(self.bench, self.cli, "--from", str(self.bench.folder / "dump"))
         refused = self.refused - {b""}
         with self.bench.open() as system:
-            store = system.store()
+            store = system.client.store()
             for key, expected in self.current.items():
                 found = self._read(system, key)
                 allowed = {None, *self.stored[key]} if expected is None else {expected}
@@ -206,7 +205,7 @@ class History:
 
     def _read(self, system: System, key: ObjectKey) -> bytes | None:
         try:
-            return system.store().get(key)
+            return system.client.store().get(key)
         except NotFound:
             return None
 

@@ -75,8 +75,8 @@ def test_dump_killed(bench: Bench, cli: Cli, point: str) -> None:
     with bench.open() as system:
         assert check(system, read_share=1.0) == []
         assert there(system) == {str(key) for key in bench.acknowledged}
-        for dump in system.dumps().all(system.clock.now_ms()):
-            system.store().delete(dump.key)
+        for dump in system.client.dumps().all(system.clock.now_ms()):
+            system.client.store().delete(dump.key)
         bench.settle(system)
         bench.assert_readable(system)
         bench.assert_at_rest(system)
@@ -170,11 +170,11 @@ def test_rebuild_killed(bench: Bench, cli: Cli) -> None:
         back = there(system) - {str(key) for key in bench.acknowledged}
         assert once["gone"] | back == deleted
         for key, data in bench.acknowledged.items():
-            assert system.store().get(key) == data
+            assert system.client.store().get(key) == data
         for name in back:
-            system.store().delete(ObjectKey(*name.split("/", 1)))
-        for dump in system.dumps().all(system.clock.now_ms()):
-            system.store().delete(dump.key)
+            system.client.store().delete(ObjectKey(*name.split("/", 1)))
+        for dump in system.client.dumps().all(system.clock.now_ms()):
+            system.client.store().delete(dump.key)
         bench.settle(system)
         bench.assert_readable(system)
         bench.assert_at_rest(system)

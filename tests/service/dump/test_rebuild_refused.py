@@ -15,7 +15,6 @@ import pytest
 
 from nos_ec.adapters.local.devices.device_log import DeviceLog
 from nos_ec.adapters.local.landing_store import LocalLandingStore
-from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.conditions import ABSENT, PRESENT, Condition
@@ -56,7 +55,7 @@ def cli(bench: Bench, capfd: pytest.CaptureFixture[str]) -> Cli:
 
 
 def put(system: System, data: bytes, condition: Condition | None = None) -> None:
-    system.store().put(KEY, BytesIO(data), condition=condition)
+    system.client.store().put(KEY, BytesIO(data), condition=condition)
 
 
 def refused(system: System, data: bytes, condition: Condition) -> None:
@@ -93,7 +92,7 @@ def rebuilt(bench: Bench, cli: Cli) -> list[bytes]:
     """Return the versions of KEY after the database was lost: the current one, and those in the trash."""
     rebuild_lost(bench, cli)
     with bench.open() as system:
-        store = system.store()
+        store = system.client.store()
         current = [store.get(row.key) for row in store.list_objects("b", "", "", 100)]
         trashed = [row for row in system.metadata.trash_page(None, 100).rows if row.key == KEY]
         return current + [b"".join(store.open_version(row)) for row in trashed]
@@ -129,7 +128,7 @@ class TestRefused:
             dump(bench, cli)
             with meanwhile(system, lambda: put(other, theirs, ABSENT)):
                 refused(system, mine, ABSENT)
-            assert system.store().get(KEY) == theirs
+            assert system.client.store().get(KEY) == theirs
             assert landing == "store" or size in (0, LARGE) or records(system)[1] == 1
         assert rebuilt(bench, cli) == [theirs]
 
@@ -138,10 +137,10 @@ class TestRefused:
         with bench.open() as system, bench.open() as other:
             put_first(system)
             put(system, SMALL)
-            with meanwhile(system, lambda: other.store().delete(KEY)):
+            with meanwhile(system, lambda: other.client.store().delete(KEY)):
                 refused(system, bench.data(size), PRESENT)
             end_log(system)
-            system.housekeeping().run_once()
+            system.worker.housekeeping().run_once()
             dump(bench, cli)
         assert rebuilt(bench, cli) == []
 
@@ -163,9 +162,9 @@ class TestRefused:
             put_first(system)
             put_first(other)
             dump(bench, cli)
-            puts = system.store()._puts.batches
+            puts = system.client.store()._puts.batches
             requests = [PutRequest(ObjectKey("b", name), condition=ABSENT) for name in ("a", "lock")]
-            new = [(system.store()._new_object(request, b"x"), b"x") for request in requests]
+            new = [(system.client.store()._new_object(request, b"x"), b"x") for request in requests]
             with meanwhile(system, lambda: put(other, SMALL)), pytest.raises(PreconditionFailed):
                 puts.store_puts(new, together=True)
         assert rebuilt(bench, cli) == [SMALL]
@@ -194,13 +193,13 @@ class TestRefused:
         with bench.open() as system, bench.open() as other:
             put_first(system)
             data, marker = bench.data(size), AddMarker(KEY, Versioning.ENABLED)
-            with meanwhile(system, lambda: other.store().delete_versions([marker])):
+            with meanwhile(system, lambda: other.client.store().delete_versions([marker])):
                 expected = pytest.raises(Transient, match="PUT it again") if size == LARGE else nullcontext()
                 with expected:
-                    system.store().put(KEY, BytesIO(data), b"", ABSENT, Versioning.ENABLED)
+                    system.client.store().put(KEY, BytesIO(data), b"", ABSENT, Versioning.ENABLED)
             if size == LARGE:
-                system.store().put(KEY, BytesIO(data), b"", ABSENT, Versioning.ENABLED)
-            assert system.store().get(KEY) == data
+                system.client.store().put(KEY, BytesIO(data), b"", ABSENT, Versioning.ENABLED)
+            assert system.client.store().get(KEY) == data
 
     def test_blocks_of_two_large_puts_of_one_version_are_not_mixed(self, bench: Bench, cli: Cli) -> None:
         """Two processes may give the same number in a millisecond. Each object has two blocks, and the first one of the
@@ -228,7 +227,7 @@ class TestRefused:
             for number in range(6):
                 one = (other, system)[number % 2]
                 before = None if not number else hashlib.md5(b"%d" % (number - 1)).digest()
-                one.store().put(KEY, BytesIO(b"%d" % number), condition=Condition(before))
+                one.client.store().put(KEY, BytesIO(b"%d" % number), condition=Condition(before))
         assert rebuilt(bench, cli)[0] == b"5"
 
     def test_check_and_gc_find_nothing_to_say(self, bench: Bench, cli: Cli) -> None:
@@ -236,7 +235,7 @@ class TestRefused:
             put_first(system)
             with meanwhile(system, lambda: put(other, SMALL)):
                 refused(system, bench.data(LARGE), ABSENT)
-            with meanwhile(system, lambda: other.store().delete(KEY)):
+            with meanwhile(system, lambda: other.client.store().delete(KEY)):
                 refused(system, bench.data(1000), PRESENT)
             assert check(system) == []
             bench.acknowledged[ObjectKey("others", "first")] = b"first"
@@ -253,14 +252,14 @@ class TestEmpty:
     def test_one_that_was_put_since_the_dump_is_there(self, bench: Bench, cli: Cli) -> None:
         with bench.open() as system:
             dump(bench, cli)
-            stored = system.store().put(KEY, BytesIO(), encode_attributes({"a": "b"}))
+            stored = system.client.store().put(KEY, BytesIO(), encode_attributes({"a": "b"}))
             put_first(system)
             bench.pack(system)
-            system.housekeeping().run_once()
+            system.worker.housekeeping().run_once()
         lose_database(bench)
         rebuild(bench, cli, "--from", str(bench.folder / "dump"))
         with bench.open() as system:
-            row = system.store().head(KEY)
+            row = system.client.store().head(KEY)
             assert (row.size, row.md5, row.state, row.attributes) == (0, stored.md5, stored.state, stored.attributes)
             assert check(system) == []
         assert rebuilt(bench, cli) == [b""], "once more, without another dump"
@@ -268,7 +267,7 @@ class TestEmpty:
     def test_one_that_was_deleted_before_the_dump_stays_deleted(self, bench: Bench, cli: Cli) -> None:
         with bench.open() as system:
             put(system, b"")
-            system.store().delete(KEY)
+            system.client.store().delete(KEY)
             dump(bench, cli)
         assert rebuilt(bench, cli) == []
 
@@ -292,7 +291,7 @@ class TestEmpty:
             system.clock = LaterClock(EMPTY_COPY_MS + 60_000)
             bench.settle(system)
             assert list(system.landing.list_ids()) == []
-            assert system.store().get(KEY) == b""
+            assert system.client.store().get(KEY) == b""
             bench.acknowledged[KEY] = b""
             bench.assert_at_rest(system)
 
@@ -303,10 +302,10 @@ class TestUploads:
         with bench.open() as system, bench.open() as other:
             put_first(system)
             dump(bench, cli)
-            uploads = multipart_uploads(system)
+            uploads = system.client.uploads()
             upload = uploads.create(KEY, "ann", b"")
             uploads.put_part(upload, 1, BytesIO(SMALL), b"")
-            complete = lambda: multipart_uploads(other).complete(upload, lambda parts: (parts, {}))  # noqa: E731
+            complete = lambda: other.client.uploads().complete(upload, lambda parts: (parts, {}))  # noqa: E731
             with meanwhile(system, complete), pytest.raises(NoSuchUpload):
                 uploads.put_part(upload, 1, BytesIO(bench.data(size)), b"")
             assert size == LARGE or records(system)[1] == 1
@@ -316,7 +315,7 @@ class TestUploads:
         with bench.open() as system, bench.open() as other:
             put_first(system)
             dump(bench, cli)
-            uploads = multipart_uploads(system)
+            uploads = system.client.uploads()
             upload = uploads.create(KEY, "ann", b"")
             uploads.put_part(upload, 1, BytesIO(b"part"), b"")
             with meanwhile(system, lambda: put(other, SMALL)), pytest.raises(PreconditionFailed):
@@ -343,11 +342,11 @@ class TestPartsOfAnUpload:
             put_first(system)
             if dumped:
                 dump(bench, cli)
-            uploads = multipart_uploads(system)
+            uploads = system.client.uploads()
             upload = uploads.create(KEY, "ann", b"")
             uploads.put_part(upload, 1, BytesIO(first), b"")
             uploads.put_part(upload, 2, BytesIO(SMALL), b"")
-            complete = lambda: multipart_uploads(other).complete(upload, lambda parts: (parts, {}))  # noqa: E731
+            complete = lambda: other.client.uploads().complete(upload, lambda parts: (parts, {}))  # noqa: E731
             with meanwhile(system, complete), pytest.raises(Transient, match="send it again"):
                 uploads.put_part(upload, 1, BytesIO(late), b"")
         assert rebuilt(bench, cli) == [first + SMALL]
@@ -372,18 +371,18 @@ class TestPartsOfAnUpload:
     def test_a_rebuild_that_was_killed_goes_on(self, bench: Bench, cli: Cli) -> None:
         with bench.open() as system, bench.open() as other:
             other.clock = SetClock(system.clock.now_ms() + 10_000)
-            upload = multipart_uploads(system).create(KEY, "ann", b"")
+            upload = system.client.uploads().create(KEY, "ann", b"")
             for one, data in ((other, bench.data(LARGE)), (other, b"one"), (system, SMALL)):
                 put_first(one)
-                multipart_uploads(one).put_part(upload, 1, BytesIO(data), b"")
-            multipart_uploads(system).complete(upload, lambda parts: (parts, {}))
+                one.client.uploads().put_part(upload, 1, BytesIO(data), b"")
+            system.client.uploads().complete(upload, lambda parts: (parts, {}))
         for point in ("rebuild.segments_read", "rebuild.parts_chosen", "rebuild.trash_settled"):
             lose_database(bench)
             done = bench.run("metadata", "rebuild", "--without-dump", kill_at=point)
             assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.stderr.decode()[-2000:]}"
             rebuild(bench, cli, "--without-dump")
             with bench.open() as system:
-                assert system.store().get(KEY) == SMALL
+                assert system.client.store().get(KEY) == SMALL
         self.assert_sound(bench, [SMALL])
 
     @LANDING
@@ -399,7 +398,7 @@ class TestPartsOfAnUpload:
             uploads, others, upload = self.begin(system, other, bench, cli if dumped else None)
             uploads.put_part(upload, 1, BytesIO(b"one"), b"")
 
-            land = (lander := system.store()._puts.batches.lander).land
+            land = (lander := system.client.store()._puts.batches.lander).land
 
             def landed(*arguments: Any, **named: Any) -> Any:
                 lander.land = land  # type: ignore[method-assign]
@@ -411,13 +410,13 @@ class TestPartsOfAnUpload:
             lander.land = landed  # type: ignore[method-assign]
             with pytest.raises(NosError):
                 uploads.complete(upload, lambda parts: (parts, {}))
-            assert other.store().get(KEY) == SMALL
+            assert other.client.store().get(KEY) == SMALL
         rebuild_lost(bench, cli)
         with bench.open() as system:
-            assert system.store().get(KEY) == SMALL
+            assert system.client.store().get(KEY) == SMALL
             for row in system.metadata.trash_page(None, 9, KEY.bucket, KEY.name).rows:
                 with pytest.raises(Corrupt):  # its part is in the trash, too
-                    list(system.store().open_version(row))
+                    list(system.client.store().open_version(row))
 
     def begin(
         self, system: System, other: System, bench: Bench, cli: Cli | None
@@ -428,8 +427,8 @@ class TestPartsOfAnUpload:
         put_first(other)
         if cli is not None:
             dump(bench, cli)
-        uploads = multipart_uploads(system)
-        return uploads, multipart_uploads(other), uploads.create(KEY, "ann", b"")
+        uploads = system.client.uploads()
+        return uploads, other.client.uploads(), uploads.create(KEY, "ann", b"")
 
     def assert_sound(self, bench: Bench, expected: list[bytes]) -> None:
         """Nothing is wrong, and the object is there after all is packed and collected."""
@@ -437,7 +436,7 @@ class TestPartsOfAnUpload:
             assert check(system, read_share=1.0) == []
             system.clock = LaterClock(TRASHED_MS_MIN + 3_600_000)
             bench.settle(system)
-            assert [system.store().get(KEY)] == expected
+            assert [system.client.store().get(KEY)] == expected
             assert check(system, read_share=1.0) == []
 
 
@@ -468,7 +467,7 @@ class TestKilled:
         assert done.returncode == -signal.SIGKILL, f"{point} never fired: {done.stderr.decode()[-2000:]}"
         with bench.open() as system:
             system.clock = LaterClock(TTL_OVER_MS)
-            system.housekeeping().run_once()
+            system.worker.housekeeping().run_once()
             assert records(system) == (2, 1), "nothing is packed yet, so the landing segments are there"
         assert rebuilt(bench, cli) == [b"a" * 1000]
 
@@ -480,7 +479,7 @@ class TestKilled:
         with bench.open() as system, bench.open() as other:
             put_first(system)
             put_first(other)
-            system.store().put(ObjectKey("others", "second"), BytesIO(b"second"))
+            system.client.store().put(ObjectKey("others", "second"), BytesIO(b"second"))
             with monkeypatch.context() as patched:
                 patched.setattr(system.medium, "overwrite", fail)
                 with meanwhile(system, lambda: put(other, SMALL)), pytest.raises(Transient, match="send it again"):
@@ -489,7 +488,7 @@ class TestKilled:
             end_log(other)
             assert records(system) == (3, 0)
         with bench.open() as system:
-            system.housekeeping().run_once()
+            system.worker.housekeeping().run_once()
             assert records(system) == (2, 1)
         assert rebuilt(bench, cli) == [SMALL]
 
@@ -506,7 +505,7 @@ class TestKilled:
         to_look_at = rebuild_lost(bench, cli)
         assert to_look_at["doubt"] == ({str(KEY)} if size else set()), "equal bytes are not in doubt"
         with bench.open() as system:
-            store = system.store()
+            store = system.client.store()
             current = store.get(KEY)
             if not size:
                 return

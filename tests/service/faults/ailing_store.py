@@ -50,7 +50,7 @@ def main(config: str, action: str) -> None:
         if action != "put":
             drain(system)
         else:
-            system.store().put(ObjectKey("b", "victim"), BytesIO(sys.stdin.buffer.read()))
+            system.client.store().put(ObjectKey("b", "victim"), BytesIO(sys.stdin.buffer.read()))
 
 
 if __name__ == "__main__":

@@ -129,8 +129,8 @@ def test_chaos(tmp_path: Path, say: Callable[[str], None]) -> None:
     say(f"\nchaos of {SECONDS:.0f} s, NOS_EC_DEV_CHAOS_SEED={SEED}")
     by_store = load_settings(bench.config, {"NOS_EC_LANDING__MODE": "store"})
     with bench.open() as system, open_system(by_store) as other:
-        uses = [always(system.store()), always(other.store())]
-        s3 = S3Objects(access, system.store().packed_size_max)
+        uses = [always(system.client.store()), always(other.client.store())]
+        s3 = S3Objects(access, system.client.store().packed_size_max)
         s3_numbers = range(FIRST_WRITER, FIRST_WRITER + S3_WRITERS)
         s3_writers = [Writer(number, SEED, always(s3), WORKLOAD, s3_totals) for number in s3_numbers]
         writers = [Writer(number, SEED, uses[number % 2], WORKLOAD, totals) for number in range(WRITERS)]
@@ -156,10 +156,10 @@ def test_chaos(tmp_path: Path, say: Callable[[str], None]) -> None:
         log = landing_log_of(system)
         assert log is not None
         assert log.counters.records > 0
-        before = judge(system.store(), histories)
+        before = judge(system.client.store(), histories)
     with bench.open() as system:
         left = come_to_rest(system)
-        after = judge(system.store(), histories)
+        after = judge(system.client.store(), histories)
     assert before == after
     assert (after.uncertain, after.lost, after.corrupt) == (0, [], [])
     assert left == []

@@ -57,7 +57,7 @@ def test_work_due_after_a_jump_is_done_when_the_clock_is_right_again(bench: Benc
         bench.consume(jumped)
     assert system.metadata.totals().packed_objects == 20
     assert system.metadata.totals().landing_deletions == 20
-    system.housekeeping().run_once()
+    system.worker.housekeeping().run_once()
     assert system.metadata.totals().landing_deletions == 0
     assert list(system.landing.list_ids()) == []
 
@@ -82,7 +82,7 @@ def _pack_what_a_dead_consumer_holds(bench: Bench, system: System) -> None:
     bench.produce(system)
     with bench.open() as jumped:
         jumped.clock = SetClock(system.clock.now_ms() + YEAR_MS)
-        with closing(jumped.log_consumer("dead")) as dead:
+        with closing(jumped.worker.log_consumer("dead")) as dead:
             dead.poll(1, 0)
             assert dead.assignment()
             bench.consume(system)

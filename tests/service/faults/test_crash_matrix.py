@@ -321,7 +321,7 @@ def test_consumer_killed_with_events_of_another_program(bench: Bench, point: str
     """They name versions that no producer of ours has published. What the dead consumer packed is not packed again."""
     with bench.open() as system:
         keys = bench.put_some(system, 220)
-        publish_named(system, [(key, system.store().head(key).version) for key in keys])
+        publish_named(system, [(key, system.client.store().head(key).version) for key in keys])
     kill(bench, point, "consumer", "--once")
     with bench.open() as system:
         packed = system.metadata.totals().packed_objects
@@ -635,7 +635,7 @@ def test_apply_killed(bench: Bench, point: str) -> None:
     assert bench.run("check").returncode == 0
     with bench.open() as system:
         system.clock = LaterClock(QUARANTINE_MS + TTL_OVER_MS)
-        system.housekeeping().run_once()
+        system.worker.housekeeping().run_once()
         assert gc_service(system).run_once().blocks_deleted == 2
         assert check(system) == []
     assert_recovers(bench)
@@ -858,8 +858,8 @@ def _tree(bench: Bench, *names: str) -> dict[ObjectKey, bytes]:
 def _adopt_unacknowledged(bench: Bench, key: ObjectKey, new: bytes) -> None:
     """A PUT that died before it answered may or may not have happened; either is right, and nothing in between."""
     with bench.open() as system:
-        rows = system.store().list_objects(key.bucket, key.name, "", 1)
-        found = system.store().get(key) if rows else None
+        rows = system.client.store().list_objects(key.bucket, key.name, "", 1)
+        found = system.client.store().get(key) if rows else None
     assert found in (new, bench.acknowledged.get(key))
     if found is not None:
         bench.acknowledged[key] = found

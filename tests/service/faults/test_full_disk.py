@@ -95,7 +95,7 @@ def test_puts_until_the_disk_is_full(full_bench: Bench, disk: SmallDisk) -> None
     disk.resize(24 + LOG_MIB)
     with bench.open() as system:
         refused = _put_until_refused(bench, system)
-        landed = [system.store().head(key).landing_id for key in bench.acknowledged]
+        landed = [system.client.store().head(key).landing_id for key in bench.acknowledged]
         in_both = Counter(in_log(landing_id) for landing_id in landed if landing_id is not None)
         assert in_both[True] > 200, "the log was filled first"
         assert in_both[False] > 100, "then the landing store"
@@ -152,7 +152,7 @@ def test_without_any_space_objects_are_still_read_and_writes_report_it(full_benc
         done = bench.run("get", f"{key.bucket}/{key.name}")
         assert (done.returncode, done.stdout) == (0, data), done.stderr
     with bench.open() as system, ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(system.store().get, bench.acknowledged)) == list(bench.acknowledged.values())
+        assert list(pool.map(system.client.store().get, bench.acknowledged)) == list(bench.acknowledged.values())
         bench.assert_readable(system)
     for command in (("put", "b/more", "-"), ("rm", "b/landed"), ("producer", "--once"), ("consumer", "--once")):
         done = bench.run(*command, stdin=b"more")
@@ -181,7 +181,7 @@ def test_a_tree_that_does_not_fit(full_bench: Bench, disk: SmallDisk, tmp_path: 
     assert (told["bytes"], told["complete"]) == (told["objects"] * size, False)
     assert json.loads(done.stderr.splitlines()[-1])["error"] == "NoSpace"
     with bench.open() as system:
-        listed = [row.key.name for row in system.store().list_objects("b", "", "", count)]
+        listed = [row.key.name for row in system.client.store().list_objects("b", "", "", count)]
         assert listed == [f"{index:04}" for index in range(told["objects"])]
         disk.resize(160)
         done = bench.run("put", "-r", "b", str(tree), "--json")

@@ -166,9 +166,9 @@ def test_what_root_does_once_keeps_no_service_out(bench: Bench, store: Path) -> 
 
 def test_files_of_another_user_are_named_and_deleted(bench: Bench, store: Path, system: System) -> None:
     """Deleting a file takes only the permission to write to its folder."""
-    system.housekeeping().run_once()
+    system.worker.housekeeping().run_once()
     key = ObjectKey("b", "packed")
-    extent = system.store().head(key).extent
+    extent = system.client.store().head(key).extent
     assert extent is not None
     block = extent.block_id.hex()
     subprocess.run(["chown", "-R", "65534:65534", str(store)], check=True)

@@ -103,7 +103,7 @@ def _work(folder: Path, recorder: Recorder, objects_a_round: int) -> History:
     initialise(settings)
     history.initialised = recorder.position
     with open_system(settings) as system:
-        store = system.store()
+        store = system.client.store()
         keys = [ObjectKey("b", f"{number:02}") for number in range(24)]
         for first in range(0, 24, objects_a_round):
             data = {key: random.randbytes(random.randrange(CHUNK)) for key in keys[first : first + objects_a_round]}
@@ -156,7 +156,7 @@ def _check(folder: Path, history: History, image: Path, position: int) -> None:
 
 
 def _check_objects(system: System, history: History, position: int) -> None:
-    store = system.store()
+    store = system.client.store()
     for key, allowed in history.allowed(position).items():
         try:
             found: bytes | None = store.get(key)

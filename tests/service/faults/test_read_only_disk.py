@@ -86,7 +86,7 @@ def test_a_consumer_backs_off(bench: Bench, disk: ShardDisk, system: System) -> 
 def test_a_large_put_is_refused_after_one_block(bench: Bench, disk: ShardDisk, system: System) -> None:
     disk.remount("ro")
     with pytest.raises(Transient, match="shard-05"):
-        system.store().put(ObjectKey("b", "large"), BytesIO(bytes(200 * CHUNK)))
+        system.client.store().put(ObjectKey("b", "large"), BytesIO(bytes(200 * CHUNK)))
     assert len(list(all_blocks(system.metadata))) == 1
     disk.remount("rw")
     assert come_to_rest(system) == []

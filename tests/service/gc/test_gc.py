@@ -150,7 +150,7 @@ def test_the_most_wasteful_blocks_do_not_starve_the_others(bench: Bench) -> None
 def test_unreadable_objects_are_counted_and_the_first_few_named(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 400, size_max=CHUNK // 4)
     bench.pack(system)
-    extent = system.store().head(keys[0]).extent
+    extent = system.client.store().head(keys[0]).extent
     assert extent is not None
     placed = [one.key for one in system.metadata.placed_in(extent.block_id)]
     for key in [key for index, key in enumerate(placed) if index % 8]:
@@ -174,7 +174,9 @@ def test_the_exit_code_of_gc_reports_unreadable_objects(bench: Bench) -> None:
 def test_objects_that_another_run_moved_are_not_unreadable(bench: Bench, system: System) -> None:
     dig_holes(bench, system)
     with system.lease("overlapping", 30_000) as held:
-        writer = OvertakenBy(lambda: gc_service(system).run_once(), system.writer(held.lease, BlockKind.SURVIVOR))
+        writer = OvertakenBy(
+            lambda: gc_service(system).run_once(), system.worker.writer(held.lease, BlockKind.SURVIVOR)
+        )
         result = gc_collector(system).run(lambda: cast(StripeWriter, writer))
     assert writer.other is None, "the other run took place"
     assert (result.unreadable_objects, result.blocks_parked) == (0, 0)

@@ -35,7 +35,7 @@ from tests.service.gc.test_gc_policies import fresh, holey
 
 def test_what_users_wrote_and_gc_copied_stays_known_after_blocks_are_deleted(bench: Bench) -> None:
     with holey(bench) as system:
-        system.store_totals().keep()
+        system.operator.store_totals().keep()
         before = system.metadata.totals()
         assert before.copied_bytes_written == 0
         result = gc_service(system).run_once()
@@ -46,7 +46,7 @@ def test_what_users_wrote_and_gc_copied_stays_known_after_blocks_are_deleted(ben
         assert after.dead_bytes < before.dead_bytes
 
         system.clock = LaterClock(200 * DAY_MS)
-        system.store_totals().keep()
+        system.operator.store_totals().keep()
         system.clock = LaterClock(201 * DAY_MS)
         bench.put_some(system, 200, prefix="later")
         bench.pack(system)

@@ -33,7 +33,7 @@ def test_a_store_copies_and_holds_what_the_simulation_says(bench: Bench, monkeyp
         assert books.write_amplification > 1.5
         living = run.living()
         for key in living[::20]:
-            assert system.store().get(key) == run.data(key)
-        assert sum(1 for bucket in log.objects.buckets for _ in system.store().list_names(bucket, "", "", 9999)) == len(
-            living
-        )
+            assert system.client.store().get(key) == run.data(key)
+        assert sum(
+            1 for bucket in log.objects.buckets for _ in system.client.store().list_names(bucket, "", "", 9999)
+        ) == len(living)

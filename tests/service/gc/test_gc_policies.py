@@ -245,7 +245,7 @@ def test_no_space_to_write_survivors(bench: Bench, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(type(system.blocks), "free_bytes", lambda _: STRIPE)
         seen: list[CollectionResult] = []
         with pytest.raises(NoSpace), system.lease("gc", 30_000) as held:
-            gc_collector(system).run(lambda: system.writer(held.lease, BlockKind.SURVIVOR), seen.append)
+            gc_collector(system).run(lambda: system.worker.writer(held.lease, BlockKind.SURVIVOR), seen.append)
         assert seen[-1].behind is Behind.SPACE
 
 

@@ -52,7 +52,7 @@ def padded(bench: Bench) -> Iterator[System]:
 def put_equal(bench: Bench, system: System, count: int, prefix: str = "equal", size: int = SIZE) -> list[ObjectKey]:
     keys = [ObjectKey("b", f"{prefix}/{number:04}") for number in range(count)]
     pairs = [(key, bench.data(size)) for key in keys]
-    system.store().put_many(pairs)
+    system.client.store().put_many(pairs)
     bench.acknowledged.update(pairs)
     bench.pack(system)
     return keys

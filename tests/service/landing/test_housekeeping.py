@@ -113,7 +113,7 @@ def test_a_failing_reaper_does_not_stop_recovery(system: System, clock: FakeCloc
 
 def test_what_the_reaper_left_out_of_the_log_is_counted_when_the_store_is_closed(bench: Bench) -> None:
     with capture_logs() as lines, bench.open() as system:
-        housekeeping = system.housekeeping()
+        housekeeping = system.worker.housekeeping()
         for _ in range(LINES_MAX + 3):
             housekeeping._reaper._errors.error("damaged")
     assert [line.get("count") for line in lines if line["event"].startswith("damaged")] == [None] * LINES_MAX + [3]

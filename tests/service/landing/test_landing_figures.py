@@ -49,12 +49,12 @@ def status(bench: Bench, capfd: pytest.CaptureFixture[str]) -> tuple[Any, str]:
 
 
 def of_store(system: System) -> Figures:
-    samples = store_samples(system.figures(), system.clock.now_ms())
+    samples = store_samples(system.operator.figures(), system.clock.now_ms())
     return {(one.metric.name, *one.labels): one.value for one in samples if isinstance(one.value, int | float)}
 
 
 def of_process(system: System) -> Figures:
-    samples = batch_samples(system.puts)
+    samples = batch_samples(system.client.puts)
     return {(one.metric.name,): one.value for one in samples if isinstance(one.value, int | float)}
 
 
@@ -77,7 +77,7 @@ def test_a_store_without_a_log_shows_none(tmp_path: Path, capfd: pytest.CaptureF
     assert data is None
     assert "landing segments" not in text
     with bench.open() as system:
-        assert system.figures().landing_log is None
+        assert system.operator.figures().landing_log is None
         assert not any("landing_segment" in name or "landing_log" in name for name, *_ in of_store(system))
         assert set(of_process(system)) == set()
 
@@ -172,7 +172,7 @@ def test_slots_that_cannot_be_read_are_counted(bench: Bench, capfd: pytest.Captu
 def test_housekeeping_tells_what_it_gave_back(bench: Bench) -> None:
     with bench.open() as system:
         bench.put_some(system, 20)
-        lander = system.puts.batches.lander
+        lander = system.client.puts.batches.lander
         assert isinstance(lander, LogBypass)
         assert isinstance(lander.log, LandingLog)
         opened = lander.log.counters.opened
@@ -181,7 +181,7 @@ def test_housekeeping_tells_what_it_gave_back(bench: Bench) -> None:
         sealed_bytes = of_store(system)["nos_ec_store_landing_segment_bytes", "sealed"]
         bench.produce(system)
         bench.consume(system)
-        housekeeping = system.housekeeping()
+        housekeeping = system.worker.housekeeping()
         housekeeping.run_once()
         samples = housekeeping_samples(housekeeping, system.clock.now_ms())
         found = {one.metric.name: one.value for one in samples}

@@ -73,8 +73,8 @@ def test_objects_live_in_the_log_and_leave_it_packed(bench: Bench, system: Syste
     bench.assert_readable(system)
     bench.assert_absent(system, keys[3])
     data = bench.acknowledged[again]
-    assert system.store().get(again) == data
-    assert system.store().get(empty) == b""
+    assert system.client.store().get(again) == data
+    assert system.client.store().get(empty) == b""
     bench.pack(system)
     bench.put(system, "again", bench.data(CHUNK))
     bench.assert_readable(system)
@@ -114,7 +114,7 @@ def test_large_objects_pass_by(bench: Bench, monkeypatch: pytest.MonkeyPatch) ->
             bench.put(system, name, bench.data(size))
         assert landed_in(system) == (1, 3)
         together = {ObjectKey("b", f"{index}"): bench.data(BYPASS + 1 - index % 2) for index in range(6)}
-        system.store().put_many(list(together.items()))
+        system.client.store().put_many(list(together.items()))
         bench.acknowledged |= together
         assert landed_in(system) == (1, 9)
         bench.assert_readable(system)
@@ -215,7 +215,7 @@ def test_drained_under_load_and_filled_again(bench: Bench) -> None:
     with bench.open() as system:
         bench.put_some(system, 20, prefix="again")
         assert landed_in(system)[0] == 20
-        system.store().delete(ObjectKey("load", "load"))
+        system.client.store().delete(ObjectKey("load", "load"))
     assert_rests(bench)
 
 
@@ -227,8 +227,8 @@ def _load(open_one: object, stop: threading.Event, failures: list[BaseException]
         with open_one() as system:
             while turn < 3 or not stop.is_set():
                 data = b"%d" % turn
-                system.store().put(key, BytesIO(data))
-                assert system.store().get(key) == data
+                system.client.store().put(key, BytesIO(data))
+                assert system.client.store().get(key) == data
                 turn += 1
     except BaseException as error:
         failures.append(error)
@@ -299,7 +299,7 @@ def test_a_lost_device_of_an_empty_log_is_made_again(bench: Bench) -> None:
     with bench.open() as system:
         bench.put_some(system, 30)
         with pytest.raises(NotFound):
-            system.store().get(ObjectKey("b", "no"))
+            system.client.store().get(ObjectKey("b", "no"))
     assert_rests(bench)
 
 
@@ -313,9 +313,9 @@ def test_a_device_that_is_lost_for_good_is_replaced(bench: Bench) -> None:
     (bench.folder / "store" / "landing_log" / "device0").unlink()
     assert bench.run("init", "--new-device", "0").returncode == 0
     with bench.open() as system:
-        assert system.store().get(kept) == bench.acknowledged[kept]
+        assert system.client.store().get(kept) == bench.acknowledged[kept]
         with pytest.raises(Corrupt, match="landed"):
-            system.store().get(lost)
+            system.client.store().get(lost)
         bench.put(system, "lost", bench.data(CHUNK))
     assert_rests(bench)
 

@@ -47,7 +47,7 @@ def away(system: System) -> Away:
 
 def test_a_process_renews_its_own_lease_and_does_not_fence_it(system: System, clock: FakeClock) -> None:
     """It was not renewed for longer than it lasts: the database was away, or the machine stalled."""
-    keeping = system.housekeeping()
+    keeping = system.worker.housekeeping()
     with system.lease("mine", TTL_MS) as held:
         block_id = system.new_block_id()
         system.metadata.allocate_block(held.lease, block_id, BlockKind.FRESH, clock.now_ms())
@@ -64,7 +64,7 @@ def test_a_lease_that_was_lost_is_not_renewed(system: System, clock: FakeClock) 
     with system.lease("mine", TTL_MS) as held:
         clock.advance(2 * TTL_MS)
         Recovery(system.metadata, system.blocks, clock).run_once()  # of another process
-        system.housekeeping().run_once()
+        system.worker.housekeeping().run_once()
         held.renew()
         with pytest.raises(LeaseLost):
             held.require_not_lost()
@@ -75,7 +75,7 @@ def test_others_may_renew_before_they_are_fenced_when_the_metadata_store_is_back
 ) -> None:
     other = system.metadata.acquire_lease("other", clock.now_ms(), TTL_MS)
     dead = system.metadata.acquire_lease("dead", clock.now_ms(), TTL_MS)
-    keeping = system.housekeeping()
+    keeping = system.worker.housekeeping()
     away.away = True
     for _ in range(2):
         with pytest.raises(NosError):

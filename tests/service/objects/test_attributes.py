@@ -33,7 +33,7 @@ def given_to(number: int) -> bytes:
 
 def put(bench: Bench, system: System, name: str, size: int, attributes: bytes) -> ObjectKey:
     key, data = ObjectKey("b", name), bench.data(size)
-    row = system.store().put(key, BytesIO(data), attributes)
+    row = system.client.store().put(key, BytesIO(data), attributes)
     assert row.attributes == attributes
     bench.acknowledged[key] = data
     return key
@@ -46,7 +46,7 @@ def put_all(bench: Bench, system: System, count: int = 60) -> dict[ObjectKey, by
         size = bench.rng.randint(1, STRIPE) if number % 20 else 10 * STRIPE + number
         given[put(bench, system, f"{number:03}", size, given_to(number))] = given_to(number)
     for number in (1, 5):
-        row = system.store().put(ObjectKey("b", f"empty-{number}"), BytesIO(b""), given_to(number))
+        row = system.client.store().put(ObjectKey("b", f"empty-{number}"), BytesIO(b""), given_to(number))
         bench.acknowledged[row.key] = b""
         given[row.key] = given_to(number)
     for number in (19, 20):  # one of them large
@@ -56,7 +56,7 @@ def put_all(bench: Bench, system: System, count: int = 60) -> dict[ObjectKey, by
 
 
 def told_by_rows(system: System) -> dict[ObjectKey, bytes]:
-    return {row.key: row.attributes for row in system.store().list_objects("b", "", "", 1000)}
+    return {row.key: row.attributes for row in system.client.store().list_objects("b", "", "", 1000)}
 
 
 def told_by_blocks(system: System) -> dict[ObjectKey, bytes]:
@@ -109,14 +109,14 @@ def test_packing_and_gc_carry_them(bench: Bench, system: System, mode: str) -> N
 
 
 def extents(system: System) -> dict[ObjectKey, Extent]:
-    return {row.key: row.extent for row in system.store().list_objects("b", "", "", 1000) if row.extent}
+    return {row.key: row.extent for row in system.client.store().list_objects("b", "", "", 1000) if row.extent}
 
 
 def test_an_overwrite_takes_them_away(bench: Bench, system: System) -> None:
     key = put(bench, system, "a", 100, given_to(1))
     bench.pack(system)
     bench.put(system, "a", b"without")
-    assert system.store().head(key).attributes == b""
+    assert system.client.store().head(key).attributes == b""
     bench.pack(system)
     assert told_by_blocks(system) == {key: b""}
 
@@ -124,16 +124,19 @@ def test_an_overwrite_takes_them_away(bench: Bench, system: System) -> None:
 def test_the_largest_objects_that_are_packed(bench: Bench, system: System) -> None:
     """With the most attributes and the longest name they fill a group of their own."""
     most = given_to(1)
-    size = system.store().packed_size_max
+    size = system.client.store().packed_size_max
     name = "n" * 1024
     landed = put(bench, system, name, size - ATTRIBUTES_ROOM, most)
-    assert system.store().head(landed).state is ObjectState.LANDED
+    assert system.client.store().head(landed).state is ObjectState.LANDED
     large = put(bench, system, name[1:], size - ATTRIBUTES_ROOM + 1, most)
-    assert system.store().head(large).state is ObjectState.LARGE
+    assert system.client.store().head(large).state is ObjectState.LARGE
     without = put(bench, system, name[2:], size, b"")
-    assert system.store().head(without).state is ObjectState.LANDED
+    assert system.client.store().head(without).state is ObjectState.LANDED
     bench.pack(system)
-    assert {row.state for row in system.store().list_objects("b", "", "", 9)} == {ObjectState.PACKED, ObjectState.LARGE}
+    assert {row.state for row in system.client.store().list_objects("b", "", "", 9)} == {
+        ObjectState.PACKED,
+        ObjectState.LARGE,
+    }
     bench.assert_readable(system)
     assert told_by_blocks(system) == {landed: most, large: most, without: b""}
 
@@ -144,18 +147,18 @@ def test_landing_copies_tell_what_they_are(bench: Bench, system: System, mode: s
     put_all(bench, system, 30)
     expected = {
         row.landing_id: (row.key, row.size, row.crc32c, row.attributes)
-        for row in system.store().list_objects("b", "", "", 1000)
+        for row in system.client.store().list_objects("b", "", "", 1000)
         if row.landing_id is not None
     }
     found: dict[LandingId, CopyLabel | None] = {**labels_of(system.landing, list(system.landing.list_ids()))}
     with_bytes = {landing_id for landing_id, label in found.items() if label and label.size}
     assert found.keys() >= expected.keys() if mode == "store" else len(with_bytes) == 1
-    empty = {row.key for row in system.store().list_objects("b", "", "", 1000) if not row.size}
+    empty = {row.key for row in system.client.store().list_objects("b", "", "", 1000) if not row.size}
     assert {ObjectKey(label.bucket, label.name) for label in found.values() if label and not label.size} == empty
     if system.medium is not None:
         for segment in system.medium.segments():
             found |= labels_in_segment(system.medium, segment)
-    versions = {row.landing_id: row.version for row in system.store().list_objects("b", "", "", 1000)}
+    versions = {row.landing_id: row.version for row in system.client.store().list_objects("b", "", "", 1000)}
     told = {}
     for landing_id, label in found.items():
         assert label is not None
@@ -203,6 +206,6 @@ def test_the_library_takes_and_returns_them(bench: Bench) -> None:
         store.put("b/name", b"small", attributes=given)
         assert store.delete("b/name").attributes == given
     with open_system(bench.settings()) as system:
-        row = system.store().put(ObjectKey("b", "bad"), BytesIO(b"x"), b"\1")
+        row = system.client.store().put(ObjectKey("b", "bad"), BytesIO(b"x"), b"\1")
         with pytest.raises(Corrupt, match="b/bad v"):
             attributes_of(row)

@@ -52,10 +52,10 @@ def change(system: System, keys: list[ObjectKey]) -> dict[ObjectKey, bytes]:
     """Change the attributes of the objects; every third loses them."""
     changed = {key: b"" if number % 3 == 2 else NEW for number, key in enumerate(keys)}
     for key, attributes in changed.items():
-        before = system.store().head(key)
-        row = system.store().set_attributes(key, attributes)
+        before = system.client.store().head(key)
+        row = system.client.store().set_attributes(key, attributes)
         assert (row.version, row.attributes) == (before.version, attributes)
-        assert system.store().head(key) == row
+        assert system.client.store().head(key) == row
     return changed
 
 
@@ -73,14 +73,14 @@ def test_they_stay_changed_wherever_the_bytes_are(bench: Bench, system: System, 
     given = change(system, early) | dict.fromkeys(queued + late, b"")
     end_log(system)
     bench.produce(system)
-    given |= change(system, queued) | {key: system.store().head(key).attributes for key in late}
+    given |= change(system, queued) | {key: system.client.store().head(key).attributes for key in late}
     bench.consume(system)
     assert_told(bench, system, given)
     given |= change(system, late)
     bench.pack(system)
     assert_told(bench, system, given)
     told = told_by_blocks(system)
-    small = [key for key in early + queued if system.store().head(key).state is ObjectState.PACKED]
+    small = [key for key in early + queued if system.client.store().head(key).state is ObjectState.PACKED]
     assert {key: told[key] for key in small} == {key: given[key] for key in small}, "changed before they were packed"
     assert any(told[key] != given[key] for key in late)
     places = extents(system)
@@ -117,7 +117,7 @@ def eager(bench: Bench) -> Iterator[System]:
 def test_a_great_object_gets_some_that_its_group_has_no_room_for(bench: Bench, eager: System) -> None:
     """It is packed all the same, and moved. Then its row alone has them."""
     most = encode_attributes({"more": "x" * 8163})
-    store, size = eager.store(), eager.store().packed_size_max
+    store, size = eager.client.store(), eager.client.store().packed_size_max
     waits = put(bench, eager, "n" * 1024, size, b"")
     store.set_attributes(waits, most)
     gone = [put(bench, eager, "gone-1", size, b"")]

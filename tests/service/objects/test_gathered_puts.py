@@ -30,12 +30,12 @@ def one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 def gathered(system: System, objects: Sequence[tuple[str, bytes]], faults: Faults) -> list[Future[ObjectRow]]:
     """PUT all of them in one batch, after a batch of another object alone."""
     system.metadata = faulty(system.metadata, faults)
-    store, hook = system.store(), faults.hook
+    store, hook = system.client.store(), faults.hook
 
     def gather(method: str) -> None:
         deadline = time.monotonic() + WAIT_S_MAX
         if method == "reserve_landing" and faults.calls[method] == 1:
-            while system.puts.waiting < len(objects) and time.monotonic() < deadline:
+            while system.client.puts.waiting < len(objects) and time.monotonic() < deadline:
                 time.sleep(0.001)
         hook(method)
 
@@ -46,11 +46,14 @@ def gathered(system: System, objects: Sequence[tuple[str, bytes]], faults: Fault
             time.sleep(0.001)
         puts = []
         for name, data in objects:
-            waiting = system.puts.waiting
+            waiting = system.client.puts.waiting
             puts.append(pool.submit(store.put, ObjectKey("b", name), BytesIO(data)))
-            while system.puts.waiting == waiting and faults.calls["record_puts"] == 0:
+            while system.client.puts.waiting == waiting and faults.calls["record_puts"] == 0:
                 time.sleep(0.001)
-    assert (system.puts.batch_objects.sum, system.puts.batch_objects.cumulative()[-1]) == (len(objects) + 1, 2)
+    assert (system.client.puts.batch_objects.sum, system.client.puts.batch_objects.cumulative()[-1]) == (
+        len(objects) + 1,
+        2,
+    )
     return puts
 
 
@@ -72,7 +75,7 @@ class Refusing:
 
 
 def test_many_threads_put_read_and_overwrite(bench: Bench, system: System) -> None:
-    store = system.store()
+    store = system.client.store()
 
     def run(number: int) -> dict[ObjectKey, bytes]:
         mine: dict[ObjectKey, bytes] = {}
@@ -87,8 +90,8 @@ def test_many_threads_put_read_and_overwrite(bench: Bench, system: System) -> No
     with ThreadPoolExecutor(16) as pool:
         for mine in pool.map(run, range(16)):
             bench.acknowledged |= mine
-    assert system.puts.batch_objects.sum == 16 * 12
-    assert system.puts.batch_objects.cumulative()[-1] < 16 * 12, "some were gathered"
+    assert system.client.puts.batch_objects.sum == 16 * 12
+    assert system.client.puts.batch_objects.cumulative()[-1] < 16 * 12, "some were gathered"
     bench.assert_readable(system)
     bench.pack(system)
     bench.assert_readable(system)

@@ -111,7 +111,7 @@ def test_a_segment_with_another_crc_is_refused_before_its_last_window(
 ) -> None:
     monkeypatch.setattr(large_block, "WINDOW_BYTES", 2 * STRIPE)
     key = bench.put(system, "large", bench.data(9 * STRIPE))
-    store, data = system.store(), bench.acknowledged[key]
+    store, data = system.client.store(), bench.acknowledged[key]
     (first, second) = system.metadata.segments(store.head(key).object_id, store.head(key).version)
     assert [len(window) for window in store.open(key)[1]][1:4] == [2 * STRIPE] * 3
     wrong = replace(first, crc32c=first.crc32c ^ 1)
@@ -137,7 +137,7 @@ def test_a_reader_whose_read_failed_compares_the_crc_of_the_segment_all_the_same
     """Reading again must not make wrong bytes right, nor a passing failure switch the check off."""
     monkeypatch.setattr(large_block, "WINDOW_BYTES", 2 * STRIPE)
     key = bench.put(system, "large", bench.data(9 * STRIPE))
-    data, row = bench.acknowledged[key], system.store().head(key)
+    data, row = bench.acknowledged[key], system.client.store().head(key)
     first, *others = system.metadata.segments(row.object_id, row.version)
     found = [replace(first, crc32c=first.crc32c ^ 1), *others]
     monkeypatch.setattr(type(system.metadata), "segments", lambda *_: found)

@@ -55,7 +55,7 @@ def test_reading_again_looks_up_no_row(bench: Bench, gateway: System) -> None:
     bench.assert_readable(gateway)
     assert metadata.asked == 20
     bench.assert_readable(gateway)
-    assert gateway.store().open_range(keys[0], 0, 1)[0].key == keys[0]
+    assert gateway.client.store().open_range(keys[0], 0, 1)[0].key == keys[0]
     assert metadata.asked == 20
 
 
@@ -73,9 +73,9 @@ def test_cached_places_that_objects_have_left(bench: Bench, gateway: System) -> 
         for key in keys[::2]:
             bench.delete(gateway, key)
         for key in keys[1::2]:
-            gateway.store().get(key)
+            gateway.client.store().get(key)
         bench.settle(other)
-        assert all(gateway.store().get(key) == bench.acknowledged[key] for key in keys[1::2])
+        assert all(gateway.client.store().get(key) == bench.acknowledged[key] for key in keys[1::2])
     bench.assert_readable(gateway)
 
 
@@ -83,15 +83,15 @@ def test_own_changes_are_seen_at_once(bench: Bench, gateway: System) -> None:
     for data in (b"first", b"", b"x" * 300_000, b"y" * 3_000_000, b"last"):
         key = bench.put(gateway, "n", data)
         for _ in range(2):
-            assert gateway.store().get(key) == data
-            assert gateway.store().open_range(key, 0, 1)[0].size == len(data)
-    gateway.store().delete_many([key])
+            assert gateway.client.store().get(key) == data
+            assert gateway.client.store().open_range(key, 0, 1)[0].size == len(data)
+    gateway.client.store().delete_many([key])
     with pytest.raises(NotFound):
-        gateway.store().get(key)
+        gateway.client.store().get(key)
 
 
 def test_changed_attributes_are_seen_at_once(bench: Bench, gateway: System) -> None:
-    key, store = bench.put(gateway, "n", b"data"), gateway.store()
+    key, store = bench.put(gateway, "n", b"data"), gateway.client.store()
     bench.assert_readable(gateway)
     assert store.resolve(key).attributes == b""
     row = store.set_attributes(key, encode_attributes({"a": "b"}))
@@ -101,27 +101,27 @@ def test_changed_attributes_are_seen_at_once(bench: Bench, gateway: System) -> N
 def test_changes_by_another_process_are_seen_late_and_whole(bench: Bench, gateway: System) -> None:
     """The weaker guarantee: an old version, never a mixture, and at most for its maximum age."""
     key = bench.put(gateway, "n", b"old")
-    assert gateway.store().get(key) == b"old"
+    assert gateway.client.store().get(key) == b"old"
     with bench.open() as other:
         bench.put(other, "n", b"newer and longer")
-        assert gateway.store().get(key) == b"old"
-        assert gateway.store().head(key).size == len(b"newer and longer")
-        row, segments = gateway.store().open_range(key, 6, 100)
+        assert gateway.client.store().get(key) == b"old"
+        assert gateway.client.store().head(key).size == len(b"newer and longer")
+        row, segments = gateway.client.store().open_range(key, 6, 100)
         assert (b"".join(segments), row.size) == (b"and longer", 16), "a range past the old end is looked up"
         bench.put(other, "n", b"third")
         bench.settle(other)
-        assert gateway.store().get(key) == b"third", "the second one's landing copy is gone"
+        assert gateway.client.store().get(key) == b"third", "the second one's landing copy is gone"
         bench.delete(other, key)
         bench.settle(other)
         with pytest.raises(NotFound):
-            gateway.store().get(key)
+            gateway.client.store().get(key)
 
 
 def test_damage_is_still_reported(bench: Bench, gateway: System) -> None:
     key = bench.put(gateway, "n", b"0123456789")
-    assert gateway.store().get(key) == b"0123456789"
+    assert gateway.client.store().get(key) == b"0123456789"
     (copy,) = (bench.folder / "store" / "landing").glob("??/*")
     copy.write_bytes(copy.read_bytes()[:-1] + b"X")
     with pytest.raises(Corrupt) as error:
-        gateway.store().get(key)
+        gateway.client.store().get(key)
     assert error.value.key == key

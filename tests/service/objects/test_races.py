@@ -114,7 +114,7 @@ def test_an_object_overwritten_under_a_reader_is_read_again(bench: Bench, system
             bench.settle(other)
 
     meanwhile = metadata_meanwhile(system, "get", overwrite)
-    assert system.store().get(key) == bench.acknowledged[key]
+    assert system.client.store().get(key) == bench.acknowledged[key]
     assert meanwhile.happened
 
 
@@ -122,14 +122,14 @@ def test_an_object_overwritten_under_a_reader_is_read_again(bench: Bench, system
 def test_a_large_object_overwritten_halfway_through_a_read(bench: Bench, system: System) -> None:
     """Bytes that were handed out cannot be taken back: `open` raises, `get` starts again."""
     key = bench.put(system, "o", bench.data(20 * STRIPE))
-    _, segments = system.store().open(key)
+    _, segments = system.client.store().open(key)
     first = next(segments)
     assert bench.acknowledged[key].startswith(first)
     bench.put(system, "o", bench.data(20 * STRIPE))
     bench.settle(system)
     with pytest.raises(Conflict, match="read it again"):
         next(segments)
-    assert system.store().get(key) == bench.acknowledged[key]
+    assert system.client.store().get(key) == bench.acknowledged[key]
 
 
 def test_a_deleted_object_is_not_found_halfway_through_a_get(bench: Bench, system: System) -> None:
@@ -142,7 +142,7 @@ def test_a_deleted_object_is_not_found_halfway_through_a_get(bench: Bench, syste
 
     meanwhile = metadata_meanwhile(system, "segments", delete)
     with pytest.raises(NotFound):
-        system.store().get(key)
+        system.client.store().get(key)
     assert meanwhile.happened
 
 
@@ -166,7 +166,7 @@ def test_a_slow_recovery_does_not_bring_a_collected_block_back(bench: Bench, sys
     """Another recovery seals the block, and GC deletes it and its row, while this one is about to create it."""
     _fence_a_block_that_was_never_created(bench, system)
     meanwhile = metadata_meanwhile(system, method, lambda: _recover_and_collect(bench))
-    system.housekeeping().run_once()
+    system.worker.housekeeping().run_once()
     assert meanwhile.happened
     assert list(system.blocks.list_blocks()) == []
     bench.assert_at_rest(system)
@@ -175,7 +175,7 @@ def test_a_slow_recovery_does_not_bring_a_collected_block_back(bench: Bench, sys
 def test_a_block_collected_while_recovery_reads_it(bench: Bench, system: System) -> None:
     system.blocks.create(_fence_a_block_that_was_never_created(bench, system))
     system.blocks = cast(BlockStore, Meanwhile(system.blocks, "seal", lambda: _recover_and_collect(bench)))
-    system.housekeeping().run_once()
+    system.worker.housekeeping().run_once()
     bench.assert_at_rest(system)
 
 
@@ -184,7 +184,7 @@ def _sleep_through_everything(bench: Bench) -> None:
     """What others do while a writer is suspended: fence it, recover its blocks, collect them."""
     time.sleep(SHORT_OVER_MS / 1000)
     with bench.open() as other:
-        other.housekeeping().run_once()
+        other.worker.housekeeping().run_once()
         gc_service(other).run_once()
 
 
@@ -209,7 +209,7 @@ def test_a_large_put_suspended_during_its_fencing_leaves_no_block(bench: Bench, 
     system.metadata = cast(Metadata, NoRenewal(system.metadata))
     system.blocks = blocks_meanwhile(system, "create", lambda: _sleep_through_everything(bench))
     with pytest.raises(LeaseLost):
-        system.store().put(old, BytesIO(bench.data(20 * STRIPE)))
+        system.client.store().put(old, BytesIO(bench.data(20 * STRIPE)))
     with bench.open() as other:
         bench.settle(other)
         bench.assert_readable(other)
@@ -221,7 +221,7 @@ def test_a_put_suspended_past_its_reservation_leaves_no_copy(bench: Bench, syste
         LandingStore, Meanwhile(system.landing, "put", lambda: _sleep_through_everything(bench), before=True)
     )
     with pytest.raises(Transient, match="PUT it again"):
-        system.store().put(ObjectKey("b", "o"), BytesIO(b"x" * 100))
+        system.client.store().put(ObjectKey("b", "o"), BytesIO(b"x" * 100))
     assert list(system.landing.list_ids()) == []
     bench.assert_at_rest(system)
 
@@ -254,10 +254,10 @@ def _stopped_before(bench: Bench, forget: str, work: Callable[[System], object])
 
 def test_a_put_whose_reservation_is_being_reaped_leaves_no_copy(bench: Bench, system: System) -> None:
     """Its copy is written, and the PUT fails, after the reaper has deleted the copy and before it forgets the entry."""
-    with _stopped_before(bench, "forget_landing", lambda other: other.housekeeping().run_once()) as reap:
+    with _stopped_before(bench, "forget_landing", lambda other: other.worker.housekeeping().run_once()) as reap:
         system.landing = cast(LandingStore, Meanwhile(system.landing, "put", reap, before=True))
         with pytest.raises(Transient, match="PUT it again"):
-            system.store().put(ObjectKey("b", "o"), BytesIO(b"x" * 100))
+            system.client.store().put(ObjectKey("b", "o"), BytesIO(b"x" * 100))
     assert list(system.landing.list_ids()) == []
     bench.assert_at_rest(system)
 
@@ -268,7 +268,7 @@ def test_a_writer_whose_block_is_being_deleted_leaves_no_block(bench: Bench, sys
         system.metadata = cast(Metadata, NoRenewal(system.metadata))
         system.blocks = blocks_meanwhile(system, "create", collect)
         with pytest.raises(LeaseLost):
-            system.store().put(ObjectKey("b", "o"), BytesIO(bench.data(20 * STRIPE)))
+            system.client.store().put(ObjectKey("b", "o"), BytesIO(bench.data(20 * STRIPE)))
     assert list(system.blocks.list_blocks()) == []
     bench.assert_at_rest(system)
 
@@ -304,7 +304,7 @@ def test_a_copy_is_released_from_quarantine_or_deleted(
     system.landing.put(copy, b"nobody's")
     assert system.metadata.quarantine_copy(copy, system.clock.now_ms() - 1)
     with _release_meanwhile(bench, system, step, copy, before=before) as answers:
-        system.housekeeping().run_once()
+        system.worker.housekeeping().run_once()
     assert answers == [released]
     assert (copy in set(system.landing.list_ids())) is released
     assert system.metadata.deletions_after(None, 9) == []
@@ -362,7 +362,7 @@ def test_a_clock_that_jumps_back_costs_time_and_never_data(bench: Bench, system:
         bench.settle(system)
         bench.assert_readable(system)
         bench.assert_balanced(system)
-    assert system.store().get(large) == bench.acknowledged[large]
+    assert system.client.store().get(large) == bench.acknowledged[large]
     system.clock = ShiftedClock(2 * 3_600_000)
     bench.settle(system)
     bench.settle(system)
@@ -380,7 +380,7 @@ def test_two_writers_of_one_name(bench: Bench, system: System) -> None:
     first = system.metadata.acquire_lease("twin", system.clock.now_ms() - 5000, 1000)
     block_id = system.new_block_id()
     system.metadata.allocate_block(first, block_id, BlockKind.FRESH, system.clock.now_ms())
-    system.housekeeping().run_once()
+    system.worker.housekeeping().run_once()
     with system.lease("twin", 60_000) as held:
         assert held.lease.epoch > first.epoch
         with pytest.raises(LeaseLost):

@@ -16,7 +16,7 @@ RANGES = [(0, 10), (CHUNK, 100), (SIZE - 5, 5), (1, SIZE - 2)]
 
 
 def _range(system: System, key: ObjectKey, offset: int, length: int) -> bytes:
-    return b"".join(system.store().open_range(key, offset, length)[1])
+    return b"".join(system.client.store().open_range(key, offset, length)[1])
 
 
 def _flip(path: Path, offset: int) -> None:
@@ -44,7 +44,7 @@ def test_a_range_of_damaged_packed_bytes_is_decoded_or_refused(
 ) -> None:
     key = bench.put(system, "packed", bench.data(SIZE))
     bench.pack(system)
-    extent = system.store().head(key).extent
+    extent = system.client.store().head(key).extent
     assert extent is not None
     for shard in range(shards):
         (path,) = (bench.folder / "store" / "blocks" / f"shard-{shard:02}").glob(f"?/{extent.block_id.hex()}")
@@ -62,7 +62,7 @@ def test_a_range_of_damaged_packed_bytes_is_decoded_or_refused(
 @pytest.mark.parametrize("size", [SIZE, 9 * STRIPE])
 def test_a_range_may_go_to_the_end(bench: Bench, system: System, size: int) -> None:
     key = bench.put(system, "it", bench.data(size))
-    store, data = system.store(), bench.acknowledged[key]
+    store, data = system.client.store(), bench.acknowledged[key]
     for packed in (False, True):
         if packed:
             bench.pack(system)
@@ -79,7 +79,7 @@ def test_a_range_may_go_to_the_end(bench: Bench, system: System, size: int) -> N
 @pytest.mark.parametrize("size", [SIZE, 9 * STRIPE])
 def test_a_version_is_read_wherever_it_is_and_no_other_in_its_place(bench: Bench, system: System, size: int) -> None:
     key = bench.put(system, "it", bench.data(size))
-    store, data = system.store(), bench.acknowledged[key]
+    store, data = system.client.store(), bench.acknowledged[key]
     row = store.resolve(key)
     bench.pack(system)
     bench.settle(system)  # the landing copy is deleted

@@ -58,11 +58,11 @@ def test_a_stalled_large_put_reports_that_its_lease_was_lost(bench: Bench, syste
     blocks = Stalling(system.blocks, method, recovered_and_collected)
     plain, system.blocks = system.blocks, cast(BlockStore, blocks)
     with pytest.raises(LeaseLost, match="PUT it again"):
-        system.store().put(KEY, BytesIO(bench.data(9 * STRIPE)))
+        system.client.store().put(KEY, BytesIO(bench.data(9 * STRIPE)))
     assert blocks.stalled == 1
     system.blocks = plain
     with pytest.raises(NotFound):
-        system.store().head(KEY)
+        system.client.store().head(KEY)
     bench.settle(system)
     assert left_over(system) == []
 

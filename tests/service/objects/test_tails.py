@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, LeaseLost, NoSpace, NotFound
 from nos_ec.core.findings import FindingKind
@@ -70,7 +69,7 @@ def test_ranges_within_and_across_the_tail(bench: Bench, system: System, size: i
     tail = the_tail(system)
     begin = size - tail.size
     assert begin == sum(segment.extent.length for segment in segments)
-    store = system.store()
+    store = system.client.store()
     for state in (ObjectState.LANDED, ObjectState.PACKED):
         assert tail_of(system, key).state is state
         assert store.get(key) == data
@@ -91,7 +90,7 @@ def test_raw_bytes_of_objects_of_usual_sizes(tmp_path: Path, mib: int, count: in
     sizes = [mib * MIB] * count + [MIB // 8] * 7
     with bench.open() as system:
         for number, size in enumerate(sizes):
-            system.store().put(ObjectKey("b", f"{number}"), BytesIO(bench.data(size)))
+            system.client.store().put(ObjectKey("b", f"{number}"), BytesIO(bench.data(size)))
         bench.settle(system)
         assert [row.state for row in tails(system)] == [ObjectState.PACKED] * count
         assert raw_bytes(bench) / sum(sizes) <= 1.40
@@ -103,13 +102,13 @@ def test_raw_bytes_of_parts_of_uploads(tmp_path: Path) -> None:
     initialise(bench.settings())
     key, data = ObjectKey("b", "whole"), bench.data(8 * MIB)
     with bench.open() as system:
-        uploads = multipart_uploads(system)
+        uploads = system.client.uploads()
         begun = uploads.create(key, "root", b"")
         for number in range(1, 9):
             uploads.put_part(begun, number, BytesIO(data), b"")
         uploads.complete(begun, lambda stored: (stored, {}))
         bench.settle(system)
-        assert system.store().get(key) == data * 8
+        assert system.client.store().get(key) == data * 8
         assert [row.state for row in tails(system)] == [ObjectState.PACKED] * 8
         assert raw_bytes(bench) / (8 * len(data)) <= 1.42
 
@@ -137,7 +136,7 @@ def test_a_deleted_object_takes_its_tail_along(bench: Bench, system: System) -> 
 
 def test_nobody_else_stores_or_deletes_tails(bench: Bench, system: System) -> None:
     bench.put(system, "large", bench.data(WHOLE))
-    tail, store = the_tail(system), system.store()
+    tail, store = the_tail(system), system.client.store()
     assert store.list_buckets("", 9) == ["b"]
     with pytest.raises(InvalidInput, match="store's own"):
         store.put(tail.key, BytesIO(b"x"))
@@ -184,7 +183,7 @@ def test_a_put_whose_tail_finds_no_room(bench: Bench, system: System) -> None:
     def full() -> None:
         raise NoSpace("full")
 
-    store = system.store()
+    store = system.client.store()
     store._puts = cast(PutQueue, Refusing(store._puts, full))
     with pytest.raises(NoSpace):
         store.put(key, BytesIO(bench.data(WHOLE)))
@@ -196,7 +195,7 @@ def test_a_put_whose_tail_finds_no_room(bench: Bench, system: System) -> None:
 def test_a_condition_that_fails_when_the_tail_has_landed(bench: Bench, system: System) -> None:
     """Another version is stored meanwhile, which stays; what the loser wrote is collected, its tail as well."""
     key, other = ObjectKey("b", "large"), bench.data(WHOLE)
-    store = system.store()
+    store = system.client.store()
     queue = store._puts
 
     def stored_meanwhile() -> None:
@@ -224,7 +223,7 @@ def test_a_put_that_stalls_before_its_tail(bench: Bench, system: System) -> None
                 gc_service(other).run_once()
                 clock.advance(1000)
 
-    store = system.store()
+    store = system.client.store()
     store._puts = cast(PutQueue, Refusing(store._puts, recovered_and_collected))
     with pytest.raises(LeaseLost, match="PUT it again"):
         store.put(ObjectKey("b", "large"), BytesIO(bench.data(WHOLE)))
@@ -240,7 +239,7 @@ def test_a_read_goes_on_when_the_object_is_deleted(bench: Bench, system: System)
     with bench.open() as other:
         first, second = bench.put(other, "first", data), bench.put(other, "second", data)
         bench.pack(other)
-        store = other.store()
+        store = other.client.store()
         readers: list[Iterator[bytes]] = [store.open(key)[1] for key in (first, second)]
         begun = [next(reader) for reader in readers]
         bench.delete(other, first)
@@ -262,11 +261,11 @@ def test_a_lost_tail_is_named(bench: Bench, system: System) -> None:
     assert [finding.kind for finding in check(system)] == [FindingKind.PARTS_WRONG]
     read: list[bytes] = []
     with pytest.raises(Corrupt, match="large"):
-        read.extend(system.store().open(key)[1])
+        read.extend(system.client.store().open(key)[1])
     assert b"".join(read) == data[: -tail.size]
-    assert system.store().get(key, 0, 1000) == data[:1000]
+    assert system.client.store().get(key, 0, 1000) == data[:1000]
     with pytest.raises(Corrupt):
-        system.store().get(key, len(data) - 1, 1)
+        system.client.store().get(key, len(data) - 1, 1)
 
 
 def test_check_names_a_tail_without_its_block(bench: Bench, system: System) -> None:
@@ -288,15 +287,15 @@ def test_trash_keeps_the_tail(bench: Bench) -> None:
     data = bench.data(WHOLE)
     with bench.open() as system:
         key = bench.put(system, "large", data)
-        system.store().delete(key)
+        system.client.store().delete(key)
         bench.pack(system)
         for _ in range(2):
             gc_service(system).run_once()
         assert check(system) == []
-        can = system.trash()
+        can = system.client.trash()
         can.undelete(can.find(key))
-        assert system.store().get(key) == data
-        system.store().delete(key, permanently=True)
+        assert system.client.store().get(key) == data
+        system.client.store().delete(key, permanently=True)
         del bench.acknowledged[key]
         assert come_to_rest(system) == []
         assert tails(system) == []
@@ -356,7 +355,7 @@ def test_rebuilt_with_their_tails(bench: Bench, cli: Cli, packed: bool, with_dum
     assert not any(TAILS_BUCKET in about for found in to_look_at.values() for about in found)
     with bench.open() as system:
         assert check(system, read_share=1.0) == []
-        store = system.store()
+        store = system.client.store()
         for key, data in bench.acknowledged.items():
             assert store.get(key) == data, str(key)
         blocks = {row.block_id.hex() for row in all_blocks(system.metadata)}

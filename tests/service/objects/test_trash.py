@@ -40,13 +40,13 @@ def bench(bench: Bench) -> Bench:
 
 def throw(bench: Bench, system: System, *keys: ObjectKey) -> dict[ObjectKey, bytes]:
     """Delete objects into the trash. Returns what they were."""
-    system.store().delete_many(keys)
+    system.client.store().delete_many(keys)
     return {key: bench.acknowledged.pop(key) for key in keys}
 
 
 def bring_back(bench: Bench, system: System, thrown: dict[ObjectKey, bytes]) -> None:
     """Undelete all of these."""
-    can = system.trash()
+    can = system.client.trash()
     for key in thrown:
         can.undelete(can.find(key))
     bench.acknowledged |= thrown
@@ -61,25 +61,25 @@ def test_the_bytes_of_every_state_come_back(bench: Bench, system: System) -> Non
     thrown = throw(bench, system, *packed[::3], *landed[::2], large, empty)
     for key in thrown:
         bench.assert_absent(system, key)
-    assert {row.key for page in system.trash().pages() for row in page} == thrown.keys()
+    assert {row.key for page in system.client.trash().pages() for row in page} == thrown.keys()
     bench.pack(system)
-    system.store().delete_many(packed[1::3], permanently=True)
+    system.client.store().delete_many(packed[1::3], permanently=True)
     for key in packed[1::3]:
         del bench.acknowledged[key]
     for _ in range(3):
         gc_service(system).run_once()
     bench.assert_readable(system)
     bench.assert_balanced(system)
-    states = {row.key: row.state for page in system.trash().pages() for row in page}
+    states = {row.key: row.state for page in system.client.trash().pages() for row in page}
     assert {states[key] for key in [*packed[::3], *landed[::2]]} == {ObjectState.PACKED}
     bring_back(bench, system, thrown)
     bench.assert_at_rest(system)
-    assert list(system.trash().pages()) == []
+    assert list(system.client.trash().pages()) == []
 
 
 def test_a_get_finds_what_is_there_now(bench: Bench, system: System) -> None:
     """Also one that remembers where objects are."""
-    store, can = system.store(), system.trash()
+    store, can = system.client.store(), system.client.trash()
     key = bench.put(system, "n", b"first")
     assert store.get(key) == b"first"
     thrown = throw(bench, system, key)
@@ -88,12 +88,12 @@ def test_a_get_finds_what_is_there_now(bench: Bench, system: System) -> None:
     first = can.undelete(can.find(key))
     assert store.get(key) == b"first"
     throw_again = {key: thrown[key]}
-    system.store().delete(key)
+    system.client.store().delete(key)
     bench.put(system, "n", b"second")
     with pytest.raises(Conflict, match="is in use"):
         can.undelete(first)
     assert store.get(key) == b"second"
-    system.store().delete(key, permanently=True)
+    system.client.store().delete(key, permanently=True)
     bring_back(bench, system, throw_again)
     assert store.get(key) == b"first"
     bench.assert_balanced(system)
@@ -118,7 +118,7 @@ def test_a_row_that_cannot_be_removed_does_not_keep_the_others(
     monkeypatch.setattr(system.metadata, "purge_trash", refuse)
     monkeypatch.setattr("nos_ec.engine.objects.trash.PAGE_ROWS", 6)
     gc_service(system).run_once()
-    assert [row.key for page in system.trash().pages() for row in page] == [keys[7]]
+    assert [row.key for page in system.client.trash().pages() for row in page] == [keys[7]]
     monkeypatch.setattr(system.metadata, "purge_trash", _fail)
     more = bench.put_some(system, 3, prefix="more")
     system.metadata.delete_many(more, now_ms, now_ms)
@@ -128,7 +128,7 @@ def test_a_row_that_cannot_be_removed_does_not_keep_the_others(
     assert {line["log_level"] for line in said} == {"warning"}, "a database that is away is not a bug"
     assert said[-1]["event"].endswith("collecting anyway")
     with pytest.raises(Transient):
-        system.trash().expire()
+        system.client.trash().expire()
 
 
 def _fail(*_: object) -> list[ObjectRow]:
@@ -147,7 +147,7 @@ def test_what_has_expired_goes_with_the_next_collection(bench: Bench, system: Sy
         del bench.acknowledged[key]
     for _ in range(3):
         gc_service(system).run_once()
-    assert [row.key for page in system.trash().pages() for row in page] == list(kept)
+    assert [row.key for page in system.client.trash().pages() for row in page] == list(kept)
     assert system.metadata.totals().dead_bytes == 0
     bring_back(bench, system, kept)
     bench.assert_at_rest(system)
@@ -174,10 +174,10 @@ def test_killed(bench: Bench, point: str) -> None:
     with bench.open() as system:
         system.clock = LaterClock(TTL_OVER_MS)
         bench.settle(system)
-        left = {row.key: row for page in system.trash().pages() for row in page}
+        left = {row.key: row for page in system.client.trash().pages() for row in page}
         assert kept.keys() - left.keys() == (set() if expired else set(keys[-2:]))
         assert not left.keys() & set(expired)
-        system.trash().undelete_many(list(left.values()))
+        system.client.trash().undelete_many(list(left.values()))
         bench.acknowledged |= kept
         bench.assert_readable(system)
         bench.assert_balanced(system)
@@ -201,27 +201,27 @@ def test_a_rebuild_keeps_what_was_undeleted_since_the_dump(
 
     with bench.open() as system:
         key = put_in(bench, system, state, b"before")
-        before = system.store().head(key)
+        before = system.client.store().head(key)
         cli("metadata", "dump", "--to", str(dump))
         first = bench.acknowledged[key]
-        system.store().delete(key)
+        system.client.store().delete(key)
         put_in(bench, system, state, b"after")
-        after, second = system.store().head(key), bench.acknowledged[key]
-        system.store().delete(key)
-        system.trash().undelete(system.trash().find(key, before.version))
+        after, second = system.client.store().head(key), bench.acknowledged[key]
+        system.client.store().delete(key)
+        system.client.trash().undelete(system.client.trash().find(key, before.version))
         end_log(system)
     lose_database(bench)
     _, to_look_at = rebuild(bench, cli, "--from", str(dump))
     assert (to_look_at["since"], to_look_at["replaced"], to_look_at["gone"]) == ({str(key)}, {str(key)}, set())
     with bench.open() as system:
         assert check(system, read_share=1.0) == []
-        assert system.store().get(key) == second, "the greater version"
-        (kept,) = (row for page in system.trash().pages() for row in page)
+        assert system.client.store().get(key) == second, "the greater version"
+        (kept,) = (row for page in system.client.trash().pages() for row in page)
         assert (kept.version, kept.size) == (before.version, before.size)
         assert kept.version < after.version
-        system.store().delete(key, permanently=True)
-        system.trash().undelete(kept)
-        assert system.store().get(key) == first
+        system.client.store().delete(key, permanently=True)
+        system.client.trash().undelete(kept)
+        assert system.client.store().get(key) == first
         bench.acknowledged[key] = first
         bench.settle(system)
         bench.assert_readable(system)
@@ -245,17 +245,17 @@ def test_a_rebuild_keeps_what_was_put_after_a_clock_was_set_back(
             key = put_in(bench, system, state, data)
             contents.append(bench.acknowledged[key])
             if ahead_ms:
-                system.store().delete(key, permanently=True)
+                system.client.store().delete(key, permanently=True)
             end_log(system)
     lose_database(bench)
     rebuild(bench, cli, "--from", str(dump))
     with bench.open() as system:
         assert check(system, read_share=1.0) == []
-        assert system.store().get(key) == contents[0], "nothing shows that it was deleted"
-        versions = [row for page in system.trash().pages("b", "n") for row in page if row.key == key]
-        system.store().delete(key, permanently=True)
-        system.trash().undelete(versions[0])
-        assert system.store().get(key) == contents[1]
+        assert system.client.store().get(key) == contents[0], "nothing shows that it was deleted"
+        versions = [row for page in system.client.trash().pages("b", "n") for row in page if row.key == key]
+        system.client.store().delete(key, permanently=True)
+        system.client.trash().undelete(versions[0])
+        assert system.client.store().get(key) == contents[1]
 
 
 @pytest.mark.invariant(7)
@@ -270,16 +270,16 @@ def test_a_rebuild_leaves_in_the_trash_what_was_there(bench: Bench, capfd: pytes
         thrown = throw(bench, system, *packed[::11], *waiting[::4], large[0], bench.put(system, "empty", b""))
         twice = bench.put(system, packed[0].name, b"stored again", packed[0].bucket)
         cli("metadata", "dump", "--to", str(dump))
-        in_trash = {row.object_id: row for page in system.trash().pages() for row in page}
+        in_trash = {row.object_id: row for page in system.client.trash().pages() for row in page}
         untils = {row.object_id: row.trash_until_ms for row in in_trash.values()}
         gone = [key for key in packed[1:190] if key not in thrown]
-        system.store().delete_many(gone, permanently=True)
+        system.client.store().delete_many(gone, permanently=True)
         for key in gone:
             del bench.acknowledged[key]
         bench.pack(system)
         for _ in range(3):
             gc_service(system).run_once()
-        moved = {row.object_id: row for page in system.trash().pages() for row in page}
+        moved = {row.object_id: row for page in system.client.trash().pages() for row in page}
         changed = [one for one in in_trash if in_trash[one].extent != moved[one].extent]
         assert len(changed) > len(waiting[::4]), "not only what was packed since"
         end_log(system)
@@ -290,15 +290,15 @@ def test_a_rebuild_leaves_in_the_trash_what_was_there(bench: Bench, capfd: pytes
         assert check(system, read_share=1.0) == []
         acknowledged, returned = {str(key) for key in bench.acknowledged}, {str(key) for key in gone}
         assert acknowledged <= there(system) <= acknowledged | returned, "what GC has not collected may return"
-        system.store().delete_many(gone, permanently=True)
-        found = {row.object_id: row for page in system.trash().pages() for row in page}
+        system.client.store().delete_many(gone, permanently=True)
+        found = {row.object_id: row for page in system.client.trash().pages() for row in page}
         assert found.keys() == untils.keys()
         assert all((row.trash_until_ms or 0) >= (untils[one] or 0) for one, row in found.items())
         assert (
             min(row.trash_until_ms or 0 for row in found.values()) > system.clock.now_ms() + TRASHED_MS_MIN - 3_600_000
         )
         assert found == moved
-        system.store().delete(twice, permanently=True)
+        system.client.store().delete(twice, permanently=True)
         bring_back(bench, system, thrown)
         bench.settle(system)
         bench.assert_readable(system)
@@ -314,19 +314,19 @@ def test_a_rebuild_leaves_in_the_trash_what_was_copied_forward(
     cli, dump, key = Cli(bench, capfd), bench.folder / "dump", ObjectKey("b", "n")
     with bench.open() as system:
         bench.put(system, "first", b"not in the log")
-        system.store().put(key, BytesIO(b"some bytes"), condition=condition)
-        system.store().delete(key)
+        system.client.store().put(key, BytesIO(b"some bytes"), condition=condition)
+        system.client.store().delete(key)
         end_log(system)
         cli("metadata", "dump", "--to", str(dump))
-        before = system.trash().find(key)
+        before = system.client.trash().find(key)
         bench.copy_forward(system)
-        assert system.trash().find(key).landing_id != before.landing_id
+        assert system.client.trash().find(key).landing_id != before.landing_id
     bench.end_leases()
     lose_database(bench)
     rebuild(bench, cli, "--from", str(dump))
     with bench.open() as system:
         assert there(system) == {"b/first"}
-        assert [row.version for page in system.trash().pages("b", "n") for row in page] == [before.version]
+        assert [row.version for page in system.client.trash().pages("b", "n") for row in page] == [before.version]
         assert check(system, read_share=1.0) == []
 
 
@@ -334,7 +334,7 @@ def test_dumps_are_deleted_for_good(bench: Bench, system: System) -> None:
     bench.put_some(system, 5)
     for _ in range(3):
         assert bench.run("metadata", "dump", "--keep", "1").returncode == 0
-    assert [row for page in system.trash().pages() for row in page if row.key.bucket == RESERVED_BUCKET] == []
+    assert [row for page in system.client.trash().pages() for row in page if row.key.bucket == RESERVED_BUCKET] == []
 
 
 def run_json(bench: Bench, *words: str, code: int = 0) -> dict[str, Any]:
@@ -392,7 +392,7 @@ def test_what_was_deleted_by_mistake_comes_back_and_what_was_not_stays(bench: Be
     """Objects are chosen by the time of the deletion. It is not a failure if an object that comes back has older
     versions."""
     with bench.open() as system:
-        store, now_ms = system.store(), system.clock.now_ms()
+        store, now_ms = system.client.store(), system.clock.now_ms()
         for age_h, names in ((50, ["old", "both"]), (2, ["mistake", "both"])):
             for name in names:
                 row = store.put(ObjectKey("b", name), BytesIO(f"{name} {age_h}".encode()))
@@ -409,7 +409,7 @@ def test_what_was_deleted_by_mistake_comes_back_and_what_was_not_stays(bench: Be
     again = run_json(bench, "undelete", "-r", "b", code=12)
     assert (again["objects"], again["not_undeleted"]) == (1, 1), "the current version was not brought back by this run"
     with bench.open() as system:
-        system.store().delete_many([ObjectKey("b", name) for name in ("both", "mistake", "old")])
+        system.client.store().delete_many([ObjectKey("b", name) for name in ("both", "mistake", "old")])
     all_back = run_json(bench, "undelete", "-r", "b")
     assert (all_back["objects"], all_back["older_versions_left"], all_back["not_undeleted"]) == (3, 1, 0)
 

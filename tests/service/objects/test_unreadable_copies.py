@@ -110,7 +110,7 @@ def _turn_until_still(service: ConsumerService, clock: FakeClock) -> None:
 
 
 def _lag(system: System) -> int:
-    watcher = system.log_consumer("watcher")
+    watcher = system.worker.log_consumer("watcher")
     try:
         return watcher.lag()
     finally:
@@ -189,7 +189,7 @@ def test_an_object_that_was_given_up_and_is_published_again_is_tried_as_before(
     _turn_until(service, lambda: service.counters.packed == 20)
     _turn_until_still(service, clock)
     reads, stale = copies.reads_of_stuck(), service.counters.stale
-    publisher = system.publisher()
+    publisher = system.worker.publisher()
     publisher.publish([(key.bucket.encode(), _event(system, key))])
     publisher.close()
     _turn_until(service, lambda: service.counters.stale == stale + 1)
@@ -253,7 +253,7 @@ def test_revoked_partitions_take_their_parked_objects_along(
     _few_with_stuck_ones(bench, system, copies, 40, readable=400)
     bench.produce(system)
     _turn_until(service, lambda: service.counters.packed == 400 and len(service.unread) == 40)
-    second = system.log_consumer("second")
+    second = system.worker.log_consumer("second")
     while len(service._messages.assignment()) == system.settings.log.partitions:
         second.poll(1, 0)
         service.turn(flush=True)

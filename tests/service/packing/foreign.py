@@ -16,6 +16,6 @@ def named(key: ObjectKey, version: int) -> bytes:
 
 def publish_named(system: System, versions: Iterable[tuple[ObjectKey, int]], message_key: str = "") -> None:
     """Publish them under their buckets, or under `message_key`."""
-    publisher = system.publisher()
+    publisher = system.worker.publisher()
     publisher.publish([((message_key or key.bucket).encode(), named(key, version)) for key, version in versions])
     publisher.close()

@@ -11,6 +11,7 @@ import pytest
 from nos_consumer.assemble import consumer_service
 from nos_consumer.service import ConsumerService
 from nos_ec.composition.wiring import System
+from nos_ec.composition.worker_side import WorkerSide
 from nos_ec.core.errors import Conflict, Transient
 from nos_ec.core.ids import BlockId
 from nos_ec.ports.block_store import BlockStore
@@ -120,7 +121,7 @@ def test_messages_are_not_forgotten_when_they_cannot_be_looked_up(bench: Bench, 
         assert failing.left == 0
         assert service.counters.packed == 120
         assert service.counters.messages == 120
-        watcher = system.log_consumer("watcher")
+        watcher = system.worker.log_consumer("watcher")
         assert watcher.lag() == 0
         watcher.close()
 
@@ -147,7 +148,7 @@ def test_only_a_copy_that_should_be_there_counts_as_lost(bench: Bench, system: S
         while service.counters.messages < 3:
             service.turn(flush=False)
         bench.put(system, overwritten.name, b"newer", overwritten.bucket)
-        assert system.housekeeping().run_once().reaper.deleted == 1
+        assert system.worker.housekeeping().run_once().reaper.deleted == 1
         landing_id = system.metadata.get(lost).landing_id
         assert landing_id is not None
         system.landing.delete(landing_id)
@@ -167,11 +168,11 @@ def test_a_failed_revocation_does_not_stop_later_commits(
     """The partitions are lost in any case; their offsets must not spoil the commits of those that stay."""
     bench.put_some(system, 120)
     bench.produce(system)
-    first = FailsInRevocation(system.log_consumer("first"))
-    second = system.log_consumer("second")
-    watcher = system.log_consumer("watcher")
+    first = FailsInRevocation(system.worker.log_consumer("first"))
+    second = system.worker.log_consumer("second")
+    watcher = system.worker.log_consumer("watcher")
     system.blocks = cast(BlockStore, WaitsToAppend(system.blocks, first.begun))
-    monkeypatch.setattr(System, "log_consumer", lambda self, member: first)
+    monkeypatch.setattr(WorkerSide, "log_consumer", lambda self, member: first)
     with consumer_service(system) as service:
         service.turn(flush=True)
         service.turn(flush=True)

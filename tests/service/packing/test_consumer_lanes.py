@@ -144,7 +144,7 @@ def test_a_rebalance_waits_only_for_the_groups_under_way(
     """The new owner of a partition waits for it."""
     with consumer_service(published) as service:
         plan_ahead(service, held, monkeypatch)
-        second = published.log_consumer("second")
+        second = published.worker.log_consumer("second")
         second.poll(1, 0)
         service._poll()
         assert held.go.is_set()

@@ -29,11 +29,11 @@ def consume(system: System) -> ConsumerCounters:
 
 
 def versions(system: System, keys: list[ObjectKey]) -> list[tuple[ObjectKey, int]]:
-    return [(key, system.store().head(key).version) for key in keys]
+    return [(key, system.client.store().head(key).version) for key in keys]
 
 
 def states(system: System, keys: list[ObjectKey]) -> set[ObjectState]:
-    return {system.store().head(key).state for key in keys}
+    return {system.client.store().head(key).state for key in keys}
 
 
 def test_objects_that_no_producer_of_ours_published_are_packed(bench: Bench, system: System) -> None:
@@ -77,7 +77,7 @@ def test_events_that_came_too_late_are_stale(bench: Bench, system: System) -> No
         consumer.drain(make_room=lambda: False)
         assert consumer.counters.stale == len(events)
     assert (consumer.counters.packed, consumer.counters.poison) == (0, 0)
-    assert system.lag() == 0, "they are acknowledged"
+    assert system.operator.lag() == 0, "they are acknowledged"
     assert states(system, [overwritten]) == {ObjectState.LANDED}
     bench.settle(system)
     bench.assert_readable(system)
@@ -140,13 +140,13 @@ def test_bad_events_of_version_2_are_dead_letters(bench: Bench, system: System) 
     counters = consume(system)
     assert (counters.poison, counters.stale) == (2, 0)
     with open_system(system.settings) as other:
-        assert other.lag() == 0
+        assert other.operator.lag() == 0
 
 
 def test_events_of_another_store_are_refused_by_name(bench: Bench, system: System) -> None:
     """They are not acknowledged: the other store waits for them."""
     (key,) = bench.put_some(system, 1)
-    row = system.store().head(key)
+    row = system.client.store().head(key)
     assert row.landing_id is not None
     other = "0123456789abcdef" * 2
     event = encode_pack_request(
@@ -158,10 +158,10 @@ def test_events_of_another_store_are_refused_by_name(bench: Bench, system: Syste
         landing_id=row.landing_id,
         store=other,
     )
-    with closing(system.publisher()) as publisher:
+    with closing(system.worker.publisher()) as publisher:
         publisher.publish([(key.bucket.encode(), event)])
     with pytest.raises(ConfigError, match=f"another store, {other}; this one is {system.store_id}"):
         consume(system)
     assert bench.run("consumer", "--once").returncode == 3
-    with closing(system.log_consumer("looks")) as consumer:
+    with closing(system.worker.log_consumer("looks")) as consumer:
         assert consumer.lag() == 1

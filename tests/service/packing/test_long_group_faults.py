@@ -160,7 +160,7 @@ def test_a_writer_that_is_suspended_while_others_recover_its_block(
     def others(*_: object) -> None:
         with bench.open() as other:
             other.clock = LaterClock(TTL_OVER_MS)
-            assert other.housekeeping().run_once()
+            assert other.worker.housekeeping().run_once()
             (row,) = all_blocks(other.metadata)
             assert (row.state, row.stripes, row.live_bytes) == (BlockState.SEALED, 2 * WINDOW, 0)
             for rounds in range(2, 5) if collected else ():
@@ -211,7 +211,7 @@ def test_a_process_that_is_stopped_while_others_recover_its_block(bench: Bench, 
         for rounds in range(1, 4 if collected else 2):
             with bench.open() as other:
                 other.clock = LaterClock(rounds * TTL_OVER_MS)
-                other.housekeeping().run_once()
+                other.worker.housekeeping().run_once()
                 if collected:
                     gc_service(other).run_once()
                 blocks = list(other.blocks.list_blocks())
@@ -325,11 +325,11 @@ def test_a_rebuild_moves_no_row_to_a_window_that_was_torn(bench: Bench, cli: Cli
         plan = planned(writer)
         if source == "block":
             placed = [one.candidate.payload.key for one in plan.placed]
-            copies = {key: system.store().head(key).landing_id for key in placed}
+            copies = {key: system.client.store().head(key).landing_id for key in placed}
             for first in range(0, len(placed), 6):
                 assert writer.writer.write(long_plan(system, placed[first : first + 6], WINDOW)).packed
             writer.writer.close()
-            moved = [key for key in placed if system.store().head(key).extent]
+            moved = [key for key in placed if system.client.store().head(key).extent]
             for key in moved:
                 system.landing.delete(LandingId(copies[key] or b""))
             plan = long_plan(system, moved, STRIPES)

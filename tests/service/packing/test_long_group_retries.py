@@ -101,7 +101,7 @@ def test_a_consumer_whose_long_groups_all_fail_packs_everything(bench: Bench, pu
 
 def damage(bench: Bench, system: System, number: int) -> ObjectKey:
     key = ObjectKey("b", f"o/{number:03}")
-    landing_id = system.store().head(key).landing_id
+    landing_id = system.client.store().head(key).landing_id
     assert landing_id is not None
     (path,) = (bench.folder / "store" / "landing").glob(f"*/{landing_id.hex()}*")
     data = bytearray(path.read_bytes())

@@ -135,7 +135,7 @@ def test_a_long_group_is_written_in_windows_and_committed_once(writer: Writer, b
     (block,) = all_blocks(writer.system.metadata)
     assert (block.state, block.stripes, block.dead_bytes) == (BlockState.SEALED, STRIPES, 0)
     assert_written(writer, plan, block.block_id, behind)
-    assert {writer.system.store().head(one.key).state for one in result.packed} == {ObjectState.PACKED}
+    assert {writer.system.client.store().head(one.key).state for one in result.packed} == {ObjectState.PACKED}
     writer.bench.assert_readable(writer.system)
     _finish(writer)
 
@@ -458,7 +458,7 @@ def test_objects_of_every_window_can_be_read_with_m_shards_lost(writer: Writer) 
     shards = sorted((writer.bench.folder / "store" / "blocks").glob(f"shard-*/{name[-1]}/{name}"))
     for path in shards[1:4]:
         path.unlink()
-    store = writer.system.store()
+    store = writer.system.client.store()
     for placed in plan.placed:
         key = placed.candidate.payload.key
         assert store.head(key).state is ObjectState.PACKED
@@ -473,7 +473,7 @@ def test_survivors_are_moved_in_a_long_group(writer: Writer) -> None:
     for number in range(0, len(keys), 8):
         assert writer.writer.write(long_plan(writer.system, keys[number : number + 8], WINDOW)).packed
     before = set(writer.system.blocks.list_blocks())
-    plan = long_plan(writer.system, [key for key in keys if writer.system.store().head(key).extent], STRIPES)
+    plan = long_plan(writer.system, [key for key in keys if writer.system.client.store().head(key).extent], STRIPES)
     assert plan.stripe_count > 2 * WINDOW
     assert len(writer.writer.write(plan).packed) == len(plan.placed)
     (block_id,) = set(writer.system.blocks.list_blocks()) - before

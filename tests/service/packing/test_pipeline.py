@@ -47,7 +47,7 @@ from tests.service.conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 def test_objects_are_packed_read_deleted_and_collected(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 400)
     bench.assert_readable(system)
-    landed = {key: system.store().head(key).landing_id for key in keys}
+    landed = {key: system.client.store().head(key).landing_id for key in keys}
     assert bench.produce(system) == 400
     bench.consume(system)
     bench.assert_readable(system)
@@ -57,7 +57,7 @@ def test_objects_are_packed_read_deleted_and_collected(bench: Bench, system: Sys
         assert copy == bench.acknowledged[key], "landing copies stay until the reaper has verified the stripes"
     assert system.metadata.totals().landing_deletions == 400
     end_log(system)
-    system.housekeeping().run_once()
+    system.worker.housekeeping().run_once()
     assert system.metadata.totals().landing_deletions == 0
     assert system.medium is not None
     assert list(system.medium.segments()) == []
@@ -101,7 +101,7 @@ def test_every_boundary_size_reads_back(bench: Bench, system: System, size: int)
     bench.assert_readable(system)
     bench.pack(system)
     bench.assert_readable(system)
-    row = system.store().head(key)
+    row = system.client.store().head(key)
     packed_size_max = size_max(system.geometry)
     expected = ObjectState.EMPTY if size == 0 else ObjectState.PACKED if size <= packed_size_max else ObjectState.LARGE
     assert row.state is expected
@@ -119,8 +119,8 @@ def test_the_largest_packable_object_and_one_byte_more(bench: Bench, system: Sys
     a = bench.put(system, "a" * 1024, bench.data(limit))
     b = bench.put(system, "b", bench.data(limit + 1))
     bench.pack(system)
-    assert system.store().head(a).state is ObjectState.PACKED
-    assert system.store().head(b).state is ObjectState.LARGE
+    assert system.client.store().head(a).state is ObjectState.PACKED
+    assert system.client.store().head(b).state is ObjectState.LARGE
     bench.assert_readable(system)
     bench.assert_at_rest(system)
 
@@ -133,9 +133,9 @@ def test_overwriting(bench: Bench, system: System, first: int, second: int, pack
     key = bench.put(system, "it", bench.data(first))
     if packed:
         bench.pack(system)
-    version = system.store().head(key).version
+    version = system.client.store().head(key).version
     bench.put(system, "it", bench.data(second))
-    assert system.store().head(key).version > version
+    assert system.client.store().head(key).version > version
     bench.assert_readable(system)
     bench.settle(system)
     bench.assert_readable(system)
@@ -151,12 +151,12 @@ def test_ranges(bench: Bench, system: System) -> None:
             data = bench.acknowledged[key]
             for offset in {0, len(data) // 3, max(0, len(data) - 1), len(data)}:
                 for length in (0, 1, CHUNK, len(data) + 1):
-                    _, pieces = system.store().open_range(key, offset, length)
+                    _, pieces = system.client.store().open_range(key, offset, length)
                     assert b"".join(pieces) == data[offset : offset + length], (key.name, offset, length, packed)
             with pytest.raises(InvalidInput):
-                system.store().open_range(key, len(data) + 1, 1)
+                system.client.store().open_range(key, len(data) + 1, 1)
             with pytest.raises(InvalidInput):
-                system.store().open_range(key, -1, 1)
+                system.client.store().open_range(key, -1, 1)
 
 
 @pytest.mark.usefixtures("whole_chunks")
@@ -165,7 +165,7 @@ def test_a_small_get_reads_one_shard(bench: Bench, system: System) -> None:
     bench.pack(system)
     before = system.blocks.counters()
     for key in keys:
-        assert system.store().get(key) == bench.acknowledged[key]
+        assert system.client.store().get(key) == bench.acknowledged[key]
     after = system.blocks.counters()
     assert after.shard_reads - before.shard_reads == len(keys)
     assert after.degraded_reads == before.degraded_reads
@@ -175,7 +175,7 @@ def test_a_small_get_reads_one_shard(bench: Bench, system: System) -> None:
 def test_events_delivered_twice_and_stale_events_move_nothing(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 100)
     bench.produce(system)
-    rows = [system.store().head(key) for key in keys]
+    rows = [system.client.store().head(key) for key in keys]
     assert system.metadata.mark_published(rows, 0) == 100  # due at once, as if the events had been lost
     assert bench.produce(system) == 100
     bench.delete(system, keys[0])
@@ -192,11 +192,11 @@ def test_events_delivered_twice_and_stale_events_move_nothing(bench: Bench, syst
 def test_events_that_disagree_with_their_rows_are_skipped(bench: Bench, system: System) -> None:
     """An object is packed under the name in its row, whatever the event says."""
     one, other = bench.put_some(system, 2)
-    request = pack_request(system.store().head(one))
+    request = pack_request(system.client.store().head(one))
     for lie in (
         replace(request, key=other),
         replace(request, key=ObjectKey("elsewhere", one.name)),
-        replace(request, landing_id=pack_request(system.store().head(other)).landing_id),
+        replace(request, landing_id=pack_request(system.client.store().head(other)).landing_id),
     ):
         publish(system, lie)
     assert bench.produce(system) == 2
@@ -210,25 +210,25 @@ def test_events_that_disagree_with_their_rows_are_skipped(bench: Bench, system: 
 
 def publish(system: System, request: PackRequest) -> None:
     fields = {field: value for field, value in asdict(request).items() if field != "v"}
-    publisher = system.publisher()
+    publisher = system.worker.publisher()
     publisher.publish([(request.key.bucket.encode(), encode_pack_request(**fields))])
     publisher.close()
 
 
 def test_a_lost_event_is_published_again(bench: Bench, system: System) -> None:
     key = bench.put(system, "it", bench.data(10))
-    row = system.store().head(key)
+    row = system.client.store().head(key)
     due_ms = system.clock.now_ms() + HOUR_MS
     assert system.metadata.mark_published([row], due_ms) == 1  # published, as far as the row knows
     assert bench.produce(system) == 0
     system.clock = LaterClock(HOUR_MS)
     assert bench.produce(system) == 1
     bench.consume(system)
-    assert system.store().head(key).state is ObjectState.PACKED
+    assert system.client.store().head(key).state is ObjectState.PACKED
 
 
 def test_a_poison_message_is_skipped(bench: Bench, system: System) -> None:
-    publisher = system.publisher()
+    publisher = system.worker.publisher()
     publisher.publish([(b"bucket-1", b"no json"), (b"bucket-1", b'{"v":99}')])
     publisher.close()
     bench.put_some(system, 30)
@@ -245,7 +245,7 @@ def test_a_poison_message_is_skipped(bench: Bench, system: System) -> None:
 
 def test_undecodable_messages_cause_a_few_log_lines_and_a_count(bench: Bench, system: System) -> None:
     """Every message is kept as a dead letter, and counted."""
-    publisher = system.publisher()
+    publisher = system.worker.publisher()
     publisher.publish([(b"bucket-1", b"rubbish %d" % number) for number in range(2000)])
     publisher.close()
     with capture_logs() as lines:
@@ -262,7 +262,7 @@ def test_undecodable_messages_cause_a_few_log_lines_and_a_count(bench: Bench, sy
 def test_a_damaged_landing_copy_is_left_out_and_reported(bench: Bench, system: System) -> None:
     """Its space becomes padding; the others are packed; its row stays in the landing store."""
     keys = bench.put_some(system, 60)
-    victim = system.store().head(keys[5])
+    victim = system.client.store().head(keys[5])
     assert victim.landing_id is not None
     paths = [p for p in (bench.folder / "store" / "landing").rglob("*") if victim.landing_id.hex() in p.name]
     assert len(paths) == 1
@@ -272,20 +272,20 @@ def test_a_damaged_landing_copy_is_left_out_and_reported(bench: Bench, system: S
         consumer.drain(make_room=lambda: False)
     assert consumer.counters.failed == 1
     assert consumer.counters.packed == 59
-    assert system.store().head(keys[5]).state is ObjectState.QUEUED
+    assert system.client.store().head(keys[5]).state is ObjectState.QUEUED
     with pytest.raises(Corrupt):
-        system.store().get(keys[5])
+        system.client.store().get(keys[5])
     bench.acknowledged.pop(keys[5])
     bench.assert_balanced(system)
     for key, data in bench.acknowledged.items():
-        assert system.store().get(key) == data
+        assert system.client.store().get(key) == data
 
 
 @pytest.mark.landing("store")
 def test_objects_of_a_plan_that_lost_most_of_its_bytes_are_planned_again(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 40)
     for key in keys[:30]:
-        row = system.store().head(key)
+        row = system.client.store().head(key)
         assert row.landing_id is not None
         system.landing.delete(row.landing_id)
         bench.acknowledged.pop(key)
@@ -294,7 +294,7 @@ def test_objects_of_a_plan_that_lost_most_of_its_bytes_are_planned_again(bench: 
         consumer.drain(make_room=lambda: False)
     assert (consumer.counters.failed, consumer.counters.packed) == (30, 10)
     for key, data in bench.acknowledged.items():
-        assert system.store().get(key) == data
+        assert system.client.store().get(key) == data
     found = problems(system.metadata, system.blocks, system.landing, system.medium)
     assert [line.partition(":")[0] for line in found] == ["copy-missing"] * 30
 
@@ -311,7 +311,7 @@ def test_packed_bytes_that_fail_verification_go_back_to_the_landing_copy(bench: 
             data = bytearray(path.read_bytes())
             data[CHUNK // 4 : CHUNK // 2] = bytes(CHUNK // 4)
             path.write_bytes(data)
-    reaped = system.housekeeping().run_once().reaper
+    reaped = system.worker.housekeeping().run_once().reaper
     assert reaped.reverted > 0
     bench.assert_readable(system)
     bench.settle(system)
@@ -404,14 +404,14 @@ def test_housekeeping_counts_as_alive_while_every_call_waits(bench: Bench, syste
 @pytest.mark.landing("store")
 def test_a_landing_copy_that_cannot_be_deleted_does_not_hold_up_the_others(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 60)
-    stuck = system.store().head(keys[7]).landing_id
+    stuck = system.client.store().head(keys[7]).landing_id
     assert stuck is not None
     bench.produce(system)
     bench.consume(system)
     copy = bench.folder / "store" / "landing" / stuck.hex()[-2:] / stuck.hex()
     copy.unlink()
     copy.mkdir()
-    reaped = system.housekeeping().run_once().reaper
+    reaped = system.worker.housekeeping().run_once().reaper
     assert (reaped.deleted, reaped.postponed) == (59, 1)
     assert list(system.landing.list_ids()) == [stuck]
     assert system.metadata.totals().landing_deletions == 1
@@ -444,7 +444,7 @@ def test_survivors_are_kept_apart(bench: Bench, system: System) -> None:
     kinds = {
         system.metadata.block(row.extent.block_id).kind
         for key in keys[340:]
-        if (row := system.store().head(key)).extent
+        if (row := system.client.store().head(key)).extent
     }
     assert BlockKind.SURVIVOR in kinds
     bench.assert_readable(system)
@@ -455,11 +455,11 @@ def test_an_unreadable_live_object_keeps_its_block(bench: Bench, system: System)
     """Unreadable never means dead."""
     keys = bench.put_some(system, 200, size_max=CHUNK)
     bench.pack(system)
-    victim = system.store().head(keys[3])
+    victim = system.client.store().head(keys[3])
     assert victim.extent is not None
     block_id = victim.extent.block_id
     for key in keys:
-        row = system.store().head(key)
+        row = system.client.store().head(key)
         if key != keys[3] and row.extent is not None and row.extent.block_id == block_id:
             bench.delete(system, key)
     for path in (bench.folder / "store" / "blocks").rglob(f"*{block_id.hex()}*"):
@@ -472,13 +472,13 @@ def test_an_unreadable_live_object_keeps_its_block(bench: Bench, system: System)
     assert str(keys[3]) in result.unreadable[0]
     assert system.metadata.block(block_id).state is BlockState.SEALED
     with pytest.raises(Corrupt):
-        system.store().get(keys[3])
+        system.client.store().get(keys[3])
 
 
 def test_a_block_that_the_block_store_lost_does_not_stop_gc(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 400)
     bench.pack(system)
-    lost = system.store().head(keys[0]).extent
+    lost = system.client.store().head(keys[0]).extent
     assert lost is not None
     for index, key in enumerate(keys):
         if index // 5 % 10:  # in all buckets, each of which lies together
@@ -492,7 +492,7 @@ def test_a_block_that_the_block_store_lost_does_not_stop_gc(bench: Bench, system
     assert len(gone) == result.unreadable_objects
     for key, data in bench.acknowledged.items():
         if key not in gone:
-            assert system.store().get(key) == data
+            assert system.client.store().get(key) == data
 
 
 class DeletesAllButOne:
@@ -546,7 +546,7 @@ def test_readers_during_everything(bench: Bench, system: System) -> None:
 
     def read() -> None:
         while not stop.is_set():
-            wrong.extend(str(key) for key in stable if system.store().get(key) != bench.acknowledged[key])
+            wrong.extend(str(key) for key in stable if system.client.store().get(key) != bench.acknowledged[key])
 
     threads = [threading.Thread(target=read) for _ in range(2)]
     for thread in threads:
@@ -587,7 +587,7 @@ def test_the_blocks_alone_describe_what_they_hold(bench: Bench, system: System) 
                 key = ObjectKey(record.bucket, record.name)
                 data = system.blocks.read(block_id, start + entry.offset, entry.length)
                 assert (entry.key_md5, entry.crc32c) == (key.md5, google_crc32c.value(data))
-                assert entry.object_version == system.store().head(key).version
+                assert entry.object_version == system.client.store().head(key).version
                 at, size = record.segment or (0, entry.length)
                 pieces.setdefault(key, {})[at] = data
                 if record.segment is not None and size > at + len(data):
@@ -613,11 +613,11 @@ def test_a_linger_deadline_packs_rare_events(bench: Bench, linger: str) -> None:
             thread = threading.Thread(target=consumer.run, args=(stop,))
             thread.start()
             deadline = time.monotonic() + WAIT_S_MAX
-            while system.store().head(key).state is not ObjectState.PACKED and time.monotonic() < deadline:
+            while system.client.store().head(key).state is not ObjectState.PACKED and time.monotonic() < deadline:
                 time.sleep(0.05)
             stop.set()
             thread.join()
-        assert system.store().head(key).state is ObjectState.PACKED
+        assert system.client.store().head(key).state is ObjectState.PACKED
         bench.assert_readable(system)
 
 
@@ -651,9 +651,9 @@ def test_reading_an_object_that_vanishes_is_not_found(bench: Bench, system: Syst
     key = bench.put(system, "it", b"x")
     bench.delete(system, key)
     with pytest.raises(NotFound):
-        system.store().get(key)
+        system.client.store().get(key)
     with pytest.raises(NotFound):
-        system.store().delete(key)
+        system.client.store().delete(key)
 
 
 def test_a_short_stream_is_read_to_its_end(bench: Bench, system: System) -> None:
@@ -663,5 +663,5 @@ def test_a_short_stream_is_read_to_its_end(bench: Bench, system: System) -> None
 
     data = bench.data(1000)
     key = ObjectKey("b", "trickle")
-    system.store().put(key, Trickle(data))
-    assert system.store().get(key) == data
+    system.client.store().put(key, Trickle(data))
+    assert system.client.store().get(key) == data

@@ -82,7 +82,7 @@ class Team:
 
     def put(self, system: System, count: int, prefix: str) -> list[ObjectKey]:
         keys = [ObjectKey(f"bucket-{number % BUCKETS}", f"{prefix}-{number}") for number in range(count)]
-        system.store().put_many([(key, b"some bytes") for key in keys])
+        system.client.store().put_many([(key, b"some bytes") for key in keys])
         return keys
 
     def rounds(self, members: Sequence[Member], count: int = 1) -> None:
@@ -257,7 +257,7 @@ def test_a_row_that_is_committed_late_is_published(team: Team, system: System) -
     members = [team.hire(), team.hire()]
     team.rounds(members, 3)
     late = team.put(system, 30, "late")
-    rows = [system.store().head(key) for key in late]
+    rows = [system.client.store().head(key) for key in late]
     system.metadata.mark_published(rows, team.clock.now_ms() + WAIT_MS_MAX // 2)  # out of sight, as if not committed
     newer = team.put(system, 200, "newer")
     team.drain(members)
@@ -464,7 +464,7 @@ def _put_until(bench: Bench, system: System, condition: Callable[[], bool]) -> N
 
 def _published(system: System) -> Counter[ObjectKey]:
     """How often each object was published: all messages of the log. No offset is committed."""
-    consumer = system.log_consumer("reader")
+    consumer = system.worker.log_consumer("reader")
     found: Counter[ObjectKey] = Counter()
     try:
         while messages := consumer.poll(1000, 300):

@@ -94,7 +94,7 @@ def test_nothing_is_published_again_while_progress_is_unknown(team: Team, system
 def test_an_event_that_is_too_large_does_not_stop_the_others(team: Team, system: System) -> None:
     """One of each batch, until the topic's limit is raised. It is published soon after."""
     large = ObjectKey("bucket-0", "large")
-    system.store().put_many([(large, b"some bytes")])
+    system.client.store().put_many([(large, b"some bytes")])
     keys = team.put(system, 40, "a")
     team.refuse = lambda _, value: TooLarge("too large") if decode_pack_request(value).key == large else None
     one = team.hire()
@@ -111,11 +111,11 @@ def test_an_event_that_is_too_large_does_not_stop_the_others(team: Team, system:
 
 def test_an_object_that_is_deleted_while_it_is_parked_is_forgotten(team: Team, system: System) -> None:
     large = ObjectKey("bucket-0", "large")
-    system.store().put_many([(large, b"some bytes")])
+    system.client.store().put_many([(large, b"some bytes")])
     team.refuse = lambda _, value: TooLarge("too large") if decode_pack_request(value).key == large else None
     one = team.hire()
     team.drain([one])
-    system.store().delete(large)
+    system.client.store().delete(large)
     pass_time(team, one, 4 * REPUBLISH_MS)
     team.put(system, 1, "a")
     team.drain([one])
@@ -181,9 +181,9 @@ def test_the_backlog_of_the_embedded_log_does_not_grow_without_consumers(team: T
     held = HeldSlots(system.metadata, team.clock, TTL_MS, "real")
     options = ProducerOptions(REPUBLISH_MS, PARTITIONS, store_id="", batch_objects=7)
     with (
-        closing(system.publisher()) as publisher,
-        closing(system.group_progress("test")) as progress,
-        closing(system.log_consumer("m")) as consumer,
+        closing(system.worker.publisher()) as publisher,
+        closing(system.worker.group_progress("test")) as progress,
+        closing(system.worker.log_consumer("m")) as consumer,
     ):
         service = ProducerService(system.metadata, publisher, progress, team.clock, held, options)
         service.drain()

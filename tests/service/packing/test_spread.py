@@ -25,7 +25,7 @@ def team(system: System) -> Team:
 
 def put(team: Team, system: System, count: int, prefix: str, bucket: str = BIG) -> list[ObjectKey]:
     keys = [ObjectKey(bucket, f"{prefix}/{number:05}") for number in range(count)]
-    system.store().put_many([(key, b"some bytes") for key in keys])
+    system.client.store().put_many([(key, b"some bytes") for key in keys])
     return keys
 
 

@@ -103,7 +103,7 @@ def expire(bench: Bench, system: System, ruled: bool) -> None:
     assert (frozenset({"soon", "late"}) in found) is not ruled
     system.clock = LaterClock(2 * DAY_MS)
     if not ruled:
-        system.store().delete_many([key for key in keys if key.bucket == "soon"])
+        system.client.store().delete_many([key for key in keys if key.bucket == "soon"])
     for key in [key for key in keys if key.bucket == "soon"]:
         del bench.acknowledged[key]
     result = gc_service(system).run_once()
@@ -130,9 +130,9 @@ def test_streams_of_large_stripes_have_many_of_them(bench: Bench, learned: Syste
 def test_a_store_learns_from_its_deletes(bench: Bench) -> None:
     names = [f"n{number}" for number in range(200) if is_sampled(ObjectKey("bucket", f"n{number}").md5)]
     with bench.open() as system:
-        system.store().put_many([(ObjectKey("bucket", name), b"data") for name in names])
-        system.store().delete_many([ObjectKey("bucket", name) for name in names[1:]])
-        system.housekeeping().run_once()
+        system.client.store().put_many([(ObjectKey("bucket", name), b"data") for name in names])
+        system.client.store().delete_many([ObjectKey("bucket", name) for name in names[1:]])
+        system.worker.housekeeping().run_once()
         assert [row.bucket for row in system.metadata.survival()] == [OTHERS], "a survey was made, deaths come later"
     with bench.open() as system:
         rows = {row.bucket: row.counts for row in system.metadata.survival()}

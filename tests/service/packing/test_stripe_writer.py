@@ -66,7 +66,7 @@ class Writer:
     def plan(self, count: int, prefix: str = "o") -> GroupPlan[Packable]:
         merge_list = BestFitMergeList[Packable](self.system.geometry, 1000, 0)
         for key in self.bench.put_some(self.system, count, size_max=CHUNK // 2, prefix=prefix):
-            row = self.system.store().head(key)
+            row = self.system.client.store().head(key)
             assert row.landing_id is not None
             packable = Packable(row.object_id, key, row.version, row.size, row.crc32c, row.landing_id)
             merge_list.add(packable.candidate(0))
@@ -171,7 +171,7 @@ def test_a_group_that_failed_is_written_again_to_another_block(writer: Writer, w
     assert states == ["fenced"] * failures + ["open"]
     assert len(set(writer.placement.given)) == failures + 1
     writer.release()
-    writer.system.housekeeping().run_once()
+    writer.system.worker.housekeeping().run_once()
     blocks = {block.block_id: block for block in all_blocks(writer.system.metadata)}
     assert {block.state for block in blocks.values()} == {BlockState.SEALED}
     written = plan.data_length if when == "after" else 0
@@ -249,7 +249,7 @@ def test_a_write_that_comes_late_finds_its_block_sealed(writer: Writer, method: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(writer.system.blocks), method, lambda _self, *arguments: lose(*arguments))
         assert len(writer.writer.write(writer.plan(10, "second")).packed) == 10
-    writer.system.housekeeping().run_once()
+    writer.system.worker.housekeeping().run_once()
     (arguments,) = late
     with pytest.raises(Conflict, match=message):
         write(*arguments)
@@ -316,7 +316,9 @@ def test_a_fenced_writer_commits_nothing(writer: Writer) -> None:
     assert writer.system.metadata.fence_lease(writer.lease, writer.lease.expires_ms + 1)
     with pytest.raises(LeaseLost):
         writer.writer.write(plan)
-    rows = [writer.system.store().head(key) for key in writer.bench.acknowledged if key.name.startswith("second")]
+    rows = [
+        writer.system.client.store().head(key) for key in writer.bench.acknowledged if key.name.startswith("second")
+    ]
     assert {row.state for row in rows} == {ObjectState.LANDED}
     _finish(writer)
 
@@ -327,7 +329,7 @@ def test_a_writer_fenced_between_append_and_commit(writer: Writer) -> None:
     def fence(method: str) -> None:
         if method == "commit_group":
             assert writer.system.metadata.fence_lease(writer.lease, writer.lease.expires_ms + 1)
-            writer.system.housekeeping().run_once()  # recovery seals the block under the writer's feet
+            writer.system.worker.housekeeping().run_once()  # recovery seals the block under the writer's feet
 
     writer.metadata.hook = fence
     with pytest.raises(LeaseLost):

@@ -52,7 +52,7 @@ def group_of(writer: Writer, keys: Sequence[ObjectKey], block_id: BlockId, at_st
     entries: list[Entry] = []
     data = bytearray(front) + names
     data += bytes(2 * PAGE - len(data))
-    for row in map(system.store().head, keys):
+    for row in map(system.client.store().head, keys):
         entries.append(Entry(row.key.md5, row.version, len(data), row.size, row.crc32c))
         data += writer.bench.acknowledged[row.key]
     assert (NAMED - 1) * STRIPE < len(data) <= NAMED * STRIPE
@@ -99,7 +99,7 @@ def die(writer: Writer) -> None:
     """The writer's lease expires, and recovery seals its block."""
     system = writer.system
     system.clock = LaterClock(TTL_OVER_MS)
-    assert system.housekeeping().run_once()
+    assert system.worker.housekeeping().run_once()
 
 
 both = pytest.mark.parametrize("used", [False, True], ids=["new", "used"])
@@ -219,7 +219,7 @@ def test_a_rebuild_believes_a_dump_that_counts_more_stripes_than_there_are(bench
         assert row.live_bytes + row.dead_bytes + row.overhead_bytes == stripes * STRIPE
         rebuilt.clock = LaterClock(TTL_OVER_MS)
         bench.settle(rebuilt)
-        store, kept = rebuilt.store(), 0
+        store, kept = rebuilt.client.store(), 0
         for one in all_objects(rebuilt.metadata):
             assert one.extent is not None
             if one.extent.offset + one.extent.length <= (stripes - 1) * STRIPE:

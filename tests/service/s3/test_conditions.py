@@ -86,7 +86,7 @@ def test_a_refused_put_leaves_no_copy_behind(bench: Bench, system: System) -> No
             store.put("b/n", b"%d" % number, if_absent=True)
     current = store.head("b/n")
     assert list(system.landing.list_ids()) == [system.metadata.get(ObjectKey("b", "n")).landing_id]
-    system.housekeeping().run_once()
+    system.worker.housekeeping().run_once()
     assert system.metadata.totals().landing_deletions == 0
     assert store.head("b/n") == current
 

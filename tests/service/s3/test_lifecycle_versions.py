@@ -529,7 +529,7 @@ def test_gc_killed_while_it_walks_versions(bench: Bench, point: str) -> None:
                 bench.acknowledged[key] = bench.data(3000)
                 put_version(system, bench.acknowledged[key], key=key)
         markers = [AddMarker(ObjectKey("b", f"marker {number}"), ENABLED) for number in range(3)]
-        assert not any(isinstance(one, NosError) for one in system.store().delete_versions(markers))
+        assert not any(isinstance(one, NosError) for one in system.client.store().delete_versions(markers))
         bench.pack(system)
     done = bench.run("gc", "run", "--apply", kill_at=point)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
@@ -553,7 +553,7 @@ def test_the_commands_tell_of_versions(bench: Bench, capfd: pytest.CaptureFixtur
         system.metadata.set_bucket_document("b", DocumentKind.VERSIONING, b"Enabled", 1)
         for _ in range(3):
             put_version(system, b"data")
-        system.store().delete_versions([AddMarker(ObjectKey("b", "m"), ENABLED)])
+        system.client.store().delete_versions([AddMarker(ObjectKey("b", "m"), ENABLED)])
     text = cli.text("s3", "lifecycle", "list")
     assert "b/  r  delete noncurrent versions after 1 days, but 1" in text
     assert "b/m  m  remove delete markers that are alone" in text

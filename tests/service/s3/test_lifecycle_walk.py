@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from nos_ec.composition.lifecycle_walk import lifecycle_walk_of
-from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import Conflict, Transient
@@ -58,7 +56,7 @@ def names(system: System, bucket: str = "b") -> list[str]:
 def test_in_a_bucket_with_versions_what_expires_gets_a_marker(bench: Bench, system: System) -> None:
     ruled(system, "b")
     old = bench.put(system, "old", b"stored before")
-    store = system.store()
+    store = system.client.store()
     assert system.metadata.set_bucket_document("b", DocumentKind.VERSIONING, b"Enabled", 1)
     new = store.put(ObjectKey("b", "new"), BytesIO(b"has an id"), versioning=Versioning.ENABLED)
 
@@ -292,15 +290,15 @@ def test_what_expires_goes_into_the_trash(bench: Bench) -> None:
         ruled(system, "b")
         key = bench.put(system, "n", b"data")
         system.clock = LaterClock(LATER_MS)
-        assert lifecycle_walk_of(system).run_once().objects == 1
-        can = system.trash()
+        assert system.worker.lifecycle_walk().run_once().objects == 1
+        can = system.client.trash()
         can.undelete(can.find(key))
         bench.assert_readable(system)
 
 
 def test_uploads_are_aborted(bench: Bench, system: System) -> None:
     ruled(system, "b", ExpiryRule("r", prefix="u/", abort_days=1))
-    uploads = multipart_uploads(system)
+    uploads = system.client.uploads()
     made = [uploads.create(ObjectKey("b", name), "ann", b"") for name in ("u/1", "u/2", "v")]
     assert walk_at(system, 0).run_once() == WalkCounts()
     assert walk_at(system).run_once() == WalkCounts(uploads=2)
@@ -347,7 +345,7 @@ def test_gc_killed_while_it_walks(bench: Bench, point: str) -> None:
         system.clock = LaterClock(-3 * DAY_MS)
         ruled(system, "a", ExpiryRule("r", prefix="gone", days=1), ExpiryRule("u", abort_days=1))
         ruled(system, "b", ExpiryRule("r", prefix="gone", days=1))
-        multipart_uploads(system).create(ObjectKey("a", "u"), "ann", b"")
+        system.client.uploads().create(ObjectKey("a", "u"), "ann", b"")
         for bucket in ("a", "b"):
             for number in range(20):
                 bench.put(system, f"kept/{number}", bench.data(3000), bucket)
@@ -384,7 +382,7 @@ def test_the_commands(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     assert "1 of 1 object (4 B) deleted, 0 uploads aborted" in cli.text("s3", "lifecycle", "run")
     with bench.open() as system:
         assert names(system) == ["m"]
-        lifecycle_walk_of(system).run_once()
+        system.worker.lifecycle_walk().run_once()
         system.metadata.set_bucket_document("b", DocumentKind.LIFECYCLE, b"damaged", 1)
     text = cli.text("s3", "lifecycle", "list")
     assert "b  cannot be read" in text

@@ -251,7 +251,7 @@ def test_changes_of_tags_wait_for_each_other_at_random(gateway: Gateway, monkeyp
     waits: list[int] = []
     clock = FakeClock()
     monkeypatch.setattr(clock, "wait", lambda _, wait_ms: waits.append(wait_ms))
-    store = gateway.system.store()
+    store = gateway.system.client.store()
     monkeypatch.setattr(store, "set_attributes_of", lambda *_: False)
     changes = AttributeChanges(store, clock, iter([0.0, 0.5, *[1.0] * 20]).__next__)
     row = type("Row", (), {"key": ObjectKey("b", "k")})()
@@ -315,7 +315,7 @@ def test_the_answer_to_a_large_put_is_about_no_other_one(
         if later == "DELETE":
             ann.delete_object(**NAMED)
         else:
-            system.store().put(key, BytesIO(bytes(LARGE)), versioning=kept)
+            system.client.store().put(key, BytesIO(bytes(LARGE)), versioning=kept)
 
     def record(metadata: SqlMetadata, *arguments: Any) -> Any:
         if later == "PUT before it is recorded":

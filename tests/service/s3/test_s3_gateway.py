@@ -531,7 +531,7 @@ def test_a_reader_that_goes_away_ends_the_reading(
             ended.set()
 
     ann.put_object(Bucket="photos", Key="k", Body=b"x", ACL="public-read")
-    row = gateway.system.store().head(ObjectKey("photos", "k"))
+    row = gateway.system.client.store().head(ObjectKey("photos", "k"))
     large = replace(row, size=10_000 << 20, state=ObjectState.LARGE, landing_id=None)
     monkeypatch.setattr(Store, "head", lambda *_: large)
     monkeypatch.setattr(Store, "open_version", pieces)

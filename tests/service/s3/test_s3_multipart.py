@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.deadlines import PARTS_GRACE_MS
 from nos_ec.core.errors import InvalidInput, Transient
@@ -314,7 +313,7 @@ def test_small_ranges_across_borders_are_copied_whole(gateway: Gateway, ann: Any
     large, first, second = body_of(9 * STRIPE + STRIPE // 2 + 17, 1), body_of(PART, 2), body_of(3 * STRIPE, 3)
     ann.put_object(Bucket="photos", Key="large", Body=large)
     completed(ann, "composed", *begun(ann, "composed", {1: first, 2: second}))
-    (row,) = gateway.system.store().list_objects("photos", "large", "", 1)
+    (row,) = gateway.system.client.store().list_objects("photos", "large", "", 1)
     segments = gateway.system.metadata.segments(row.object_id, row.version)
     ends = [sum(one.extent.length for one in segments[: number + 1]) for number in range(len(segments))]
     assert len(ends) == 2
@@ -397,7 +396,7 @@ def test_parts_at_the_same_time_as_a_completion(ann: Any, gateway: Gateway) -> N
 
 def test_a_completion_waits_longer_and_longer_for_parts(gateway: Gateway, ann: Any) -> None:
     upload_id, _ = begun(ann, "k", {1: b"first"})
-    uploads = multipart_uploads(gateway.system)
+    uploads = gateway.system.client.uploads()
     uploads._clock = clock = FakeClock(began_ms := gateway.system.clock.now_ms())
     upload = uploads.find_open(UploadId(bytes.fromhex(upload_id)), ObjectKey("photos", "k"))
     tries_ms: list[int] = []
@@ -553,7 +552,7 @@ def test_commands_see_the_whole_object(ann: Any, bench: Bench) -> None:
 def test_the_later_of_two_large_parts_is_the_one_that_is_acknowledged(gateway: Gateway, ann: Any) -> None:
     system = gateway.system
     upload_id = ann.create_multipart_upload(Bucket="photos", Key="k")["UploadId"]
-    uploads = multipart_uploads(system)
+    uploads = system.client.uploads()
     upload = uploads.find_open(UploadId(bytes.fromhex(upload_id)), ObjectKey("photos", "k"))
     other = body_of(PART, 2)
 
@@ -572,7 +571,7 @@ def test_the_later_of_two_large_parts_is_the_one_that_is_acknowledged(gateway: G
 
 def test_parts_are_changed_by_their_uploads_alone(gateway: Gateway, ann: Any) -> None:
     upload_id, _ = begun(ann, "k", {1: b"first"})
-    store, key = gateway.system.store(), ObjectKey(parts_bucket("photos"), f"{upload_id}/00001")
+    store, key = gateway.system.client.store(), ObjectKey(parts_bucket("photos"), f"{upload_id}/00001")
     for change in (
         lambda: store.put(key, BytesIO(b"other")),
         lambda: store.put_many([(key, b"other")]),

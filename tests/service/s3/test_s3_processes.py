@@ -232,7 +232,7 @@ def test_requests_under_way_are_finished_before_the_end(
         assert connection.getresponse().status == 200
         connection.close()
         assert served.process.wait(WAIT_S_MAX) == 0
-    assert system.store().head(ObjectKey("photos", "slow")).size == 10
+    assert system.client.store().head(ObjectKey("photos", "slow")).size == 10
 
 
 def test_a_process_that_dies_is_replaced_and_its_counts_stay(bench: Bench, system: System, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_a_client_that_sends_a_large_body_reads_why_it_is_refused(serving: Servi
 def large_answer(serving: Serving, monkeypatch: pytest.MonkeyPatch, pieces: Any) -> Iterator[http.client.HTTPResponse]:
     """Return the begun answer of a GET whose bytes come from `pieces`. The connection is closed after the block."""
     serving.ann.put_object(Bucket="photos", Key="k", Body=b"x", ACL="public-read")
-    row = serving.system.store().head(ObjectKey("photos", "k"))
+    row = serving.system.client.store().head(ObjectKey("photos", "k"))
     monkeypatch.setattr(
         Store, "head", lambda *_: replace(row, size=100 << 20, state=ObjectState.LARGE, landing_id=None)
     )

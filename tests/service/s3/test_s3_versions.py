@@ -371,7 +371,7 @@ def test_a_bucket_with_versions_is_not_deleted(versioned: Any) -> None:
 
 def test_other_programs_keep_versions_with_ids(versioned: Any, system: System) -> None:
     version = put(versioned, b"kept")
-    store, key = system.store(), ObjectKey("photos", "k")
+    store, key = system.client.store(), ObjectKey("photos", "k")
     store.put(key, BytesIO(b"of Python"))
     assert (body_of(versioned), body_of(versioned, "null"), body_of(versioned, version)) == (
         *(b"of Python", b"of Python", b"kept"),

@@ -19,7 +19,6 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 from botocore.session import Session
 
-from nos_ec.composition.uploads import multipart_uploads
 from nos_ec.composition.wiring import System
 from nos_ec.core.deadlines import PARTS_GRACE_MS
 from nos_ec.core.findings import FindingKind
@@ -168,7 +167,7 @@ def test_gateway_killed(bench: Bench, point: str) -> None:
 
 def composed(system: System, key: ObjectKey, bodies: list[bytes]) -> None:
     """An object that is composed of these parts."""
-    uploads = multipart_uploads(system)
+    uploads = system.client.uploads()
     upload = uploads.create(key, "ann", b"")
     for number, body in enumerate(bodies, 1):
         uploads.put_part(upload, number, BytesIO(body), b"")
@@ -178,9 +177,9 @@ def composed(system: System, key: ObjectKey, bodies: list[bytes]) -> None:
 @pytest.mark.parametrize("point", REAPER_POINTS)
 def test_gc_killed_while_it_deletes_parts(bench: Bench, point: str) -> None:
     with bench.open() as system:
-        uploads = multipart_uploads(system)
+        uploads = system.client.uploads()
         composed(system, KEY, [bench.data(5 * STRIPE), bench.data(100)])
-        bench.acknowledged[KEY] = system.store().get(KEY)
+        bench.acknowledged[KEY] = system.client.store().get(KEY)
         for name in ("one", "other"):
             key = ObjectKey("photos", name)
             upload = uploads.create(key, "ann", b"")
@@ -203,7 +202,7 @@ def test_uploads_are_rebuilt(bench: Bench, cli: Cli, dumped: bool) -> None:
     """What was completed before and after the dump, what was open, and parts of which nothing is known."""
     first, second, late, gone = (ObjectKey("photos", name) for name in ("first", "second", "late", "gone"))
     with bench.open() as system:
-        uploads = multipart_uploads(system)
+        uploads = system.client.uploads()
         composed(system, first, [bench.data(5 * STRIPE), bench.data(100)])
         composed(system, gone, [bench.data(300)])
         stray = UploadRow(UploadId(b"\1" * 16), ObjectKey("photos", "stray"), UploadState.COMPLETED, 1)
@@ -214,11 +213,11 @@ def test_uploads_are_rebuilt(bench: Bench, cli: Cli, dumped: bool) -> None:
         if dumped:
             cli("metadata", "dump")
         composed(system, second, [bench.data(900), bench.data(5 * STRIPE), b""])
-        uploads = multipart_uploads(system)
+        uploads = system.client.uploads()
         uploads.put_part(opened, 2, BytesIO(b"second"), b"")
         if dumped:
             bench.put(system, "gone", b"overwritten", "photos")
-        bench.acknowledged |= {key: system.store().get(key) for key in (first, second, gone)}
+        bench.acknowledged |= {key: system.client.store().get(key) for key in (first, second, gone)}
         bench.pack(system)
     lose_database(bench)
     rebuild(bench, cli, *([] if dumped else ["--without-dump"]))
@@ -232,7 +231,7 @@ def test_uploads_are_rebuilt(bench: Bench, cli: Cli, dumped: bool) -> None:
         assert (states.pop(first), states.pop(second)) == (UploadState.COMPLETED, UploadState.COMPLETED)
         assert list(states.values()) == [UploadState.OPEN if dumped else UploadState.DOOMED]
         assert check(system, read_share=1.0) == []
-        uploads = multipart_uploads(system)
+        uploads = system.client.uploads()
         if dumped:
             found = uploads.find_open(opened.upload_id, late)
 
@@ -240,7 +239,7 @@ def test_uploads_are_rebuilt(bench: Bench, cli: Cli, dumped: bool) -> None:
                 return list(stored), {}
 
             uploads.complete(found, all_of)
-            assert system.store().get(late) == b"partsecond"
+            assert system.client.store().get(late) == b"partsecond"
             bench.acknowledged[late] = b"partsecond"
         gc_service(system).run_once()
         names = system.metadata.list_names(parts_bucket("photos"), opened.upload_id.hex(), "", 9)
@@ -273,7 +272,7 @@ def test_uploads_are_checked(bench: Bench) -> None:
         assert kinds(system) == [FindingKind.COMPOSITION_WRONG]
         system.clock = LaterClock(PARTS_GRACE_MS)
         gc_service(system).run_once()
-        assert len(system.store().get(other)) == 500, "it is not deleted while its object is there"
+        assert len(system.client.store().get(other)) == 500, "it is not deleted while its object is there"
         metadata.restore_uploads([replace(row, upload_id=UploadId(b"\1" * 16))])
         assert set(kinds(system)) == {FindingKind.COMPOSITION_WRONG, FindingKind.UPLOAD_WITHOUT_OBJECT}
         metadata.restore_uploads([replace(row, upload_id=UploadId(b"\1" * 16), state=UploadState.DOOMED)])
@@ -287,7 +286,7 @@ def test_a_part_that_was_left_out_masks_no_lost_one(
 ) -> None:
     """A part that remains when the gateway dies right after the completion."""
     with bench.open() as system:
-        metadata, uploads = system.metadata, multipart_uploads(system)
+        metadata, uploads = system.metadata, system.client.uploads()
         upload = uploads.create(KEY, "ann", b"")
         for number, size in enumerate((500, 100, 700), 1):
             uploads.put_part(upload, number, BytesIO(bench.data(size)), b"")

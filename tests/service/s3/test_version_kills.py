@@ -34,7 +34,7 @@ from nos_ec.ports.metadata import AddMarker, DeleteVersion
 from nos_ec.settings import load_settings
 key = ObjectKey("b", "k")
 with open_system(load_settings(Path(sys.argv[1]), os.environ)) as system:
-    store = system.store()
+    store = system.client.store()
     if sys.argv[2] == "put":
         store.put(key, BytesIO(b"second"), versioning=Versioning.ENABLED)
     elif sys.argv[2] == "mark":
@@ -51,12 +51,12 @@ def cli(bench: Bench, capfd: pytest.CaptureFixture[str]) -> Cli:
 
 
 def put(system: System, data: bytes, versioning: Versioning | None = ENABLED, key: ObjectKey = KEY) -> int:
-    return system.store().put(key, BytesIO(data), versioning=versioning).version
+    return system.client.store().put(key, BytesIO(data), versioning=versioning).version
 
 
 def versions(system: System, key: ObjectKey = KEY) -> list[tuple[bytes | None, bool, bool]]:
     """(bytes, None for a marker; whether it is a null version; whether it is the latest), as listed."""
-    store = system.store()
+    store = system.client.store()
     page = store.list_versions(key.bucket, key.name, "", ("", None), 1000, 10_000)
     entries = [one for one in page.entries if isinstance(one, VersionEntry) and one.key == key]
     return [
@@ -110,7 +110,7 @@ def fill(bench: Bench, system: System) -> dict[ObjectKey, list[tuple[bytes | Non
     put(system, bench.data(6 * STRIPE), key=large)
     put(system, bench.data(CHUNK), SUSPENDED, suspended)
     put(system, bench.data(CHUNK), None, plain)
-    store = system.store()
+    store = system.client.store()
     store.delete_versions([AddMarker(marked, ENABLED), DeleteVersion(promoted, store.head(promoted).version)])
     return {key: versions(system, key) for key in keys}
 
@@ -246,7 +246,7 @@ def test_a_key_has_one_null_version_after_a_rebuild(bench: Bench, cli: Cli) -> N
         put(system, b"1" * 900)
         put(system, b"0" * 900, None, marked)
         put(system, b"1" * 900, key=marked)
-        system.store().delete_versions([AddMarker(marked, SUSPENDED)])
+        system.client.store().delete_versions([AddMarker(marked, SUSPENDED)])
         bench.pack(system)
         cli("metadata", "dump")
         for key in (KEY, marked):

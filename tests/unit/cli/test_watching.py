@@ -56,7 +56,8 @@ def test_figures_are_kept_while_the_loop_runs() -> None:
         assert stop.wait(WAIT_S_MAX)
         ended.set()
 
-    system = cast(System, SimpleNamespace(store_totals=lambda: SimpleNamespace(run=run)))
+    operator = SimpleNamespace(store_totals=lambda: SimpleNamespace(run=run))
+    system = cast(System, SimpleNamespace(operator=operator))
     with keeping_totals(system):
         assert started.wait(WAIT_S_MAX)
         assert not ended.is_set()

@@ -28,7 +28,7 @@ WORLD = re.compile(
 
 MAY_ASK_THE_WORLD = {
     "nos_ec/adapters/": "adapters are where the world begins",
-    "nos_ec/composition/wiring.py": "makes the ids and names that everybody else is given",
+    "nos_ec/composition/adapters.py": "makes the ids and names that everybody else is given",
     "nos_ec/cli/": "the process itself: its environment, its waiting",
     "nos_ec/demo/": "a command",
     "nos_ec/bench/": "measures time and CPU time",

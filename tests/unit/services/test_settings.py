@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
+from nos_ec.composition.operator_side import stall_ms_max
 from nos_ec.composition.packing import collector_options
-from nos_ec.composition.wiring import stall_ms_max
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import (
     BLOCK_SIZE_MAX,

@@ -1,0 +1,115 @@
+"""The side of a store for the daemons that pack objects and reclaim space: producers, consumers and GC."""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+from time import perf_counter
+
+from nos_ec.composition.adapters import Adapters
+from nos_ec.composition.developer_values import HOUSEKEEPING_MS
+from nos_ec.composition.landing import open_segments_of
+from nos_ec.core.expiry import DAY_MS
+from nos_ec.core.states import BlockKind
+from nos_ec.engine.expiry.lifecycle_walk import LifecycleWalk
+from nos_ec.engine.expiry.survival import Survey
+from nos_ec.engine.figures.header_survey import HeaderSurvey
+from nos_ec.engine.landing.copy_forward import CopyForward, ForwardOptions
+from nos_ec.engine.landing.layered_landing import LayeredLanding
+from nos_ec.engine.landing.log_reader import LogReader
+from nos_ec.engine.landing.log_recovery import LogRecovery
+from nos_ec.engine.landing.trimmer import Trimmer
+from nos_ec.engine.landing.unknown_segments import UnknownSegments
+from nos_ec.engine.packing.source_reader import SourceReader
+from nos_ec.engine.packing.stripe_writer import StripeWriter, WriterOptions
+from nos_ec.engine.read_threads import ReadThreads
+from nos_ec.engine.space_reserve import PACKING_RESERVES
+from nos_ec.engine.upkeep.housekeeping import Housekeeping
+from nos_ec.engine.upkeep.reaper import BATCH_OBJECTS, Reaper
+from nos_ec.engine.upkeep.recovery import Recovery
+from nos_ec.engine.upkeep.verifier import LATE_S, LATE_S_AFTER_FAILURE, READS_MAX
+from nos_ec.ports.message_log import GroupProgress, MessageConsumer, MessagePublisher
+from nos_ec.ports.metadata import Lease
+from nos_ec.ports.segment_medium import SegmentMedium
+
+
+class WorkerSide:
+    """Makes what packs objects and reclaims space: writers, housekeeping, clients of the message log."""
+
+    def __init__(self, adapters: Adapters) -> None:
+        self._adapters = adapters
+
+    def writer(self, lease: Lease, kind: BlockKind) -> StripeWriter:
+        """Return a writer for one lane. Writers of fresh objects leave GC's reserve free. Writers of GC read back what
+        they write, because they move the only copies of objects."""
+        adapters, settings = self._adapters, self._adapters.settings
+        fresh = kind is BlockKind.FRESH
+        reserve_bytes = PACKING_RESERVES * settings.gc.reserve_bytes if fresh else 0
+        options = WriterOptions(kind, reserve_bytes, settings.reaper.landing_grace_ms, read_back=not fresh)
+        return StripeWriter(
+            adapters.metadata,
+            adapters.blocks,
+            self.source_reader(),
+            adapters.clock,
+            lease,
+            adapters.placement,
+            options,
+            adapters.trail,
+        )
+
+    def source_reader(self) -> SourceReader:
+        """Return a reader of the objects to pack."""
+        adapters, landing = self._adapters, self._adapters.landing
+        records = landing.records if isinstance(landing, LayeredLanding) else None
+        return SourceReader(landing, adapters.blocks, adapters.read_threads, records)
+
+    def housekeeping(self) -> Housekeeping:
+        """Return the housekeeping: recovery, the reaper, the trimmer and surveys. When the store is closed, the reaper
+        logs what it has not logged yet."""
+        adapters, settings = self._adapters, self._adapters.settings
+        metadata, blocks, medium = adapters.metadata, adapters.blocks, adapters.medium
+        clock, trail = adapters.clock, adapters.trail
+        late_reads = ReadThreads(READS_MAX, perf_counter, LATE_S, LATE_S_AFTER_FAILURE)
+        threads = adapters.stack.enter_context(closing(late_reads))
+        reaper = Reaper(metadata, adapters.landing, blocks, clock, BATCH_OBJECTS, threads, trail)
+        adapters.stack.callback(reaper.close)
+        wait_ms = min(HOUSEKEEPING_MS, settings.store.lease_ttl_ms // 6)
+        rng = random.Random(adapters.randomness(16))
+        survey = Survey(metadata, clock, rng) if settings.gc.streams > 1 else None
+        headers = HeaderSurvey(metadata, blocks, clock, rng)
+        if medium is None:
+            recovery = Recovery(metadata, blocks, clock, adapters.held, trail=trail)
+            return Housekeeping(recovery, reaper, clock, wait_ms, survey=survey, headers=headers)
+        # On Ceph, listing the pool would cost more than the batch that is rarely left over.
+        unknown = UnknownSegments(metadata, medium, clock, trail) if settings.store.backend == "local" else None
+        logs = LogRecovery(metadata, medium, clock, unknown, trail)
+        recovery = Recovery(metadata, blocks, clock, adapters.held, logs, trail)
+        trimmer = Trimmer(metadata, medium, clock, trail)
+        forward = self._copy_forward(medium) if settings.landing.mode == "log" else None
+        return Housekeeping(recovery, reaper, clock, wait_ms, trimmer, forward, survey, headers)
+
+    def _copy_forward(self, medium: SegmentMedium) -> CopyForward:
+        """Return the copy-forward, which writes old records again, into a separate log with one open segment."""
+        adapters = self._adapters
+        segment_bytes = (open_segments_of(medium) + 1) * medium.limits.segment_bytes
+        options = ForwardOptions(adapters.settings.landing.segment_age_ms, segment_bytes)
+        log = adapters.landing_log(medium, open_segments=1)
+        return CopyForward(adapters.metadata, LogReader(medium), log, adapters.clock, options, adapters.trail)
+
+    def lifecycle_walk(self) -> LifecycleWalk:
+        """Return the walk that applies the lifecycle rules of buckets. Expired objects go into the trash if the store
+        has one."""
+        adapters = self._adapters
+        return LifecycleWalk(adapters.metadata, adapters.clock, DAY_MS, adapters.settings.trash.keep_ms)
+
+    def publisher(self) -> MessagePublisher:
+        """Return a publisher to the message log."""
+        return self._adapters.messages.get().publisher()
+
+    def log_consumer(self, member: str) -> MessageConsumer:
+        """Return a member of the configured consumer group."""
+        return self._adapters.messages.get().consumer(member, self._adapters.settings.kafka.instance or "")
+
+    def group_progress(self, name: str) -> GroupProgress:
+        """Return a reader of the progress of the configured group. `name` is for operators."""
+        return self._adapters.messages.get().progress(f"{name}-progress")
