@@ -180,7 +180,7 @@ def read_answer(connection: socket.socket) -> Answer:
         try:
             parser.feed_data(piece)
         except httptools.HttpParserError as error:
-            raise ConnectionError(f"it is no HTTP: {error}") from error
+            raise ConnectionError(f"the answer is not HTTP: {error}") from error
     return Answer(parser.get_status_code(), parsed.headers, b"".join(parsed.pieces))
 
 
