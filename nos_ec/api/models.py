@@ -13,7 +13,7 @@ from nos_ec.api.answer import Bytes, Count, HexId, Ratio, UnixMs
 from nos_ec.api.answer import example as _example
 from nos_ec.api.cost_models import Cost
 from nos_ec.core.gc.gc_policy import Behind
-from nos_ec.core.geometry import STRIPES_PER_BLOCK_MAX
+from nos_ec.core.geometry import STRIPES_PER_BLOCK_MAX, Geometry
 from nos_ec.core.states import BlockKind, BlockState, ObjectState, SegmentState
 from nos_ec.monitoring.health import HIDDEN
 from nos_ec.ports.metadata import ScrubPass, WaitReason
@@ -38,16 +38,6 @@ class Problem(_Answer):
     block: HexId | None = None
     landing: HexId | None = Field(None, description="Id of the landing copy.")
     settings: list[str] | None = Field(None, max_length=1000, description="Dotted names of the settings to look at.")
-
-
-class GeometryModel(_Answer):
-    """The shape of stripes and blocks."""
-
-    k: int
-    m: int
-    chunk_size: Bytes
-    stripes_per_block: int
-    stripes_per_group_max: int
 
 
 class BlockCount(_Answer):
@@ -124,7 +114,7 @@ class Status(_Answer):
         },
         newest_dump_ms=1763690000000,
     )  # fmt: skip
-    geometry: GeometryModel
+    geometry: Geometry
     utilisation: Ratio | None
     hole_ratio: Ratio | None = Field(description="dead / (live + dead), which excludes headers and padding.")
     dead_ratio: Ratio | None = Field(description="Dead share of all stripes.")

@@ -55,7 +55,7 @@ class Readings:
         figures, metadata = self._figures(), self._system.metadata
         target, now_ms = self._system.settings.gc.target_space_amp, self._system.clock.now_ms()
         data = store_data(figures, target, metadata.scrub_state(), newest_dump_ms(metadata, now_ms))
-        return models.Status(geometry=models.GeometryModel(**asdict(figures.geometry)), **data)
+        return models.Status(geometry=figures.geometry, **data)
 
     def backlog(self) -> models.Backlog:
         """Return the objects that wait to be packed, and the consumer group's lag. Raises Transient."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from nos_ec.bench.bare import Timer
@@ -51,6 +52,13 @@ class Meter:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    @contextmanager
+    def into(self, runs: dict[str, Run], step: str) -> Iterator[None]:
+        """Measure the `with` block, and keep the measurements as those of a step."""
+        with self:
+            yield
+        runs[step] = self.run
 
     def prepare(self) -> None:
         """Wait until the OSDs are at rest, then record their counters."""

@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import median
@@ -142,12 +141,12 @@ class _Way:
         self._call(life, "put", pieces, lambda piece: self._store.put(piece.key, piece.stream()))
         life.batches = self._batches() - batches
         self._call(life, "get_landed", self._sample(pieces), self._get)
-        with self._measured(life, "publish", drawn):
+        with Meter(self._instruments, drawn).into(life.runs, "publish"):
             published = publish(self._system)
         if published != len(drawn):
             raise Transient(f"bench: {published} of {len(drawn)} objects were published; see the log")
         life.runs["pack"] = measured_pack(self._system, self._instruments, drawn)
-        with self._measured(life, "reap", drawn):
+        with Meter(self._instruments, drawn).into(life.runs, "reap"):
             reap(self._system, self._housekeeping)
         if next(self._system.landing.list_ids(), None) is not None:
             raise Transient("bench: the reaper has left landing copies")
@@ -168,15 +167,8 @@ class _Way:
         return self._rng.sample(pieces, min(self._options.reads, len(pieces)))
 
     def _call(self, life: Life, step: str, pieces: Sequence[Piece], call: Callable[[Piece], object]) -> None:
-        with self._measured(life, step, [len(piece.view) for piece in pieces]):
+        with Meter(self._instruments, [len(piece.view) for piece in pieces]).into(life.runs, step):
             life.latencies_s[step] = call_all(self._options.callers, pieces, call, self._instruments.timer)
-
-    @contextmanager
-    def _measured(self, life: Life, step: str, drawn: Sequence[int]) -> Iterator[None]:
-        meter = Meter(self._instruments, drawn)
-        with meter:
-            yield
-        life.runs[step] = meter.run
 
 
 # --- figures ----------------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ Steps of a way in a round: `put`, objects of one size; `publish` and `pack`, of 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
@@ -170,7 +169,10 @@ class S3Bench:
         if not way.packs:
             if next(iter(self._ways.values())) is not way and self._has(way, names[-1]):
                 return
-            put = partial(_put_small, way.objects, self._small_body)
+
+            def put(name: str) -> None:
+                way.objects.put(SMALL_BUCKET, name, self._small_body(name))
+
             call_all(self._options.put_callers, names, put, way.instruments.timer)
         elif not self._has(way, names[-1]):
             store = self._system.client.store()
@@ -198,24 +200,28 @@ class S3Bench:
         new = [f"{next(self._names):09}.bin" for _ in range(options.objects)]
         starts = {name: self._rng.randrange(NOISE_BYTES) for name in new}
         drawn = [options.size] * len(new)
-        with _measured(turn, "put", way, drawn):
-            put = partial(_put_new, way.objects, lambda name: self._body_at(starts[name], options.size))
-            turn.latencies_s["put"] = call_all(options.put_callers, new, put, way.instruments.timer)
+        timer = way.instruments.timer
+
+        def put(name: str) -> None:
+            way.objects.put(BUCKET, name, self._body_at(starts[name], options.size))
+
+        with Meter(way.instruments, drawn).into(turn.runs, "put"):
+            turn.latencies_s["put"] = call_all(options.put_callers, new, put, timer)
         if way.packs:
-            with _measured(turn, "publish", way, drawn):
+            with Meter(way.instruments, drawn).into(turn.runs, "publish"):
                 published = publish(self._system)
             if published != len(new):
                 raise Transient(f"bench: {published} of {len(new)} objects were published; see the log")
             turn.runs["pack"] = measured_pack(self._system, way.instruments, drawn)
         names = self._rng.choices(list(self._small), k=options.reads)
-        with _measured(turn, "get", way, [self._small[name][1] for name in names]):
-            get = partial(self._get_small, way.objects)
-            turn.latencies_s["get"] = call_all(options.get_callers, names, get, way.instruments.timer)
+        get = partial(self._get_small, way.objects)
+        with Meter(way.instruments, [self._small[name][1] for name in names]).into(turn.runs, "get"):
+            turn.latencies_s["get"] = call_all(options.get_callers, names, get, timer)
         last = max(1, len(self._small) - PAGE_NAMES)
         after = [f"{self._rng.randrange(last):09}.bin" for _ in range(options.pages)]
-        with _measured(turn, "list", way, [0] * len(after)):
-            page = partial(_page, way.objects)
-            turn.latencies_s["list"] = call_all(1, after, page, way.instruments.timer)
+        with Meter(way.instruments, [0] * len(after)).into(turn.runs, "list"):
+            list_page = partial(way.objects.page, SMALL_BUCKET, limit=PAGE_NAMES)
+            turn.latencies_s["list"] = call_all(1, after, list_page, timer)
         return turn
 
     def _get_small(self, objects: Objects, name: str) -> None:
@@ -235,26 +241,6 @@ class S3Bench:
             reads.append(sum(after.store_reads.values()) - sum(before.store_reads.values()))
             before = after
         return {"osd_reads_per_get": median(reads), "osd_reads_per_get_mean": sum(reads) / len(reads)}
-
-
-def _put_small(objects: Objects, body_of: Callable[[str], bytes], name: str) -> None:
-    objects.put(SMALL_BUCKET, name, body_of(name))
-
-
-def _put_new(objects: Objects, body_of: Callable[[str], bytes], name: str) -> None:
-    objects.put(BUCKET, name, body_of(name))
-
-
-def _page(objects: Objects, after: str) -> None:
-    objects.page(SMALL_BUCKET, after, PAGE_NAMES)
-
-
-@contextmanager
-def _measured(turn: Turn, step: str, way: Way, drawn: Sequence[int]) -> Iterator[None]:
-    meter = Meter(way.instruments, drawn)
-    with meter:
-        yield
-    turn.runs[step] = meter.run
 
 
 # --- figures ----------------------------------------------------------------------------------------
