@@ -64,7 +64,13 @@ SINGLE_LIFE_MS: Mapping[str | int, float] = {"W1": 11.9, 65536: 6.9}
 SQL_CALLERS, SQL_MS, SINGLE_SQL_MS = 16, 0.4, 1.1
 """CPU milliseconds of the database per PUT, with this many callers, and the same for `single` with W1 on the machine of
 SINGLE_LIFE_MS."""
-PUTS_ON_CEPH: Mapping[tuple[str | int, int], float] = {("W1", 16): 2.0, (65536, 64): 3.0}
+PUTS_ON_CEPH: Mapping[tuple[str | int, int], float] = {
+    (4096, 16): 2.5,
+    (4096, 64): 4.5,
+    (65536, 16): 1.7,
+    (65536, 64): 3.0,
+    ("W1", 16): 2.0,
+}
 PUTS_EMBEDDED: Mapping[tuple[str | int, int], float] = {(4096, 1): 1.5, (4096, 16): 4.0, (4096, 64): 7.0}
 """PUTs/s divided by the PUTs/s of the first way, by workload or size, and number of callers."""
 PUT_OSDS: Mapping[tuple[str | int, int], float] = {
@@ -143,6 +149,7 @@ def life_bars(ways: Sequence[str], drawn: str | int, callers: int, *, on_ceph: b
     if way != base:
         if on_ceph and (less := PUT_OSDS.get((drawn, callers))):
             bars.append(Bar(f"{way}_over_{base}.put_osds_cpu_ms_per_object", 1 / less, at_least=False))
+            bars.append(Bar(f"{way}_over_{base}.put_ms.p99", 0.7, at_least=False))
         faster = (PUTS_ON_CEPH if on_ceph else PUTS_EMBEDDED).get((drawn, callers))
         if faster is not None:
             bars.append(Bar(f"{way}_over_{base}.objects_per_s.put", faster, at_least=True))

@@ -296,6 +296,7 @@ def test_the_bars_of_a_life_depend_on_objects_callers_and_servers() -> None:
         "log_over_single.whole_life_cpu_ms_per_object": pytest.approx(2.0 / 6.9),
         "log.osd_writes_over_replicas": 1.05,
         "log_over_single.put_osds_cpu_ms_per_object": 1 / 3.5,
+        "log_over_single.put_ms.p99": 0.7,
         "log_over_single.objects_per_s.put": 3.0,
     }
     assert limits("single", "store", "log", drawn="W1", callers=16) == {
@@ -303,6 +304,7 @@ def test_the_bars_of_a_life_depend_on_objects_callers_and_servers() -> None:
         "log.cpu_ms_per_object.put.sql": 0.4,
         "log_over_single.put_sql_cpu_ms_per_object": pytest.approx(0.4 / 1.1),
         "log_over_single.put_osds_cpu_ms_per_object": 1 / 1.6,
+        "log_over_single.put_ms.p99": 0.7,
         "log_over_single.objects_per_s.put": 2.0,
     }
     assert limits("store", "log", drawn=4096, callers=16, on_ceph=False) == {
