@@ -63,6 +63,7 @@ WRITER_BYTES_MAX = 255
 
 _MYSQL = ("mysql", "mariadb")
 _S = TypeVar("_S", bound=StrEnum)
+_T = TypeVar("_T")
 
 
 def utf8(words: str) -> bytes:
@@ -75,20 +76,26 @@ def utf8(words: str) -> bytes:
         ) from error
 
 
-class Utf8(TypeDecorator[str]):
-    """A column of text, stored as UTF-8. Parameters may also be bytes, for bounds of ranges."""
+class _Binary(TypeDecorator[_T]):
+    """A column of bytes, of at most this size."""
 
     impl = LargeBinary
     cache_ok = True
+    on_mysql: type[mysql.VARBINARY | mysql.BINARY] = mysql.VARBINARY
 
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        super().__init__(bytes_max)
+    def __init__(self, size: int) -> None:
+        self.size = size
+        super().__init__(size)
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name in _MYSQL:
-            return dialect.type_descriptor(mysql.VARBINARY(self.bytes_max))
-        return dialect.type_descriptor(LargeBinary(self.bytes_max))
+        kind = self.on_mysql if dialect.name in _MYSQL else LargeBinary
+        return dialect.type_descriptor(kind(self.size))
+
+
+class Utf8(_Binary[str]):
+    """A column of text, stored as UTF-8. Parameters may also be bytes, for bounds of ranges."""
+
+    cache_ok = True
 
     def process_bind_param(self, value: str | bytes | None, dialect: Dialect) -> Any:  # noqa: ARG002
         return utf8(value) if isinstance(value, str) else value
@@ -97,20 +104,14 @@ class Utf8(TypeDecorator[str]):
         return _text
 
 
-class Id(TypeDecorator[bytes]):
+class Id(_Binary[bytes]):
     """A column of exactly `size` bytes. MySQL would pad a shorter id with zeros, and so turn it into another id."""
 
-    impl = LargeBinary
     cache_ok = True
+    on_mysql = mysql.BINARY
 
     def __init__(self, size: int = ID_BYTES) -> None:
-        self.size = size
         super().__init__(size)
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name in _MYSQL:
-            return dialect.type_descriptor(mysql.BINARY(self.size))
-        return dialect.type_descriptor(LargeBinary(self.size))
 
     def process_bind_param(self, value: bytes | None, dialect: Dialect) -> Any:  # noqa: ARG002
         if value is not None and len(value) != self.size:
@@ -130,20 +131,10 @@ class Id(TypeDecorator[bytes]):
         return checked
 
 
-class Bytes(TypeDecorator[bytes]):
-    """A column of at most `bytes_max` bytes."""
+class Bytes(_Binary[bytes]):
+    """A column of at most `size` bytes."""
 
-    impl = LargeBinary
     cache_ok = True
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        super().__init__(bytes_max)
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name in _MYSQL:
-            return dialect.type_descriptor(mysql.VARBINARY(self.bytes_max))
-        return dialect.type_descriptor(LargeBinary(self.bytes_max))
 
     def process_bind_param(self, value: bytes | None, dialect: Dialect) -> Any:  # noqa: ARG002
         return value
