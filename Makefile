@@ -112,8 +112,8 @@ format: venv ## rewrite the code in the house style
 
 requirements: ## compile requirements/*.txt from pyproject.toml with uv (UPGRADE=--upgrade for newer versions)
 	@command -v $(UV) >/dev/null || { echo "this needs uv: pip install uv, or make requirements UV=/path/to/uv"; exit 1; }
-	$(COMPILE) --output-file requirements/runtime.txt pyproject.toml
-	$(COMPILE) --extra dev --output-file requirements/dev.txt pyproject.toml requirements/build.in
+	$(COMPILE) --extra console --output-file requirements/runtime.txt pyproject.toml
+	$(COMPILE) --extra console --extra dev --output-file requirements/dev.txt pyproject.toml requirements/build.in
 	$(COMPILE) --output-file requirements/clients.txt requirements/clients.in
 
 docs: venv ## build all pages as a site in var/site; a broken link is an error

@@ -15,7 +15,7 @@ from nos_ec.core.errors import ConfigError
 from nos_ec.settings import ApiSettings, read_secret
 
 TOKEN_CHARS_MIN = 16
-_MAKE_ONE = "create one with: openssl rand -hex 32"
+MAKE_ONE = "create one with: openssl rand -hex 32"
 _FILE = ("api.token_file",)
 _TOKEN = ("api.token", *_FILE)
 
@@ -23,15 +23,19 @@ _TOKEN = ("api.token", *_FILE)
 class Token:
     """A secret that can be compared but not shown."""
 
-    def __init__(self, text: str) -> None:
-        """Raise ConfigError if the text is too short, or cannot be sent in an HTTP header."""
+    def __init__(self, text: str, settings: tuple[str, ...] = _TOKEN) -> None:
+        """Raise ConfigError if the text is too short, or cannot be sent in an HTTP header. `settings` are the dotted
+        names of the settings that may hold it."""
+        section = settings[0].partition(".")[0]
         if len(text) < TOKEN_CHARS_MIN:
             raise ConfigError(
-                f"api: the token has {len(text)} characters, at least {TOKEN_CHARS_MIN} are needed; {_MAKE_ONE}",
-                settings=_TOKEN,
+                f"{section}: the token has {len(text)} characters, at least {TOKEN_CHARS_MIN} are needed; {MAKE_ONE}",
+                settings=settings,
             )
         if not text.isascii() or not text.isprintable() or " " in text:
-            raise ConfigError(f"api: the token must be printable ASCII without spaces; {_MAKE_ONE}", settings=_TOKEN)
+            raise ConfigError(
+                f"{section}: the token must be printable ASCII without spaces; {MAKE_ONE}", settings=settings
+            )
         self._digest = _digest(text)
 
     def matches(self, given: str) -> bool:
@@ -46,10 +50,10 @@ def find_token(settings: ApiSettings) -> Token | None:
     if settings.token is not None:
         return Token(settings.token.get_secret_value())
     if settings.token_file is not None:
-        return Token(read_secret(settings.token_file, *_FILE, _MAKE_ONE))
+        return Token(read_secret(settings.token_file, *_FILE, MAKE_ONE))
     if not settings.anonymous:
         raise ConfigError(
-            f"the API needs a token: set NOS_EC_API__TOKEN in the environment, or set api.token_file ({_MAKE_ONE});"
+            f"the API needs a token: set NOS_EC_API__TOKEN in the environment, or set api.token_file ({MAKE_ONE});"
             " to try the API out on this machine, set api.anonymous = true instead",
             settings=(*_TOKEN, "api.anonymous"),
         )

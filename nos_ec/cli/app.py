@@ -24,7 +24,7 @@ from nos_ec.core.errors import NosError
 MODULES = {
     "commands.objects": ("put", "get", "rm", "ls", "stat"),
     "commands.services": ("init", "producer", "consumer", "gc"),
-    "commands.api": ("api",),
+    "commands.api": ("api", "console"),
     "commands.s3": ("s3",),
     "operator.status": ("status",),
     "operator.check": ("check", "apply"),

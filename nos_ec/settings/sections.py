@@ -417,6 +417,32 @@ class ApiSettings(Section):
     )
 
 
+class ConsoleSettings(Section):
+    """The pages that show a store in a browser, `nos-ec console` (CONSOLE.md)."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        max_length=200,
+        description="Address that the console listens on. It serves plain HTTP: put a TLS proxy in front of it before"
+        " you give other machines access.",
+    )
+    port: Count = Field(default=9490, ge=1, le=65_535, description="TCP port that the console listens on.")
+    token_file: NonEmptyPath | None = Field(
+        default=None,
+        title="a path",
+        description="File that contains the token with which operators log in. Other users must not be able to read it."
+        " A new token ends all sessions. A relative path in a file starts at the file's folder.",
+    )
+    hosts: str = Field(
+        default="",
+        max_length=4000,
+        title="names such as console.example.net, separated by commas",
+        description="Names of the TLS proxies in front of the console, as browsers know them. A request under any other"
+        " name is refused, unless it names localhost or a loopback address.",
+    )
+
+
 class MonitoringSettings(Section):
     """Monitoring the daemons: /livez, /readyz and /metrics of each, on its own port. The API has its own section."""
 
@@ -469,6 +495,7 @@ class Settings(Section):
     kafka: KafkaSettings = KafkaSettings()
     monitoring: MonitoringSettings = MonitoringSettings()
     api: ApiSettings = ApiSettings()
+    console: ConsoleSettings = ConsoleSettings()
     s3: S3Settings = S3Settings()
     logging: LoggingSettings = LoggingSettings()
 

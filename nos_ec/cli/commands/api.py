@@ -1,6 +1,11 @@
-"""The command api."""
+"""The commands api and console."""
 
 from __future__ import annotations
+
+import os
+from contextlib import closing
+from threading import Event
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,8 +14,13 @@ from nos_ec.cli.terminal.output import announce
 from nos_ec.cli.terminal.watching import pulse
 from nos_ec.composition.developer_values import FIGURES_MS
 from nos_ec.composition.wiring import open_system
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.monitoring.monitor import Monitor
+from nos_ec.ports.clock import Clock
 from nos_gc.assemble import gc_collector
+
+if TYPE_CHECKING:
+    from nos_ec.monitoring.web_server import WebServer
 
 _TURN_MS = 500
 
@@ -34,8 +44,50 @@ def api(ctx: typer.Context, as_json: AsJson = False) -> None:
         app = make_app(readings, monitor, token)
         with Server(app, settings.api.host, settings.api.port) as server, pulse(monitor, system.clock):
             announce(server.url, as_json or logs_json())
-            beat = monitor.health.heart("serving")
-            while not system.clock.wait(stop, _TURN_MS):
-                if not server.running:
-                    raise Transient("the HTTP server stopped unexpectedly; see its log for the reason")
-                beat(_TURN_MS)
+            _serve(server, monitor, system.clock, stop)
+
+
+def console(
+    ctx: typer.Context,
+    host: Annotated[str | None, typer.Option("--host", help="Listen on this address instead of console.host.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65_535, help="Listen on this port; 0 picks a free one.")
+    ] = None,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Let every user of this machine see the pages without logging in.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Serve pages that show the store in a browser. They change nothing. Runs until SIGTERM. Requires a token
+    (docs/CONSOLE.md)."""
+    try:
+        from nos_ec.console.app import Server, create_app
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the console needs the Python package {error.name}: install nos-ec[console]") from error
+    from nos_ec.console.login_token import find_login_token
+    from nos_ec.console.panels import Panels
+
+    settings = context(ctx).settings()
+    log_for_daemons(settings)
+    host = settings.console.host if host is None else host
+    token = find_login_token(settings.console, host, anonymous=anonymous)
+    stop = stop_on_signals()
+    with open_system(settings) as system, closing(Panels(system.clock)) as panels:
+        system.check_for_daemon(writes=False, publishes=False)
+        monitor = system.operator.monitor("console", writes=False, publishes=False)
+        app = create_app(system, panels, token, os.urandom)
+        with (
+            Server(app, host, settings.console.port if port is None else port) as server,
+            pulse(monitor, system.clock),
+        ):
+            announce(server.url, as_json or logs_json())
+            _serve(server, monitor, system.clock, stop)
+
+
+def _serve(server: WebServer, monitor: Monitor, clock: Clock, stop: Event) -> None:
+    """Wait until `stop` is set. Raises Transient if the server stops before."""
+    beat = monitor.health.heart("serving")
+    while not clock.wait(stop, _TURN_MS):
+        if not server.running:
+            raise Transient("the HTTP server stopped unexpectedly; see its log for the reason")
+        beat(_TURN_MS)

@@ -255,8 +255,14 @@ def test_packages_stay_readable() -> None:
 
 def test_settings_stay_few() -> None:
     """Each is a question to every operator. A new one takes the place of another, or this number is raised because
-    there is a value that only an operator can judge."""
-    assert sum(len(fields_of(section)) for section in Settings.model_fields) <= 95
+    there is a value that only an operator can judge.
+
+    The console has 4 on top of the 95 that there were before: where it listens (2), its token, and the names of its TLS
+    proxies, which only an operator knows.
+    """
+    count = sum(len(fields_of(section)) for section in Settings.model_fields)
+    assert len(fields_of("console")) == 4
+    assert count <= 95 + 4
 
 
 def test_everything_public_says_what_it_is() -> None:

@@ -1,0 +1,84 @@
+"""The application: its routes, what every request has to pass, and its server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from nos_ec.composition.wiring import System
+from nos_ec.console import overview
+from nos_ec.console.login import Login, LoginRequired
+from nos_ec.console.login_token import LoginToken
+from nos_ec.console.panels import Panels
+from nos_ec.console.security import KnownHosts, SafeAnswers, SameOrigin, Throttle
+from nos_ec.console.sessions import Sessions
+from nos_ec.console.view import View
+from nos_ec.core.errors import InvalidInput, NosError, NotFound, Transient
+from nos_ec.monitoring.web_server import WebServer, open_listener
+
+STOP_WAIT_S = 5
+IDLE_WAIT_S = 15
+_STATUSES: tuple[tuple[type[NosError], HTTPStatus], ...] = (
+    (InvalidInput, HTTPStatus.BAD_REQUEST),
+    (NotFound, HTTPStatus.NOT_FOUND),
+    (Transient, HTTPStatus.SERVICE_UNAVAILABLE),
+)
+"""The statuses of errors that end a whole page; all others are 500."""
+
+
+def create_app(
+    system: System, panels: Panels, token: LoginToken | None, random_bytes: Callable[[int], bytes]
+) -> ASGIApp:
+    """Return the application. Without a token, everyone who can reach it sees all pages, and the caller must make sure
+    that only local users can. `random_bytes` makes session ids."""
+    view = View(str(system.settings.store.root))
+    sessions = Sessions(system.clock, random_bytes)
+    # Each module of pages has a function that returns its routes. view.NAVIGATION lists their pages.
+    routes = [
+        *overview.routes(system, panels, view),
+        *([] if token is None else Login(view, token, sessions, Throttle(system.clock)).routes()),
+    ]
+    app = Starlette(
+        routes=[*routes, Mount("/static", StaticFiles(packages=[("nos_ec.console", "static")]))],
+        exception_handlers={HTTPException: _answer_to(view), NosError: _answer_to(view), Exception: _answer_to(view)},
+    )
+    checked: ASGIApp = app if token is None else LoginRequired(app, token, sessions)
+    return SafeAnswers(KnownHosts(SameOrigin(checked), system.settings.console.hosts))
+
+
+class Server(WebServer):
+    """The server of the console."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+        """Raise ConfigError if the address cannot be used."""
+        listener = open_listener("console", host, port)
+        super().__init__(app, "console", listener, stop_wait_s=STOP_WAIT_S, idle_wait_s=IDLE_WAIT_S)
+
+
+def _answer_to(view: View) -> Callable[[Request, Exception], Response]:
+    """Return a handler that shows an error as a page."""
+
+    def answer(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            status, text = HTTPStatus(error.status_code), error.detail
+        elif isinstance(error, NosError):
+            status = next((status for kind, status in _STATUSES if isinstance(error, kind)), _BUG)
+            text = str(error)
+        else:
+            status, text = _BUG, "The console made a mistake; its log has the details."
+        if status is HTTPStatus.NOT_FOUND and isinstance(error, HTTPException):
+            text = "There is no such page."
+        return view.page(request, "error.html", status.phrase, status=status, text=text)
+
+    return answer
+
+
+_BUG = HTTPStatus.INTERNAL_SERVER_ERROR

@@ -1,0 +1,124 @@
+"""Reads what the panels of a page show, so that a panel fails alone.
+
+Each panel has a source, which reads the store in one of a few threads. A page waits for its sources for a limited time.
+A source that fails or is late leaves its panel with the previous value and its age, or without a value, and a reason.
+So a page is complete while the database or Ceph does not answer, and slow servers cannot occupy all threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import structlog
+
+from nos_ec.core.errors import NosError
+from nos_ec.monitoring.monitor import COST_SHARE
+from nos_ec.ports.clock import Clock, waits
+
+_T = TypeVar("_T")
+_log = structlog.get_logger(__name__)
+
+THREADS = 8
+WAIT_S_MAX = 3.0
+"""How long a page waits for its panels."""
+FAILED_MS = 3_000
+"""How long a source that failed is not tried again."""
+LATE = "The store has not answered yet. Reload the page in a few seconds."
+BUG = "This panel failed because of a mistake in the program; the log of the console has the details."
+
+
+@dataclass(frozen=True, slots=True)
+class Panel(Generic[_T]):
+    """What a panel shows: the last value that was read and the time of that, and why there is no newer one ("": the
+    value is current)."""
+
+    value: _T | None = None
+    at_ms: int | None = None
+    error: str = ""
+
+
+class Source(Generic[_T]):
+    """Reads the value of a panel. It is read again when it is older than `age_ms_max` and than ten times as long as
+    reading it took. Safe to call from several threads."""
+
+    def __init__(self, make: Callable[[], _T], clock: Clock, pool: ThreadPoolExecutor, age_ms_max: int) -> None:
+        self._make = make
+        self._clock = clock
+        self._pool = pool
+        self._age_ms_max = age_ms_max
+        self._lock = threading.Lock()
+        self._flight: Future[None] | None = None
+        self._last: Panel[_T] = Panel()
+        self._good_for_ms = 0
+        self._good_until_ms = 0
+
+    @property
+    def last(self) -> Panel[_T]:
+        """The result of the last attempt."""
+        return self._last
+
+    @property
+    def is_late(self) -> bool:
+        """Whether reading is under way."""
+        return self._flight is not None
+
+    def begin(self) -> Future[None] | None:
+        """Begin to read, unless that is under way or the last result is still good. Returns what to wait for."""
+        with self._lock:
+            if self._flight is None and not waits(self._good_until_ms, self._clock.now_ms(), self._good_for_ms):
+                self._flight = self._pool.submit(self._read)
+            return self._flight
+
+    def _read(self) -> None:
+        started_ms = self._clock.now_ms()
+        try:
+            found, good_for_ms = Panel(self._make(), started_ms), self._age_ms_max
+        except NosError as error:
+            found, good_for_ms = self._failed(str(error)), FAILED_MS
+        except Exception:
+            _log.exception("a panel failed")
+            found, good_for_ms = self._failed(BUG), FAILED_MS
+        ended_ms = self._clock.now_ms()
+        with self._lock:
+            self._last = found
+            self._good_for_ms = good_for_ms if found.error else max(good_for_ms, COST_SHARE * (ended_ms - started_ms))
+            self._good_until_ms = ended_ms + self._good_for_ms
+            self._flight = None
+
+    def _failed(self, why: str) -> Panel[_T]:
+        return Panel(self._last.value, self._last.at_ms, why)
+
+
+class Panels:
+    """Makes the sources of panels, and reads them."""
+
+    def __init__(self, clock: Clock, wait_s_max: float = WAIT_S_MAX) -> None:
+        self._clock = clock
+        self._wait_s_max = wait_s_max
+        self._pool = ThreadPoolExecutor(THREADS, "panel")
+
+    def source(self, make: Callable[[], _T], age_ms_max: int) -> Source[_T]:
+        """Return a source whose value `make` reads."""
+        return Source(make, self._clock, self._pool, age_ms_max)
+
+    def read(self, source: Source[_T]) -> Panel[_T]:
+        """Return what a source has to show."""
+        self.wait_for(source)
+        return self.shown(source)
+
+    def wait_for(self, *sources: Source[Any]) -> None:
+        """Read these sources at the same time, and wait for them, but not longer than a page may take."""
+        wait([flight for source in sources if (flight := source.begin()) is not None], self._wait_s_max)
+
+    def shown(self, source: Source[_T]) -> Panel[_T]:
+        """Return what a source has to show now. While it is late, that is its previous value."""
+        is_late, last = source.is_late, source.last
+        return Panel(last.value, last.at_ms, last.error or LATE) if is_late else last
+
+    def close(self) -> None:
+        """Stop reading. Does not wait for a server that does not answer."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,88 @@
+"""The sessions of the console. They are kept in memory, so a restart ends them.
+
+A browser has an id of 32 random bytes in a cookie. Only a hash of it is kept. The id of a browser that has not logged
+in yet is not kept at all; it only ties the login form to that browser (`csrf`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nos_ec.api.access import Token
+from nos_ec.ports.clock import Clock
+
+SESSIONS_MAX = 100
+"""A further login ends the session that was used least recently."""
+IDLE_MS_MAX = 30 * 60_000
+AGE_MS_MAX = 12 * 3_600_000
+ID_BYTES = 32
+
+
+@dataclass(slots=True)
+class _Session:
+    token: Token
+    began_ms: int
+    used_ms: int
+
+
+class Sessions:
+    """The sessions of one process. All calls come from one event loop, so it needs no lock."""
+
+    def __init__(self, clock: Clock, random_bytes: Callable[[int], bytes]) -> None:
+        self._clock = clock
+        self._random_bytes = random_bytes
+        self._key = random_bytes(32)
+        self._sessions: dict[bytes, _Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def new_id(self) -> str:
+        """Return an id that was never used."""
+        return self._random_bytes(ID_BYTES).hex()
+
+    def csrf(self, session_id: str) -> str:
+        """Return the value that a form must carry when the browser with this id sends it."""
+        return hmac.new(self._key, session_id.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+
+    def csrf_matches(self, session_id: str, given: str) -> bool:
+        """Return whether a form carried the right value, in a time that does not depend on the value."""
+        return hmac.compare_digest(self.csrf(session_id).encode(), given.encode("utf-8", "replace"))
+
+    def begin(self, token: Token) -> str:
+        """Return the id of a new session, which lasts while `token` is the token of the console."""
+        now_ms = self._clock.now_ms()
+        self._sessions = {key: one for key, one in self._sessions.items() if _lasts(one, now_ms)}
+        while len(self._sessions) >= SESSIONS_MAX:
+            del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].used_ms)]
+        session_id = self.new_id()
+        self._sessions[_hash(session_id)] = _Session(token, now_ms, now_ms)
+        return session_id
+
+    def use(self, session_id: str, token: Token) -> bool:
+        """Return whether the session with this id lasts, and note that it was used now. Another token ends it."""
+        key, now_ms = _hash(session_id), self._clock.now_ms()
+        session = self._sessions.get(key)
+        if session is None:
+            return False
+        if session.token is not token or not _lasts(session, now_ms):
+            del self._sessions[key]
+            return False
+        session.used_ms = now_ms
+        return True
+
+    def end(self, session_id: str) -> None:
+        """End a session. Idempotent."""
+        self._sessions.pop(_hash(session_id), None)
+
+
+def _lasts(session: _Session, now_ms: int) -> bool:
+    """Return whether a session is neither idle nor too old. It ends, too, if the clock was set back far."""
+    return abs(now_ms - session.used_ms) < IDLE_MS_MAX and now_ms - session.began_ms < AGE_MS_MAX
+
+
+def _hash(session_id: str) -> bytes:
+    return hashlib.sha256(session_id.encode("utf-8", "replace")).digest()

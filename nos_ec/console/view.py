@@ -1,0 +1,106 @@
+"""Renders pages. Names of objects and buckets are text and never HTML: templates escape every value, and show the
+control characters of a name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from nos_ec import __version__
+
+NAVIGATION = (("/", "Overview"),)
+"""The pages that the bar at the top lists: path and title. A page below a path belongs to it."""
+UNKNOWN = "\N{EN DASH}"
+VISITOR = "nos_ec.console.visitor"
+"""The key of a request's scope that holds its Visitor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Whose browser sent a request: its session id, the value that its forms must carry, and whether it has logged in.
+    All are empty for a console without login."""
+
+    session_id: str = ""
+    csrf: str = ""
+    is_logged_in: bool = False
+
+
+class View:
+    """Renders templates. Safe to call from several threads."""
+
+    def __init__(self, store: str) -> None:
+        """`store` is the place of the store, which each page shows."""
+        self._jinja = Environment(
+            loader=PackageLoader("nos_ec.console"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._jinja.filters |= {
+            "count": count_text,
+            "duration": duration_text,
+            "percent": percent_text,
+            "ratio": ratio_text,
+            "size": size_text,
+            "utc": utc_text,
+            "visible": visible,
+        }
+        self._jinja.globals |= {"navigation": NAVIGATION, "store": store, "version": __version__}
+
+    def page(self, request: Request, template: str, title: str, *, status: int = 200, **values: object) -> HTMLResponse:
+        """Return a page that was rendered from a template with these values."""
+        visitor = request.scope.get(VISITOR, Visitor())
+        values |= {"title": title, "path": request.scope["path"], "visitor": visitor}
+        text = self._jinja.get_template(template).render(values)
+        return HTMLResponse(text, status)
+
+
+def visible(text: str) -> str:
+    """Return a name with its control characters, marks of writing direction and unusual spaces as escapes."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def size_text(size_bytes: float | None) -> str:
+    """Format a number of bytes: '12.3 MiB'."""
+    if size_bytes is None:
+        return UNKNOWN
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size_bytes) < 1024:
+            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} PiB"
+
+
+def count_text(count: float | None) -> str:
+    """Format a number: '12,345'."""
+    return UNKNOWN if count is None else f"{count:,.0f}"
+
+
+def ratio_text(ratio: float | None) -> str:
+    """Format a ratio: '1.391'."""
+    return UNKNOWN if ratio is None else f"{ratio:.3f}"
+
+
+def percent_text(share: float | None) -> str:
+    """Format a share: '98.84 %'."""
+    return UNKNOWN if share is None else f"{100 * share:.2f} %"
+
+
+def duration_text(duration_ms: float | None) -> str:
+    """Format a duration for people, in its largest suitable unit: '90 s', '12.5 min'."""
+    if duration_ms is None:
+        return UNKNOWN
+    for unit_ms, unit in ((86_400_000, "days"), (3_600_000, "h"), (60_000, "min")):
+        if abs(duration_ms) >= 2 * unit_ms:
+            return f"{duration_ms / unit_ms:.1f} {unit}"
+    return f"{duration_ms / 1000:.1f} s" if duration_ms % 1000 else f"{duration_ms / 1000:.0f} s"
+
+
+def utc_text(time_ms: int) -> str:
+    """Format a time, given in milliseconds of Unix time, as ISO 8601 in UTC, to the second."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
