@@ -17,7 +17,8 @@ from threading import Event
 import structlog
 
 from nos_ec.core.errors import NosError
-from nos_ec.engine.figures.usage import UsagePoint, note_point
+from nos_ec.engine.figures.cost_history import note_cost
+from nos_ec.engine.figures.usage import HOUR_MS, UsagePoint, note_point
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata import Metadata, StoredTotals, Totals
 
@@ -56,6 +57,7 @@ class StoreTotals:
         self._clock = clock
         self._wait_ms = wait_ms
         self._keep_wait_ms = max(wait_ms, KEEP_WAIT_MS_MIN)
+        self._cost_due_ms = 0
 
     def read(self) -> DatedTotals:
         """Return the stored sums, or exact ones if none are stored or if they are out of date. Raises Transient."""
@@ -68,7 +70,7 @@ class StoreTotals:
 
     def keep(self) -> None:
         """Compute and store the sums if that is due and no other process does it, and record them for the usage of the
-        last days. Raises Transient."""
+        last days and the cost of the last month. Raises Transient."""
         stored, now_ms = self._metadata.stored_totals(), self._clock.now_ms()
         if stored is not None:
             if waits(stored.next_ms, now_ms, NEXT_MS_MAX):
@@ -80,6 +82,8 @@ class StoreTotals:
         totals = self._metadata.totals()
         ended_ms = self._clock.now_ms()
         note_point(self._metadata, UsagePoint.of(totals, now_ms))
+        if not waits(self._cost_due_ms, now_ms, HOUR_MS):
+            self._cost_due_ms = note_cost(self._metadata, totals, now_ms)
         if totals.rows <= CHEAP_ROWS_MAX:
             if stored is not None:
                 self._metadata.store_totals(None, stored)

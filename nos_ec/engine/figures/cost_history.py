@@ -1,0 +1,103 @@
+"""What a live byte has cost in the last day and month: what the blocks held, hour by hour and day by day.
+
+The processes that update the store totals (store_totals.py) record a point at most once an hour. Points older than a
+day are thinned out to one a day. They are one note of bounded size, changed by compare-and-set. Points hold bytes, not
+ratios, so that a later release can show other parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+from nos_ec.core.gc.raw_cost import StoredParts
+from nos_ec.engine.figures.header_survey import read_headers_found
+from nos_ec.engine.figures.usage import DAY_MS, HOUR_MS
+from nos_ec.ports.metadata import Notes, Totals
+
+HISTORY_NOTE = "cost history"
+DAYS_KEPT = 32
+_UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CostPoint:
+    """Bytes in blocks at one time, without coding chunks, and the bytes of the objects that waited to be packed.
+    `header_permille` is the share of the overhead that was headers and names; -1 if it was not known."""
+
+    at_ms: int
+    live_bytes: int
+    sealed_dead_bytes: int
+    open_dead_bytes: int
+    condemned_dead_bytes: int
+    overhead_bytes: int
+    header_permille: int
+    waiting_bytes: int
+
+    @classmethod
+    def of(cls, totals: Totals, at_ms: int, header_share: float | None) -> CostPoint:
+        """Return the point for the totals at `at_ms`."""
+        return cls(
+            at_ms,
+            totals.live_bytes,
+            totals.dead_bytes - totals.open_dead_bytes - totals.condemned_dead_bytes,
+            totals.open_dead_bytes,
+            totals.condemned_dead_bytes,
+            totals.overhead_bytes,
+            _UNKNOWN if header_share is None else round(1000 * header_share),
+            totals.waiting_bytes,
+        )
+
+    @property
+    def stored(self) -> StoredParts:
+        """The bytes in blocks."""
+        return StoredParts(
+            self.live_bytes,
+            self.sealed_dead_bytes,
+            self.open_dead_bytes,
+            self.condemned_dead_bytes,
+            self.overhead_bytes,
+            None if self.header_permille == _UNKNOWN else self.header_permille / 1000,
+        )
+
+
+def read_history(notes: Notes, now_ms: int) -> list[CostPoint]:
+    """Return the points of the last DAYS_KEPT days, oldest first. Raises Transient."""
+    return _kept(_loaded(notes.note(HISTORY_NOTE)), now_ms)
+
+
+def note_cost(notes: Notes, totals: Totals, at_ms: int) -> int:
+    """Record a point if the last one is an hour old. If several processes record one at the same time, one succeeds.
+    Returns the time at which the next one is due. Raises Transient."""
+    stored = notes.note(HISTORY_NOTE)
+    kept = _kept(_loaded(stored), at_ms)
+    if kept and at_ms - kept[-1].at_ms < HOUR_MS:
+        return kept[-1].at_ms + HOUR_MS
+    headers = read_headers_found(notes)
+    point = CostPoint.of(totals, at_ms, None if headers is None else headers.share)
+    notes.store_note(HISTORY_NOTE, json.dumps([astuple(one) for one in (*kept, point)]), stored)
+    return at_ms + HOUR_MS
+
+
+def _kept(points: Sequence[CostPoint], now_ms: int) -> list[CostPoint]:
+    """Leave out points that are too old or lie in the future, because of a wrong clock, and of those older than a day
+    all but the first of each day."""
+    kept: list[CostPoint] = []
+    for one in points:
+        age_ms = now_ms - one.at_ms
+        is_of_new_day = not kept or kept[-1].at_ms // DAY_MS != one.at_ms // DAY_MS
+        if 0 <= age_ms <= DAYS_KEPT * DAY_MS and (age_ms <= DAY_MS or is_of_new_day):
+            kept.append(one)
+    return kept
+
+
+def _loaded(text: str | None) -> list[CostPoint]:
+    """Decode a note into points in the order of their times. Returns no points for a malformed note."""
+    try:
+        points = [CostPoint(*one) for one in json.loads(text or "[]")]
+    except (ValueError, TypeError, RecursionError):
+        return []
+    if any(type(value) is not int for one in points for value in astuple(one)):
+        return []
+    return sorted(points, key=lambda one: one.at_ms)
