@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from http import HTTPStatus
 
@@ -38,12 +39,13 @@ def create_app(
     system: System, panels: Panels, token: LoginToken | None, random_bytes: Callable[[int], bytes]
 ) -> ASGIApp:
     """Return the application. Without a token, everyone who can reach it sees all pages, and the caller must make sure
-    that only local users can. `random_bytes` makes session ids."""
+    that only local users can. `random_bytes` makes session ids and
+    seeds samples."""
     view = View(str(system.settings.store.root))
     sessions = Sessions(system.clock, random_bytes)
     # Each module of pages has a function that returns its routes. view.NAVIGATION lists their pages.
     routes = [
-        *overview.routes(system, panels, view),
+        *overview.routes(system, panels, view, random.Random(random_bytes(16))),
         *([] if token is None else Login(view, token, sessions, Throttle(system.clock)).routes()),
     ]
     app = Starlette(
