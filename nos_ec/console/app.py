@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount
+from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from nos_ec.composition.wiring import System
-from nos_ec.console import overview
+from nos_ec.console import flow, overview
 from nos_ec.console.login import Login, LoginRequired
 from nos_ec.console.login_token import LoginToken
 from nos_ec.console.panels import Panels
@@ -24,6 +24,7 @@ from nos_ec.console.sessions import Sessions
 from nos_ec.console.view import View
 from nos_ec.core.errors import InvalidInput, NosError, NotFound, Transient
 from nos_ec.monitoring.web_server import WebServer, open_listener
+from nos_ec.ports.clock import Clock
 
 STOP_WAIT_S = 5
 IDLE_WAIT_S = 15
@@ -42,18 +43,35 @@ def create_app(
     that only local users can. `random_bytes` makes session ids and
     seeds samples."""
     view = View(str(system.settings.store.root))
-    sessions = Sessions(system.clock, random_bytes)
     # Each module of pages has a function that returns its routes. view.NAVIGATION lists their pages.
     routes = [
         *overview.routes(system, panels, view, random.Random(random_bytes(16))),
-        *([] if token is None else Login(view, token, sessions, Throttle(system.clock)).routes()),
+        *flow.routes(system, panels, view),
     ]
+    return guarded(routes, view, system.clock, token, random_bytes, system.settings.console.hosts)
+
+
+def guarded(
+    pages: Sequence[BaseRoute],
+    view: View,
+    clock: Clock,
+    token: LoginToken | None,
+    random_bytes: Callable[[int], bytes],
+    hosts: str,
+) -> ASGIApp:
+    """Return an application with these pages behind the login and all other checks. `hosts` is the setting."""
+    sessions = Sessions(clock, random_bytes)
+    answer = _answer_to(view)
     app = Starlette(
-        routes=[*routes, Mount("/static", StaticFiles(packages=[("nos_ec.console", "static")]))],
-        exception_handlers={HTTPException: _answer_to(view), NosError: _answer_to(view), Exception: _answer_to(view)},
+        routes=[
+            *pages,
+            *([] if token is None else Login(view, token, sessions, Throttle(clock)).routes()),
+            Mount("/static", StaticFiles(packages=[("nos_ec.console", "static")])),
+        ],
+        exception_handlers={HTTPException: answer, NosError: answer, Exception: answer},
     )
     checked: ASGIApp = app if token is None else LoginRequired(app, token, sessions)
-    return SafeAnswers(KnownHosts(SameOrigin(checked), system.settings.console.hosts))
+    return SafeAnswers(KnownHosts(SameOrigin(checked), hosts))
 
 
 class Server(WebServer):

@@ -189,7 +189,7 @@ def history(points: Sequence[CostPoint], geometry: Geometry, now_ms: int) -> His
 
 
 class Works:
-    """The work of the last day, once a minute while somebody reads the figures."""
+    """The work of the last day, once a minute."""
 
     def __init__(self) -> None:
         self._works: deque[tuple[Work, int]] = deque(maxlen=DAY_MS // WORK_MS)
@@ -282,10 +282,12 @@ class Readings:
     def bound(self) -> Bound:
         """Return the bound for a sample of the objects. Raises Transient."""
         metadata, settings = self._system.metadata, self._system.settings
-        last, sizes = metadata.last_object_id(), []
+        last, sampled = metadata.last_object_id(), dict[int, int]()
+        for _ in range(SAMPLE_PAGES):
+            page = metadata.objects_after(self._rng.randint(0, last), SAMPLE_PAGE_ROWS)
+            sampled |= {row.object_id: row.size for row in page}
         most = size_max(self._system.geometry)
-        for place in sorted(self._rng.randint(0, last) for _ in range(SAMPLE_PAGES)):
-            sizes += [row.size for row in metadata.objects_after(place, SAMPLE_PAGE_ROWS) if 0 < row.size <= most]
+        sizes = [size for size in sampled.values() if 0 < size <= most]
         found = utilisation_max(sizes, self._system.geometry, settings.consumer.split_bytes)
         return Bound(found or None, len(sizes))
 
@@ -386,6 +388,8 @@ def routes(system: System, panels: Panels, view: View, rng: random.Random) -> li
     bound = panels.source(readings.bound, BOUND_MS)
     costs = panels.source(readings.history, WORK_MS)
     run = panels.source(readings.run, FIGURES_MS)
+
+    panels.keep_reading(figures)
 
     def overview(request: Request) -> Response:
         panels.wait_for(figures, places, samples, groups, backlog, lag, bound, costs, run)

@@ -27,6 +27,7 @@ WAIT_S_MAX = 3.0
 """How long a page waits for its panels."""
 FAILED_MS = 3_000
 """How long a source that failed is not tried again."""
+KEPT_MS = 60_000
 LATE = "The store has not answered yet. Reload the page in a few seconds."
 BUG = "This panel failed because of a mistake in the program; the log of the console has the details."
 
@@ -100,6 +101,8 @@ class Panels:
         self._clock = clock
         self._wait_s_max = wait_s_max
         self._pool = ThreadPoolExecutor(THREADS, "panel")
+        self._kept: list[Source[Any]] = []
+        self._next_ms = 0
 
     def source(self, make: Callable[[], _T], age_ms_max: int) -> Source[_T]:
         """Return a source whose value `make` reads."""
@@ -118,6 +121,18 @@ class Panels:
         """Return what a source has to show now. While it is late, that is its previous value."""
         is_late, last = source.is_late, source.last
         return Panel(last.value, last.at_ms, last.error or LATE) if is_late else last
+
+    def keep_reading(self, source: Source[Any]) -> None:
+        """Read a source every KEPT_MS even if nobody looks at its panel, because it remembers what it has read."""
+        self._kept.append(source)
+
+    def turn(self) -> None:
+        """Begin what is due of `keep_reading`. The loop of the process calls this."""
+        now_ms = self._clock.now_ms()
+        if not waits(self._next_ms, now_ms, KEPT_MS):
+            self._next_ms = now_ms + KEPT_MS
+            for source in self._kept:
+                source.begin()
 
     def close(self) -> None:
         """Stop reading. Does not wait for a server that does not answer."""

@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse
 
 from nos_ec import __version__
 
-NAVIGATION = (("/", "Overview"),)
+NAVIGATION = (("/", "Overview"), ("/flow", "Flow"))
 """The pages that the bar at the top lists: path and title. A page below a path belongs to it."""
 UNKNOWN = "\N{EN DASH}"
 VISITOR = "nos_ec.console.visitor"
@@ -45,6 +45,7 @@ class View:
             "count": count_text,
             "duration": duration_text,
             "percent": percent_text,
+            "rate": rate_text,
             "ratio": ratio_text,
             "size": size_text,
             "utc": utc_text,
@@ -74,6 +75,11 @@ def size_text(size_bytes: float | None) -> str:
             return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:.1f} PiB"
+
+
+def rate_text(bytes_per_s: float | None) -> str:
+    """Format a rate: '12.3 MiB/s'."""
+    return UNKNOWN if bytes_per_s is None else f"{size_text(bytes_per_s)}/s"
 
 
 def count_text(count: float | None) -> str:

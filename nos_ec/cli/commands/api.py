@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import closing
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
@@ -81,13 +82,17 @@ def console(
             pulse(monitor, system.clock),
         ):
             announce(server.url, as_json or logs_json())
-            _serve(server, monitor, system.clock, stop)
+            _serve(server, monitor, system.clock, stop, panels.turn)
 
 
-def _serve(server: WebServer, monitor: Monitor, clock: Clock, stop: Event) -> None:
-    """Wait until `stop` is set. Raises Transient if the server stops before."""
+def _serve(
+    server: WebServer, monitor: Monitor, clock: Clock, stop: Event, turn: Callable[[], object] | None = None
+) -> None:
+    """Wait until `stop` is set, and call `turn` again and again. Raises Transient if the server stops before."""
     beat = monitor.health.heart("serving")
     while not clock.wait(stop, _TURN_MS):
+        if turn is not None:
+            turn()
         if not server.running:
             raise Transient("the HTTP server stopped unexpectedly; see its log for the reason")
         beat(_TURN_MS)

@@ -1,0 +1,210 @@
+"""The page on the flow: what each stage from PUT to the reaper holds, its oldest item, and who works on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from nos_ec.composition.developer_values import FIGURES_MS
+from nos_ec.composition.wiring import System
+from nos_ec.console.panels import Panels, Source
+from nos_ec.console.view import View
+from nos_ec.core.ids import ObjectKey, time_of
+from nos_ec.core.publishing.slots import SLOTS, is_member_lease, is_producer_lease, leased_slot, member_of
+from nos_ec.core.states import BlockState, ObjectState, SegmentState
+from nos_ec.engine.figures.log_figures import StateFigures
+from nos_ec.ports.metadata import Lease, ObjectRow, Totals, WaitingRow
+
+OLDEST_ROWS = 1000
+"""How many of the oldest waiting objects are read."""
+OLDEST_SHOWN = 20
+LEASES_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What the stages hold, as the rows say. Ages are None where nothing waits."""
+
+    landed_objects: int
+    landed_bytes: int
+    queued_objects: int
+    queued_bytes: int
+    oldest_ms: int | None
+    open_blocks: Mapping[str, int]
+    fenced_blocks: int
+    landing_deletions: int
+    overdue_ms: int
+    segments: Mapping[SegmentState, StateFigures]
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition of the message log. `holder` is None if no consumer owns it; `waits_ms` is the age of the oldest
+    message that waits for the group, None if it is unknown, and 0 if none waits."""
+
+    number: int
+    holder: str | None
+    waits_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An object that waits to be packed. `key` is None if it was deleted meanwhile."""
+
+    key: ObjectKey | None
+    age_ms: int
+    size: int
+    state: ObjectState
+    is_due: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Oldest:
+    """The objects that wait longest. `buckets` counts them by bucket; `examined` is how many rows were read."""
+
+    objects: Sequence[Waiting]
+    buckets: Sequence[tuple[str, int]]
+    examined: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A lease of a writer, and the time until it expires; negative if its process has not renewed it."""
+
+    name: str
+    epoch: int
+    left_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """Who writes and who publishes. `more` is the number of leases that are left out."""
+
+    producers: Sequence[str]
+    held_slots: int
+    slots: int
+    writers: Sequence[Holder]
+    more: int
+
+
+def stages(
+    totals: Totals, oldest_ms: int | None, overdue_ms: int, segments: Mapping[SegmentState, StateFigures]
+) -> Stages:
+    """Return what the stages hold, given the age of the oldest waiting object and of the most overdue deletion."""
+    blocks = {kind.value: count for (kind, state), count in totals.blocks.items() if state is BlockState.OPEN and count}
+    return Stages(
+        totals.landed_objects,
+        totals.landed_bytes,
+        totals.queued_objects,
+        totals.queued_bytes,
+        oldest_ms,
+        blocks,
+        sum(count for (_, state), count in totals.blocks.items() if state is BlockState.FENCED),
+        totals.landing_deletions,
+        overdue_ms,
+        segments,
+    )
+
+
+def partitions(
+    count: int, holders: Mapping[int, str], passed_until: Mapping[int, int], now_ms: int
+) -> Sequence[Partition]:
+    """Return the partitions in order."""
+    return [
+        Partition(
+            number,
+            holders.get(number),
+            max(0, now_ms - passed_until[number]) if number in passed_until else None,
+        )
+        for number in range(count)
+    ]
+
+
+def oldest(rows: Sequence[WaitingRow], objects: Mapping[int, ObjectRow], now_ms: int) -> Oldest:
+    """Return the objects that wait longest, given the first waiting rows and the rows of their objects."""
+    shown = [
+        Waiting(
+            objects[row.object_id].key if row.object_id in objects else None,
+            max(0, now_ms - time_of(row.landing_id)),
+            row.size,
+            row.state,
+            row.due_ms <= now_ms,
+        )
+        for row in rows[:OLDEST_SHOWN]
+    ]
+    buckets = Counter(objects[row.object_id].key.bucket for row in rows if row.object_id in objects)
+    return Oldest(shown, buckets.most_common(10), len(rows))
+
+
+def leases(found: Iterable[Lease], now_ms: int) -> Leases:
+    """Return who writes and who publishes, given all leases."""
+    every = list(found)
+    alive = [one for one in every if one.expires_ms > now_ms]
+    writers = [Holder(one.name, one.epoch, one.expires_ms - now_ms) for one in every if not is_producer_lease(one.name)]
+    return Leases(
+        [member_of(one.name) for one in alive if is_member_lease(one.name)],
+        sum(1 for one in alive if leased_slot(one.name) is not None),
+        SLOTS,
+        writers[:LEASES_SHOWN],
+        len(writers) - len(writers[:LEASES_SHOWN]),
+    )
+
+
+class Readings:
+    """Reads the store for the page. All raise Transient."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+
+    def stages(self) -> Stages:
+        """Return what the stages hold."""
+        metadata, now_ms = self._system.metadata, self._system.clock.now_ms()
+        first, due_ms = metadata.oldest_landing_id(), metadata.first_deletion_ms()
+        return stages(
+            self._system.operator.store_totals().read().totals,
+            None if first is None else max(0, now_ms - time_of(first)),
+            0 if due_ms is None else max(0, now_ms - due_ms),
+            {state: StateFigures(*sums) for state, sums in metadata.segment_totals().items()},
+        )
+
+    def partitions(self) -> Sequence[Partition]:
+        """Return the partitions of the message log."""
+        with closing(self._system.worker.group_progress("console")) as progress:
+            holders, passed_until = progress.holders(), progress.passed_until()
+        return partitions(self._system.settings.log.partitions, holders, passed_until, self._system.clock.now_ms())
+
+    def oldest(self) -> Oldest:
+        """Return the objects that wait longest."""
+        metadata = self._system.metadata
+        rows = metadata.waiting_after(None, OLDEST_ROWS)
+        return oldest(rows, metadata.objects_with([row.object_id for row in rows]), self._system.clock.now_ms())
+
+    def leases(self) -> Leases:
+        """Return who writes and who publishes."""
+        return leases(self._system.metadata.list_leases(""), self._system.clock.now_ms())
+
+
+def routes(system: System, panels: Panels, view: View) -> list[Route]:
+    """Return the route of the page."""
+    readings = Readings(system)
+    sources: dict[str, Source[Any]] = {
+        "stages": panels.source(readings.stages, FIGURES_MS),
+        "lag": panels.source(system.operator.lag, FIGURES_MS),
+        "partitions": panels.source(readings.partitions, FIGURES_MS),
+        "oldest": panels.source(readings.oldest, FIGURES_MS),
+        "leases": panels.source(readings.leases, FIGURES_MS),
+    }
+
+    def flow(request: Request) -> Response:
+        panels.wait_for(*sources.values())
+        shown: dict[str, Any] = {name: panels.shown(source) for name, source in sources.items()}
+        return view.page(request, "flow.html", "Flow", group=system.settings.consumer.group, **shown)
+
+    return [Route("/flow", flow)]

@@ -1,0 +1,233 @@
+"""What the pages show, from figures alone; and how they write figures and names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from jinja2 import TemplateError
+from starlette.requests import Request
+
+from nos_ec.console import flow, overview, view
+from nos_ec.console.panels import Panel
+from nos_ec.console.svg import HEIGHT, WIDTH, segments, stacked_area
+from nos_ec.console.view import NAVIGATION, UNKNOWN, View, visible
+from nos_ec.core.expiry import DAY_MS
+from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import LandingId, ObjectKey, timed_id
+from nos_ec.core.publishing.slots import member_lease, slot_lease
+from nos_ec.core.states import BlockKind, BlockState, ObjectState
+from nos_ec.engine.figures.cost_history import CostPoint
+from nos_ec.engine.figures.header_survey import HeadersFound
+from nos_ec.monitoring.sources import StoreFigures
+from nos_ec.ports.metadata import Lease, ObjectRow, Totals, WaitingRow
+
+NOW_MS = 1_700_000_000_000
+GEOMETRY = Geometry(8, 3, 131_072, 32, 4)
+NOTHING = Totals({}, *[0] * 19)
+TOTALS = replace(NOTHING, live_bytes=1000, dead_bytes=200, overhead_bytes=100, queued_bytes=50, stripes=1)
+HOSTILE = "<script>alert(1)</script>\u202egnp.exe\x1b[31m\u2066" + "n" * 900
+
+
+def figures(totals: Totals, at_ms: int = NOW_MS, headers: HeadersFound | None = None) -> StoreFigures:
+    return StoreFigures(totals, at_ms, GEOMETRY, None, None, None, headers=headers)
+
+
+def landing_id(at_ms: int) -> LandingId:
+    return LandingId(timed_id(at_ms, bytes(10)))
+
+
+# --- overview ------------------------------------------------------------------------------------------------------
+def test_the_parts_of_a_cost_add_up_and_are_compared_with_the_target_and_replicas() -> None:
+    found = overview.space(figures(TOTALS, headers=HeadersFound(NOW_MS, 30, 100, 3)), 1.2)
+    now, target, replicas = found.bars
+    parts = {one.part: one.value for one in now.segments}
+    assert parts == pytest.approx(
+        {"live": 1, "coding": 0.375, "headers": 0.04125, "padding": 0.09625, "dead": 0.275, "landing": 0.05}
+    )
+    assert now.total == pytest.approx(sum(parts.values()))
+    assert target.total == pytest.approx(1.375 * 1.2 + 0.1375)
+    assert (replicas.name, replicas.total) == ("Three replicas", 3.0)
+    assert overview.used_parts(found.bars) == ["live", "coding", "headers", "padding", "dead", "landing", "replicas"]
+
+
+def test_an_empty_store_has_no_costs() -> None:
+    found = overview.space(figures(NOTHING), 1.2)
+    assert (list(found.bars), found.utilisation, found.space_amplification) == ([], None, None)
+
+
+def test_a_store_without_a_target_is_compared_with_replicas_only() -> None:
+    assert [bar.name for bar in overview.space(figures(TOTALS), None).bars] == ["Now", "Three replicas"]
+
+
+def test_the_history_leaves_out_times_without_live_bytes() -> None:
+    points = [
+        CostPoint(NOW_MS - hours * 3_600_000, live, 10, 0, 0, 10, -1, 5)
+        for hours, live in ((50, 100), (3, 0), (2, 100), (1, 100), (0, 100))
+    ]
+    found = overview.history(points, GEOMETRY, NOW_MS)
+    assert [at_ms for at_ms, _ in found.points] == [NOW_MS - hours * 3_600_000 for hours in (0, 1, 2, 50)]
+    assert overview.used_columns(found.points) == ["live", "coding", "undivided", "dead", "landing"]
+    assert {shape.part for shape in found.day.shapes} == {"live", "coding", "undivided", "dead", "landing"}
+
+
+def test_rates_are_those_of_the_last_ten_minutes() -> None:
+    works = overview.Works()
+    assert works.rates() == overview.Rates(None, None, None)
+    for minute in range(30):
+        at_ms = NOW_MS + minute * 60_000
+        written = replace(TOTALS, user_bytes_written=minute * 6000, copied_bytes_written=minute * 600)
+        works.add(figures(written, at_ms))
+        works.add(figures(written, at_ms + 1))
+    assert works.rates() == overview.Rates(600_000, 100.0, 10.0)
+    assert len(works.read()) == 30
+
+
+def test_lost_rows_have_no_rate() -> None:
+    works = overview.Works()
+    works.add(figures(replace(TOTALS, user_bytes_written=5)))
+    works.add(figures(TOTALS, NOW_MS + 60_000))
+    assert works.rates() == overview.Rates(None, None, None)
+
+
+def test_only_live_leases_hold_slots() -> None:
+    leases = [Lease(slot_lease(slot), slot, NOW_MS + (1 if slot < 10 else 0)) for slot in range(16)]
+    assert overview.held_slots([*leases, Lease("gc", 1, NOW_MS + 1)], NOW_MS) == 10
+
+
+# --- flow ----------------------------------------------------------------------------------------------------------
+def test_stages_show_what_they_hold() -> None:
+    blocks = {(BlockKind.FRESH, BlockState.OPEN): 2, (BlockKind.FRESH, BlockState.FENCED): 1}
+    found = flow.stages(replace(TOTALS, blocks=blocks), None, 0, {})
+    assert (found.open_blocks, found.fenced_blocks, found.oldest_ms) == ({"fresh": 2}, 1, None)
+
+
+def test_a_partition_without_a_consumer_or_a_known_time_says_so() -> None:
+    found = flow.partitions(3, {0: "consumer-a"}, {0: NOW_MS, 1: NOW_MS - 5000}, NOW_MS)
+    assert found == [flow.Partition(0, "consumer-a", 0), flow.Partition(1, None, 5000), flow.Partition(2, None, None)]
+
+
+def test_what_waits_longest_is_named_and_counted_by_bucket() -> None:
+    rows = [
+        WaitingRow(landing_id(NOW_MS - 1000 * number), number, 0, NOW_MS + number - 1, ObjectState.QUEUED, 10)
+        for number in range(30)
+    ]
+    keys = {number: ObjectKey("b" if number % 3 else "<b>\u202e", "n") for number in range(1, 30)}
+    objects = {
+        number: ObjectRow(number, key, 1, 10, 0, bytes(16), ObjectState.QUEUED, None, None, 0)
+        for number, key in keys.items()
+    }
+    found = flow.oldest(rows, objects, NOW_MS)
+    assert (len(found.objects), found.examined) == (flow.OLDEST_SHOWN, 30)
+    assert (found.objects[0].key, found.objects[0].is_due, found.objects[2].is_due) == (None, True, False)
+    assert found.objects[5].age_ms == 5000
+    assert found.buckets == [("b", 20), ("<b>\u202e", 9)]
+
+
+def test_leases_tell_who_publishes_and_who_writes() -> None:
+    found = flow.leases(
+        [
+            Lease(member_lease("producer-x"), 1, NOW_MS + 1),
+            Lease(member_lease("producer-dead"), 1, NOW_MS),
+            Lease(slot_lease(3), 2, NOW_MS + 1),
+            Lease("consumer-a", 3, NOW_MS + 500),
+            Lease("gc", 4, NOW_MS - 500),
+        ],
+        NOW_MS,
+    )
+    assert (found.producers, found.held_slots) == (["producer-x"], 1)
+    assert found.writers == [flow.Holder("consumer-a", 3, 500), flow.Holder("gc", 4, -500)]
+
+
+# --- charts --------------------------------------------------------------------------------------------------------
+def test_the_segments_of_a_bar_follow_each_other() -> None:
+    found = segments({"a": 1.0, "none": 0.0, "b": 3.0}, 8.0)
+    assert [(one.part, one.start, one.size) for one in found] == [("a", 0.0, 125.0), ("b", 125.0, 375.0)]
+
+
+def test_an_area_chart_has_gaps_where_nothing_is_known() -> None:
+    hours = [0, 1, 2, 10, 11]
+    chart = stacked_area([(NOW_MS + hour * 3_600_000, {"a": 1.0, "b": hour / 10}) for hour in hours], 3 * 3_600_000)
+    assert [shape.part for shape in chart.shapes] == ["a", "b", "a", "b"]
+    places = [tuple(map(float, one.split(","))) for shape in chart.shapes for one in shape.points.split()]
+    assert all(0 <= across <= WIDTH and 0 <= down <= HEIGHT for across, down in places)
+    assert [tick.text for tick in chart.values] == ["0", "0.5", "1", "1.5", "2", "2.5"]
+    assert 2 <= len(chart.times) <= 9
+
+
+@pytest.mark.parametrize("most", [0.004, 0.7, 1.39, 2.5, 3.0, 12.0, 1000.0])
+def test_an_axis_has_few_round_marks(most: float) -> None:
+    chart = stacked_area([(NOW_MS, {"a": most}), (NOW_MS + DAY_MS, {"a": most})], DAY_MS)
+    assert 3 <= len(chart.values) <= 7
+    assert float(chart.values[-1].text) >= most
+    assert chart.values[1].text.strip("0.")[0] in "125"
+
+
+def test_one_point_is_no_chart() -> None:
+    assert stacked_area([(NOW_MS, {"a": 1.0})], DAY_MS).shapes == ()
+
+
+# --- text ----------------------------------------------------------------------------------------------------------
+def test_names_show_what_would_be_invisible_or_turn_the_text_around() -> None:
+    assert visible("a\u202eb\u2066\x00\x1b\n\u00a0\ufeff\udc80é 日") == (
+        "a\\u202eb\\u2066\\x00\\x1b\\n\\xa0\\ufeff\\udc80é 日"
+    )
+
+
+def test_figures_have_units_and_unknown_ones_a_dash() -> None:
+    assert [view.size_text(size) for size in (0, 1023, 1024, 5 << 30, 3 << 60)] == [
+        "0 B", "1023 B", "1.0 KiB", "5.0 GiB", "3072.0 PiB",
+    ]  # fmt: skip
+    assert [view.duration_text(ms) for ms in (0, 1500, 60_000, 150_000, 3 * 3_600_000, 5 * DAY_MS)] == [
+        "0 s", "1.5 s", "60 s", "2.5 min", "3.0 h", "5.0 days",
+    ]  # fmt: skip
+    assert (view.count_text(12345), view.ratio_text(1.3914), view.percent_text(0.98765)) == (
+        "12,345",
+        "1.391",
+        "98.77 %",
+    )
+    assert view.utc_text(NOW_MS) == "2023-11-14T22:13:20Z"
+    unknown = {text(None) for text in (view.size_text, view.duration_text, view.count_text, view.ratio_text)}
+    assert unknown | {view.percent_text(None), view.rate_text(None)} == {UNKNOWN}
+
+
+def rendered(path: str, template: str, **values: Any) -> str:
+    request = Request({"type": "http", "path": path, "headers": [], "method": "GET", "query_string": b""})
+    return bytes(View(f"/a/{HOSTILE[:40]}").page(request, template, "Flow", **values).body).decode()
+
+
+def test_hostile_names_are_text() -> None:
+    objects = [flow.Waiting(ObjectKey("b\u202e", HOSTILE), 1, 1, ObjectState.QUEUED, False)]
+    page = rendered(
+        "/flow",
+        "flow.html",
+        group=HOSTILE,
+        stages=Panel(None, None, f"away: {HOSTILE}"),
+        lag=Panel(None, None, HOSTILE),
+        partitions=Panel([flow.Partition(0, HOSTILE, None)], NOW_MS),
+        oldest=Panel(flow.Oldest(objects, [(HOSTILE, 1)], 1), NOW_MS),
+        leases=Panel(flow.Leases([HOSTILE], 1, 16, [flow.Holder(HOSTILE, 1, 1)], 0), NOW_MS),
+    )
+    assert "<script>alert" not in page
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;\\u202egnp.exe\\x1b[31m\\u2066") >= 6
+    assert not any((ord(char) < 32 and char != "\n") or char in "\u202e\u2066" for char in page)
+
+
+def test_a_page_without_any_answer_still_has_all_panels() -> None:
+    away: Panel[object] = Panel(None, None, "the database does not answer")
+    page = rendered("/flow", "flow.html", group="g", stages=away, lag=away, partitions=away, oldest=away, leases=away)
+    assert page.count("the database does not answer") == 4
+    assert page.count("<h2>") == 4
+
+
+def test_the_navigation_marks_the_page() -> None:
+    page = rendered("/flow", "error.html", text="")
+    assert '<a href="/flow" aria-current="page">' in page
+    assert page.count("aria-current") == 1
+    assert len({path for path, _ in NAVIGATION}) == len(NAVIGATION)
+
+
+def test_a_template_with_an_unknown_value_fails() -> None:
+    with pytest.raises(TemplateError):
+        rendered("/flow", "flow.html")

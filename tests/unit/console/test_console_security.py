@@ -1,0 +1,313 @@
+"""What a request has to pass, and what every answer says to the browser."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from nos_ec.console.app import guarded
+from nos_ec.console.login import FORM_BYTES_MAX, cookie_name
+from nos_ec.console.login_token import LoginToken
+from nos_ec.console.security import ATTEMPTS_MAX, IS_TLS
+from nos_ec.console.sessions import IDLE_MS_MAX
+from nos_ec.console.view import View
+from nos_ec.core.errors import NotFound, Transient
+from tests.rig.fakes.clock import FakeClock
+
+TOKEN = "a-token-of-more-than-16-characters"
+PACKAGE = Path(__file__).parents[3] / "nos_ec" / "console"
+SAME = {"Sec-Fetch-Site": "same-origin"}
+PAGE = {"Accept": "text/html"}
+
+
+class Client:
+    """A browser without scripts. It keeps cookies and follows no redirects."""
+
+    def __init__(self, app: ASGIApp, address: str = "127.0.0.1", cookies: dict[str, str] | None = None) -> None:
+        self.app = app
+        self.address = address
+        self.cookies = httpx.Cookies(cookies)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return asyncio.run(self._send("GET", path, **options))
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        return asyncio.run(self._send("POST", path, **options))
+
+    async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False, client=(self.address, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", cookies=self.cookies) as client:
+            answer = await client.request(method, path, **options)
+            self.cookies = client.cookies
+            return answer
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    return file
+
+
+def app_of(clock: FakeClock, token_file: Path | None, hosts: str = "") -> ASGIApp:
+    view = View("/a/<store>")
+
+    def page(request: Request) -> Response:
+        return view.page(request, "error.html", "Hello", text="inside")
+
+    def fail(request: Request) -> Response:
+        raise {"404": NotFound("no <such> block"), "503": Transient("away")}.get(
+            request.query_params["as"], ValueError("secret details")
+        )
+
+    routes = [Route("/", page), Route("/flow", page), Route("/fail", fail)]
+    token = None if token_file is None else LoginToken(token_file)
+    return guarded(routes, view, clock, token, os.urandom, hosts)
+
+
+@pytest.fixture
+def client(clock: FakeClock, token_file: Path) -> Client:
+    return Client(app_of(clock, token_file))
+
+
+def csrf_of(text: str) -> str:
+    found = re.search(r'name="csrf" value="([0-9a-f]+)"', text)
+    assert found is not None
+    return found[1]
+
+
+def log_in(client: Client, token: str = TOKEN, place: str = "/") -> int:
+    form = client.get("/login", params={"next": place})
+    answer = client.post("/login", data={"csrf": csrf_of(form.text), "token": token, "next": place}, headers=SAME)
+    return answer.status_code
+
+
+def test_nothing_is_shown_without_a_login(client: Client) -> None:
+    for path in ("/", "/flow", "/nowhere", "/static/../"):
+        answer = client.get(path, headers=PAGE)
+        assert answer.status_code == 303
+        assert answer.headers["location"].startswith("/login")
+        assert client.get(path).status_code == 401, "not a page"
+    assert client.post("/logout", headers=SAME).status_code == 401
+
+
+def test_a_login_lasts_until_the_logout(client: Client) -> None:
+    assert log_in(client) == 303
+    page = client.get("/")
+    assert (page.status_code, "inside" in page.text) == (200, True)
+    assert client.get("/login").headers["location"] == "/"
+    assert client.post("/logout", data={"csrf": csrf_of(page.text)}, headers=SAME).status_code == 303
+    assert client.get("/").status_code == 401
+
+
+def test_a_stolen_cookie_is_worth_nothing_after_the_logout(client: Client) -> None:
+    log_in(client)
+    stolen = dict(client.cookies)
+    client.post("/logout", data={"csrf": csrf_of(client.get("/").text)}, headers=SAME)
+    assert Client(client.app, cookies=stolen).get("/").status_code == 401
+
+
+def test_the_id_before_the_login_is_not_that_after_it(client: Client) -> None:
+    client.get("/login")
+    before = client.cookies["nos-ec-console"]
+    log_in(client)
+    assert client.cookies["nos-ec-console"] != before
+    assert Client(client.app, cookies={"nos-ec-console": before}).get("/").status_code == 401
+
+
+def test_an_idle_session_must_log_in_again(client: Client, clock: FakeClock) -> None:
+    log_in(client)
+    clock.advance(IDLE_MS_MAX)
+    assert client.get("/").status_code == 401
+
+
+def test_a_new_token_ends_all_sessions(client: Client, token_file: Path) -> None:
+    log_in(client)
+    token_file.write_text("another-token-of-16-characters")
+    assert client.get("/").status_code == 401
+    assert log_in(client) == 403
+    assert log_in(client, "another-token-of-16-characters") == 303
+
+
+def test_nobody_gets_in_while_the_token_cannot_be_read(client: Client, token_file: Path) -> None:
+    log_in(client)
+    token_file.unlink()
+    answer = client.get("/")
+    assert answer.status_code == 503
+    assert str(token_file) not in answer.text
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], TOKEN + "x", "\udc80".encode("utf-8", "replace").decode()])
+def test_a_wrong_token_is_refused(client: Client, token: str) -> None:
+    assert log_in(client, token) == 403
+    assert client.get("/").status_code == 401
+
+
+def test_many_wrong_tokens_slow_down_one_address_and_no_session(clock: FakeClock, token_file: Path) -> None:
+    app = app_of(clock, token_file)
+    attacker, other, inside = (Client(app, f"10.0.0.{number}") for number in (1, 2, 1))
+    assert log_in(inside) == 303
+    for _ in range(ATTEMPTS_MAX):
+        assert log_in(attacker, "wrong") == 403
+    assert log_in(attacker) == 429
+    assert log_in(other) == 303
+    assert inside.get("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "passes"),
+    [
+        ({"Sec-Fetch-Site": "same-origin"}, True),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"}, False),
+        ({"Sec-Fetch-Site": "none"}, False),
+        ({"Origin": "http://localhost"}, True),
+        ({"Origin": "http://localhost:9480"}, False),
+        ({"Origin": "https://localhost"}, False),
+        ({"Origin": "null"}, False),
+        ({}, False),
+    ],
+)
+def test_forms_must_come_from_the_console_itself(client: Client, headers: dict[str, str], passes: bool) -> None:
+    form = client.get("/login")
+    answer = client.post("/login", data={"csrf": csrf_of(form.text), "token": TOKEN}, headers=headers)
+    assert answer.status_code == (303 if passes else 403)
+
+
+def test_forms_must_carry_the_value_of_their_browser(client: Client, clock: FakeClock, token_file: Path) -> None:
+    other = Client(client.app)
+    foreign = csrf_of(other.get("/login").text)
+    client.get("/login")
+    for csrf in ("", "0" * 64, foreign):
+        assert client.post("/login", data={"csrf": csrf, "token": TOKEN}, headers=SAME).status_code == 403
+    log_in(client)
+    for csrf in ("", foreign):
+        assert client.post("/logout", data={"csrf": csrf}, headers=SAME).status_code == 403
+    assert client.get("/").status_code == 200
+
+
+def test_a_login_without_a_cookie_is_refused(client: Client) -> None:
+    assert client.post("/login", data={"csrf": "", "token": TOKEN}, headers=SAME).status_code == 403
+
+
+def test_a_large_or_odd_form_is_refused(client: Client) -> None:
+    client.get("/login")
+    large = client.post("/login", content=b"x" * (FORM_BYTES_MAX + 1), headers=SAME)
+    many = client.post("/login", content=b"&".join([b"a=1"] * 20), headers=SAME)
+    odd = client.post("/login", content=b"csrf=\xff", headers=SAME)
+    assert (large.status_code, many.status_code, odd.status_code) == (413, 400, 400)
+
+
+@pytest.mark.parametrize(
+    ("place", "leads_to"),
+    [
+        ("/flow?a=1&b=%20", "/flow?a=1&b=%20"),
+        ("//evil.example", "/"),
+        ("/\\evil.example", "/"),
+        ("https://evil.example", "/"),
+        ("/a\r\nSet-Cookie: x=1", "/"),
+        ("javascript:alert(1)", "/"),
+        ("", "/"),
+    ],
+)
+def test_a_login_leads_to_a_page_of_the_console(client: Client, place: str, leads_to: str) -> None:
+    form = client.get("/login")
+    data = {"csrf": csrf_of(form.text), "token": TOKEN, "next": place}
+    answer = client.post("/login", data=data, headers=SAME)
+    assert answer.headers["location"] == leads_to
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "", "localhost.evil.example", "user@localhost", "console.example.net"]
+)
+def test_other_names_are_not_answered(clock: FakeClock, token_file: Path, host: str) -> None:
+    client = Client(app_of(clock, token_file, "other.example.net"))
+    answer = client.get("/login", headers={"Host": host})
+    assert answer.status_code == 421
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:9490", "[::1]:9490", "a.localhost"])
+def test_names_of_this_machine_are_answered(clock: FakeClock, token_file: Path, host: str) -> None:
+    client = Client(app_of(clock, token_file))
+    assert client.get("/login", headers={"Host": host}).status_code == 200
+
+
+def test_the_cookie_is_bound_to_the_host_behind_tls(clock: FakeClock, token_file: Path) -> None:
+    app = app_of(clock, token_file, "console.example.net, other.example.net:8443")
+    for host, is_tls in (("console.example.net", True), ("other.example.net:8443", True), ("localhost", False)):
+        cookie = Client(app).get("/login", headers={"Host": host}).headers["set-cookie"]
+        assert cookie.startswith(f"{cookie_name({IS_TLS: is_tls})}=")
+        assert ("Secure" in cookie, "HttpOnly" in cookie, "Path=/;" in cookie + ";") == (is_tls, True, True)
+        assert "Domain" not in cookie
+        assert "samesite=lax" in cookie.lower()
+
+
+def test_every_answer_has_the_headers(client: Client) -> None:
+    log_in(client)
+    answers = [client.get(path) for path in ("/", "/login", "/nowhere", "/fail?as=404", "/static/console.css")]
+    answers += [client.get("/", headers={"Host": "evil.example"}), client.post("/"), client.get("/fail?as=500")]
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; ")
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "require-trusted-types-for 'script'; trusted-types 'none'" in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+        expected = "no-cache" if answer.url.path.startswith("/static/") else "no-store"
+        assert answer.headers["cache-control"] == expected
+        assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(("kind", "status", "said"), [("404", 404, "no &lt;such&gt; block"), ("503", 503, "away")])
+def test_an_error_is_a_page(client: Client, kind: str, status: int, said: str) -> None:
+    log_in(client)
+    answer = client.get(f"/fail?as={kind}")
+    assert (answer.status_code, said in answer.text) == (status, True)
+
+
+def test_a_mistake_of_the_program_shows_no_details(client: Client) -> None:
+    log_in(client)
+    answer = client.get("/fail?as=500")
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+
+
+def test_without_a_token_this_machine_sees_all_pages(clock: FakeClock) -> None:
+    client = Client(app_of(clock, None))
+    assert client.get("/flow").status_code == 200
+    assert client.get("/login").status_code == 404
+    assert client.get("/", headers={"Host": "evil.example"}).status_code == 421
+
+
+def test_pages_are_text_that_is_escaped_and_scripts_make_no_html() -> None:
+    """What would go around the escaping of templates, or the content security policy."""
+    forbidden = re.compile(
+        r"Markup\(|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|\|safe|autoescape false|\bstyle="
+        r"|\bon\w+=\"|javascript:|<script>|<style|https?://(?!www\.w3\.org/)"
+    )
+    found = [
+        f"{path.name}: {match[0]}"
+        for path in PACKAGE.rglob("*")
+        if path.suffix in (".py", ".html", ".js", ".css", ".svg")
+        for match in forbidden.finditer(path.read_text().replace("f\"{'https' if is_tls else 'http'}://", ""))
+    ]
+    assert found == []
