@@ -25,6 +25,7 @@ ON_EVERY_MACHINE = frozenset(
 """The programs that tests and scripts start and that a minimal Debian has."""
 
 PACKAGE_OF = {
+    "chromium": "chromium",
     "curl": "curl",
     "groff": "groff",
     "haproxy": "haproxy",

@@ -312,6 +312,7 @@ def test_a_master_key_that_fits_no_access_key(
         ('[s3]\nkey_file = "absent.key"', "S3 certificate", "s3.certificate_file"),
         ('[s3]\nmaster_key_file = "absent"', "S3 master key", "No such file"),
         ('[api]\ntoken_file = "absent"', "API token", "No such file"),
+        ('[console]\ntoken_file = "absent"', "console token", "No such file"),
         ('[audit]\nfolder = "file/audit"', "audit trail", "Not a directory"),
     ],
 )

@@ -1,0 +1,80 @@
+"""A real browser for tests of the console: Debian's chromium, driven by Playwright, with axe-core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
+
+from tests.rig.programs import need_program
+
+SEVERE = {"serious", "critical"}
+
+
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    """Yield a browser without windows. Skips the test (fails it, with REQUIRE_REAL=1) where it cannot be installed."""
+    program = need_program("chromium")
+    with sync_playwright() as playwright:
+        # Its sandbox needs rights that containers do not give.
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Visit:
+    """A visitor with cookies of its own, and what the browser said about the pages that it saw."""
+
+    context: BrowserContext
+    url: str
+    messages: list[str] = field(default_factory=list)
+    """Everything on the console of the browser: violations of the content security policy, failures, errors."""
+    requested: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page: Page = self.context.new_page()
+        self.page.on("console", self._note)
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("request", self._count)
+
+    def _note(self, message: ConsoleMessage) -> None:
+        self.messages.append(message.text)
+
+    def _count(self, request: Request) -> None:
+        self.requested.append(request.url)
+
+    def go(self, path: str) -> str:
+        """Open a page and return its text."""
+        self.page.goto(self.url + path)
+        return self.page.inner_text("body")
+
+    def log_in(self, token: str) -> None:
+        """Fill in the login form of the open page."""
+        self.page.get_by_label("Token of the console").fill(token)
+        self.page.get_by_role("button", name="Log in").click()
+
+    def severe_findings(self) -> list[tuple[str, str]]:
+        """Return what axe-core finds in the open page: (rule, element)."""
+        found: dict[str, Any] = Axe().run(self.page).response
+        return [
+            (one["id"], node["html"]) for one in found["violations"] if one["impact"] in SEVERE for node in one["nodes"]
+        ]
+
+
+@contextmanager
+def visiting(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
+    """Yield a visitor, for example with `color_scheme` or `viewport`. Afterwards, it must have had no complaint, and
+    must have asked no other host."""
+    context = browser.new_context(**options)
+    try:
+        visit = Visit(context, url)
+        yield visit
+        assert visit.messages == []
+        assert [one for one in visit.requested if not one.startswith(url)] == []
+    finally:
+        context.close()

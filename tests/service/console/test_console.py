@@ -1,0 +1,284 @@
+"""The console on a real store, in a real browser: nobody sees anything without a login, every page works on an empty
+store, a full one and one whose servers are away, and hostile names stay text."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from nos_ec.composition.wiring import System
+from nos_ec.console.app import Server, create_app
+from nos_ec.console.login_token import LoginToken
+from nos_ec.console.panels import Panels
+from nos_ec.console.sessions import IDLE_MS_MAX
+from nos_ec.console.view import NAVIGATION
+from nos_ec.core.errors import Transient
+from nos_ec.core.geometry import Geometry
+from nos_ec.engine.figures.cost_history import note_cost
+from tests.rig.browser import running_browser, visiting
+from tests.rig.fakes.clock import FakeClock, SetClock
+from tests.service.conftest import Bench
+
+TOKEN = "a-token-of-more-than-16-characters"
+MANY_BLOCKS = 300_000
+HOUR_MS = 3_600_000
+HOSTILE_NAMES = (
+    "<script>alert(1)</script><img src=x onerror=alert(2)>",
+    "\u202egpj.exe\u2066\u200f",
+    "{{ 7 * 7 }}{% raw %}",
+    "'\"><svg onload=alert(3)>&amp;\x1b[31m",
+    "n" * 1000,
+)
+PAGES = [path for path, _ in NAVIGATION]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as running:
+        yield running
+
+
+@pytest.fixture
+def clock(system: System) -> FakeClock:
+    """A clock of the system that only the test advances."""
+    clock = SetClock(system.clock.now_ms())
+    system.clock = clock
+    return clock
+
+
+@contextmanager
+def serving(system: System, token: LoginToken | None = None) -> Iterator[str]:
+    """The URL of a running console."""
+    with (
+        closing(Panels(system.clock)) as panels,
+        Server(create_app(system, panels, token, os.urandom), "127.0.0.1", 0) as server,
+    ):
+        yield server.url
+
+
+@pytest.fixture
+def token(bench: Bench) -> LoginToken:
+    file = bench.folder / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    return LoginToken(file)
+
+
+class Away:
+    """A server that does not answer."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+
+    def __getattr__(self, name: str) -> Any:
+        def fail(*_: object, **__: object) -> None:
+            raise Transient("the server does not answer")
+
+        return fail
+
+
+def test_an_operator_logs_in_looks_around_and_logs_out(browser: Browser, system: System, token: LoginToken) -> None:
+    with serving(system, token) as url, visiting(browser, url) as visit:
+        visit.go("/flow")
+        expect(visit.page).to_have_title("Log in - nos_ec")
+        assert visit.severe_findings() == []
+        visit.log_in("wrong")
+        expect(visit.page.get_by_role("alert")).to_have_text("That is not the token of this console.")
+        assert visit.messages.pop().startswith("Failed to load resource: the server responded with a status of 403")
+        visit.log_in(TOKEN)
+        expect(visit.page).to_have_url(f"{url}/flow")
+        visit.page.get_by_role("link", name="Overview").click()
+        expect(visit.page.get_by_role("heading", level=1)).to_have_text("Overview")
+        assert [one["httpOnly"] for one in visit.context.cookies()] == [True]
+        visit.page.get_by_role("button", name="Log out").click()
+        expect(visit.page).to_have_title("Log in - nos_ec")
+        visit.page.go_back()
+        expect(visit.page).to_have_title("Log in - nos_ec")
+
+
+def test_a_session_expires_and_a_forged_form_is_refused(
+    browser: Browser, system: System, clock: FakeClock, token: LoginToken
+) -> None:
+    with serving(system, token) as url, visiting(browser, url) as visit:
+        visit.go("/")
+        visit.log_in(TOKEN)
+        visit.page.locator("input[name=csrf]").evaluate("field => { field.value = '0'.repeat(64); }")
+        visit.page.get_by_role("button", name="Log out").click()
+        expect(visit.page.get_by_role("alert")).to_have_text("The form was too old. Please try again.")
+        assert visit.messages.pop().startswith("Failed to load resource: the server responded with a status of 403")
+        visit.go("/")
+        expect(visit.page).to_have_title("Overview - nos_ec")
+        clock.advance(IDLE_MS_MAX)
+        visit.go("/")
+        expect(visit.page).to_have_title("Log in - nos_ec")
+
+
+def test_a_page_of_another_origin_cannot_log_out(browser: Browser, system: System, token: LoginToken) -> None:
+    """The other page is on another port of the same host, so that the cookie is sent along."""
+    with serving(system, token) as url, serving(system) as other, visiting(browser, url) as visit:
+        visit.go("/")
+        visit.log_in(TOKEN)
+        csrf = visit.page.locator("input[name=csrf]").input_value()
+        attacker = visit.context.new_page()
+        attacker.route(
+            f"{other}/**",
+            lambda route: route.fulfill(
+                content_type="text/html",
+                body=f'<form method="post" action="{url}/logout"><input name="csrf" value="{csrf}"><button>x</button>',
+            ),
+        )
+        attacker.goto(other)
+        attacker.get_by_role("button").click()
+        expect(attacker.locator("body")).to_contain_text("not sent by a page of the console")
+        visit.go("/")
+        expect(visit.page).to_have_title("Overview - nos_ec")
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        {"color_scheme": "light"},
+        {"color_scheme": "dark"},
+        {"color_scheme": "light", "viewport": {"width": 360, "height": 640}},
+    ],
+    ids=["light", "dark", "narrow"],
+)
+def test_pages_of_an_empty_store_are_accessible(browser: Browser, system: System, look: dict[str, Any]) -> None:
+    with serving(system) as url, visiting(browser, url, **look) as visit:
+        for path in PAGES:
+            visit.go(path)
+            assert visit.severe_findings() == [], path
+            assert visit.page.locator(".failed").count() == 0, path
+            width = visit.page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
+            assert width <= 0, f"{path} is wider than the window"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_of_a_store_with_hostile_names_are_accessible(
+    browser: Browser, bench: Bench, system: System, scheme: Any
+) -> None:
+    bench.put_some(system, 50)
+    bench.pack(system)
+    for number in range(3):
+        note_cost(system.metadata, system.metadata.totals(), system.clock.now_ms() - (3 - number) * HOUR_MS)
+    for name in HOSTILE_NAMES:
+        bench.put(system, name, b"x")
+    with serving(system) as url, visiting(browser, url, color_scheme=scheme) as visit:
+        for path in PAGES:
+            text = visit.go(path)
+            assert visit.severe_findings() == [], path
+            assert not set("\u202e\u2066\u200f\x1b") & set(text)
+        text = visit.go("/flow")
+        assert "b/<script>alert(1)</script><img src=x onerror=alert(2)>" in text
+        assert "{{ 7 * 7 }}" in text
+        assert "\\u202egpj.exe\\u2066\\u200f" in text
+        visit.go("/")
+        assert visit.page.locator("svg.area polygon").count() >= 3
+        visit.page.locator(".term", has_text="Utilisation").first.focus()
+        expect(visit.page.get_by_text("Live bytes as a share of all bytes of stripes")).to_be_visible()
+
+
+def test_times_are_in_the_zone_of_the_viewer_with_utc_beside(browser: Browser, bench: Bench, system: System) -> None:
+    bench.put_some(system, 3)
+    bench.pack(system)
+    with serving(system) as url, visiting(browser, url, timezone_id="Asia/Tokyo", locale="en-GB") as visit:
+        visit.go("/")
+        time = visit.page.locator("time").first
+        at = time.get_attribute("datetime")
+        assert at is not None
+        hour = (int(at[11:13]) + 9) % 24
+        expect(time).to_contain_text(f"{hour:02}:{at[14:19]} ({at})")
+
+
+def test_an_open_page_shows_newer_values_by_itself(
+    browser: Browser, bench: Bench, system: System, clock: FakeClock, token: LoginToken
+) -> None:
+    with serving(system, token) as url, visiting(browser, url) as visit:
+        visit.page.clock.install()
+        visit.go("/flow")
+        visit.log_in(TOKEN)
+        expect(visit.page.get_by_text("Nothing waits.").first).to_be_visible()
+        bench.put(system, "new", b"x")
+        clock.advance(HOUR_MS // 4)
+        visit.page.clock.run_for(20_000)
+        expect(visit.page.get_by_text("b/new")).to_be_visible()
+        clock.advance(IDLE_MS_MAX)
+        visit.page.clock.run_for(20_000)
+        expect(visit.page.locator("#notice")).to_contain_text("Your session has ended")
+        assert visit.messages.pop().startswith("Failed to load resource: the server responded with a status of 401")
+
+
+@pytest.mark.parametrize("what", ["metadata", "blocks"])
+def test_a_page_stays_when_a_server_is_away(
+    browser: Browser, bench: Bench, system: System, clock: FakeClock, what: str
+) -> None:
+    bench.put_some(system, 50)
+    bench.pack(system)
+    with serving(system) as url, visiting(browser, url) as visit:
+        known = visit.go("/")
+        assert "the server does not answer" not in known
+        setattr(system, what, Away(system.geometry))
+        clock.advance(HOUR_MS)
+        text = visit.go("/")
+        assert visit.page.locator("main h2").count() == 6
+        if what == "metadata":
+            assert "the server does not answer" in text
+            assert "These are the values of" in text
+        assert "Space amplification" in text
+        assert visit.severe_findings() == []
+        visit.go("/flow")
+        assert visit.page.locator("main h2").count() == 4
+
+
+def test_pages_of_300_000_blocks_walk_through_none(
+    browser: Browser, bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.put(system, "one", b"x")
+    bench.pack(system)
+    multiply_blocks(bench, MANY_BLOCKS)
+    system.operator.store_totals().keep()
+
+    def fail(*_: object) -> None:
+        raise AssertionError("this walks through all blocks")
+
+    for name in ("totals", "list_blocks", "blocks_with_holes", "space_use"):
+        monkeypatch.setattr(system.metadata, name, fail)
+    with serving(system) as url, visiting(browser, url) as visit:
+        for path in ("/", "/flow"):
+            text = visit.go(path)
+            assert visit.page.locator(".failed").count() == 0, text
+        assert "300,001" in visit.go("/")
+
+
+def multiply_blocks(bench: Bench, count: int) -> None:
+    """Add this many copies of the row of a block, with other ids."""
+    with closing(sqlite3.connect(bench.folder / "store" / "metadata.db")) as connection, connection:
+        rows = connection.execute("SELECT name FROM pragma_table_xinfo('blocks') WHERE hidden = 0").fetchall()
+        columns = [name for (name,) in rows]
+        values = ", ".join("randomblob(16)" if name == "block_id" else name for name in columns)
+        connection.execute(
+            f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count})"
+            f" INSERT INTO blocks ({', '.join(columns)}) SELECT {values} FROM (SELECT * FROM blocks LIMIT 1), n"
+        )
+
+
+def test_keys_reach_everything_in_an_order_that_makes_sense(
+    browser: Browser, system: System, token: LoginToken
+) -> None:
+    with serving(system, token) as url, visiting(browser, url) as visit:
+        visit.go("/")
+        visit.page.keyboard.type(TOKEN)
+        visit.page.keyboard.press("Enter")
+        expect(visit.page).to_have_title("Overview - nos_ec")
+        visit.page.keyboard.press("Tab")
+        expect(visit.page.get_by_role("link", name="Skip to the content")).to_be_focused()
+        visit.page.keyboard.press("Enter")
+        expect(visit.page.locator("main")).to_be_focused()
+        visit.page.keyboard.press("Tab")
+        expect(visit.page.locator("summary").first).to_be_focused()
