@@ -18,6 +18,7 @@ from nos_ec.composition.wiring import open_system
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.ports.clock import Clock
+from nos_ec.settings import Settings
 from nos_gc.assemble import gc_collector
 
 if TYPE_CHECKING:
@@ -61,6 +62,16 @@ def console(
 ) -> None:
     """Serve pages that show the store in a browser. They change nothing. Runs until SIGTERM. Requires a token
     (docs/CONSOLE.md)."""
+    settings = context(ctx).settings()
+    log_for_daemons(settings)
+    serve_console(settings, host, port, anonymous=anonymous, as_json=as_json or logs_json())
+
+
+def serve_console(
+    settings: Settings, host: str | None = None, port: int | None = None, *, anonymous: bool, as_json: bool
+) -> None:
+    """Serve the console until SIGTERM or SIGINT, on another host or port than that of the settings if they are given.
+    Raises ConfigError, Transient."""
     try:
         from nos_ec.console.app import Server, create_app
     except ModuleNotFoundError as error:
@@ -68,20 +79,16 @@ def console(
     from nos_ec.console.login_token import find_login_token
     from nos_ec.console.panels import Panels
 
-    settings = context(ctx).settings()
-    log_for_daemons(settings)
     host = settings.console.host if host is None else host
+    port = settings.console.port if port is None else port
     token = find_login_token(settings.console, host, anonymous=anonymous)
     stop = stop_on_signals()
     with open_system(settings) as system, closing(Panels(system.clock)) as panels:
         system.check_for_daemon(writes=False, publishes=False)
         monitor = system.operator.monitor("console", writes=False, publishes=False)
         app = create_app(system, panels, token, os.urandom)
-        with (
-            Server(app, host, settings.console.port if port is None else port) as server,
-            pulse(monitor, system.clock),
-        ):
-            announce(server.url, as_json or logs_json())
+        with Server(app, host, port) as server, pulse(monitor, system.clock):
+            announce(server.url, as_json)
             _serve(server, monitor, system.clock, stop, panels.turn)
 
 

@@ -14,12 +14,14 @@ import typer
 from rich.panel import Panel
 from rich.table import Table
 
+from nos_ec.cli.commands.api import serve_console
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import emit, err, figure_text, out, size_text, ticking
 from nos_ec.cli.terminal.values import Seed, size_option
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.demo.run import REPLICAS, Demo, DemoOptions, Report
 from nos_ec.demo.s3 import BUCKET, Access
+from nos_ec.settings import load_settings
 
 CONSUMERS = 3
 """Consumer processes that share the work if the message log is Kafka."""
@@ -50,11 +52,15 @@ def demo(
     s3: Annotated[
         bool, typer.Option("--s3", help="Store and read through an S3 gateway as well. Needs botocore.")
     ] = False,
+    show: Annotated[
+        bool,
+        typer.Option("--console", help="Keep the store, and show it in a browser until Ctrl-C. Needs nos-ec[console]."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Take a real folder through the whole pipeline. Shows how much space it saves. Exits with 6 if a single byte
     differs, and with 7 if a read failed."""
-    settings = context(ctx).settings()
+    settings, keep = context(ctx).settings(), keep or show
     with ticking() as tick:
         place = root or Path(tempfile.mkdtemp(prefix="nos-ec-demo-"))
         count = consumers or (CONSUMERS if settings.log.backend == "kafka" else 1)
@@ -77,10 +83,20 @@ def demo(
         "seconds": report.seconds,
     }
     emit(data, as_json, lambda: _print(report))
+    if show:
+        serve_console(load_settings(run.config_file, {}), port=0, anonymous=True, as_json=as_json)
+    command = f"{_program()} --config {run.config_file}"
     if keep:
-        err.print(f"the store was kept; look at it with: {_program()} --config {run.config_file} status", markup=False)
-        if run.access is not None:
-            err.print(_s3_text(run, run.access), markup=False, highlight=False, soft_wrap=True)
+        err.print(
+            f"the store was kept; look at it with: {command} status, or in a browser with: {command} console"
+            " --anonymous",
+            markup=False,
+            soft_wrap=True,
+        )
+    elif not as_json:
+        err.print("to look at such a store in a browser: --console (make demo DEMO_ARGS=--console)", markup=False)
+    if keep and run.access is not None:
+        err.print(_s3_text(run, run.access), markup=False, highlight=False, soft_wrap=True)
     if report.verify.mismatches:
         raise Corrupt(f"{report.verify.mismatches} reads differ; the first: {report.verify.first_mismatch}")
     if report.verify.unanswered:
