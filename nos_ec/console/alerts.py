@@ -214,6 +214,7 @@ def _exceeds(metric: Metric, limit: float, **labels: str) -> Judge:
 
 
 CRITICAL, WARNING = Severity.CRITICAL, Severity.WARNING
+_FENCED = BlockState.FENCED.value
 RULES = (
     Rule(
         "NosEcDataAtRisk",
@@ -357,7 +358,7 @@ RULES = (
         WARNING,
         "Blocks of dead writers wait for recovery.",
         "Start a consumer or GC, or look at their logs: the block store does not answer.",
-        lambda seen: sum(seen.values(m.STORE_BLOCKS, state=BlockState.FENCED.value)) > 0,
+        lambda seen: sum(seen.values(m.STORE_BLOCKS, state=_FENCED)) > 0,
     ),
     Rule(
         "NosEcGatewayFails",

@@ -59,7 +59,7 @@ def guarded(
     random_bytes: Callable[[int], bytes],
     hosts: str,
 ) -> ASGIApp:
-    """Return an application with these pages behind the login and all other checks. `hosts` is the setting."""
+    """Return an application that shows these pages after the login and all other checks. `hosts` is the setting."""
     sessions = Sessions(clock, random_bytes)
     answer = _answer_to(view)
     app = Starlette(
