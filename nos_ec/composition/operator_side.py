@@ -94,9 +94,9 @@ class OperatorSide:
 
     def figures(self) -> StoreFigures:
         """Return figures of the whole store, whose sums may be older than the rest. Raises Transient."""
-        free_bytes = _unless_away(self._adapters.blocks.free_bytes)
-        landing_free_bytes = _unless_away(self._adapters.landing.free_bytes)
-        lag = _unless_away(self.lag)
+        free_bytes = unless_away(self._adapters.blocks.free_bytes)
+        landing_free_bytes = unless_away(self._adapters.landing.free_bytes)
+        lag = unless_away(self.lag)
         return self.figures_of(self.store_totals().read(), free_bytes, landing_free_bytes, lag)
 
     def figures_of(
@@ -168,7 +168,7 @@ def stall_ms_max(settings: Settings) -> int:
     return max(STALL_MS, 3 * settings.ceph.op_timeout_ms if settings.store.backend == "ceph" else 0)
 
 
-def _unless_away(figure: Callable[[], int]) -> int | None:
+def unless_away(figure: Callable[[], int]) -> int | None:
     """Return the figure, or None if it cannot be read now, so that the other figures are still shown."""
     try:
         return figure()

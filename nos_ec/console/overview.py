@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -13,12 +13,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from nos_ec.composition.developer_values import FIGURES_MS
+from nos_ec.composition.operator_side import unless_away
 from nos_ec.composition.wiring import System
 from nos_ec.console.alerts import Alert, Seen, Work, alerts
 from nos_ec.console.panels import Panel, Panels
 from nos_ec.console.svg import Area, Segment, segments, stacked_area
 from nos_ec.console.view import View, count_text, percent_text
-from nos_ec.core.errors import Transient
 from nos_ec.core.expiry import DAY_MS
 from nos_ec.core.gc.raw_cost import REPLICAS, RawCost, raw_cost
 from nos_ec.core.geometry import Geometry
@@ -250,9 +250,7 @@ class Readings:
         """Return the free space. Raises Transient."""
         system = self._system
         return Places(
-            _unless_away(system.blocks.free_bytes),
-            _unless_away(system.landing.free_bytes),
-            system.operator.log_figures(),
+            unless_away(system.blocks.free_bytes), unless_away(system.landing.free_bytes), system.operator.log_figures()
         )
 
     def space(self, found: StoreFigures) -> Space:
@@ -344,13 +342,6 @@ class Readings:
 
 def _current(panel: Panel[_T]) -> _T | None:
     return None if panel.error else panel.value
-
-
-def _unless_away(figure: Callable[[], int]) -> int | None:
-    try:
-        return figure()
-    except Transient:
-        return None
 
 
 def used_parts(bars: Sequence[Bar]) -> list[str]:
