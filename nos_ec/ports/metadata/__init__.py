@@ -22,6 +22,7 @@ Invariants kept here (numbers of docs/INVARIANTS.md):
 from __future__ import annotations
 
 from nos_ec.ports.metadata.blocks import (
+    BlockFigures,
     BlockRow,
     Blocks,
     GroupCommit,
@@ -91,6 +92,7 @@ __all__ = [
     "AccessOf",
     "AddMarker",
     "BlockFacts",
+    "BlockFigures",
     "BlockRow",
     "Blocks",
     "BucketRecord",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nos_ec.core.gc.gc_policy import SealedBlock, StoredBytes
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
@@ -50,6 +50,21 @@ class BlockRow:
         stripes."""
         found = ratio(self.dead_bytes + self.overhead_bytes, self.size_bytes)
         return 1.0 if found is None else found
+
+
+class BlockFigures(NamedTuple):
+    """The figures of a block that a picture of the whole store shows. Sizes are in bytes. `since_ms` is when the block
+    was sealed, or allocated if it was never sealed, in Unix milliseconds: GC counts its age from then.
+
+    Such a picture takes every block of a store, so this is the kind of value that is fastest to create.
+    """
+
+    block_id: BlockId
+    kind: BlockKind
+    state: BlockState
+    live_bytes: int
+    dead_bytes: int
+    since_ms: int
 
 
 class WaitReason(StrEnum):
@@ -152,6 +167,10 @@ class Blocks(Protocol):
 
     def list_blocks(self, after: BlockId | None, limit: int) -> list[BlockRow]:
         """Return one page of all blocks in order of id, for status, checks and listings."""
+
+    def list_block_figures(self, after: BlockId | None, limit: int) -> list[BlockFigures]:
+        """Return the same page as `list_blocks`, with only the figures that a picture of the store needs, for about
+        half of the work."""
 
     def placed_in(self, block_id: BlockId) -> list[Placed]:
         """Return the objects and segments that rows place in the block, ordered by offset."""

@@ -8,7 +8,7 @@ from nos_ec.core.errors import Conflict, LeaseLost, NotFound
 from nos_ec.core.gc.gc_policy import SealedBlock, StoredBytes
 from nos_ec.core.ids import BlockId
 from nos_ec.core.states import BlockKind, BlockState
-from nos_ec.ports.metadata import BlockRow, Lease, SpaceUse, WaitReason
+from nos_ec.ports.metadata import BlockFigures, BlockRow, Lease, SpaceUse, WaitReason
 from tests.rig.fakes.metadata_bench import GEOMETRY, TTL_MS, MetadataBench, new_block_id
 
 SIZE = GEOMETRY.stripe_size
@@ -111,6 +111,23 @@ class BlockContract:
         assert [block.block_id for block in bench.metadata.list_blocks(ids[2], 3)] == ids[3:]
         with pytest.raises(NotFound):
             bench.metadata.block(new_block_id())
+
+    def test_the_figures_of_all_blocks_are_listed_in_pages(self, bench: MetadataBench) -> None:
+        lease, sealed_ms = bench.lease(), bench.now_ms + 7
+        still_open = bench.block(lease, BlockKind.SURVIVOR)
+        sealed = bench.pack([bench.put("a", 70), bench.put("b", 30)], seal=False)
+        bench.metadata.seal_block(self._writer_of(bench, sealed), sealed, sealed_ms)
+        bench.delete("b")
+        expected = [
+            BlockFigures(still_open, BlockKind.SURVIVOR, BlockState.OPEN, 0, 0, bench.now_ms),
+            BlockFigures(sealed, BlockKind.FRESH, BlockState.SEALED, 70, 30, sealed_ms),
+        ]
+        first, second = sorted(expected)
+        assert bench.metadata.list_block_figures(None, 9) == [first, second]
+        assert bench.metadata.list_block_figures(None, 1) == [first]
+        assert bench.metadata.list_block_figures(first.block_id, 9) == [second]
+        assert bench.metadata.list_block_figures(second.block_id, 9) == []
+        assert {type(number) for one in expected for number in one[3:]} == {int}
 
     def test_the_objects_placed_in_a_block(self, bench: MetadataBench) -> None:
         lease = bench.lease()

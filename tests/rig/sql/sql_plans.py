@@ -155,19 +155,14 @@ class SqlPlans:
                 ]
             assert found == [], f"{name}: {found} {statements}"
 
-    def test_pages_of_blocks_with_holes_are_not_sorted(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
+    def test_pages_of_all_blocks_are_not_sorted(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         """In a large store each page would sort what is left of the table."""
         _populate(bench)
         for analyzed in (False, True):
             if analyzed:
                 _analyze(metadata._engine)
-            with caught(metadata) as statements:
-                metadata.blocks_with_holes(None, bench.now_ms, 1000, 10)
-            with metadata._engine.connect() as connection:
-                explain = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN "
-                (row,) = connection.exec_driver_sql(explain + statements[0][0], statements[0][1]).mappings().all()
-            assert "(block_id>?)" in str(row.values()) or row["key"] == "PRIMARY"
-            assert "filesort" not in str(row.values())
+            _require_not_sorted(metadata, lambda: metadata.blocks_with_holes(None, bench.now_ms, 1000, 10))
+            _require_not_sorted(metadata, lambda: metadata.list_block_figures(None, 10))
 
     def test_due_objects_of_one_slot_cost_no_more_when_all_wait_there(
         self, metadata: SqlMetadata, bench: MetadataBench
@@ -477,6 +472,17 @@ def _populate(bench: MetadataBench) -> None:
         bench.put(f"n{i:05}", 100, bucket=ELSEWHERE)
 
 
+def _require_not_sorted(metadata: SqlMetadata, page: Callable[[], object]) -> None:
+    """Check that a page of blocks is read in the order of the primary key."""
+    with caught(metadata) as statements:
+        page()
+    with metadata._engine.connect() as connection:
+        explain = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN "
+        (row,) = connection.exec_driver_sql(explain + statements[0][0], statements[0][1]).mappings().all()
+    assert "(block_id>?)" in str(row.values()) or row["key"] == "PRIMARY"
+    assert "filesort" not in str(row.values())
+
+
 def _analyze(engine: Engine) -> None:
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
@@ -548,6 +554,8 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "padded_blocks": lambda: metadata.padded_blocks(0.1, 2.0, bench.now_ms, 1000, 10),
         "blocks_with_holes": lambda: metadata.blocks_with_holes(None, bench.now_ms, 1000, 10),
         "blocks_with_holes, a later page": lambda: metadata.blocks_with_holes(target, bench.now_ms, 1000, 10),
+        "list_block_figures": lambda: metadata.list_block_figures(None, 10),
+        "list_block_figures, a later page": lambda: metadata.list_block_figures(target, 10),
         "cool_down_block": lambda: metadata.cool_down_block(block.block_id, bench.now_ms, failed=True),
         "fenced_blocks": lambda: metadata.fenced_blocks(10),
         "condemn_block": lambda: metadata.condemn_block(empty.block_id, 5),

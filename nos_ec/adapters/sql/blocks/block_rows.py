@@ -43,6 +43,7 @@ from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.states import BlockEvent, BlockKind, BlockState, advance_block
 from nos_ec.ports.metadata import (
     QUARANTINE,
+    BlockFigures,
     BlockRow,
     Lease,
     NewLargeObject,
@@ -106,13 +107,19 @@ CANDIDATES = _WASTEFUL.where(_wasted_bytes >= bindparam("ratio_min", type_=_Exac
 _padding_age = (bindparam("until_ms", type_=_Exact()) - _B.created_ms) * _B.overhead_bytes
 PADDED = _WASTEFUL.where(_padding_age >= bindparam("price_ms", type_=_Exact()) * _B.live_bytes)
 
-# The order is that of the primary key, so that each page continues where the last one ended, and nothing is sorted. The
-# other states are excluded one by one, because SQLite would use its index for a single state, and sort for each page.
+# The order is that of the primary key, so that each page continues where the last one ended, and nothing is sorted.
+_since_ms = func.coalesce(_B.sealed_ms, _B.created_ms)
+FIGURES = (
+    by_index(select(_B.block_id, _B.kind, _B.state, _B.live_bytes, _B.dead_bytes, _since_ms), BLOCKS, "PRIMARY")
+    .where(_B.block_id > bindparam("after"))
+    .order_by(_B.block_id)
+    .limit(bindparam("rows_max"))
+)
+# The other states are excluded one by one, because SQLite would use its index for a single state, and sort for each
+# page.
 _is_sealed = _B.state.not_in([state for state in BlockState if state is not BlockState.SEALED])
 WITH_HOLES = (
-    by_index(
-        select(_B.block_id, _B.live_bytes, _B.dead_bytes, func.coalesce(_B.sealed_ms, _B.created_ms)), BLOCKS, "PRIMARY"
-    )
+    by_index(select(_B.block_id, _B.live_bytes, _B.dead_bytes, _since_ms), BLOCKS, "PRIMARY")
     .where(_B.block_id > bindparam("after"), _is_sealed, _B.dead_bytes > 0, _holds_survivors)
     .where(or_(_is_cool, _B.gc_failures == 0))
     .order_by(_B.block_id)
@@ -214,6 +221,11 @@ class SqlBlocks(SqlPart):
         if after is not None:
             found = found.where(_B.block_id > after)
         return [block_row(row) for row in connection.execute(found)]
+
+    @reads
+    def list_block_figures(self, connection: Connection, after: BlockId | None, limit: int) -> list[BlockFigures]:
+        page = {"after": after or _BEFORE_ALL, "rows_max": limit}
+        return [BlockFigures(*row) for row in connection.execute(FIGURES, page)]
 
     @reads
     def placed_in(self, connection: Connection, block_id: BlockId) -> list[Placed]:
