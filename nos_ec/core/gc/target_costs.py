@@ -17,6 +17,21 @@ CLASS_MIN, CLASS_MAX = -4 * CLASSES_PER_DECADE, 7 * CLASSES_PER_DECADE
 
 
 @dataclass(frozen=True, slots=True)
+class PriceCurve:
+    """The blocks of a store by their break-even price, as far as GC would collect them, and what the store holds now
+    without the blocks that hold nothing live. `classes` has (place of the class, live bytes, dead bytes), the highest
+    price first, at most 1,101 of them; see `price_days_of`. `floor_days` is the least price of a block in it."""
+
+    store: StoredBytes
+    classes: tuple[tuple[int, int, int], ...]
+    floor_days: float
+
+    def cost(self, target: float) -> TargetCost:
+        """Return the cost of a target."""
+        return _cost(self.classes, self.store, target)
+
+
+@dataclass(frozen=True, slots=True)
 class TargetCost:
     """The cost of collecting blocks from the highest price downwards until the target is reached, in any number of
     runs.
@@ -33,10 +48,8 @@ class TargetCost:
     is_reached: bool
 
 
-def target_costs(
-    blocks: Iterable[SealedBlock], store: StoredBytes, targets: Sequence[float], floor_days: float
-) -> list[TargetCost]:
-    """Return the cost of each target. `store` excludes blocks without live objects. `floor_days` is the least
+def price_curve(blocks: Iterable[SealedBlock], store: StoredBytes, floor_days: float) -> PriceCurve:
+    """Return the blocks by their price. `store` excludes blocks without live objects. `floor_days` is the least
     break-even price of a block that is collected."""
     live: dict[int, int] = {}
     dead: dict[int, int] = {}
@@ -47,8 +60,13 @@ def target_costs(
         place = min(CLASS_MAX, max(CLASS_MIN, floor(log10(days) * CLASSES_PER_DECADE)))
         live[place] = live.get(place, 0) + block.live_bytes
         dead[place] = dead.get(place, 0) + block.dead_bytes
-    classes = [(place, live[place], dead[place]) for place in sorted(live, reverse=True)]
-    return [_cost(classes, store, target) for target in targets]
+    classes = tuple((place, live[place], dead[place]) for place in sorted(live, reverse=True))
+    return PriceCurve(store, classes, floor_days)
+
+
+def price_days_of(place: int) -> float:
+    """Return the least price of a class, in days."""
+    return 10 ** (place / CLASSES_PER_DECADE)
 
 
 def _cost(classes: Sequence[tuple[int, int, int]], store: StoredBytes, target: float) -> TargetCost:
@@ -62,6 +80,6 @@ def _cost(classes: Sequence[tuple[int, int, int]], store: StoredBytes, target: f
         share = min(1.0, left / dead_bytes)
         copied += share * live_bytes
         freed += share * dead_bytes
-        price_days = 10 ** (place / CLASSES_PER_DECADE)
+        price_days = price_days_of(place)
     after = store.less(round(freed))
     return TargetCost(target, round(copied), round(freed), after.space_amplification, price_days, freed >= excess - 1)

@@ -11,7 +11,7 @@ import structlog
 
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.gc.gc_policy import SpaceTarget
-from nos_ec.core.gc.target_costs import TargetCost
+from nos_ec.core.gc.target_costs import PriceCurve, TargetCost
 from nos_ec.core.ids import BlockId
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.core.states import BlockKind
@@ -87,10 +87,16 @@ class Collector:
     def target_costs(self, targets: Sequence[float]) -> list[TargetCost]:
         """Return what GC would copy and free to bring the store to each target space amplification, regardless of the
         policy. Reads the rows of all blocks with holes, in pages. Raises Transient."""
+        curve = self.price_curve()
+        return [curve.cost(target) for target in targets]
+
+    def price_curve(self) -> PriceCurve:
+        """Return the blocks with holes by their price, from which the cost of any target follows. Reads their rows, in
+        pages. Raises Transient."""
         options, now_ms = self._options, self._clock.now_ms()
         policy = SpaceTarget(floor_days=options.price_days_min)
         choice = PolicyChoice(self._metadata, options, policy, now_ms)
-        return choice.targets(self._metadata.space_use().without_empty, targets)
+        return choice.prices(self._metadata.space_use().without_empty)
 
     def _decide(self, block: BlockRow, now_ms: int, victim: ChosenBlock | None) -> BlockDecision:
         if victim is not None and victim.padding_freed_bytes:

@@ -6,7 +6,7 @@ Only reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
@@ -14,7 +14,7 @@ import structlog
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.gc.gc_policy import Behind, GcPlan, GcPolicy, SealedBlock, StoredBytes, break_even_days, hole_share
-from nos_ec.core.gc.target_costs import TargetCost, target_costs
+from nos_ec.core.gc.target_costs import PriceCurve, price_curve
 from nos_ec.core.ids import BlockId
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.ports.block_store import BlockStore
@@ -103,9 +103,9 @@ class PolicyChoice:
             return Behind.SET_ASIDE
         return Behind.GAIN if self._dense_bytes >= missing_bytes else behind
 
-    def targets(self, store: StoredBytes, targets: Sequence[float]) -> list[TargetCost]:
-        """Return the cost of reaching each target. Reads the rows of all blocks with holes. Raises Transient."""
-        return target_costs(self._worthwhile(), store, targets, self._options.price_days_min)
+    def prices(self, store: StoredBytes) -> PriceCurve:
+        """Return the prices of all blocks with holes. Reads their rows. Raises Transient."""
+        return price_curve(self._worthwhile(), store, self._options.price_days_min)
 
     def _worthwhile(self) -> Iterator[SealedBlock]:
         """Yield the blocks that take less space when they are rewritten. If the policy also got the others, they could

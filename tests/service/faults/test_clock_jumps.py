@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from nos_ec.cli.commands.gc_control import gc_status_data
+from nos_ec.composition.gc_status import gc_status_data
 from nos_ec.composition.wiring import System
 from nos_ec.core.deadlines import LEASE_MS_MAX, WAIT_MS_MAX
 from nos_ec.core.states import BlockKind

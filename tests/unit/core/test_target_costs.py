@@ -8,7 +8,7 @@ import pytest
 
 from nos_ec.core.gc.gc_policy import SealedBlock, SpaceTarget, StoredBytes
 from nos_ec.core.gc.raw_cost import StoredParts, raw_cost
-from nos_ec.core.gc.target_costs import target_costs
+from nos_ec.core.gc.target_costs import CLASS_MAX, CLASS_MIN, price_curve
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId
 
@@ -33,7 +33,7 @@ def store_of(some: list[SealedBlock]) -> StoredBytes:
 def test_the_estimate_is_near_what_the_policy_plans(target: float, floor_days: float) -> None:
     some = blocks(3000)
     store = store_of(some)
-    (found,) = target_costs(some, store, [target], floor_days)
+    found = price_curve(some, store, floor_days).cost(target)
     plan = SpaceTarget(target, hysteresis=0, floor_days=floor_days).plan(some, store)
     assert found.is_reached == (plan.behind is None)
     assert found.copied_bytes == pytest.approx(plan.copied_bytes, rel=0.03, abs=SIZE)
@@ -44,15 +44,24 @@ def test_the_estimate_is_near_what_the_policy_plans(target: float, floor_days: f
 
 def test_nothing_is_to_be_done_within_the_target() -> None:
     some = [SealedBlock(BlockId(bytes(16)), SIZE - 5, 5, 100.0)]
-    (found,) = target_costs(some, store_of(some), [1.2], 2.0)
+    found = price_curve(some, store_of(some), 2.0).cost(1.2)
     assert (found.copied_bytes, found.freed_bytes, found.price_days, found.is_reached) == (0, 0, None, True)
 
 
 def test_a_target_that_the_floor_keeps_out_of_reach() -> None:
     young = [block._replace(age_days=0.1) for block in blocks(100)]
-    (found,) = target_costs(young, store_of(young), [1.1], 1000.0)
+    found = price_curve(young, store_of(young), 1000.0).cost(1.1)
     assert (found.copied_bytes, found.is_reached) == (0, False)
     assert found.space_amplification == store_of(young).space_amplification
+
+
+def test_a_curve_has_a_bounded_number_of_classes_however_many_blocks_there_are() -> None:
+    some = blocks(3000)
+    curve = price_curve(some, store_of(some), 0.0)
+    assert len(curve.classes) <= CLASS_MAX - CLASS_MIN + 1 == 1101
+    assert [place for place, _, _ in curve.classes] == sorted({place for place, _, _ in curve.classes}, reverse=True)
+    assert sum(live for _, live, _ in curve.classes) == sum(block.live_bytes for block in some if block.dead_bytes)
+    assert sum(dead for _, _, dead in curve.classes) == sum(block.dead_bytes for block in some)
 
 
 def test_the_parts_of_a_raw_byte_add_up_and_the_break_even_is_where_they_come_to_three() -> None:
