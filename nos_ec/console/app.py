@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from nos_ec.composition.wiring import System
-from nos_ec.console import flow, overview
+from nos_ec.console import block_page, blocks, flow, object_page, objects, overview, space
 from nos_ec.console.login import Login, LoginRequired
 from nos_ec.console.login_token import LoginToken
 from nos_ec.console.panels import Panels
@@ -47,6 +47,11 @@ def create_app(
     routes = [
         *overview.routes(system, panels, view, random.Random(random_bytes(16))),
         *flow.routes(system, panels, view),
+        *blocks.routes(system, panels, view),
+        *block_page.routes(system, panels, view),
+        *objects.routes(system, panels, view),
+        *object_page.routes(system, panels, view),
+        *space.routes(system, panels, view),
     ]
     return guarded(routes, view, system.clock, token, random_bytes, system.settings.console.hosts)
 

@@ -12,7 +12,13 @@ from starlette.responses import HTMLResponse
 
 from nos_ec import __version__
 
-NAVIGATION = (("/", "Overview"), ("/flow", "Flow"))
+NAVIGATION = (
+    ("/", "Overview"),
+    ("/blocks", "Blocks"),
+    ("/space", "Space and GC"),
+    ("/flow", "Flow"),
+    ("/objects", "Objects"),
+)
 """The pages that the bar at the top lists: path and title. A page below a path belongs to it."""
 UNKNOWN = "\N{EN DASH}"
 VISITOR = "nos_ec.console.visitor"

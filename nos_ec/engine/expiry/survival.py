@@ -181,11 +181,16 @@ class StreamSorting:
 
 def lifetimes_of(rows: Sequence[SurvivalRow], now_ms: int) -> Lifetimes:
     """Return the lifetimes according to the rows of the table at `now_ms`."""
+    return table_of(rows, now_ms).lifetimes()
+
+
+def table_of(rows: Sequence[SurvivalRow], now_ms: int) -> SurvivalTable:
+    """Return the counts of these rows as they have decayed by `now_ms`."""
     table = SurvivalTable(buckets_max=SURVIVAL_ROWS_MAX)
     for bucket, counted_ms, counts in rows:
         counts.decay((now_ms - counted_ms) / DAY_MS)
         table.add(bucket, counts)
-    return table.lifetimes()
+    return table
 
 
 def _lightest(rows: Sequence[SurvivalRow]) -> list[str]:
