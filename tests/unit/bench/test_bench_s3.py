@@ -91,7 +91,7 @@ def test_answers_of_known_length_and_in_chunks() -> None:
     first, second = (read_answer(cast(socket.socket, one)) for one in connections)
     assert (first.status, first.body) == (200, b"hello...")
     assert (second.status, second.body, second.headers) == (404, b"no", {"content-length": "2"})
-    for broken, reason in ((b"", "closed"), (b"HTTP/1.1 200 OK\r\nContent-Le", "closed"), (b"SSH-2.0", "no HTTP")):
+    for broken, reason in ((b"", "closed"), (b"HTTP/1.1 200 OK\r\nContent-Le", "closed"), (b"SSH-2.0", "not HTTP")):
         with pytest.raises(ConnectionError, match=reason):
             read_answer(cast(socket.socket, Piecemeal(broken)))
 
