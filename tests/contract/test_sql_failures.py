@@ -68,6 +68,7 @@ def _wrong_statement() -> ProgrammingError:
         (1290, "running with --read-only", Transient, True, False),
         (1047, "WSREP has not yet prepared node for application use", Transient, True, False),
         (1053, "Server shutdown in progress", Transient, True, False),
+        (1180, "provider status: Not connected to Primary Component", Transient, True, False),
         (3101, "Plugin instructed the server to rollback the current transaction.", Transient, True, False),
         (1317, "Query execution was interrupted", Transient, True, False),
         (1317, "transaction 17: ended at 12:00 (exceeded timeout: 30s)", Transient, True, False),
@@ -154,7 +155,7 @@ def test_work_that_may_have_taken_effect_is_not_retried(deadlocks: Transactions)
 
 
 @pytest.mark.parametrize("call", [Transactions.read, Transactions.write], ids=["read", "write"])
-@pytest.mark.parametrize("code", [1047, 1053, 1290, 3032])
+@pytest.mark.parametrize("code", [1047, 1053, 1180, 1290, 3032])
 def test_connections_to_a_server_that_does_not_work_are_closed(
     deadlocks: Transactions, code: int, call: Callable[[Transactions, Callable[[Connection], object]], object]
 ) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine, insert, make_url, select
@@ -19,7 +18,7 @@ from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import ObjectKey
-from tests.rig.dev_servers import DevServer, free_port
+from tests.rig.dev_servers import DevServer
 from tests.rig.fakes.metadata_bench import MetadataBench, new_landing_id
 from tests.rig.sql.sql_servers import empty_metadata
 from tests.rig.switched_proxy import SwitchedProxy
@@ -195,52 +194,6 @@ def test_a_server_that_stays_read_only_is_named(pair: Pair, metadata: SqlMetadat
         metadata.expired_leases(0)  # what /readyz asks
     administer(pair.old, "SET GLOBAL read_only = OFF")
     assert metadata.get(row.key) == row
-
-
-GALERA = (
-    "--wsrep-on=ON --wsrep-provider=/usr/lib/galera/libgalera_smm.so --wsrep-cluster-address=gcomm://"
-    " --wsrep-node-address=127.0.0.1 --binlog-format=ROW --innodb-autoinc-lock-mode=2"
-    " --wsrep-provider-options=gmcast.listen_addr=tcp://127.0.0.1:{0};ist.recv_addr=127.0.0.1:{1}"
-)
-
-
-@pytest.fixture
-def galera(tmp_path: Path) -> Iterator[Pair]:
-    """A node of a Galera cluster, and another server of the same kind that may take its place."""
-    options = GALERA.format(free_port(), free_port())
-    old = DevServer("mariadb", tmp_path / "node", NOS_EC_DEV_DATABASE_OPTIONS=options)
-    new = DevServer("mariadb", tmp_path / "other")
-    with ExitStack() as stack:
-        for server in (old, new):
-            start(server)
-            stack.callback(server.stop)
-            administer(
-                server, f"CREATE USER {USER['mariadb']}@'%%'", f"GRANT ALL ON nos_ec.* TO {USER['mariadb']}@'%%'"
-            )
-            with empty_metadata(server.url):
-                pass
-        proxy = SwitchedProxy(make_url(old.url).port or 0)
-        with proxy.running():
-            yield Pair(old, new, proxy)
-
-
-@pytest.mark.parametrize("replica", [False, True], ids=["primary", "reader"])
-def test_connections_to_a_galera_node_that_does_not_work_are_given_up(galera: Pair, replica: bool) -> None:
-    """Like a node without quorum, it keeps its connections open, and answers all work on them with error 1047."""
-    with closing(open_metadata(galera.url, replica=replica)) as metadata:
-        with closing(open_metadata(galera.url)) as first:
-            row = MetadataBench(first).put("n", 100)
-        assert metadata.get(row.key) == row
-        assert metadata.list_objects("bucket", "", "", 9) == [row]
-        copy_rows(engine(galera.old), engine(galera.new))
-        administer(galera.old, "SET GLOBAL wsrep_reject_queries = ALL")
-        with pytest.raises(Transient, match="1047"):
-            metadata.get(row.key)
-        galera.promote()
-        assert metadata.get(row.key) == row
-        assert metadata.list_objects("bucket", "", "", 9) == [row]
-        administer(galera.old, "SET GLOBAL wsrep_reject_queries = NONE")
-        assert clients(galera.old) == 0
 
 
 def test_a_replica_is_read_on_request(pair: Pair, metadata: SqlMetadata) -> None:

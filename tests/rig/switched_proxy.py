@@ -45,7 +45,11 @@ class SwitchedProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", self.target))
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                client.close()  # the target does not run
+                continue
             self._open += [client, server]
             for source, sink, delay_s in ((client, server, self._delay_s), (server, client, 0)):
                 threading.Thread(target=_forward, args=(source, sink, delay_s), name="proxy", daemon=True).start()

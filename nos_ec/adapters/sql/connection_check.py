@@ -16,7 +16,8 @@ from sqlalchemy.exc import DBAPIError
 
 from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.adapters.sql.driver.failures import place, read_only, translate
-from nos_ec.adapters.sql.driver.primary import ReadOnlyServer, require_primary
+from nos_ec.adapters.sql.driver.galera import look_at_node
+from nos_ec.adapters.sql.driver.primary import READ_ONLY_FLAGS, ReadOnlyServer, check_flags, is_galera
 from nos_ec.adapters.sql.tables.migrate import check_schema, revision
 from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.adapters.sql.tables.store_info import find_store_id, has_geometry
@@ -88,7 +89,7 @@ class DatabaseCheck:
                     f"metadata at {self.where}: {product} {full_version} is too old; use {needed} or newer"
                 )
             if not self._replica:
-                require_primary(self._open())
+                check_flags(self._open().exec_driver_sql(f"SELECT {READ_ONLY_FLAGS}").one())
             encrypted = self._connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Ssl_cipher'").one()[1]
         url = self._engine.url
         return (
@@ -97,13 +98,20 @@ class DatabaseCheck:
         )
 
     def schema(self) -> str | None:
-        """Return the schema of the tables, or None if there are no tables yet."""
+        """Return the schema of the tables, or None if there are no tables yet. Check that a Galera node is the one that
+        writes, or may take over, unless it may be a replica."""
         with self._translated():
             found = revision(self._open())
             if found is None:
                 return None
             check_schema(self._open())
-        return f"schema {found}"
+            node = look_at_node(self._open()) if is_galera(self._open()) and not self._replica else None
+        if node is None:
+            return f"schema {found}"
+        if (why_not := node.refusal()) is not None:
+            raise self._wrong(why_not)
+        role = "writes" if node.writes else "will write"
+        return f"schema {found}; of {len(node.members)} Galera nodes {node.address} {role}"
 
     def store(self, geometry: Geometry) -> str | None:
         """Return the id of the store, or None if it is not initialised."""

@@ -30,6 +30,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from nos_ec.adapters.file_system import identity, lacks_inodes, open_new, require_same_file
 from nos_ec.adapters.sql.driver import mysql_options
+from nos_ec.adapters.sql.driver.galera import finds_galera
 from nos_ec.adapters.sql.driver.mysql_connection import NO_SELECT_LIMIT, MySqlConnection
 from nos_ec.core.callbacks import called_back
 from nos_ec.core.errors import ConfigError
@@ -163,6 +164,11 @@ def _mysql_connect() -> Callable[..., Any]:
         nonlocal greeting_s
         connection = MySqlConnection(*args, greeting_s=greeting_s, **options)
         greeting_s = None
+        try:
+            connection.is_galera = finds_galera(connection)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     return connect

@@ -30,10 +30,10 @@ _VITESS_UNNAMED = 1105
 transaction that ended with its tablet. MySQL itself hardly uses it."""
 _VITESS_TOO_MANY_ROWS = "row count exceeded"
 """Vitess reports it with the code of an interruption."""
-_MYSQL_UNUSABLE = {1047, 1053, 1290, 1836, 3032, 3100, 3101}
-"""The server itself is out of service, and may keep its connections open: a Galera node without quorum, a shutdown,
---read-only and --super-read-only (a primary that has become a replica), offline mode, or a member that Group
-Replication does not allow to commit (two codes)."""
+_MYSQL_UNUSABLE = {1047, 1053, 1180, 1290, 1836, 3032, 3100, 3101}
+"""The server itself is out of service, and may keep its connections open: a Galera node without quorum, a shutdown, a
+Galera node that lost its quorum during COMMIT, --read-only and --super-read-only (a primary that has become a replica),
+offline mode, or a member that Group Replication does not allow to commit (two codes)."""
 _MYSQL_OF_THE_SERVER = (pymysql.err.OperationalError, pymysql.err.InternalError)
 _MYSQL_LOST = {0, 1077, 1079, 1080, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2055}
 _MYSQL_UNREACHABLE = {1040, 1129, 1203, 2002, 2003, 2005}
@@ -92,6 +92,11 @@ def read_only(url: URL) -> Failure:
         again=True,
         unusable=True,
     )
+
+
+def not_writing(url: URL, reason: str) -> Failure:
+    """Return the failure for a Galera node that is not the one that writes."""
+    return Failure(Transient(f"metadata at {place(url)}: {reason}"), again=True, unusable=True)
 
 
 def translate(error: Exception, url: URL) -> Failure | None:

@@ -41,6 +41,8 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
     init_command: str | None
     _read_timeout: float | None
     _greeting_s: float | None = None
+    is_galera = False
+    """Whether this is a node of a Galera cluster; `_mysql_connect` sets it."""
     _descriptions = b""
     """The descriptions of the columns of the last row that `one_row` read, as the server sent them before the row."""
 

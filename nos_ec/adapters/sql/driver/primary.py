@@ -3,24 +3,30 @@
 A demoted server may keep its connections open and answer on them as before, with data that becomes outdated. So a
 result is trusted only if the server reports that it accepts writes, because such a server has every write that was
 acknowledged before. A statement that writes needs no such check, because a read-only server refuses it.
+
+In a Galera cluster, all nodes may accept writes. There a result is trusted, and a transaction committed, only on the
+node that the database names (nos_ec.adapters.sql.driver.galera).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 READ_ONLY_FLAGS = "@@global.read_only, @@global.innodb_read_only"
 """Two columns of a SELECT. Aurora uses the second flag. MySQL's super_read_only also sets the first one."""
+_OTHER_NODE = "value <> CRC32(@@global.wsrep_node_incoming_address) FROM counters WHERE name = 'galera_node'"
+GALERA_FLAGS = f"@@global.read_only, (SELECT {_OTHER_NODE})"
+"""The two columns on a node of a Galera cluster. The second is set if another node writes."""
+_HOLD_NODE = f"SELECT @@global.read_only, {_OTHER_NODE} LOCK IN SHARE MODE"
 _OFF = frozenset({0, b"0", "OFF", b"OFF"})
 """The values of a flag that is not set, as the driver returns them or as the server sends them. MariaDB 12 returns a
 word."""
-_READ_FLAGS = text(f"SELECT {READ_ONLY_FLAGS}")
 
 
 class ReadOnlyServer(Exception):
-    """The server does not accept writes, so its data may be outdated."""
+    """The server does not accept writes, or is a Galera node that must not, so its data may be outdated."""
 
 
 def check_flags(flags: Iterable[object]) -> None:
@@ -30,5 +36,21 @@ def check_flags(flags: Iterable[object]) -> None:
 
 
 def require_primary(connection: Connection) -> None:
-    """Raise ReadOnlyServer if the server is read-only, or a driver error. Takes one round trip."""
-    check_flags(connection.execute(_READ_FLAGS).one())
+    """Raise ReadOnlyServer if the server is read-only or not the node that writes, or a driver error. Takes one round
+    trip."""
+    flags = GALERA_FLAGS if is_galera(connection) else READ_ONLY_FLAGS
+    check_flags(connection.exec_driver_sql(f"SELECT {flags}").one())
+
+
+def hold_node(connection: Connection) -> None:
+    """Raise ReadOnlyServer unless this Galera node is the one that writes, or a driver error. Takes one round trip.
+
+    The row stays locked until the transaction ends. When another node takes over, Galera ends every transaction that
+    holds the lock, even one that was open while this node was cut off from the cluster.
+    """
+    check_flags(connection.exec_driver_sql(_HOLD_NODE).first() or (True,))
+
+
+def is_galera(connection: Connection) -> bool:
+    """Return whether this connection leads to a node of a Galera cluster, as it was when it was opened."""
+    return getattr(connection.connection.dbapi_connection, "is_galera", False)

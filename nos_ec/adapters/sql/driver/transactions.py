@@ -5,7 +5,8 @@ caller can decide whether to call again (the port promises that this is safe), s
 
 Results from a read-only server are not trusted (nos_ec.adapters.sql.driver.primary). When a server is read-only, or
 reports that it is out of service, all connections to it are closed, and the work is retried on new ones, which reach
-the new primary once the address leads to it.
+the new primary once the address leads to it. On Galera, a node that finds that it does not write to the store yet takes
+over first, if it may (nos_ec.adapters.sql.driver.galera).
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, Pool, Transaction, event
-from sqlalchemy.exc import StatementError
+from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from nos_ec.adapters.sql.driver.engine import MYSQL_LOCK_WAIT_S, SQLITE_BUSY_MS, WRITES, reading_engine
-from nos_ec.adapters.sql.driver.failures import Failure, place, read_only, translate
+from nos_ec.adapters.sql.driver.failures import Failure, not_writing, place, read_only, translate
+from nos_ec.adapters.sql.driver.galera import take_over
 from nos_ec.adapters.sql.driver.lock_waits import LockWaits
-from nos_ec.adapters.sql.driver.primary import ReadOnlyServer, require_primary
+from nos_ec.adapters.sql.driver.primary import ReadOnlyServer, hold_node, is_galera, require_primary
 from nos_ec.core.errors import NosError, Transient
 
 ATTEMPTS_MAX = 5
@@ -172,21 +174,35 @@ class Transactions:
             return _Failed(failure, error, may_run_again=failure.undone or (failure.again and not committing))
         except ReadOnlyServer as error:
             self._close_pools(pool, engine)
-            return _Failed(read_only(self._engine.url), error, may_run_again=True)
+            return _Failed(self._take_over(), error, may_run_again=True)
 
     def _run_on_primary(self, connection: Connection, work: Callable[[Connection], T]) -> T:
-        """Run the work. Raises ReadOnlyServer if its result comes from a read-only server."""
-        if self._trusts_all:
+        """Run the work. Raises ReadOnlyServer if its result comes from a read-only server, or would be committed by a
+        Galera node that is not the one that writes."""
+        holds = connection.engine is not self._reading and is_galera(connection)
+        if self._trusts_all and not holds:
             return work(connection)
+        require = hold_node if holds else require_primary
         connection.info.pop(_WROTE, None)
         try:
             result = work(connection)
         except NosError:
-            require_primary(connection)
+            require(connection)
             raise
-        if _WROTE not in connection.info:
-            require_primary(connection)
+        if holds or _WROTE not in connection.info:
+            require(connection)
         return result
+
+    def _take_over(self) -> Failure:
+        """Let a Galera node take over if it may. Return the failure to report if the work finds it, or any other
+        server, read-only again."""
+        refused = read_only(self._engine.url)
+        try:
+            with self._engine.connect() as connection:
+                why_not = take_over(connection) if is_galera(connection) else None
+        except DBAPIError as error:
+            return translate(error, self._engine.url) or refused
+        return refused if why_not is None else not_writing(self._engine.url, why_not)
 
     def _close_pools(self, pool: Pool, engine: Engine) -> None:
         """Close all connections of all pools, so that new ones reach the server that has replaced this one. Do nothing

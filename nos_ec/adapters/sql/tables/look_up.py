@@ -29,7 +29,7 @@ from sqlalchemy import Engine, Pool, PoolProxiedConnection
 from sqlalchemy.exc import SQLAlchemyError
 
 from nos_ec.adapters.sql.driver.engine import MYSQL_RECYCLE_S, POOL_SIZE
-from nos_ec.adapters.sql.driver.primary import READ_ONLY_FLAGS, ReadOnlyServer, check_flags
+from nos_ec.adapters.sql.driver.primary import GALERA_FLAGS, READ_ONLY_FLAGS, ReadOnlyServer, check_flags
 from nos_ec.adapters.sql.tables.schema import utf8
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.states import ObjectState
@@ -54,6 +54,7 @@ BY_KEY = (
 IS_THERE = f"SELECT {READ_ONLY_FLAGS}, EXISTS (SELECT 1 {_WHERE})"
 """Follows BY_KEY if that finds no row and so no flags either. It reads both at once, because a server that has begun to
 accept writes only after BY_KEY may not have had the row yet."""
+_ON_GALERA = tuple(each.replace(READ_ONLY_FLAGS, GALERA_FLAGS) for each in (BY_KEY, IS_THERE))
 
 
 class LookUps:
@@ -124,11 +125,12 @@ class _Kept(NamedTuple):
 def _read_row(connection: Any, key: ObjectKey) -> tuple[Sequence[object], ObjectRow | None]:
     """Return the flags and the row."""
     name = utf8(key.bucket).hex(), utf8(key.name).hex()
-    found = connection.one_row((BY_KEY % name).encode())
+    by_key, is_there = _ON_GALERA if connection.is_galera else (BY_KEY, IS_THERE)
+    found = connection.one_row((by_key % name).encode())
     if found is not None:
         return found[:2], _object_row(key, found[2:])
-    *flags, is_there = connection.one_row((IS_THERE % name).encode())
-    if int(is_there):
+    *flags, appeared = connection.one_row((is_there % name).encode())
+    if int(appeared):
         raise Appeared
     return flags, None
 

@@ -335,7 +335,8 @@ COUNTERS = _table(
     Column("name", String(32), primary_key=True),
     _bigint("value"),
 )
-"""`lease_epoch` is the last epoch of a lease. The migration inserts its row."""
+"""`lease_epoch` is the last epoch of a lease. `galera_node` is the number of the Galera node that writes, and 0 before
+one does (nos_ec.adapters.sql.driver.galera). Migrations insert both rows."""
 
 LANDING_DELETIONS = _table(
     "landing_deletions",
