@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from nos_ec.api.request_limit import REQUESTS_MAX, RequestLimit
 from nos_ec.composition.wiring import System
 from nos_ec.console import block_page, blocks, flow, object_page, objects, overview, space
 from nos_ec.console.login import Login, LoginRequired
@@ -76,7 +77,7 @@ def guarded(
         exception_handlers={HTTPException: answer, NosError: answer, Exception: answer},
     )
     checked: ASGIApp = app if token is None else LoginRequired(app, token, sessions)
-    return SafeAnswers(KnownHosts(SameOrigin(checked), hosts))
+    return SafeAnswers(RequestLimit(KnownHosts(SameOrigin(checked), hosts), REQUESTS_MAX))
 
 
 class Server(WebServer):

@@ -1,7 +1,23 @@
-// Reads the page again every data-refresh seconds, while it is visible and nobody uses a control in it. The answer is
-// parsed by XMLHttpRequest, because scripts may not make HTML from text (Trusted Types).
+// What every page does: show times in the viewer's zone, and refresh itself.
 "use strict";
 
+// Puts the time in the viewer's zone in front of every time in UTC.
+const timeFormat = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+
+function showLocalTimes(root) {
+  for (const element of root.querySelectorAll("time[datetime]")) {
+    const at = new Date(element.dateTime);
+    if (!element.dataset.local && !Number.isNaN(at.getTime())) {
+      element.dataset.local = "1";
+      element.textContent = `${timeFormat.format(at)} (${element.dateTime})`;
+    }
+  }
+}
+
+showLocalTimes(document);
+
+// Reads the page again every data-refresh seconds, while it is visible and nobody uses a control in it. The answer is
+// parsed by XMLHttpRequest, because scripts may not make HTML from text (Trusted Types).
 {
   const content = document.getElementById("content");
   const wait = Number(content.dataset.refresh) * 1000;
