@@ -7,14 +7,17 @@ import sqlite3
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeGuard
 
-import pymysql  # type: ignore[import-untyped]
 from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from nos_ec.adapters.file_system import unwritable
 from nos_ec.core.errors import ConfigError, Corrupt, NosError, NoSpace, Transient
+
+if TYPE_CHECKING:
+    import pymysql  # type: ignore[import-untyped]
 
 _SQLITE_FULL, _SQLITE_IOERR = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR
 
@@ -34,7 +37,6 @@ _MYSQL_UNUSABLE = {1047, 1053, 1180, 1290, 1836, 3032, 3100, 3101}
 """The server itself is out of service, and may keep its connections open: a Galera node without quorum, a shutdown, a
 Galera node that lost its quorum during COMMIT, --read-only and --super-read-only (a primary that has become a replica),
 offline mode, or a member that Group Replication does not allow to commit (two codes)."""
-_MYSQL_OF_THE_SERVER = (pymysql.err.OperationalError, pymysql.err.InternalError)
 _MYSQL_LOST = {0, 1077, 1079, 1080, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2055}
 _MYSQL_UNREACHABLE = {1040, 1129, 1203, 2002, 2003, 2005}
 _MYSQL_UNENCRYPTED = 2026
@@ -112,7 +114,7 @@ def translate(error: Exception, url: URL) -> Failure | None:
         ) from error
     if isinstance(cause, sqlite3.Error):
         return _sqlite(cause, url)
-    if isinstance(cause, pymysql.err.Error):
+    if _is_mysql(cause):
         return _mysql(cause, url, lost=isinstance(error, DBAPIError) and error.connection_invalidated)
     return None
 
@@ -195,13 +197,23 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
         return Failure(Transient(f"{where}; this server does not work at present"), again=True, unusable=True)
     # Problems of the server, such as too many connections of this user, or lack of memory. A wrong statement raises
     # ProgrammingError instead, and is our bug.
-    return Failure(Transient(where)) if isinstance(cause, _MYSQL_OF_THE_SERVER) else None
+    import pymysql
+
+    of_the_server = (pymysql.err.OperationalError, pymysql.err.InternalError)
+    return Failure(Transient(where)) if isinstance(cause, of_the_server) else None
 
 
 def _is_refused_check(cause: BaseException | None) -> bool:
     if isinstance(cause, sqlite3.Error):
         return getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_CONSTRAINT_CHECK
-    return isinstance(cause, pymysql.err.Error) and bool(cause.args) and cause.args[0] in _MYSQL_REFUSED_CHECK
+    return _is_mysql(cause) and bool(cause.args) and cause.args[0] in _MYSQL_REFUSED_CHECK
+
+
+def _is_mysql(cause: BaseException | None) -> TypeGuard[pymysql.err.Error]:
+    """Return whether it is an error of PyMySQL. This imports PyMySQL, which a store on SQLite does not need."""
+    import pymysql
+
+    return isinstance(cause, pymysql.err.Error)
 
 
 def _names_no_space(text: str) -> bool:

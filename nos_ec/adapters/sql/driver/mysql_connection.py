@@ -7,6 +7,7 @@ be escaped: the backslash, and the quote around the text. MariaDB does both in t
 
 from __future__ import annotations
 
+import re
 import ssl
 import struct
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ _END_BYTES_MAX = 8
 """A longer packet that begins with _END is a row whose first value is very long."""
 _WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}
 """The first byte of a long value, and the number of bytes after it that hold its length."""
-NO_SELECT_LIMIT = f" sql_select_limit = {(1 << 64) - 1},"
+_SELECT_LIMIT = re.compile(r" sql_select_limit = \d+,")
 """A setting in the command that sets up a session. Vitess has none, does not know this number, and would write any
 other one into each SELECT. So MySqlConnection omits the setting there."""
 
@@ -91,7 +92,7 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
         finally:
             self._read_timeout = read_s
         if self.init_command and "vitess" in self.server_version.lower():
-            self.init_command = self.init_command.replace(NO_SELECT_LIMIT, "")
+            self.init_command = _SELECT_LIMIT.sub("", self.init_command)
 
     def _request_authentication(self) -> None:
         """Log in. Raises OperationalError 2059 when PyMySQL lacks what the authentication plugin of the user needs."""

@@ -23,7 +23,6 @@ from nos_ec.adapters.sql.objects import make_noncurrent, trash
 from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.json_rows import UpdateListed, looked_up
-from nos_ec.adapters.sql.tables.look_up import FAILURES
 from nos_ec.adapters.sql.tables.rows import (
     FIRST_MARK,
     LIVE,
@@ -239,7 +238,7 @@ class SqlObjects(SqlPart):
         if self._look_ups is not None:
             try:
                 return self._look_ups.find(key)
-            except FAILURES:
+            except self._look_ups.FAILURES:
                 pass  # the ordinary read overcomes the failure, or reports it
         return self._read(find, key)
 

@@ -12,16 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from types import MethodType
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
 
 from nos_ec.adapters.sql.driver.transactions import Overtaken, Transactions, Work
 from nos_ec.adapters.sql.tables import store_info
-from nos_ec.adapters.sql.tables.look_up import LookUps
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.ports.metadata import AccessOf
+
+if TYPE_CHECKING:
+    from nos_ec.adapters.sql.tables.look_up import LookUps
 
 OVERTAKEN_TRIES = 20
 """Each further try means that another transaction was committed meanwhile."""
@@ -39,8 +41,11 @@ class SqlPart:
         self._engine = engine
         self._transactions = Transactions(engine, replica=replica)
         reading = self._transactions.reading
-        self._look_ups = None if reading is None else LookUps(reading, replica=replica)
-        if self._look_ups is not None:
+        self._look_ups: LookUps | None = None
+        if reading is not None:
+            from nos_ec.adapters.sql.tables.look_up import LookUps  # with PyMySQL
+
+            self._look_ups = LookUps(reading, replica=replica)
             self._transactions.on_close(self._look_ups.close)
         self._read = self._transactions.read
         self._write = self._transactions.write

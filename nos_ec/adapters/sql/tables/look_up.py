@@ -43,8 +43,6 @@ class Appeared(Exception):
     """The object was created between two statements."""
 
 
-FAILURES = (pymysql.err.Error, SQLAlchemyError, ReadOnlyServer, Appeared)
-"""Errors of the driver, of the pool when it opens a connection, of invariant f, and Appeared."""
 _WHERE = "FROM objects WHERE trashed = '' AND bucket = x'%s' AND name = x'%s'"
 """Hexadecimal text means the same in every mode of the server."""
 BY_KEY = (
@@ -59,6 +57,9 @@ _ON_GALERA = tuple(each.replace(READ_ONLY_FLAGS, GALERA_FLAGS) for each in (BY_K
 
 class LookUps:
     """Looks up objects by key. Safe to call from several threads: each has its own connection during a look-up."""
+
+    FAILURES = (pymysql.err.Error, SQLAlchemyError, ReadOnlyServer, Appeared)
+    """Errors of the driver, of the pool when it opens a connection, of invariant f, and Appeared."""
 
     def __init__(self, engine: Engine, *, replica: bool = False) -> None:
         """`engine` runs each statement as a transaction of its own. With `replica`, read-only servers are trusted."""
