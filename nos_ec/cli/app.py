@@ -70,10 +70,12 @@ def root(
 
 def commands(arguments: Sequence[str]) -> typer.core.TyperGroup:
     """Return `nos-ec` with only the commands of the module that these arguments need. If they do not begin with a
-    command, as in `nos-ec --help`, all commands are registered."""
+    command, as in `nos-ec --help`, all commands are registered; `nos-ec --version` needs none."""
     words = list(arguments)
     while words and words[0].partition("=")[0] == "--config":
         del words[: 1 if "=" in words[0] else 2]
+    if words == ["--version"]:
+        return _registered()
     module = _MODULE_OF.get(words[0]) if words else None
     return all_commands() if module is None else _registered(module)
 

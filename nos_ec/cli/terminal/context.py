@@ -1,4 +1,7 @@
-"""The context of a command: its settings, the store that they describe, its logs and signal handlers."""
+"""The context of a command: its settings, the store that they describe, its logs and signal handlers.
+
+What opens a store is imported when a command needs it: `nos-ec --version` takes a quarter of the time without it.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import structlog
 import typer
 
 from nos_ec.cli.terminal.signals import raise_unless_lost
-from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
-from nos_ec.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from nos_ec.composition.wiring import System
+    from nos_ec.settings import Settings
 
 CONFIG_VARIABLE = "NOS_EC_CONFIG"
 DEFAULT_CONFIGS = (Path("nos-ec.toml"), Path("/etc/nos-ec/nos-ec.toml"))
@@ -58,10 +63,14 @@ class Context:
 
     def settings(self) -> Settings:
         """Return the settings. Raises a ConfigError that lists all problems."""
+        from nos_ec.settings import load_settings
+
         return load_settings(self.config_file(), os.environ)
 
     def system(self) -> System:
         """Open the store. Raises ConfigError, Transient."""
+        from nos_ec.composition.wiring import open_system
+
         return open_system(self.settings())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -25,12 +26,15 @@ ALL = [command for names in MODULES.values() for command in names]
         (["-h", "put"], ALL),
         (["--config", "put"], ALL),
         (["--config"], ALL),
-        (["--version"], ALL),
+        (["--version"], ()),
+        (["--version", "put"], ALL),
         (["putt"], ALL),
         (["", "put"], ALL),
     ],
 )
-def test_only_the_commands_of_its_module_are_loaded_if_that_is_clear(arguments: list[str], found: list[str]) -> None:
+def test_only_the_commands_of_its_module_are_loaded_if_that_is_clear(
+    arguments: list[str], found: Sequence[str]
+) -> None:
     assert sorted(commands(arguments).commands) == sorted(found)
     assert sorted(all_commands().commands) == sorted(ALL)
 
@@ -45,4 +49,19 @@ def test_a_command_does_not_load_the_modules_of_others() -> None:
         "nos_ec.cli.measure.simulate",
         "nos_ec.cli.commands.demo",
         "nos_ec.bench.pipeline",
+        "alembic",
+        "botocore",
+        "confluent_kafka",
+        "cryptography",
+        "fastapi",
+        "pymysql",
+        "uvicorn",
     }
+
+
+def test_the_version_is_printed_without_loading_what_opens_a_store() -> None:
+    program = "import sys; from nos_ec.cli.app import run; run(['--version']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    version, loaded = done.stdout.splitlines()
+    assert version.startswith("nos-ec ")
+    assert not set(loaded.split()) & {"nos_ec.composition.wiring", "nos_ec.settings", "sqlalchemy"}
