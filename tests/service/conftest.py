@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey, SegmentId
 from nos_ec.engine.objects.store import Store
 from nos_ec.ports.clock import Clock, unwatched
+from nos_ec.ports.metadata import ObjectRow
 from nos_ec.settings import Settings, without_settings
 from nos_producer.assemble import producer_service
 from tests.conftest import memory_folder
@@ -115,8 +116,8 @@ class PreparedStores:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy what is in a folder, in half the time that shutil takes."""
-    subprocess.run(["cp", "-a", f"{source}/.", target], check=True)
+    """Copy what is in a folder, in a fourth of the time that shutil takes. A sparse file stays sparse."""
+    subprocess.run(["cp", "-r", f"{source}/.", target], check=True)
 
 
 class Bench:
@@ -238,20 +239,29 @@ class Bench:
     def assert_readable(self, system: System) -> None:
         """Invariant 1: every acknowledged object reads back; nothing else is there."""
         store = system.client.store()
-        for key, data in self.acknowledged.items():
-            assert hashlib.sha256(store.get(key)).digest() == hashlib.sha256(data).digest(), str(key)
-        assert self._listed(store) == set(self.acknowledged)
+        self._assert_read_back(store, self._listed(store))
 
     def assert_readable_besides_dumps(self, system: System) -> None:
         """The same of a store that keeps dumps of its metadata."""
         store = system.client.store()
-        for key, data in self.acknowledged.items():
-            assert hashlib.sha256(store.get(key)).digest() == hashlib.sha256(data).digest(), str(key)
-        assert {key for key in self._listed(store) if key.bucket != RESERVED_BUCKET} == set(self.acknowledged)
+        rows = self._listed(store).items()
+        self._assert_read_back(store, {key: row for key, row in rows if key.bucket != RESERVED_BUCKET})
 
-    def _listed(self, store: Store) -> set[ObjectKey]:
+    def _assert_read_back(self, store: Store, rows: Mapping[ObjectKey, ObjectRow]) -> None:
+        """Read each object by the row of the listing, which takes half the time of finding it by its name, and the
+        first of each bucket by its name as well."""
+        assert rows.keys() == self.acknowledged.keys()
+        buckets = set()
+        for key, row in rows.items():
+            digest = hashlib.sha256(self.acknowledged[key]).digest()
+            assert hashlib.sha256(b"".join(store.open_version(row))).digest() == digest, str(key)
+            if key.bucket not in buckets:
+                buckets.add(key.bucket)
+                assert hashlib.sha256(store.get(key)).digest() == digest, str(key)
+
+    def _listed(self, store: Store) -> dict[ObjectKey, ObjectRow]:
         buckets = store.list_buckets("", 1000)
-        return {row.key for bucket in buckets for row in store.list_objects(bucket, "", "", 1_000_000)}
+        return {row.key: row for bucket in buckets for row in store.list_objects(bucket, "", "", 1_000_000)}
 
     def assert_absent(self, system: System, key: ObjectKey) -> None:
         with pytest.raises(NotFound):
@@ -287,17 +297,22 @@ def fresh_access(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def new_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a store that is not open, to be copied: creating one takes longer than many tests."""
-    made = Bench(tmp_path_factory.mktemp("new"))
-    initialise(made.settings())
-    return made.folder
+    return _new_store(tmp_path_factory, CONFIG)
 
 
 @pytest.fixture(scope="session")
 def new_plain_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `new_store`, without a landing log."""
-    made = Bench(tmp_path_factory.mktemp("new-plain"), STORE_CONFIG)
+    return _new_store(tmp_path_factory, STORE_CONFIG)
+
+
+def _new_store(tmp_path_factory: pytest.TempPathFactory, config: str) -> Path:
+    """The device of its landing log is sparse, so that 16 MiB of zeros are not copied for each test."""
+    made = Bench(tmp_path_factory.mktemp("made"), config)
     initialise(made.settings())
-    return made.folder
+    new = tmp_path_factory.mktemp("new")
+    subprocess.run(["cp", "-r", "--sparse=always", f"{made.folder}/.", new], check=True)
+    return new
 
 
 @pytest.fixture(scope="session")
