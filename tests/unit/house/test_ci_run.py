@@ -17,13 +17,14 @@ MAKEFILE = """
 venv lint types:
 	@echo "making $@"; test "$@" != "{failing}"
 fresh:
-	@echo "NOS_EC_FRESH_KEEP=$$NOS_EC_FRESH_KEEP"; echo "   7 s  make up"; {sleep} test "$@" != "{failing}"
+	@echo "NOS_EC_FRESH_KEEP=$$NOS_EC_FRESH_KEEP"; echo "$(FRESH_COMMAND)"
+	@echo "   7 s  make up"; {sleep} test "$@" != "{failing}"
 test:
 	@echo "REQUIRE_REAL=$$REQUIRE_REAL"; echo "{closing}"; test "$@" != "{failing}"
 """
 
 
-def run_parts(folder: Path, failing: str = "", sleep: str = "") -> subprocess.CompletedProcess[str]:
+def run_parts(folder: Path, failing: str = "", sleep: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     """A copy of the script in a folder where `make` has such parts, one of which fails."""
     for name in (".ci", "deploy/dev"):
         (folder / name).mkdir(parents=True)
@@ -38,7 +39,7 @@ def run_parts(folder: Path, failing: str = "", sleep: str = "") -> subprocess.Co
     }
     return subprocess.run(
         [str(folder / ".ci" / "run")],
-        env=environment,
+        env=environment | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -63,6 +64,45 @@ def test_all_parts_are_run_and_the_last_line_is_the_result_of_the_tests(tmp_path
     assert "NOS_EC_FRESH_KEEP=1" in kept
     assert "stack.sh install" in kept
     assert kept.splitlines()[0] not in ran.stdout
+
+
+@pytest.mark.parametrize(("whole", "turn"), [("0", " 7"), ("1", "")])
+def test_the_fresh_machine_does_the_part_of_the_day_or_all(tmp_path: Path, whole: str, turn: str) -> None:
+    assert run_parts(tmp_path, NOS_EC_DEV_TURN="7", NOS_EC_DEV_WHOLE=whole).returncode == 0
+    kept = (tmp_path / "var" / "ci" / "fresh.log").read_text().splitlines()
+    assert kept[1].rstrip() == f"tests/fresh_machine.sh{turn}"
+
+
+COMMANDS = {
+    "tests/fresh_package.sh": "",
+    "tests/deploy_machine.py": "",
+    "bin/make": "",
+    ".venv/bin/nos-ec": "cat README.md",
+    "var/dev/stack/nos-ec.env": "",
+    "README.md": "",
+}
+
+
+def steps(folder: Path, *turn: str) -> list[str]:
+    """The steps of tests/fresh_machine.sh where every command does nothing."""
+    for name, text in COMMANDS.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text if file.suffix else f"#!/bin/sh\n{text}\n")
+        file.chmod(0o755)
+    script = shutil.copy(ROOT / "tests" / "fresh_machine.sh", folder / "tests")
+    environment = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    ran = subprocess.run([script, *turn], cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return re.findall(r"^ *\d+ s  (.*)$", ran.stdout, re.M)
+
+
+def test_a_fresh_machine_installs_the_package_one_day_and_mysql_the_other(tmp_path: Path) -> None:
+    whole, even, odd = steps(tmp_path), steps(tmp_path, "20"), steps(tmp_path, "21")
+    package, mysql = {"the Debian package"}, {step for step in whole if "mysql" in step}
+    assert len(mysql) == 4
+    assert even == [step for step in whole if step not in mysql]
+    assert odd == [step for step in whole if step not in package]
+    assert package < set(whole)
 
 
 @pytest.mark.parametrize(
