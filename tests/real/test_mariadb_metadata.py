@@ -29,7 +29,7 @@ def metadata(mariadb_url: str) -> Iterator[SqlMetadata]:
         yield metadata
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(2)
 class TestMariaDBMetadata(MetadataContract):
     """See tests/contract/suites/metadata_contract.py."""
 

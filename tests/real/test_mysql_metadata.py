@@ -28,6 +28,7 @@ def metadata(mysql_url: str) -> Iterator[SqlMetadata]:
         yield metadata
 
 
+@pytest.mark.one_in(2, first=1)
 class TestMySQLMetadata(MetadataContract):
     """See tests/contract/suites/metadata_contract.py."""
 
