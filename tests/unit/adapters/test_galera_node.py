@@ -32,7 +32,7 @@ ONE, TWO, THREE = (f"10.0.0.{number}:3306" for number in (1, 2, 3))
         "another one writes",
         "others without an address cannot write",
         "without an address",
-        "without an address beside others",
+        "without an address, with others",
         "two with one address",
         "not a member",
         "an empty address",
