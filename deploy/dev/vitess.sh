@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Vitess for development and tests, on 127.0.0.1 only, with its own data folder; no system service. One keyspace,
-# nos_ec, of one shard, on two MySQL servers: vtgate (for clients), two vttablets, vtctld, vtorc (which replaces a lost
-# primary) and etcd.
+# nos_ec, of one shard, on three MySQL servers with semi-synchronous replication: vtgate (for clients), three vttablets,
+# vtctld, vtorc (which replaces a lost primary) and etcd.
 # usage: deploy/dev/vitess.sh start|stop|status|install      a second start restarts processes that died
 #        deploy/dev/vitess.sh run ARGUMENT...                run vtctldclient, such as: run GetTablets
 #
 # Vitess is built from its Go module, which takes some minutes, with the machine's Go if it is new enough, or else with
-# that of requirements/clients.txt. MySQL is the one of mysql.sh, which lacks the plugins for semi-synchronous
-# replication: a failover here may lose the last commits. etcd is Debian's, which is only unpacked.
+# that of requirements/clients.txt. MySQL and etcd are Debian's, which are only unpacked. Only unstable Debian has MySQL,
+# so it is unpacked with all libraries that it needs, down to the C library, and runs on any Linux.
 #
 # The last word of start and status is the URL of its database; every user may log in, without a password.
 #
@@ -23,7 +23,11 @@ go_min=1.26.8
 port=${NOS_EC_DEV_PORT:-13306}
 vitess=$programs/vitess-$version
 etcd=$programs/etcd-debian
-mysql=$programs/mysql-8.0.12
+mysql_series=9.7 # a series with long-term support. If Debian has moved on, write the series that it has now here
+mysql=$programs/mysql-$mysql_series-debian
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+tablets=(1 2 3)
+processes=(vtgate vtorc "${tablets[@]/#/vttablet-}" vtctld "${tablets[@]/#/mysqld-}" etcd)
 cell=dev
 start_s_max=120
 end_s_max=60
@@ -34,7 +38,7 @@ export VTDATAROOT=$base
 # --- programs -----------------------------------------------------------------------------------------------------
 
 need_program() {
-    "$here/mysql.sh" install >/dev/null
+    install_program "$mysql" .complete unpack_mysql
     if ! command -v apt-get || ! command -v dpkg-deb; then
         command -v etcd || missing "needs etcd; install it with your system's package manager"
     fi >/dev/null
@@ -43,6 +47,39 @@ need_program() {
 }
 
 unpack() { unpack_package etcd-server "$1"; } # FOLDER
+
+# The option for an empty list of installed packages makes apt fetch every library that the server needs.
+unpack_mysql() { # FOLDER
+    local apt=$1/apt mirror package
+    local options=(-o Dir::Etc::sourcelist="$apt/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State="$apt"
+        -o Dir::State::status=/dev/null -o Dir::Cache="$apt" -o Debug::NoLocking=1 -o APT::Sandbox::User=root)
+    mkdir -p "$apt/lists/partial" "$apt/archives/partial" &&
+        mirror=$(debian_mirror) &&
+        echo "deb [signed-by=$keyring] $mirror sid main" >"$apt/sources.list" &&
+        apt-get "${options[@]}" update -q &&
+        apt-get "${options[@]}" install -y -q --no-install-recommends --download-only \
+            "mysql-server-core=$mysql_series.*" || {
+        echo "If Debian's unstable suite has another series by now, set mysql_series in $0 to it."
+        return 1
+    }
+    for package in "$apt"/archives/*.deb; do dpkg-deb --extract "$package" "$1" || return; done
+    rm -r "$apt" "$1/usr/share/doc" "$1/usr/share/man" &&
+        (mysql=$1 && mysqld --version) &&
+        touch "$1/.complete"
+}
+
+# The program with its own C library and loader. Its plugins are loaded with the same libraries.
+mysqld_command() {
+    local loader
+    loader=$(echo "$mysql"/usr/lib/*/ld-linux-*.so.*)
+    printf '%s\n' "$loader" --library-path "$(dirname "$loader")" "$mysql/usr/sbin/mysqld"
+}
+
+mysqld() { # ARGUMENT...
+    local command
+    mapfile -t command < <(mysqld_command)
+    "${command[@]}" "$@"
+}
 
 # The module's own go.sum pins what it is built from. What Go downloads and compiles stays out of the home folder, and
 # is removed afterwards.
@@ -84,7 +121,7 @@ running_pid() { process_of "$base/run/$1.pid" "$(cat "$base/run/$1.identity" 2>/
 
 running() {
     local process
-    for process in vtgate vtorc vttablet-1 vttablet-2 vtctld mysqld-1 mysqld-2 etcd; do
+    for process in "${processes[@]}"; do
         ! running_pid "$process" >/dev/null || echo "$process"
     done
 }
@@ -145,8 +182,8 @@ end() {
 know_ports() {
     local which number=$((20000 + port % 10000))
     if [ ! -e "$base/ports" ]; then
-        for which in etcd etcd_peers vtctld vtctld_grpc vtgate vtgate_grpc vtorc \
-            mysqld-1 vttablet-1 vttablet-1_grpc mysqld-2 vttablet-2 vttablet-2_grpc; do
+        for which in "${processes[@]}" etcd_peers vtctld_grpc vtgate_grpc \
+            $(printf 'vttablet-%s_grpc ' "${tablets[@]}"); do
             number=$((20000 + (number + 97) % 10000))
             while answers_on "$number"; do number=$((20000 + (number + 97) % 10000)); done
             echo "$which $number"
@@ -158,12 +195,13 @@ know_ports() {
 }
 
 # The settings of sessions are those that the store asks for (nos_ec/adapters/sql/driver/engine.py): where they differ,
-# vtgate reserves a connection for each session. vttablet reads this file as well, and needs every path in it.
+# vtgate reserves a connection for each session. vttablet reads this file as well, and needs two paths that MySQL no
+# longer has.
 write_mysql_configuration() { # NUMBER PORT
     local folder=$base/tablet-$1
     cat <<CNF
 [mysqld]
-basedir = $mysql
+basedir = $mysql/usr
 datadir = $folder/data
 innodb_data_home_dir = $folder/data
 innodb_log_group_home_dir = $folder/data
@@ -181,21 +219,19 @@ server-id = $1
 log-bin = $folder/data/binlog
 relay-log = $folder/data/relay
 relay-log-index = $folder/data/relay.index
-relay-log-info-file = $folder/data/relay-log.info
-master-info-file = $folder/data/master.info
 relay_log_recovery = 1
 gtid_mode = ON
 enforce_gtid_consistency = 1
-log_slave_updates = 1
-skip_slave_start = 1
+skip_replica_start = 1
 super-read-only = 1
-default_authentication_plugin = mysql_native_password
+plugin-load = rpl_semi_sync_source=semisync_source.so;rpl_semi_sync_replica=semisync_replica.so
+rpl_semi_sync_source_timeout = 1000000000000000000
+replica_net_timeout = 8
 skip-name-resolve = 1
 max_connections = 500
 max_allowed_packet = 64M
 innodb-buffer-pool-size = 128M
 innodb-io-capacity = 2000
-character-set-server = utf8mb4
 transaction-isolation = READ-COMMITTED
 innodb_lock_wait_timeout = 5
 lock_wait_timeout = 5
@@ -205,16 +241,21 @@ CNF
     [ "$(id -u)" != 0 ] || echo "user = root"
     [ "${NOS_EC_DEV_FAST:-0}" = 0 ] ||
         printf '%s\n' "innodb-flush-log-at-trx-commit = 0" "innodb-doublewrite = 0" "sync_binlog = 0"
+    cat <<CNF
+[vttablet]
+relay-log-info-file = $folder/data/relay-log.info
+master-info-file = $folder/data/master.info
+CNF
 }
 
 # The users of Vitess' own config/init_db.sql. They log in on the socket; only replication uses a port.
 users() {
     local user
     for user in vt_dba vt_app vt_appdebug vt_allprivs vt_filtered vt_monitoring; do
-        echo "CREATE USER '$user'@'localhost' IDENTIFIED WITH mysql_native_password;"
+        echo "CREATE USER '$user'@'localhost';"
         echo "GRANT ALL ON *.* TO '$user'@'localhost' WITH GRANT OPTION;"
     done
-    echo "CREATE USER 'vt_repl'@'%' IDENTIFIED WITH mysql_native_password;"
+    echo "CREATE USER 'vt_repl'@'%';"
     echo "GRANT REPLICATION SLAVE ON *.* TO 'vt_repl'@'%';"
 }
 
@@ -225,7 +266,7 @@ make_data() { # NUMBER
     rm -rf "$folder"
     mkdir -p "$folder/tmp"
     users >"$folder/users.sql"
-    "$mysql/bin/mysqld" --no-defaults --initialize-insecure "${as[@]}" --basedir="$mysql" --datadir="$folder/data" \
+    mysqld --no-defaults --initialize-insecure "${as[@]}" --basedir="$mysql/usr" --datadir="$folder/data" \
         --tmpdir="$folder/tmp" --init-file="$folder/users.sql" --skip-log-bin >"$base/log/mysqld-$1.make" 2>&1 ||
         failed "the data folder of MySQL $1 cannot be created" "$base/log/mysqld-$1.make"
     touch "$folder/.complete"
@@ -240,16 +281,17 @@ make_cell() {
         control_topology AddCellInfo --root=/vitess/$cell --server-address="127.0.0.1:${ports[etcd]}" $cell
 }
 
-make_keyspace() { control GetKeyspace nos_ec || control CreateKeyspace --durability-policy=none nos_ec; }
+make_keyspace() { control GetKeyspace nos_ec || control CreateKeyspace --durability-policy=semi_sync nos_ec; }
 
 has_primary() { control GetTablets --keyspace=nos_ec --tablet-type=primary | grep -q primary; }
 
 launch_tablet() { # NUMBER
-    local configuration=$base/tablet-$1/my.cnf
+    local configuration=$base/tablet-$1/my.cnf command
     make_data "$1"
     write_mysql_configuration "$1" "${ports[mysqld-$1]}" >"$configuration"
     # --defaults-file must come first, so the argument that identifies the process is another.
-    launch "mysqld-$1" "--pid-file=$base/tablet-$1/mysqld.own" "$mysql/bin/mysqld" "--defaults-file=$configuration"
+    mapfile -t command < <(mysqld_command)
+    launch "mysqld-$1" "--pid-file=$base/tablet-$1/mysqld.own" "${command[@]}" "--defaults-file=$configuration"
     await "MySQL $1" answers_on "${ports[mysqld-$1]}"
     launch_vitess "vttablet-$1" "--mycnf-file=$configuration" --tablet-path="$cell-000000000$1" \
         --tablet-hostname=127.0.0.1 --init-keyspace=nos_ec --init-shard=0 --init-tablet-type=replica \
@@ -276,18 +318,17 @@ start() {
     await etcd make_cell
     launch_vitess vtctld "--pid-file=$base/vtctld.own" --service-map=grpc-vtctl,grpc-vtctld
     await "vtctld to create the keyspace" make_keyspace
-    launch_tablet 1
-    launch_tablet 2
+    local number
+    for number in "${tablets[@]}"; do launch_tablet "$number"; done
     launch_vitess vtorc "--pid-file=$base/vtorc.own" --cell=$cell --instance-poll-time=1s --recovery-poll-duration=1s
     await "a primary" has_primary
     launch_vitess vtgate "--pid-file=$base/vtgate.own" --cell=$cell \
         --cells-to-watch=$cell --tablet-types-to-wait=PRIMARY --service-map=grpc-vtgateservice --enable-buffer \
-        --mysql-server-port="$port" --mysql-server-bind-address=127.0.0.1 --mysql-auth-server-impl=none \
-        --mysql-server-version=8.0.12-Vitess
+        --mysql-server-port="$port" --mysql-server-bind-address=127.0.0.1 --mysql-auth-server-impl=none
     await vtgate answers_on "$port"
     echo "$port" >"$base/port"
     trap - EXIT INT TERM
-    echo "$name is running as process $(running_pid vtgate) and seven others"
+    echo "$name is running as process $(running_pid vtgate) and $((${#processes[@]} - 1)) others"
     url
 }
 
@@ -311,8 +352,8 @@ status() {
     local found
     found=$(running | wc -l)
     [ "$found" != 0 ] || { echo "$name is not running"; exit 3; }
-    [ "$found" = 8 ] || failed "only these are running: $(running | tr '\n' ' '); run start again"
-    echo "$name is running as process $(running_pid vtgate) and seven others"
+    [ "$found" = ${#processes[@]} ] || failed "only these are running: $(running | tr '\n' ' '); run start again"
+    echo "$name is running as process $(running_pid vtgate) and $((${#processes[@]} - 1)) others"
     url
 }
 

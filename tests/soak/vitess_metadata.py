@@ -72,7 +72,7 @@ class TestVitessDamage(SqlDamage):
 
 def test_the_checks_of_a_session_pass(metadata: SqlMetadata, vitess_url: str) -> None:
     with closing(DatabaseCheck(vitess_url, replica=False)) as check:
-        assert "8.0.12-Vitess" in check.connect()
+        assert "-Vitess" in check.connect()
         assert "READ COMMITTED" in check.session()
         assert check.rights() == "SELECT, INSERT, UPDATE and DELETE on all tables"
 
