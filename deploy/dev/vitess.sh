@@ -155,22 +155,23 @@ await() { # WHAT COMMAND...
     done
 }
 
+end_process() { # NAME
+    local waited
+    signal_process "$(running_pid "$1")" TERM
+    for ((waited = 0; waited < end_s_max * 5; waited++)); do
+        running_pid "$1" >/dev/null || return 0
+        sleep 0.2
+    done
+    signal_process "$(running_pid "$1")" KILL
+    echo "$1 did not stop within $end_s_max s and was killed"
+    sleep 0.2
+}
+
 # From the clients' side on, so that nothing is missed while it is still in use.
 end() {
-    local process waited
+    local process
     [ -n "$(running)" ] || { echo "$name is not running"; return; }
-    for process in $(running); do
-        signal_process "$(running_pid "$process")" TERM
-        for ((waited = 0; waited < end_s_max * 5; waited++)); do
-            running_pid "$process" >/dev/null || break
-            sleep 0.2
-        done
-        if running_pid "$process" >/dev/null; then
-            signal_process "$(running_pid "$process")" KILL
-            echo "$process did not stop within $end_s_max s and was killed"
-        fi
-    done
-    sleep 0.2
+    for process in $(running); do end_process "$process"; done
     [ -z "$(running)" ] || failed "still running: $(running | tr '\n' ' ')"
     rm -f "$base"/run/*
     echo "$name stopped"
@@ -224,7 +225,7 @@ gtid_mode = ON
 enforce_gtid_consistency = 1
 skip_replica_start = 1
 super-read-only = 1
-plugin-load = rpl_semi_sync_source=semisync_source.so;rpl_semi_sync_replica=semisync_replica.so
+plugin-load = rpl_semi_sync_source=semisync_source.so;rpl_semi_sync_replica=semisync_replica.so;mysql_clone.so
 rpl_semi_sync_source_timeout = 1000000000000000000
 replica_net_timeout = 8
 skip-name-resolve = 1
@@ -257,6 +258,8 @@ users() {
     done
     echo "CREATE USER 'vt_repl'@'%';"
     echo "GRANT REPLICATION SLAVE ON *.* TO 'vt_repl'@'%';"
+    echo "CREATE USER 'vt_clone'@'%';"
+    echo "GRANT BACKUP_ADMIN ON *.* TO 'vt_clone'@'%';"
 }
 
 make_data() { # NUMBER
@@ -285,19 +288,66 @@ make_keyspace() { control GetKeyspace nos_ec || control CreateKeyspace --durabil
 
 has_primary() { control GetTablets --keyspace=nos_ec --tablet-type=primary | grep -q primary; }
 
-launch_tablet() { # NUMBER
-    local configuration=$base/tablet-$1/my.cnf command
-    make_data "$1"
-    write_mysql_configuration "$1" "${ports[mysqld-$1]}" >"$configuration"
-    # --defaults-file must come first, so the argument that identifies the process is another.
+launch_mysqld() { # NUMBER ARGUMENT...
+    local number=$1 configuration=$base/tablet-$1/my.cnf command
+    shift
+    make_data "$number"
+    write_mysql_configuration "$number" "${ports[mysqld-$number]}" >"$configuration"
     mapfile -t command < <(mysqld_command)
-    launch "mysqld-$1" "--pid-file=$base/tablet-$1/mysqld.own" "${command[@]}" "--defaults-file=$configuration"
+    # --defaults-file must come first, so the argument that identifies the process is another.
+    launch "mysqld-$number" "--pid-file=$base/tablet-$number/mysqld.own" "${command[@]}" \
+        "--defaults-file=$configuration" "$@"
+}
+
+launch_tablet() { # NUMBER
+    local configuration=$base/tablet-$1/my.cnf
+    launch_mysqld "$1"
     await "MySQL $1" answers_on "${ports[mysqld-$1]}"
     launch_vitess "vttablet-$1" "--mycnf-file=$configuration" --tablet-path="$cell-000000000$1" \
         --tablet-hostname=127.0.0.1 --init-keyspace=nos_ec --init-shard=0 --init-tablet-type=replica \
         --service-map=grpc-queryservice,grpc-tabletmanager,grpc-updatestream --health-check-interval=2s \
         --queryserver-config-max-result-size=1000000 --queryserver-config-transaction-cap=200 \
         --queryserver-config-transaction-timeout=120s --queryserver-config-query-timeout=120s
+}
+
+# A primary that was lost may have written a transaction that no replica acknowledged. Its server must not be used any
+# more: its data is replaced by a copy of the new primary's.
+renew_tablets() {
+    local number primary executed
+    primary=$(control GetTablets --keyspace=nos_ec --tablet-type=primary | sed -n "s/^$cell-0*\([0-9]*\) .*/\1/p")
+    for number in "${tablets[@]}"; do
+        [ "$number" != "$primary" ] || continue
+        executed=$(value_of "$number" "SELECT @@global.gtid_executed") &&
+            executed=$(value_of "$primary" "SELECT GTID_SUBSET('${executed//\\n/}', @@global.gtid_executed)") &&
+            [ "$executed" = 0 ] || continue
+        echo "the data of MySQL $number differs from that of the primary, and is copied from it"
+        renew_tablet "$number" "$primary"
+    done
+}
+
+value_of() { # NUMBER QUERY    the query has one value, without spaces
+    control ExecuteFetchAsDBA --json "$cell-000000000$1" "$2" | tr -d '\n "' | sed -n 's/.*,rows:\[\[\(.*\)\]\],.*/\1/p'
+}
+
+# When mysqld has copied everything, it ends, because nothing restarts it.
+renew_tablet() { # NUMBER DONOR
+    local donor=127.0.0.1:${ports[mysqld-$2]} deadline=$((SECONDS + start_s_max))
+    end_process "vttablet-$1"
+    end_process "mysqld-$1"
+    forget_ended
+    rm -rf "$base/tablet-$1"
+    make_data "$1"
+    cat >"$base/tablet-$1/clone.sql" <<SQL
+SET GLOBAL clone_valid_donor_list = '$donor';
+CLONE INSTANCE FROM 'vt_clone'@'127.0.0.1':${ports[mysqld-$2]} IDENTIFIED BY '';
+SQL
+    launch_mysqld "$1" "--init-file=$base/tablet-$1/clone.sql"
+    while running_pid "mysqld-$1" >/dev/null; do
+        [ "$SECONDS" -lt "$deadline" ] || failed "the data is not copied" "$base/log/mysqld-$1.log"
+        sleep 0.2
+    done
+    forget_ended
+    launch_tablet "$1"
 }
 
 # --- actions ------------------------------------------------------------------------------------------------------
@@ -320,12 +370,14 @@ start() {
     await "vtctld to create the keyspace" make_keyspace
     local number
     for number in "${tablets[@]}"; do launch_tablet "$number"; done
-    launch_vitess vtorc "--pid-file=$base/vtorc.own" --cell=$cell --instance-poll-time=1s --recovery-poll-duration=1s
+    launch_vitess vtorc "--pid-file=$base/vtorc.own" --cell=$cell --instance-poll-time=1s --recovery-poll-duration=1s \
+        --change-tablets-with-errant-gtid-to-drained
     await "a primary" has_primary
     launch_vitess vtgate "--pid-file=$base/vtgate.own" --cell=$cell \
         --cells-to-watch=$cell --tablet-types-to-wait=PRIMARY --service-map=grpc-vtgateservice --enable-buffer \
         --mysql-server-port="$port" --mysql-server-bind-address=127.0.0.1 --mysql-auth-server-impl=none
     await vtgate answers_on "$port"
+    renew_tablets
     echo "$port" >"$base/port"
     trap - EXIT INT TERM
     echo "$name is running as process $(running_pid vtgate) and $((${#processes[@]} - 1)) others"

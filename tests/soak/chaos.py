@@ -1,10 +1,11 @@
 """Chaos on the real stack, for as long as you like: nothing that was acknowledged may be lost, corrupt or leaked.
 
-Starts Ceph, Kafka and MySQL of its own in a temporary folder, then daemons and clients on them, kills one of them
-every few seconds, and in the end reads and compares everything (docs/OPERATIONS.md#chaos). Exits with 1 when anything
-was not as it must be. The seed repeats what is done to whom, not its timing.
+Starts Ceph, Kafka and MySQL, or Vitess, of its own in a temporary folder, then daemons and clients on them, kills one
+of them every few seconds, and in the end reads and compares everything (docs/OPERATIONS.md#chaos). Exits with 1 when
+anything was not as it must be. The seed repeats what is done to whom, not its timing.
 
     python tests/soak/chaos.py --seconds 600 --seed 7
+    python tests/soak/chaos.py --seconds 600 --database vitess
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from tests.rig.chaos.chaos_run import Report, run_chaos
 from tests.rig.chaos.chaos_strikes import Servers
 from tests.rig.dev_servers import DevServer
+from tests.rig.vitess_server import VitessServer
 
 SECONDS_MIN = 60.0
 """A shorter run does not reach every kind of strike."""
@@ -36,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"chaos of {options.seconds:.0f} s, a strike every {options.every:.0f} s, seed {options.seed}", flush=True)
-    with _folder(options) as folder, _servers(folder) as servers:
+    with _folder(options) as folder, _servers(folder, options.database) as servers:
         report = run_chaos(folder, servers, seed=options.seed, seconds=options.seconds, every_s=options.every, say=_say)
     _print(report)
     if options.json is not None:
@@ -51,6 +53,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--every", type=float, default=20.0, help="seconds between strikes (default 20)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1, 1 << 32))
+    parser.add_argument("--database", choices=("mysql", "vitess"), default="mysql", help="(default mysql)")
     parser.add_argument("--folder", type=Path, help="make the folder of servers and logs here (default: $TMPDIR)")
     parser.add_argument("--keep", action="store_true", help="leave that folder, with all logs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON to this file")
@@ -76,16 +79,18 @@ def _folder(options: argparse.Namespace) -> Iterator[Path]:
 
 
 @contextmanager
-def _servers(folder: Path) -> Iterator[Servers]:
+def _servers(folder: Path, database: str) -> Iterator[Servers]:
     """The stack with durable commits, started all at once and stopped at the end."""
-    servers = Servers(*(DevServer(name, folder, fast=False) for name in ("ceph", "kafka", "mysql")))
+    ceph, kafka = (DevServer(name, folder, fast=False) for name in ("ceph", "kafka"))
+    vitess = VitessServer(folder, fast=False) if database == "vitess" else None
+    servers = Servers(ceph, kafka, vitess or DevServer(database, folder, fast=False))
     with ExitStack() as stack:
         for server in servers.all():
             stack.callback(server.stop)
             server.begin_start()
         while not all(server.settled() for server in servers.all()):
             time.sleep(POLL_S)
-        _say("Ceph, Kafka and MySQL run")
+        _say(f"{', '.join(server.name for server in servers.all())} run")
         yield servers
 
 

@@ -32,6 +32,7 @@ from tests.rig.chaos.chaos_strikes import DAEMONS, LEASE_S, WAIT_S, Servers, Str
 from tests.rig.dev_servers import free_port
 from tests.rig.patience import patient
 from tests.rig.s3.s3_gateway import Access, create_key
+from tests.rig.vitess_server import VitessServer
 
 RESTART_WAIT_S = 1.0
 """How long a daemon stays away before it is restarted, as with systemd."""
@@ -148,8 +149,10 @@ class Report:
 def configure(folder: Path, servers: Servers) -> Path:
     """Write the configuration of a new store on the servers into `folder`, and create that store. Returns the file."""
     tag = f"chaos-{uuid.uuid4().hex[:12]}"
-    url = urlunsplit(urlsplit(servers.mysql.url)._replace(path="/" + tag.replace("-", "_")))
-    create_database(url)
+    url = servers.database.url
+    if not isinstance(servers.database, VitessServer):  # has one keyspace
+        url = urlunsplit(urlsplit(url)._replace(path="/" + tag.replace("-", "_")))
+        create_database(url)
     conf_file = Path(servers.ceph.url)
     config = folder / "nos-ec.toml"
     config.write_text(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from tests.rig.chaos.chaos_fleet import Fleet
 from tests.rig.dev_servers import WHOLE, DevServer
+from tests.rig.vitess_server import VitessServer
 
 KINDS = (
     "kill consumer",
@@ -24,6 +25,15 @@ KINDS = (
     "sleep kafka",
     "sleep mysql",
 )
+VITESS_KINDS = (
+    "kill primary",
+    "sleep primary",
+    "replace primary",
+    "kill vtgate",
+    "kill etcd",
+    "sleep etcd",
+)
+"""With Vitess, they come instead of the strikes on MySQL."""
 DAEMONS = ("producer-0", "producer-1", "consumer-0", "consumer-1", "consumer-2", "gc-0", "s3-0")
 OSDS_DOWN_MAX = 2
 """8+3 can be read and written with this many of its 11 OSDs down."""
@@ -37,15 +47,16 @@ WAIT_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """The stack. If the script did not start the Ceph cluster, no part of the cluster is killed."""
+    """The stack. If the script did not start the Ceph cluster, no part of the cluster is killed. The database is MySQL
+    or Vitess."""
 
     ceph: DevServer
     kafka: DevServer
-    mysql: DevServer
+    database: DevServer | VitessServer
 
     def all(self) -> tuple[DevServer, ...]:
         """All servers."""
-        return self.ceph, self.kafka, self.mysql
+        return self.ceph, self.kafka, self.database
 
     def osds(self) -> int:
         """How many OSDs may be killed; 0 if the script did not start them."""
@@ -54,12 +65,16 @@ class Servers:
 
     def kinds(self) -> list[str]:
         """The kinds of strikes that are possible."""
-        return [kind for kind in KINDS if not kind.endswith("osd") or self.osds()]
+        kinds = [kind for kind in KINDS if not kind.endswith("osd") or self.osds()]
+        if not isinstance(self.database, VitessServer):
+            return kinds
+        return [*(kind for kind in kinds if not kind.endswith("mysql")), *VITESS_KINDS]
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """Something is killed or stopped at_s after the start, and comes back for_s later."""
+    """Something is killed or stopped at_s after the start, and comes back for_s later. A primary that is replaced stays
+    a replica."""
 
     at_s: float
     kind: str
@@ -68,7 +83,7 @@ class Strike:
 
     @property
     def what(self) -> str:
-        """The target: consumer, producer, gc, s3, osd, kafka or mysql."""
+        """The target: consumer, producer, gc, s3, osd, kafka, mysql, or a part of Vitess."""
         return self.kind.partition(" ")[2]
 
     @property
@@ -92,6 +107,8 @@ def schedule(seed: int, seconds: float, every_s: float, kinds: Sequence[str], os
             for_s = rng.uniform(0.15, 0.4) * every_s
             if kind in ("sleep consumer", "sleep producer"):
                 for_s = LEASE_S * rng.uniform(1.2, 2.5)
+            if kind == "sleep primary":
+                for_s = rng.uniform(0.2, 1.5) * every_s  # it is replaced after some 10 s
             yield Strike(at_s, kind, _targets(rng, kind, osds), for_s)
             at_s += every_s
 
@@ -100,6 +117,8 @@ def _targets(rng: random.Random, kind: str, osds: int) -> tuple[str, ...]:
     what = kind.partition(" ")[2]
     if what == "osd":
         return tuple(f"osd.{osd}" for osd in rng.sample(range(osds), rng.randint(1, OSDS_DOWN_MAX)))
+    if any(kind.endswith(f" {what}") for kind in VITESS_KINDS):
+        return (what,)
     daemons = [name for name in DAEMONS if name.startswith(what)]
     return (rng.choice(daemons) if daemons else WHOLE,)
 
@@ -133,8 +152,10 @@ class Striker:
         return time.monotonic() - self._start_s
 
     def _server(self, strike: Strike) -> DevServer | None:
-        servers = {"osd": self._servers.ceph, "kafka": self._servers.kafka, "mysql": self._servers.mysql}
-        return servers.get(strike.what)
+        if strike.targets[0] in DAEMONS:
+            return None
+        servers = {"osd": self._servers.ceph, "kafka": self._servers.kafka}
+        return servers.get(strike.what, self._servers.database)
 
     def _possible(self, strike: Strike) -> bool:
         server = self._server(strike)
@@ -145,7 +166,9 @@ class Striker:
     def _carry_out(self, strike: Strike) -> None:
         server = self._server(strike)
         for target in strike.targets:
-            if server is not None:
+            if isinstance(server, VitessServer) and strike.kind == "replace primary":
+                server.replace_primary()
+            elif server is not None:
                 (server.kill if strike.kills else server.put_to_sleep)(target)
             elif strike.kills:
                 self._fleet.kill(target)
@@ -160,7 +183,7 @@ class Striker:
         """Bring a server back. One that was stopped is also started, because that waits until a cluster is clean and
         restarts daemons that died from the stop."""
         strike = self._struck.pop(server)
-        if not strike.kills:
+        if strike.kind.startswith("sleep"):
             for target in strike.targets:
                 server.wake(target)
         server.begin_start()

@@ -17,7 +17,7 @@ from tests.rig import dev_servers
 from tests.rig.chaos.chaos_clients import History, judge, value_of
 from tests.rig.chaos.chaos_gateway import plan_of_modes, set_mode
 from tests.rig.chaos.chaos_run import CONFIG
-from tests.rig.chaos.chaos_strikes import KINDS, OSDS_DOWN_MAX, schedule
+from tests.rig.chaos.chaos_strikes import KINDS, OSDS_DOWN_MAX, VITESS_KINDS, schedule
 from tests.rig.dev_servers import beside, free_port
 
 KEY = ObjectKey("b", "o")
@@ -64,6 +64,11 @@ def test_every_kind_of_strike_comes_once_a_round_and_the_seed_decides() -> None:
 def test_no_more_osds_are_killed_than_the_pool_can_do_without() -> None:
     strikes = [strike for strike in schedule(1, 6000, 20, KINDS, 12) if strike.what == "osd"]
     assert {len(set(strike.targets)) for strike in strikes} == {1, OSDS_DOWN_MAX}
+
+
+def test_strikes_on_vitess_name_its_part() -> None:
+    strikes = list(schedule(1, 600, 20, VITESS_KINDS, 0))
+    assert {strike.targets for strike in strikes} == {("primary",), ("vtgate",), ("etcd",)}
 
 
 def test_every_run_changes_to_the_log_and_back() -> None:

@@ -1,0 +1,73 @@
+"""Vitess for tests: finds the primary of its keyspace, kills it, makes it hang, and replaces it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tests.rig.dev_servers import START_S_MAX, WHOLE, DevServer, ServerFailed
+
+PRIMARY = "primary"
+"""The `part` that is the MySQL server of the primary, with its vttablet."""
+SHARD = "nos_ec/0"
+TRIES_MAX, TRY_WAIT_S = 6, 5.0
+
+
+class VitessServer(DevServer):
+    """Vitess, started by its script. Its parts are processes, such as vtgate and etcd, and PRIMARY."""
+
+    def __init__(self, folder: Path, *, fast: bool = True) -> None:
+        super().__init__("vitess", folder, fast=fast)
+        self._asleep = ""
+
+    def kill(self, part: str = WHOLE) -> None:
+        """Kill a process; of the primary, the MySQL server and the vttablet."""
+        if part != PRIMARY:
+            super().kill(part)
+            return
+        number = self._primary()
+        for process in (f"mysqld-{number}", f"vttablet-{number}"):
+            super().kill(process)
+
+    def put_to_sleep(self, part: str = WHOLE) -> None:
+        """Make a process hang; of the primary, the MySQL server."""
+        self._asleep = self._primary() if part == PRIMARY else ""
+        super().put_to_sleep(f"mysqld-{self._asleep}" if part == PRIMARY else part)
+
+    def wake(self, part: str = WHOLE) -> None:
+        """Wake it. A primary that was replaced meanwhile is killed: its open commits wait for an acknowledgement of
+        replicas that follow another primary, for ever."""
+        process = f"mysqld-{self._asleep}" if part == PRIMARY else part
+        super().wake(process)
+        if part == PRIMARY and self._primary() != self._asleep:
+            with suppress(ProcessLookupError):
+                super().kill(process)
+
+    def replace_primary(self) -> None:
+        """Make another MySQL server the primary, as for maintenance. Vitess refuses that while it repairs something."""
+        for again in range(TRIES_MAX):
+            try:
+                self.control("PlannedReparentShard", SHARD)
+                return
+            except ServerFailed:
+                if again == TRIES_MAX - 1:
+                    raise
+                time.sleep(TRY_WAIT_S)
+
+    def control(self, *arguments: str) -> str:
+        """Run vtctldclient. Raises ServerFailed."""
+        command = [*self._command("run"), *arguments]
+        ran = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=START_S_MAX)
+        if ran.returncode != 0:
+            raise ServerFailed(f"{self.name}: {' '.join(arguments)}: {ran.stderr.strip()}")
+        return ran.stdout
+
+    def _primary(self) -> str:
+        """The number of the primary's tablet."""
+        for line in self.control("GetTablets").splitlines():
+            alias, _, _, kind, *_ = line.split()
+            if kind == PRIMARY:
+                return alias[-1]
+        raise ServerFailed(f"{self.name} has no primary")
