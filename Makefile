@@ -91,8 +91,8 @@ economics: venv ## compare what GC costs in a store and in the simulation (ECONO
 chaos: venv ## kill daemons, OSDs, Kafka and MySQL under load for 10 minutes, then compare all objects (CHAOS_ARGS="--seed 7")
 	$(BIN)/python tests/soak/chaos.py $(CHAOS_ARGS)
 
-vitess: venv ## run the metadata suites through Vitess, which is built first (PYTEST_ARGS="...")
-	$(BIN)/python -m pytest tests/soak/vitess_metadata.py $(PYTEST_ARGS)
+vitess: venv ## run the metadata suites through Vitess, which is built first, and move its tables (PYTEST_ARGS="...")
+	$(BIN)/python -m pytest tests/soak/vitess_metadata.py tests/soak/vitess_move.py $(PYTEST_ARGS)
 
 check: lint types test ## run lint, types and test
 

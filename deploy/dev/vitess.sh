@@ -14,6 +14,7 @@
 # Environment, besides that of base.sh:
 #   NOS_EC_DEV_PORT  port of vtgate (default 13306); the other processes take free ports between 20000 and 29999
 #   NOS_EC_DEV_FAST  1: commits do not wait for the disk. For test runs only: a crash of the machine loses data
+#   NOS_EC_DEV_MOVE  1: with a second keyspace, nos_ec_2, on a MySQL server of its own, to which tables can be moved
 
 name=vitess
 . "$(dirname "$0")/base.sh"
@@ -27,6 +28,7 @@ mysql_series=9.7 # a series with long-term support. If Debian has moved on, writ
 mysql=$programs/mysql-$mysql_series-debian
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 tablets=(1 2 3)
+[ "${NOS_EC_DEV_MOVE:-0}" = 0 ] || tablets+=(4)
 processes=(vtgate vtorc "${tablets[@]/#/vttablet-}" vtctld "${tablets[@]/#/mysqld-}" etcd)
 cell=dev
 start_s_max=120
@@ -284,9 +286,15 @@ make_cell() {
         control_topology AddCellInfo --root=/vitess/$cell --server-address="127.0.0.1:${ports[etcd]}" $cell
 }
 
-make_keyspace() { control GetKeyspace nos_ec || control CreateKeyspace --durability-policy=semi_sync nos_ec; }
+keyspace_of() { if [ "$1" -le 3 ]; then echo nos_ec; else echo nos_ec_2; fi; } # NUMBER
 
-has_primary() { control GetTablets --keyspace=nos_ec --tablet-type=primary | grep -q primary; }
+make_keyspace() { # KEYSPACE    a primary without replicas cannot wait for their acknowledgements
+    local durability=semi_sync
+    [ "$1" = nos_ec ] || durability=none
+    control GetKeyspace "$1" || control CreateKeyspace --durability-policy=$durability "$1"
+}
+
+has_primary() { control GetTablets --keyspace="$1" --tablet-type=primary | grep -q primary; } # KEYSPACE
 
 launch_mysqld() { # NUMBER ARGUMENT...
     local number=$1 configuration=$base/tablet-$1/my.cnf command
@@ -304,7 +312,7 @@ launch_tablet() { # NUMBER
     launch_mysqld "$1"
     await "MySQL $1" answers_on "${ports[mysqld-$1]}"
     launch_vitess "vttablet-$1" "--mycnf-file=$configuration" --tablet-path="$cell-000000000$1" \
-        --tablet-hostname=127.0.0.1 --init-keyspace=nos_ec --init-shard=0 --init-tablet-type=replica \
+        --tablet-hostname=127.0.0.1 --init-keyspace="$(keyspace_of "$1")" --init-shard=0 --init-tablet-type=replica \
         --service-map=grpc-queryservice,grpc-tabletmanager,grpc-updatestream --health-check-interval=2s \
         --queryserver-config-max-result-size=1000000 --queryserver-config-transaction-cap=200 \
         --queryserver-config-transaction-timeout=120s --queryserver-config-query-timeout=120s
@@ -316,7 +324,7 @@ renew_tablets() {
     local number primary executed
     primary=$(control GetTablets --keyspace=nos_ec --tablet-type=primary | sed -n "s/^$cell-0*\([0-9]*\) .*/\1/p")
     for number in "${tablets[@]}"; do
-        [ "$number" != "$primary" ] || continue
+        [ "$number" != "$primary" ] && [ "$(keyspace_of "$number")" = nos_ec ] || continue
         executed=$(value_of "$number" "SELECT @@global.gtid_executed") &&
             executed=$(value_of "$primary" "SELECT GTID_SUBSET('${executed//\\n/}', @@global.gtid_executed)") &&
             [ "$executed" = 0 ] || continue
@@ -367,12 +375,14 @@ start() {
         --initial-cluster="default=$peers"
     await etcd make_cell
     launch_vitess vtctld "--pid-file=$base/vtctld.own" --service-map=grpc-vtctl,grpc-vtctld
-    await "vtctld to create the keyspace" make_keyspace
     local number
-    for number in "${tablets[@]}"; do launch_tablet "$number"; done
+    for number in "${tablets[@]}"; do
+        await "vtctld to create a keyspace" make_keyspace "$(keyspace_of "$number")"
+        launch_tablet "$number"
+    done
     launch_vitess vtorc "--pid-file=$base/vtorc.own" --cell=$cell --instance-poll-time=1s --recovery-poll-duration=1s \
         --change-tablets-with-errant-gtid-to-drained
-    await "a primary" has_primary
+    for number in "${tablets[@]}"; do await "a primary" has_primary "$(keyspace_of "$number")"; done
     launch_vitess vtgate "--pid-file=$base/vtgate.own" --cell=$cell \
         --cells-to-watch=$cell --tablet-types-to-wait=PRIMARY --service-map=grpc-vtgateservice --enable-buffer \
         --mysql-server-port="$port" --mysql-server-bind-address=127.0.0.1 --mysql-auth-server-impl=none

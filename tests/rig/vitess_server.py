@@ -18,8 +18,8 @@ TRIES_MAX, TRY_WAIT_S = 6, 5.0
 class VitessServer(DevServer):
     """Vitess, started by its script. Its parts are processes, such as vtgate and etcd, and PRIMARY."""
 
-    def __init__(self, folder: Path, *, fast: bool = True) -> None:
-        super().__init__("vitess", folder, fast=fast)
+    def __init__(self, folder: Path, *, fast: bool = True, **environment: str) -> None:
+        super().__init__("vitess", folder, fast=fast, **environment)
         self._asleep = ""
 
     def kill(self, part: str = WHOLE) -> None:
@@ -66,7 +66,7 @@ class VitessServer(DevServer):
 
     def _primary(self) -> str:
         """The number of the primary's tablet."""
-        for line in self.control("GetTablets").splitlines():
+        for line in self.control("GetTablets", "--keyspace=nos_ec").splitlines():
             alias, _, _, kind, *_ = line.split()
             if kind == PRIMARY:
                 return alias[-1]
