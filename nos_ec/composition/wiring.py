@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from nos_ec.adapters.sql.driver.engine import NEW_OR_LOST
 from nos_ec.adapters.sql.metadata import open_metadata
@@ -25,10 +26,8 @@ from nos_ec.composition.backends import (
 from nos_ec.composition.client_side import ClientSide
 from nos_ec.composition.landing import initialise_devices, layered
 from nos_ec.composition.log_on_demand import LagProbe, LogOnDemand
-from nos_ec.composition.operator_side import OperatorSide
 from nos_ec.composition.ownership import refuse_data_without_metadata, refuse_other_stores
 from nos_ec.composition.processes import run_name
-from nos_ec.composition.worker_side import WorkerSide
 from nos_ec.core.errors import ConfigError
 from nos_ec.engine.expiry.survival import Deaths
 from nos_ec.engine.objects.location_cache import LOCATION_CACHE_MS, LocationCache
@@ -36,6 +35,10 @@ from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Metadata, Survival
 from nos_ec.settings import Settings
+
+if TYPE_CHECKING:
+    from nos_ec.composition.operator_side import OperatorSide
+    from nos_ec.composition.worker_side import WorkerSide
 
 
 def initialise(settings: Settings, new_shards: Collection[int] = (), new_devices: Collection[int] = ()) -> None:
@@ -85,15 +88,37 @@ class System(Adapters):
     """An open store: its adapters, and three sides that make parts of programs from them. A context manager.
 
     client: for programs that store and read objects. worker: for daemons that pack them and reclaim space. operator:
-    for monitoring, checks and repairs. Most programs use more than one side.
+    for monitoring, checks and repairs. Most programs use more than one side. The modules of the last two are loaded
+    when they are first used, because a command that only stores or reads objects needs neither.
     """
 
     client: ClientSide = field(init=False)
-    worker: WorkerSide = field(init=False)
-    operator: OperatorSide = field(init=False)
+    _worker: WorkerSide | None = field(default=None, init=False)
+    _operator: OperatorSide | None = field(default=None, init=False)
+    _making: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __post_init__(self) -> None:
-        self.client, self.worker, self.operator = ClientSide(self), WorkerSide(self), OperatorSide(self)
+        self.client = ClientSide(self)
+
+    @property
+    def worker(self) -> WorkerSide:
+        """What daemons need that pack objects and reclaim space."""
+        with self._making:
+            if self._worker is None:
+                from nos_ec.composition.worker_side import WorkerSide
+
+                self._worker = WorkerSide(self)
+            return self._worker
+
+    @property
+    def operator(self) -> OperatorSide:
+        """What monitoring, checks and repairs need."""
+        with self._making:
+            if self._operator is None:
+                from nos_ec.composition.operator_side import OperatorSide
+
+                self._operator = OperatorSide(self)
+            return self._operator
 
     def __enter__(self) -> Self:
         return self
