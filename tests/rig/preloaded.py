@@ -9,6 +9,7 @@ Not for tests of what happens while a process starts.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -16,15 +17,28 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from io import BytesIO, StringIO
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from tempfile import TemporaryDirectory
 
 from nos_ec.cli.app import all_commands
+from nos_ec.composition.wiring import initialise, open_system
+from nos_ec.core.ids import ObjectKey
+from nos_ec.settings import load_settings
+from tests.rig.at_rest import left_over, settle
+from tests.rig.sql.compiled_statements import share_compiled_statements
 
 ROOT = Path(__file__).parents[2]
-LOADED = ("sqlalchemy.dialects.sqlite", "nos_gc.assemble")
+LOADED = (
+    "sqlalchemy.dialects.sqlite",
+    "nos_ec.composition.operator_side",
+    "nos_ec.composition.worker_side",
+    "nos_gc.assemble",
+)
 STREAMS = ("stdin", "stdout", "stderr")
 
 
@@ -78,6 +92,10 @@ def serve() -> None:
     for name in LOADED:
         importlib.import_module(name)
     all_commands()
+    with redirect_stdout(StringIO()):  # of log lines, because it carries the answers
+        compile_statements()
+    gc.collect()
+    gc.freeze()  # the collections of the programs would copy all pages with objects
     for line in sys.stdin.buffer:
         pid = os.fork()
         if pid == 0:
@@ -85,6 +103,27 @@ def serve() -> None:
             return
         print(pid, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def compile_statements() -> None:
+    """Let a store live a short life, so that its programs find the statements compiled that most of them run."""
+    share_compiled_statements()
+    with TemporaryDirectory(prefix="nos-ec-compiled-") as folder:
+        landing = {"NOS_EC_LANDING__DEVICE_BYTES": "16MiB", "NOS_EC_LANDING__SEGMENT_BYTES": "1MiB"}
+        settings = load_settings(None, {"NOS_EC_STORE__ROOT": folder, **landing})
+        initialise(settings)
+        with open_system(settings) as system:
+            store = system.client.store()
+            keys = [ObjectKey("b", name) for name in ("first", "second", "third")]
+            store.put_many([(key, b"data") for key in keys])
+            store.put(keys[0], BytesIO(b"another version"))
+            settle(system)
+            store.delete(keys[0])
+            store.get(keys[1])
+            store.list_objects("b", "", "", 1)
+            settle(system)
+            left_over(system)
+    assert threading.active_count() == 1, "a fork copies only the thread that calls it"
 
 
 def become(arguments: list[str], environment: dict[str, str], folder: str, files: list[str]) -> None:
