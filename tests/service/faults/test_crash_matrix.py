@@ -408,6 +408,7 @@ def test_put_killed(bench: Bench, point: str, existing: bool) -> None:
     assert_recovers(bench)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.landing("store")
 @pytest.mark.parametrize("point", GATHERED_POINTS)
 def test_gathered_puts_killed(bench: Bench, point: str) -> None:

@@ -187,6 +187,7 @@ def raising(error: Exception) -> Callable[[], None]:
     return act
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("window", range(WINDOWS))
 @pytest.mark.parametrize(
     "error", [Transient("away"), NotFound("gone"), Corrupt("damaged")], ids=["away", "gone", "bad"]
@@ -260,6 +261,7 @@ def test_a_group_that_takes_too_long_is_given_up(writer: Writer) -> None:
 # --- appends --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("window", range(1, WINDOWS))
 @pytest.mark.parametrize("behind", [0, 3], ids=["new", "used"])
@@ -306,6 +308,7 @@ def test_other_blocks_are_tried_for_the_first_window(writer: Writer, failures: i
     _finish(writer)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("behind", [0, 3], ids=["new", "used"])
 def test_no_space_for_a_later_window(writer: Writer, behind: int) -> None:
     """The block exists in the store, although nothing is committed in it: recovery must find its row."""
