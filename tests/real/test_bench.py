@@ -19,7 +19,7 @@ from tests.rig.dev_servers import MISSING, SCRIPTS, ServerFailed, ServerMissing
 
 from .conftest import or_skip
 
-pytestmark = [pytest.mark.real, pytest.mark.one_in(2)]
+pytestmark = [pytest.mark.real, pytest.mark.one_in(3)]
 
 SHARDS_OVER_DATA = 11 / 8
 TRIES = 5
@@ -198,6 +198,7 @@ def test_bench_space_without_pools(stack_config: Path, capfd: pytest.CaptureFixt
     assert (found["ways"], found["database_bytes_per_object"]) == (["ours"], None)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.usefixtures("_optimizations")
 def test_bench_space_removes_what_it_wrote_also_when_it_fails(
     stack_config: Path, monkeypatch: pytest.MonkeyPatch
