@@ -3,11 +3,12 @@
 # nos_ec, of one shard, on three MySQL servers with semi-synchronous replication: vtgate (for clients), three vttablets,
 # vtctld, vtorc (which replaces a lost primary) and etcd.
 # usage: deploy/dev/vitess.sh start|stop|status|install      a second start restarts processes that died
+#                                                            and renews the data of a primary that was replaced
 #        deploy/dev/vitess.sh run ARGUMENT...                run vtctldclient, such as: run GetTablets
 #
 # Vitess is built from its Go module, which takes some minutes, with the machine's Go if it is new enough, or else with
-# that of requirements/clients.txt. MySQL and etcd are Debian's, which are only unpacked. Only unstable Debian has MySQL,
-# so it is unpacked with all libraries that it needs, down to the C library, and runs on any Linux.
+# that of requirements/clients.txt. MySQL and etcd are Debian's, which are only unpacked. Only unstable Debian has
+# MySQL, so it is unpacked with all libraries that it needs, down to the C library.
 #
 # The last word of start and status is the URL of its database; every user may log in, without a password.
 #
@@ -58,29 +59,29 @@ unpack_mysql() { # FOLDER
     mkdir -p "$apt/lists/partial" "$apt/archives/partial" &&
         mirror=$(debian_mirror) &&
         echo "deb [signed-by=$keyring] $mirror sid main" >"$apt/sources.list" &&
-        apt-get "${options[@]}" update -q &&
-        apt-get "${options[@]}" install -y -q --no-install-recommends --download-only \
-            "mysql-server-core=$mysql_series.*" || {
+        apt-get "${options[@]}" update -q || return
+    apt-get "${options[@]}" install -y -q --no-install-recommends --download-only \
+        "mysql-server-core=$mysql_series.*" || {
         echo "If Debian's unstable suite has another series by now, set mysql_series in $0 to it."
         return 1
     }
     for package in "$apt"/archives/*.deb; do dpkg-deb --extract "$package" "$1" || return; done
     rm -r "$apt" "$1/usr/share/doc" "$1/usr/share/man" &&
-        (mysql=$1 && mysqld --version) &&
+        mysqld "$1" --version &&
         touch "$1/.complete"
 }
 
 # The program with its own C library and loader. Its plugins are loaded with the same libraries.
-mysqld_command() {
+mysqld_command() { # FOLDER
     local loader
-    loader=$(echo "$mysql"/usr/lib/*/ld-linux-*.so.*)
-    printf '%s\n' "$loader" --library-path "$(dirname "$loader")" "$mysql/usr/sbin/mysqld"
+    loader=$(echo "$1"/usr/lib/*/ld-linux-*.so.*)
+    printf '%s\n' "$loader" --library-path "$(dirname "$loader")" "$1/usr/sbin/mysqld"
 }
 
-mysqld() { # ARGUMENT...
+mysqld() { # FOLDER ARGUMENT...
     local command
-    mapfile -t command < <(mysqld_command)
-    "${command[@]}" "$@"
+    mapfile -t command < <(mysqld_command "$1")
+    "${command[@]}" "${@:2}"
 }
 
 # The module's own go.sum pins what it is built from. What Go downloads and compiles stays out of the home folder, and
@@ -140,7 +141,8 @@ launch_vitess() { # NAME IDENTITY ARGUMENT...
     local process=$1 identity=$2 grpc=${ports[$1_grpc]:-} as=()
     shift 2
     [ "$(id -u)" != 0 ] || as=(unshare --user --map-user=65534 --map-group=65534)
-    launch "$process" "$identity" "${as[@]}" "$vitess/bin/${process%-*}" --port="${ports[$process]}" --bind-address=127.0.0.1 \
+    launch "$process" "$identity" "${as[@]}" "$vitess/bin/${process%-*}" \
+        --port="${ports[$process]}" --bind-address=127.0.0.1 \
         ${grpc:+--grpc-port="$grpc" --grpc-bind-address=127.0.0.1} "${topology[@]}" "$@"
 }
 
@@ -271,7 +273,7 @@ make_data() { # NUMBER
     rm -rf "$folder"
     mkdir -p "$folder/tmp"
     users >"$folder/users.sql"
-    mysqld --no-defaults --initialize-insecure "${as[@]}" --basedir="$mysql/usr" --datadir="$folder/data" \
+    mysqld "$mysql" --no-defaults --initialize-insecure "${as[@]}" --basedir="$mysql/usr" --datadir="$folder/data" \
         --tmpdir="$folder/tmp" --init-file="$folder/users.sql" --skip-log-bin >"$base/log/mysqld-$1.make" 2>&1 ||
         failed "the data folder of MySQL $1 cannot be created" "$base/log/mysqld-$1.make"
     touch "$folder/.complete"
@@ -301,7 +303,7 @@ launch_mysqld() { # NUMBER ARGUMENT...
     shift
     make_data "$number"
     write_mysql_configuration "$number" "${ports[mysqld-$number]}" >"$configuration"
-    mapfile -t command < <(mysqld_command)
+    mapfile -t command < <(mysqld_command "$mysql")
     # --defaults-file must come first, so the argument that identifies the process is another.
     launch "mysqld-$number" "--pid-file=$base/tablet-$number/mysqld.own" "${command[@]}" \
         "--defaults-file=$configuration" "$@"
