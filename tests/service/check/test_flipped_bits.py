@@ -93,7 +93,7 @@ def is_harmless(bench: Bench, system: System) -> bool:
             assert store.get(key) == data, f"{key} reads as other bytes"
         except (Corrupt, Transient):
             harmless = False
-    assert bench._listed(store).keys() >= bench.acknowledged.keys(), "an object is missing"
+    assert bench._listed(store) >= bench.acknowledged.keys(), "an object is missing"
     return harmless
 
 
