@@ -33,50 +33,15 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 2 << 30
 
-GROUPS = {
-    "ceph": (),
-    "faults": (
-        "test_alerts",
-        "test_ceph_outages",
-        "test_chaos",
-        "test_degraded",
-        "test_landing_log_life",
-        "test_placement",
-        "test_s3_clients_multipart",
-        "test_s3_gateways",
-    ),
-    "files": ("test_fresh_machine", "test_system_files"),
-    "kafka": (
-        "test_kafka_message_log",
-        "test_kafka_new_topic",
-        "test_kafka_security",
-        "test_kafka_tools",
-        "test_probed_daemons",
-    ),
-    "sql": (
-        "test_database_failover",
-        "test_mysql_metadata",
-        "test_mariadb_metadata",
-        "test_metadata_tls",
-        "test_sql_grants",
-        "test_lost_connections",
-        "test_late_commits",
-    ),
-    "stack": ("test_stack", "test_runbooks"),
-    "prometheus": ("test_prometheus_rules",),
-    "clients": ("test_s3_clients",),
-}
-"""Modules of tests/real whose tests share servers, and therefore a process. A module that is in no group needs Ceph.
-Tests on Ceph take longest, so they come first, in two groups of about the same length, each with a cluster."""
+GROUPS = ("ceph", "faults", "machine", "kafka", "sql", "stack", "programs")
+"""The folders of tests/real. The tests of a folder share servers, and therefore a process. Tests on Ceph take longest,
+so they come first, in two groups of about the same length, each with a cluster."""
 
 
 def group_of(nodeid: str) -> str:
     """Tests of one group run in one process, one after the other. A test without servers is a group by itself."""
-    path = PurePath(nodeid.partition("::")[0])
-    if path.parent != PurePath("tests/real"):
-        return nodeid
-    module = path.stem
-    return next((group for group, modules in GROUPS.items() if module in modules), "ceph")
+    folder = PurePath(nodeid.partition("::")[0]).parent
+    return folder.name if folder.parent == PurePath("tests/real") else nodeid
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -108,8 +73,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in without]
         config.hook.pytest_deselected(items=left_out)
     if hasattr(config, "workerinput"):
-        order = [*GROUPS]
-        items.sort(key=lambda item: order.index(group) if (group := group_of(item.nodeid)) in order else len(order))
+        rank = {group: number for number, group in enumerate(GROUPS)}
+        items.sort(key=lambda item: rank.get(group_of(item.nodeid), len(GROUPS)))
     else:
         items.sort(key=lambda item: item.get_closest_marker("real") is not None)
 

@@ -124,7 +124,7 @@ def recorded(server: Prometheus, marks_s: Sequence[float], factor: int) -> str:
     ]
     interval = f"{factor}s"
     head = [
-        f"# Recorded by tests/real/test_alerts.py: one sample a second, written as one every {interval}.",
+        f"# Recorded by tests/real/faults/test_alerts.py: one sample a second, written as one every {interval}.",
         f"rule_files: [rules.yml]\nevaluation_interval: {interval}\ntests:",
         f"  - name: recorded\n    interval: {interval}\n    input_series:",
     ]

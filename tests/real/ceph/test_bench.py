@@ -14,10 +14,9 @@ from sqlalchemy import create_engine, text
 
 from nos_ec.cli.app import run
 from nos_ec.core.errors import Transient
+from tests.real.conftest import or_skip
 from tests.rig.ceph_cluster import CephCluster
 from tests.rig.dev_servers import MISSING, SCRIPTS, ServerFailed, ServerMissing
-
-from .conftest import or_skip
 
 pytestmark = [pytest.mark.real, pytest.mark.one_in(3)]
 

@@ -19,10 +19,9 @@ from nos_ec.adapters.sql.connection_check import DatabaseCheck
 from nos_ec.adapters.sql.tables.migrate import schema_head
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.errors import ConfigError
+from tests.real.ceph.test_wrong_configurations import CONFIGURATION, TRANSIENT, Store, sql
 from tests.rig.ceph_cluster import CephCluster
 from tests.rig.dev_servers import DevServer
-
-from .test_wrong_configurations import CONFIGURATION, TRANSIENT, Store, sql
 
 pytestmark = pytest.mark.real
 

@@ -21,9 +21,8 @@ from nos_ec.adapters.kafka.cluster import KafkaTopic
 from nos_ec.adapters.kafka.connection_check import rights, try_topics
 from nos_ec.adapters.kafka.message_log import RETENTION_MS, KafkaMessageLog
 from nos_ec.core.errors import ConfigError
+from tests.real.kafka.test_kafka_security import secure_topic
 from tests.rig.dev_servers import DevServer
-
-from .test_kafka_security import secure_topic
 
 pytestmark = pytest.mark.real
 

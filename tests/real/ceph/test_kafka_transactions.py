@@ -14,9 +14,8 @@ from nos_ec.adapters.kafka.consumer import KafkaConsumer
 from nos_ec.adapters.kafka.dead_letter_reader import read_dead_letters
 from nos_ec.ports.message_log import MessageConsumer
 from tests.contract.suites.message_log_contract import ends, keys_of_partitions, take
+from tests.real.kafka.test_kafka_message_log import PARTITIONS, KafkaHarness, until
 from tests.rig.dev_servers import DevServer
-
-from .test_kafka_message_log import PARTITIONS, KafkaHarness, until
 
 pytestmark = pytest.mark.real
 

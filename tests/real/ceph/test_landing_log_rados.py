@@ -30,10 +30,9 @@ from nos_ec.engine.landing.log_lease import LEASE_PREFIX
 from nos_ec.engine.landing.log_reader import LogReader
 from nos_ec.engine.landing.trimmer import Trimmer
 from nos_ec.ports.metadata import Metadata, NewObject, PutRequest
+from tests.real.ceph.landing_log_process import SAID, data_of, landing_log, put
 from tests.rig.ceph_cluster import POOL_LANDING, CephCluster, OwnSegmentLog
 from tests.rig.dead_logs import recover_logs
-
-from .landing_log_process import SAID, data_of, landing_log, put
 
 pytestmark = [pytest.mark.real, pytest.mark.invariant(1, 8)]
 
@@ -66,7 +65,7 @@ class Host:
         client = self.ceph.options("front")
         command = [sys.executable, str(PROGRAM), self.url, str(client.conf_file), client.user, str(client.keyring_file)]
         said, errors = self.root / f"said.{number}", self.root / f"errors.{number}"
-        environment = {"PYTHONPATH": str(PROGRAM.parents[2]), "PATH": ""}
+        environment = {"PYTHONPATH": str(PROGRAM.parents[3]), "PATH": ""}
         with said.open("wb") as out, errors.open("wb") as err:
             process = subprocess.Popen([*command, self.namespace], env=environment, stdout=out, stderr=err)
         try:

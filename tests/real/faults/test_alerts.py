@@ -26,14 +26,13 @@ from nos_ec.adapters.rados.client.cluster_waits import await_clean
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.ids import ObjectKey
+from tests.real.conftest import or_skip
+from tests.real.faults.ceph_daemons import CephStore, Daemon
 from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster
 from tests.rig.dev_servers import DevServer, free_port
 from tests.rig.prometheus import RULES, Prometheus, compressed, recorded
 from tests.rig.sampling import sampled
 from tests.rig.waiting import until
-
-from .ceph_daemons import CephStore, Daemon
-from .conftest import or_skip
 
 pytestmark = [
     pytest.mark.real,

@@ -20,11 +20,10 @@ from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import NoSpace, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.states import BlockKind
+from tests.real.faults.ceph_daemons import CephStore, Daemon
+from tests.real.faults.write_flow import prepare
 from tests.rig.ceph_cluster import POOL_BLOCKS, CephCluster
 from tests.rig.waiting import until
-
-from .ceph_daemons import CephStore, Daemon
-from .write_flow import prepare
 
 pytestmark = pytest.mark.real
 

@@ -25,6 +25,7 @@ from nos_ec.core.ids import in_log, log_of, segment_of
 from nos_ec.core.states import SegmentState
 from nos_ec.engine.landing.log_lease import LEASE_PREFIX
 from nos_ec.settings import without_settings
+from tests.real.faults.gateway_process import ACKNOWLEDGED, REFUSED, data_of, key_of
 from tests.rig.ceph_cluster import POOL_LANDING, CephCluster
 from tests.rig.chaos.chaos_fleet import Actor, Fleet
 from tests.rig.daemons import until
@@ -32,8 +33,6 @@ from tests.rig.dev_servers import DevServer, free_port, stop_process
 from tests.rig.fakes.audit import problems
 from tests.rig.patience import PATIENCE_MS
 from tests.rig.sql.sql_roles import RoleStore
-
-from .gateway_process import ACKNOWLEDGED, REFUSED, data_of, key_of
 
 pytestmark = [pytest.mark.real, pytest.mark.invariant(1, 8)]
 
@@ -93,7 +92,7 @@ class Gateway:
         self._said = store.folder / f"{name}.said"
         self.log = store.folder / f"{name}.log"
         environment = without_settings(os.environ) | store.environment("front")
-        environment |= {"PYTHONPATH": str(PROGRAM.parents[2])}
+        environment |= {"PYTHONPATH": str(PROGRAM.parents[3])}
         command = [sys.executable, str(PROGRAM), str(store.config)]
         with self._said.open("wb") as out, self.log.open("wb") as err:
             self.process = subprocess.Popen(command, env=environment, stdout=out, stderr=err)

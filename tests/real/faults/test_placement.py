@@ -25,11 +25,10 @@ from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.ids import BlockId
 from nos_ec.core.placement import ClusterMap, Condition, Fullness, Grade, GroupState, condition
 from nos_ec.settings import Settings, load_settings
+from tests.real.faults.write_flow import Work, WriteFlow, prepare
 from tests.rig import waiting
 from tests.rig.ceph_cluster import POOL_BLOCKS, POOL_LANDING, CephCluster
 from tests.rig.fakes.audit import problems
-
-from .write_flow import Work, WriteFlow, prepare
 
 pytestmark = pytest.mark.real
 until = partial(waiting.until, wait_s=60)

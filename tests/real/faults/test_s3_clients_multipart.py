@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.real.conftest import or_skip
 from tests.rig.s3.s3_clients import Gateways, clients_python
 from tests.rig.s3.s3_gateway import Access
 from tests.rig.s3.s3_multipart import CLIENTS
 from tests.rig.s3.two_gateways import TwoGateways
-
-from .conftest import or_skip
 
 pytestmark = [pytest.mark.real, pytest.mark.one_in(2)]
 

@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.real.conftest import or_skip
 from tests.rig.s3.s3_clients import CLIENTS, Gateways, clients_python
 from tests.rig.s3.two_gateways import TwoGateways
-
-from .conftest import or_skip
 
 pytestmark = pytest.mark.real
 

@@ -40,11 +40,10 @@ from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, Conflict, TooLarge, Transient
 from nos_ec.ports.message_log import DeadLetter, GroupProgress, Message, MessageConsumer, MessagePublisher
 from tests.contract.suites.message_log_contract import MessageLogContract, ends, keys_of_partitions, settle, take
+from tests.real.conftest import run
 from tests.rig import waiting
 from tests.rig.dev_servers import DevServer
 from tests.rig.stalls import Stalls
-
-from .conftest import run
 
 pytestmark = pytest.mark.real
 

@@ -16,9 +16,8 @@ from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 from nos_ec.core.errors import ConfigError, Conflict, Transient
 from nos_ec.ports.message_log import MessageConsumer
 from tests.contract.suites.message_log_contract import ends, keys_of_partitions, take
+from tests.real.kafka.test_kafka_message_log import PARTITIONS, KafkaHarness, answered, published, until
 from tests.rig.dev_servers import DevServer
-
-from .test_kafka_message_log import PARTITIONS, KafkaHarness, answered, published, until
 
 pytestmark = pytest.mark.real
 

@@ -16,9 +16,8 @@ from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import ConfigError, NosError, Transient
 from tests.contract.suites.message_log_contract import ends, settle, take
+from tests.real.conftest import run
 from tests.rig.dev_servers import DevServer, free_port
-
-from .conftest import run
 
 pytestmark = pytest.mark.real
 

@@ -22,11 +22,10 @@ from nos_ec.adapters.kafka.message_log import RETENTION_MS, KafkaMessageLog
 from nos_ec.adapters.kafka.publisher import KafkaPublisher
 from nos_ec.core.errors import NosError
 from tests.contract.suites.message_log_contract import ends, settle, take
+from tests.real.conftest import run
+from tests.real.kafka.test_kafka_security import PASSWORD, make_certificate
 from tests.rig.dev_servers import SCRIPTS, DevServer, free_port
 from tests.rig.documents import DOCS, blocks
-
-from .conftest import run
-from .test_kafka_security import PASSWORD, make_certificate
 
 pytestmark = pytest.mark.real
 

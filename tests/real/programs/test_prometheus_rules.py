@@ -14,7 +14,7 @@ from nos_ec.monitoring.declarations.metrics import METRICS
 from tests.rig.prometheus import RULES, TEST_FILES, dashboard_expressions, run_promtool
 
 SAMPLE = RULES.parent / "prometheus.yml"
-RECORDED = Path(__file__).parents[1] / "golden" / "prometheus" / "recorded_test.yml"
+RECORDED = Path(__file__).parents[2] / "golden" / "prometheus" / "recorded_test.yml"
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("with_promtool")]
 
@@ -32,7 +32,7 @@ def test_each_alert_fires_for_its_fault_alone() -> None:
 
 def test_alerts_fire_for_recorded_faults_and_for_nothing_else(tmp_path: Path) -> None:
     """An hour of uneven traffic on Ceph; then an OSD is killed, the disk nearly full, and consumers and GC stopped for
-    half an hour; then all is well again. tests/real/test_alerts.py has recorded it."""
+    half an hour; then all is well again. tests/real/faults/test_alerts.py has recorded it."""
     shutil.copy(RECORDED, tmp_path)
     shutil.copy(RULES, tmp_path)
     tested = run_promtool("test", "rules", tmp_path / RECORDED.name)

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.real.conftest import or_skip
 from tests.rig.s3.s3_clients import CLIENTS, Gateways
 from tests.rig.s3.s3_gateway import Access
-
-from .conftest import or_skip
 
 pytestmark = pytest.mark.real
 

@@ -18,12 +18,11 @@ from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import ObjectKey
+from tests.real.conftest import start
 from tests.rig.dev_servers import DevServer
 from tests.rig.fakes.metadata_bench import MetadataBench, new_landing_id
 from tests.rig.sql.sql_servers import empty_metadata
 from tests.rig.switched_proxy import SwitchedProxy
-
-from .conftest import start
 
 pytestmark = [pytest.mark.real, pytest.mark.one_in(2)]
 

@@ -30,13 +30,12 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import without_settings
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
+from tests.real.conftest import or_skip
 from tests.rig.fakes.audit import problems
 from tests.rig.sql.galera_cluster import GaleraNode, galera_cluster
 from tests.rig.sql.sql_roles import RoleStore
 from tests.rig.switched_proxy import SwitchedProxy
 from tests.rig.waiting import until
-
-from .conftest import or_skip
 
 pytestmark = pytest.mark.real
 

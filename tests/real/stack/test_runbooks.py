@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.real.conftest import Stack
 from tests.rig.documents import DOCS
 from tests.rig.runbook import run_section, sections
-
-from .conftest import Stack
 
 pytestmark = [
     pytest.mark.real,

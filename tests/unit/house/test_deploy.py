@@ -238,7 +238,7 @@ def rights_on_kafka(rows: list[tuple[str, str]]) -> set[tuple[str, str]]:
 
 
 def test_the_readme_has_the_rights_on_kafka_that_its_page_has() -> None:
-    """tests/real/test_kafka_tools.py lets users work with the rights of that page."""
+    """tests/real/kafka/test_kafka_tools.py lets users work with the rights of that page."""
     rows: dict[str, list[tuple[str, str]]] = {role: [] for role in ROLES}
     page = (DEPLOY.parent / "docs" / "KAFKA.md").read_text()
     of_page = page.partition("| who | resource | operations |\n|---|---|---|\n")[2].partition("\n\n")[0]

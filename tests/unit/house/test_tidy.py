@@ -324,7 +324,9 @@ MAY_START = {
     "mvn": {"deploy/dev/base.sh": "need_program of kafka.sh and mysql.sh"},
     "unzip": {"deploy/dev/mysql.sh": "its need_program"},
     "mariadb-install-db": {"deploy/dev/mariadb.sh": "its need_program"},
-    "keytool": {"tests/real/test_kafka_security.py": "comes with Java, which kafka.sh has installed for the broker"},
+    "keytool": {
+        "tests/real/kafka/test_kafka_security.py": "comes with Java, which kafka.sh has installed for the broker"
+    },
     "sudo": {"deploy/dev/base.sh": "says that it is missing, or what could not be installed"},
     "man": {"tests/fresh_package.sh": "installs it first"},
     "nos-ec": {"tests/fresh_package.sh": "installs it first"},
