@@ -41,8 +41,7 @@ def create_app(
     system: System, panels: Panels, token: LoginToken | None, random_bytes: Callable[[int], bytes]
 ) -> ASGIApp:
     """Return the application. Without a token, everyone who can reach it sees all pages, and the caller must make sure
-    that only local users can. `random_bytes` makes session ids and
-    seeds samples."""
+    that only local users can. `random_bytes` makes session ids and seeds samples."""
     view = View(str(system.settings.store.root))
     # Each module of pages has a function that returns its routes. view.NAVIGATION lists their pages.
     routes = [
