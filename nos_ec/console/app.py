@@ -64,7 +64,8 @@ def guarded(
     random_bytes: Callable[[int], bytes],
     hosts: str,
 ) -> ASGIApp:
-    """Return an application that shows these pages after the login and all other checks. `hosts` is the setting."""
+    """Return an application that shows these pages after the login and all other checks. `hosts` is the setting: it has
+    no effect without a token, because a TLS proxy would show the pages to everyone who can reach the proxy."""
     sessions = Sessions(clock, random_bytes)
     answer = _answer_to(view)
     app = Starlette(
@@ -76,7 +77,8 @@ def guarded(
         exception_handlers={HTTPException: answer, NosError: answer, Exception: answer},
     )
     checked: ASGIApp = app if token is None else LoginRequired(app, token, sessions)
-    return SafeAnswers(RequestLimit(KnownHosts(SameOrigin(checked), hosts), REQUESTS_MAX))
+    known = "" if token is None else hosts
+    return SafeAnswers(RequestLimit(KnownHosts(SameOrigin(checked), known), REQUESTS_MAX))
 
 
 class Server(WebServer):

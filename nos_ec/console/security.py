@@ -85,8 +85,8 @@ class KnownHosts:
             await self._app(scope, receive, send)
             return
         refusal = PlainTextResponse(
-            "The console does not answer under this name. Use localhost or a loopback address, or add the name of your"
-            " TLS proxy to console.hosts.\n",
+            "The console does not answer under this name. Use localhost or a loopback address, or log in with a"
+            " token and add the name of your TLS proxy to console.hosts.\n",
             MISDIRECTED,
         )
         await refusal(scope, receive, send)

@@ -298,6 +298,12 @@ def test_without_a_token_this_machine_sees_all_pages(clock: FakeClock) -> None:
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 421
 
 
+def test_a_proxy_shows_nothing_to_others_without_a_token(clock: FakeClock) -> None:
+    client = Client(app_of(clock, None, "console.example.net"))
+    assert client.get("/", headers={"Host": "console.example.net"}).status_code == 421
+    assert client.get("/").status_code == 200
+
+
 def test_pages_are_text_that_is_escaped_and_scripts_make_no_html() -> None:
     """What would go around the escaping of templates, or the content security policy."""
     forbidden = re.compile(
