@@ -6,13 +6,14 @@ new after every login, so a cookie that somebody else has planted is worth nothi
 
 from __future__ import annotations
 
+import asyncio
 import re
 from http import HTTPStatus
 from urllib.parse import parse_qs, urlencode
 
 import structlog
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,6 +27,8 @@ from nos_ec.core.errors import ConfigError
 _log = structlog.get_logger(__name__)
 
 FORM_BYTES_MAX = 8192
+FORM_S_MAX = 10.0
+"""How long a browser may take to send a form. Everyone can begin to send one, and each occupies a request."""
 WRONG = "That is not the token of this console."
 TOO_MANY = "There were too many wrong tokens from your address. Try again in a few seconds."
 STALE = "The form was too old. Please try again."
@@ -152,10 +155,14 @@ def _set_cookie(answer: Response, scope: Scope, session_id: str) -> None:
 async def _fields(request: Request) -> dict[str, str]:
     """Return the fields of a form, which is limited while it is read. Raises HTTPException."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > FORM_BYTES_MAX:
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
+    try:
+        async with asyncio.timeout(FORM_S_MAX):
+            async for part in request.stream():
+                body += part
+                if len(body) > FORM_BYTES_MAX:
+                    raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
+    except (TimeoutError, ClientDisconnect) as error:
+        raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "The form did not arrive in time.") from error
     try:
         fields = parse_qs(body.decode("ascii"), max_num_fields=10, errors="replace")
     except ValueError as error:

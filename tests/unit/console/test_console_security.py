@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from nos_ec.console import login
 from nos_ec.console.app import guarded
 from nos_ec.console.login import FORM_BYTES_MAX, cookie_name
 from nos_ec.console.login_token import LoginToken
@@ -212,6 +214,16 @@ def test_a_large_or_odd_form_is_refused(client: Client) -> None:
     many = client.post("/login", content=b"&".join([b"a=1"] * 20), headers=SAME)
     odd = client.post("/login", content=b"csrf=\xff", headers=SAME)
     assert (large.status_code, many.status_code, odd.status_code) == (413, 400, 400)
+
+
+def test_a_form_that_does_not_arrive_occupies_no_request(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"csrf="
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(login, "FORM_S_MAX", 0.01)
+    client.get("/login")
+    assert client.post("/login", content=endless(), headers=SAME).status_code == 408
 
 
 @pytest.mark.parametrize(
