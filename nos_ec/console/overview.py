@@ -195,8 +195,11 @@ class Works:
         self._works: deque[tuple[Work, int]] = deque(maxlen=DAY_MS // WORK_MS)
 
     def add(self, found: StoreFigures) -> None:
-        """Add the work as of these figures, unless the last entry is younger than a minute."""
-        if not self._works or abs(found.at_ms - self._works[-1][0].at_ms) >= WORK_MS:
+        """Add the work as of these figures, unless the last entry is younger than a minute. Entries of later times are
+        dropped: the clock was set back, and they would count as recent."""
+        while self._works and self._works[-1][0].at_ms - found.at_ms >= WORK_MS:
+            self._works.pop()
+        if not self._works or found.at_ms - self._works[-1][0].at_ms >= WORK_MS:
             totals = found.totals
             work = Work(found.at_ms, totals.queued_bytes, totals.user_bytes_written)
             self._works.append((work, totals.copied_bytes_written))

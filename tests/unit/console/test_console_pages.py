@@ -91,6 +91,14 @@ def test_lost_rows_have_no_rate() -> None:
     assert works.rates() == overview.Rates(None, None, None)
 
 
+def test_rates_do_not_count_work_from_before_the_clock_was_set_back() -> None:
+    works, minutes = overview.Works(), [*range(60), *range(30, 50)]
+    for written, minute in enumerate(minutes):
+        works.add(figures(replace(TOTALS, user_bytes_written=written * 6000), NOW_MS + minute * 60_000))
+    assert works.rates() == overview.Rates(600_000, 100.0, 0.0)
+    assert [work.at_ms for work in works.read()] == [NOW_MS + minute * 60_000 for minute in range(50)]
+
+
 def test_only_live_leases_hold_slots() -> None:
     leases = [Lease(slot_lease(slot), slot, NOW_MS + (1 if slot < 10 else 0)) for slot in range(16)]
     assert overview.held_slots([*leases, Lease("gc", 1, NOW_MS + 1)], NOW_MS) == 10
