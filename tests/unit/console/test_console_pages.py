@@ -229,6 +229,21 @@ def test_a_page_without_any_answer_still_has_all_panels() -> None:
     assert page.count("<h2>") == 4
 
 
+def test_an_old_figure_of_another_panel_says_so() -> None:
+    stages = Panel(flow.stages(TOTALS, None, 0, {}), NOW_MS)
+    others: Panel[object] = Panel(None, None, "away")
+    old = Panel(7, NOW_MS, "the message <log> does not answer")
+    for lag, said in (
+        (Panel(7, NOW_MS), "<p>7 messages are not committed</p>"),
+        (old, "the message &lt;log&gt; does not answer)</p>"),
+        (replace(old, value=None, at_ms=None), "<p>the message &lt;log&gt; does not answer</p>"),
+    ):
+        page = rendered(
+            "/flow", "flow.html", group="g", stages=stages, lag=lag, partitions=others, oldest=others, leases=others
+        )
+        assert said in page
+
+
 def test_the_navigation_marks_the_page() -> None:
     page = rendered("/flow", "error.html", text="")
     assert '<a href="/flow" aria-current="page">' in page
