@@ -48,7 +48,7 @@ AGE_TICKS = {
 }
 """Ages at the axis of the grid, in minutes."""
 _RANGE = re.compile(r"(\d{1,2})-(\d{1,2})")
-_NUMBER = re.compile(r"\d{1,9}")
+_NUMBER = re.compile(r"\d{1,10}")
 
 
 class Order(StrEnum):

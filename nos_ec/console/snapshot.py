@@ -49,6 +49,7 @@ _CLASSES = 256
 _ID_BYTES = 16
 _PAGE_BLOCKS = 2000
 _KEPT = 3
+_NUMBERS = 1 << 31
 _AGE_PER_DECADE = _CLASSES / AGE_DECADES
 _PRICE_CLASSES = PRICE_EMPTY - 1
 _PRICE_PER_DECADE = _PRICE_CLASSES / PRICE_DECADES
@@ -76,8 +77,8 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class BlockSnapshot:
-    """A picture of all blocks. `number` distinguishes it from other pictures of this process, and `at_ms` is when its
-    first row was read. `ids` has 16 bytes a block, `holes`, `kinds`, `ages` and `prices` one byte (see the module
+    """A picture of all blocks. `number` distinguishes it from other pictures, and `at_ms` is when its first row was
+    read. `ids` has 16 bytes a block, `holes`, `kinds`, `ages` and `prices` one byte (see the module
     docstring); all are in the order of the ids, which is about the order in which the blocks were allocated.
 
     `cells` counts the blocks, and `dead_bytes` their dead bytes, by column x ROWS + row. `counts` counts the blocks by
@@ -158,8 +159,10 @@ class Snapshots:
         return None
 
     def _take(self) -> BlockSnapshot:
-        self._numbers += 1
-        found = take_snapshot(self._blocks, self._clock.now_ms(), self._numbers)
+        now_ms = self._clock.now_ms()
+        # Numbers follow the time, or a browser that shows a picture of an earlier process could open a wrong block.
+        self._numbers = max(self._numbers + 1, now_ms // 1000 % _NUMBERS)
+        found = take_snapshot(self._blocks, now_ms, self._numbers)
         self._recent.append((found.number, found.ids))
         return found
 

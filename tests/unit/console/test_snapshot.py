@@ -192,6 +192,18 @@ def test_sessions_share_a_picture_and_its_ids_outlive_it() -> None:
         assert snapshots.block_id(first.number, 0) is None, "the ids of three pictures are kept"
 
 
+def test_a_picture_of_an_earlier_process_opens_no_block() -> None:
+    clock = FakeClock(NOW_MS)
+    with closing(Panels(clock, WAIT_S_MAX)) as panels:
+        before, after = (Snapshots(panels, cast(Blocks, ListedBlocks([block(one)])), clock, 1000) for one in (1, 2))
+        shown = before.read().value
+        assert shown is not None
+        clock.advance(2000)
+        assert after.read().value is not None
+        assert before.block_id(shown.number, 0) == block(1).block_id
+        assert after.block_id(shown.number, 0) is None
+
+
 def test_the_density_of_an_empty_store() -> None:
     found = density(take_snapshot(source(), NOW_MS))
     assert (found.blocks, found.cells, found.counts) == (0, [], [])
