@@ -27,7 +27,7 @@ from nos_ec.ports.metadata import ObjectRow, TrashMark, VersionEntry
 PLACES_MAX = 100
 """The most places of a large object that the page lists."""
 VERSIONS_MAX = 50
-_VERSION = re.compile(r"\d{1,19}")
+_VERSION = re.compile(r"\d{1,18}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ def _version_mark(after: str) -> tuple[str, int | None]:
     version, slash, name = after.partition("/")
     if not after:
         return "", None
-    if not slash or not (version == "" or (version.isascii() and version.isdigit() and len(version) < 20)):
+    if not slash or not (version == "" or (version.isascii() and version.isdigit() and len(version) < 19)):
         raise InvalidInput(f"after={after!r} is not a place in a listing of versions")
     return name, int(version) if version else None
 

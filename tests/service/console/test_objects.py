@@ -113,12 +113,17 @@ def test_a_page_of_the_trash_says_how_far_it_looked(bench: Bench, system: System
 
 
 @pytest.mark.parametrize(
-    ("show", "after"), [("versions", "x"), ("versions", "99999999999999999999/a"), ("uploads", "a/b"), ("trash", "1")]
+    ("show", "after"), [("versions", "x"), ("versions", "9999999999999999999/a"), ("uploads", "a/b"), ("trash", "1")]
 )
 def test_a_place_that_no_page_gave_is_refused(system: System, client: Client, show: str, after: str) -> None:
     with pytest.raises(InvalidInput):
         listing(system.metadata, Asked("b", show=Show(show), after=after))
     assert client.get("/objects", params={"bucket": "b", "show": show, "after": after}).status_code == 200
+
+
+def test_a_number_that_no_version_can_have_is_refused(client: Client) -> None:
+    query = {"bucket": "b", "name": "n", "version": "9" * 19}
+    assert client.get("/objects/one", params=query).status_code == 400
 
 
 @pytest.mark.parametrize("query", ["show=x", f"bucket={'b' * 256}", f"bucket=b&prefix={'n' * 1025}"])
