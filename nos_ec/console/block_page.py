@@ -196,7 +196,8 @@ class Sum:
 def read_layout(metadata: Metadata, blocks: BlockStore, block_id: BlockId) -> Layout:
     """Return what a block holds. Raises NotFound if it has no row, and Transient if the metadata is unavailable."""
     row = metadata.block(block_id)
-    placed = metadata.placed_in(block_id)
+    size = row.stripes * blocks.geometry.stripe_size
+    placed = [one for one in metadata.placed_in(block_id) if one.extent.offset < size]  # without groups added since
     problem, scan = None, HeaderScan((), (), 0)
     try:
         scan = scan_headers(blocks, block_id, row.stripes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import BytesIO
 from itertools import pairwise
 from typing import Any, cast
@@ -28,7 +29,7 @@ from nos_ec.core.packing.empty_bytes import EmptyBytes, empty_in
 from nos_ec.core.states import BlockKind
 from nos_ec.core.versions import Versioning, put_ms_of
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.metadata import DeleteVersion, PutRequest
+from nos_ec.ports.metadata import BlockRow, DeleteVersion, Metadata, PutRequest
 from nos_gc.assemble import gc_service
 from tests.service.conftest import CHUNK, STRIPE, Bench
 from tests.service.gc.test_gc import sealed
@@ -191,6 +192,24 @@ def test_a_block_of_a_large_object_that_was_deleted(bench: Bench, system: System
     found = died(system, block_id)
     assert (found.name, found.fate) == (key, Fate.DELETED)
     assert found.segment is not None
+
+
+class Earlier:
+    """Metadata with a row of a block as it was before its last group."""
+
+    def __init__(self, metadata: Metadata, row: BlockRow) -> None:
+        self.placed_in = metadata.placed_in
+        self.row = row
+
+    def block(self, _: BlockId) -> BlockRow:
+        return self.row
+
+
+def test_a_group_that_is_added_meanwhile_is_not_shown_in_part(bench: Bench, system: System) -> None:
+    block_id = packed(bench, system, "a", "b")
+    row = replace(system.metadata.block(block_id), stripes=0)
+    found = read_layout(cast(Metadata, Earlier(system.metadata, row)), system.blocks, block_id)
+    assert (found.pieces, found.unconfirmed) == ([], 0)
 
 
 def test_rows_are_shown_while_the_block_store_is_away(bench: Bench, system: System) -> None:
