@@ -411,13 +411,13 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
     def block(request: Request) -> Response:
         block_id = _block_id(request.path_params["block"])
         at, first = (_number(name, request.query_params.get(name)) for name in ("at", "first"))
-        explained = panels.source(lambda: block_explainer(system).explain(block_id), 0)
-        layout = panels.source(lambda: read_layout(system.metadata, system.blocks, block_id), 0)
+        explained = panels.once(("block", block_id), lambda: block_explainer(system).explain(block_id))
+        layout = panels.once(("layout", block_id), lambda: read_layout(system.metadata, system.blocks, block_id))
         panels.wait_for(explained, layout)
         found: Panel[Layout] = panels.shown(layout)
         chosen = None
         if at is not None and (read := found.value) is not None:
-            chosen = panels.read(panels.source(lambda: chosen_piece(system, read, at), 0))
+            chosen = panels.read(panels.once(("place", block_id, at), lambda: chosen_piece(system, read, at)))
 
         def shown(read: Layout) -> BlockView:
             if at is not None and first is None:

@@ -241,7 +241,7 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
 
     def objects(request: Request) -> Response:
         page = asked(request)
-        found = panels.read(panels.source(lambda: listing(system.metadata, page), 0))
+        found = panels.read(panels.once(("objects", page), lambda: listing(system.metadata, page)))
         return view.page(
             request,
             "objects.html",

@@ -2,15 +2,19 @@
 
 Each panel has a source, which reads the store in one of a few threads. A page waits for its sources for a limited time.
 A source that fails or is late leaves its panel with the previous value and its age, or without a value, and a reason.
-So a page is complete while the database or Ceph does not answer, and slow servers cannot occupy all threads.
+So a page is complete while the database or Ceph does not answer, and slow servers cannot occupy all threads: what all
+sessions share and what a single page asks for have threads of their own.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -23,10 +27,15 @@ _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
 THREADS = 8
+"""For what all sessions share; as many again for single pages."""
 WAIT_S_MAX = 3.0
 """How long a page waits for its panels."""
 FAILED_MS = 3_000
 """How long a source that failed is not tried again."""
+GOOD_MS_MAX = 600_000
+"""When a value is read again although reading it took very long: a server hung, or the clock was set forward."""
+ONCE_MAX = 32
+"""The most sources of single pages that are under way or late."""
 KEPT_MS = 60_000
 LATE = "The store has not answered yet. Reload the page in a few seconds."
 BUG = "This panel failed because of a mistake in the program; the log of the console has the details."
@@ -42,14 +51,53 @@ class Panel(Generic[_T]):
     error: str = ""
 
 
+class _Threads:
+    """Runs calls in up to THREADS threads. They are daemon threads: one that waits for a server that does not answer
+    does not keep the process alive, as those of a ThreadPoolExecutor would."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def submit(self, call: Callable[[], None]) -> Future[None]:
+        """Run a call, which must not raise, when a thread is free."""
+        future: Future[None] = Future()
+        self._calls.put((future, call))
+        with self._lock:
+            if len(self._threads) < THREADS:
+                thread = threading.Thread(target=self._work, name=f"panel-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return future
+
+    def close(self) -> None:
+        """Drop the waiting calls, and end the threads that are idle."""
+        with suppress(Empty):
+            while True:
+                self._calls.get_nowait()
+        for _ in range(THREADS):
+            self._calls.put(None)
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, call = item
+            if future.set_running_or_notify_cancel():
+                call()
+                future.set_result(None)
+
+
 class Source(Generic[_T]):
     """Reads the value of a panel. It is read again when it is older than `age_ms_max` and than ten times as long as
-    reading it took. Safe to call from several threads."""
+    reading it took. `key` names what a source of a single page reads. Safe to call from several threads."""
 
-    def __init__(self, make: Callable[[], _T], clock: Clock, pool: ThreadPoolExecutor, age_ms_max: int) -> None:
+    def __init__(
+        self, make: Callable[[], _T], clock: Clock, threads: _Threads, age_ms_max: int, key: Hashable | None = None
+    ) -> None:
+        self.key = key
         self._make = make
         self._clock = clock
-        self._pool = pool
+        self._threads = threads
         self._age_ms_max = age_ms_max
         self._lock = threading.Lock()
         self._flight: Future[None] | None = None
@@ -71,7 +119,7 @@ class Source(Generic[_T]):
         """Begin to read, unless that is under way or the last result is still good. Returns what to wait for."""
         with self._lock:
             if self._flight is None and not waits(self._good_until_ms, self._clock.now_ms(), self._good_for_ms):
-                self._flight = self._pool.submit(self._read)
+                self._flight = self._threads.submit(self._read)
             return self._flight
 
     def _read(self) -> None:
@@ -86,9 +134,18 @@ class Source(Generic[_T]):
         ended_ms = self._clock.now_ms()
         with self._lock:
             self._last = found
-            self._good_for_ms = good_for_ms if found.error else max(good_for_ms, COST_SHARE * (ended_ms - started_ms))
+            if not found.error:
+                good_for_ms = max(good_for_ms, min(COST_SHARE * (ended_ms - started_ms), GOOD_MS_MAX))
+            self._good_for_ms = good_for_ms
             self._good_until_ms = ended_ms + self._good_for_ms
             self._flight = None
+
+    def give_up(self) -> None:
+        """Do not read any more if that has not begun yet."""
+        with self._lock:
+            if self._flight is not None and self._flight.cancel():
+                self._last = self._failed(LATE)
+                self._flight = None
 
     def _failed(self, why: str) -> Panel[_T]:
         return Panel(self._last.value, self._last.at_ms, why)
@@ -100,13 +157,26 @@ class Panels:
     def __init__(self, clock: Clock, wait_s_max: float = WAIT_S_MAX) -> None:
         self._clock = clock
         self._wait_s_max = wait_s_max
-        self._pool = ThreadPoolExecutor(THREADS, "panel")
+        self._shared, self._single = _Threads(), _Threads()
+        self._once: OrderedDict[Hashable, Source[Any]] = OrderedDict()
+        self._lock = threading.Lock()
         self._kept: list[Source[Any]] = []
         self._next_ms = 0
 
     def source(self, make: Callable[[], _T], age_ms_max: int) -> Source[_T]:
-        """Return a source whose value `make` reads."""
-        return Source(make, self._clock, self._pool, age_ms_max)
+        """Return a source whose value `make` reads for all sessions."""
+        return Source(make, self._clock, self._shared, age_ms_max)
+
+    def once(self, key: Hashable, make: Callable[[], _T]) -> Source[_T]:
+        """Return a source whose value `make` reads for a single page. `key` names what that is: if the same is still
+        being read, or was late for an earlier page, it is that source, so that reloading a page shows its value."""
+        with self._lock:
+            source = self._once.get(key)
+            if source is None:
+                source = self._once[key] = Source(make, self._clock, self._single, 0, key)
+                if len(self._once) > ONCE_MAX:
+                    self._once.popitem(last=False)[1].give_up()
+            return source
 
     def read(self, source: Source[_T]) -> Panel[_T]:
         """Return what a source has to show."""
@@ -116,6 +186,11 @@ class Panels:
     def wait_for(self, *sources: Source[Any]) -> None:
         """Read these sources at the same time, and wait for them, but not longer than a page may take."""
         wait([flight for source in sources if (flight := source.begin()) is not None], self._wait_s_max)
+        for source in sources:
+            if source.key is not None and not source.is_late:
+                with self._lock:
+                    if self._once.get(source.key) is source:
+                        del self._once[source.key]
 
     def shown(self, source: Source[_T]) -> Panel[_T]:
         """Return what a source has to show now. While it is late, that is its previous value."""
@@ -136,4 +211,5 @@ class Panels:
 
     def close(self) -> None:
         """Stop reading. Does not wait for a server that does not answer."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._shared, self._single):
+            threads.close()
