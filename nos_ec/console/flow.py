@@ -177,8 +177,9 @@ class Readings:
     def partitions(self) -> Sequence[Partition]:
         """Return the partitions of the message log."""
         with closing(self._system.worker.group_progress("console")) as progress:
-            holders, passed_until = progress.holders(), progress.passed_until()
-        return partitions(self._system.settings.log.partitions, holders, passed_until, self._system.clock.now_ms())
+            # The time before: where nothing waits, the group has passed the time of the request, which may take long.
+            holders, now_ms, passed_until = progress.holders(), self._system.clock.now_ms(), progress.passed_until()
+        return partitions(self._system.settings.log.partitions, holders, passed_until, now_ms)
 
     def oldest(self) -> Oldest:
         """Return the objects that wait longest."""

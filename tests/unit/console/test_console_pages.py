@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from jinja2 import TemplateError
 from starlette.requests import Request
 
+from nos_ec.composition.wiring import System
 from nos_ec.console import flow, overview, view
 from nos_ec.console.panels import Panel
 from nos_ec.console.svg import HEIGHT, WIDTH, segments, stacked_area
@@ -22,6 +24,7 @@ from nos_ec.engine.figures.cost_history import CostPoint
 from nos_ec.engine.figures.header_survey import HeadersFound
 from nos_ec.monitoring.sources import StoreFigures
 from nos_ec.ports.metadata import Lease, ObjectRow, Totals, WaitingRow
+from tests.rig.fakes.clock import FakeClock
 
 NOW_MS = 1_700_000_000_000
 GEOMETRY = Geometry(8, 3, 131_072, 32, 4)
@@ -114,6 +117,28 @@ def test_stages_show_what_they_hold() -> None:
 def test_a_partition_without_a_consumer_or_a_known_time_says_so() -> None:
     found = flow.partitions(3, {0: "consumer-a"}, {0: NOW_MS, 1: NOW_MS - 5000}, NOW_MS)
     assert found == [flow.Partition(0, "consumer-a", 0), flow.Partition(1, None, 5000), flow.Partition(2, None, None)]
+
+
+def test_a_slow_message_log_makes_no_message_wait() -> None:
+    clock = FakeClock(NOW_MS)
+
+    class Slow:
+        def holders(self) -> dict[int, str]:
+            clock.advance(5000)
+            return {}
+
+        def passed_until(self) -> dict[int, int]:
+            asked_ms = clock.now_ms()
+            clock.advance(5000)
+            return {0: asked_ms, 1: asked_ms - 3000}
+
+        def close(self) -> None:
+            pass
+
+    settings = SimpleNamespace(log=SimpleNamespace(partitions=2))
+    worker = SimpleNamespace(group_progress=lambda _: Slow())
+    system = cast(System, SimpleNamespace(clock=clock, settings=settings, worker=worker))
+    assert [one.waits_ms for one in flow.Readings(system).partitions()] == [0, 3000]
 
 
 def test_what_waits_longest_is_named_and_counted_by_bucket() -> None:
