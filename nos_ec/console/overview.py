@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from nos_ec.composition.developer_values import FIGURES_MS
+from nos_ec.composition.gc_status import gc_status_data
 from nos_ec.composition.operator_side import unless_away
 from nos_ec.composition.wiring import System
 from nos_ec.console.alerts import Alert, Seen, Work, alerts
@@ -30,7 +31,7 @@ from nos_ec.core.ratios import ratio
 from nos_ec.engine.figures.cost_history import CostPoint, read_history
 from nos_ec.engine.figures.header_survey import read_headers_found
 from nos_ec.engine.figures.log_figures import LogFigures
-from nos_ec.engine.gc.run_note import RunState, read_run
+from nos_ec.engine.gc.run_note import read_run
 from nos_ec.monitoring.declarations.metrics import PRODUCER_SLOTS
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.gc_samples import interval_samples, pass_samples
@@ -297,10 +298,6 @@ class Readings:
         now_ms = self._system.clock.now_ms()
         return history(read_history(self._system.metadata, now_ms), self._system.geometry, now_ms)
 
-    def run(self) -> RunState | None:
-        """Return the current or last run of GC. Raises Transient."""
-        return read_run(self._system.metadata)
-
     def samples(self) -> Sequence[Sample]:
         """Return the samples that are read from the metadata and the settings, other than the figures. Raises
         Transient."""
@@ -381,7 +378,7 @@ def routes(system: System, panels: Panels, view: View, rng: random.Random) -> li
     lag = panels.source(system.operator.lag, FIGURES_MS)
     bound = panels.source(readings.bound, BOUND_MS)
     costs = panels.source(readings.history, WORK_MS)
-    run = panels.source(readings.run, FIGURES_MS)
+    run = panels.source(lambda: gc_status_data(system), FIGURES_MS)
 
     panels.keep_reading(figures)
 

@@ -1,0 +1,35 @@
+"""The Overview of a real store, without a browser."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from nos_ec.composition.wiring import System
+from nos_ec.console.app import create_app
+from nos_ec.console.panels import Panels
+from nos_ec.engine.gc.options import LEASE_NAME
+from nos_ec.engine.gc.run_note import RunState, write_run
+from tests.service.conftest import WAIT_S_MAX
+from tests.unit.console.test_console_security import Client
+
+
+@pytest.mark.parametrize(
+    ("is_held", "has_ended", "said"),
+    [
+        (True, False, "runs, at 85 % of its speed"),
+        (False, False, "last run was killed"),
+        (True, True, "last run ended"),
+    ],
+)
+def test_a_run_that_was_killed_does_not_run(system: System, is_held: bool, has_ended: bool, said: str) -> None:
+    now_ms = system.clock.now_ms()
+    ended_ms = now_ms if has_ended else None
+    write_run(system.metadata, RunState("p", now_ms, now_ms, ended_ms, 4, 1, 100, 10, 1, 1, 7, 5, 85, None, None))
+    if is_held:
+        system.metadata.acquire_lease(LEASE_NAME, now_ms, 60_000)
+    with closing(Panels(system.clock, WAIT_S_MAX)) as panels:
+        page = Client(create_app(system, panels, None, bytes)).get("/").text
+    assert f"<dd>{said}</dd>" in page
+    assert "<dd>1 of 4</dd>" in page
