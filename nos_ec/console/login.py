@@ -34,7 +34,7 @@ TOO_MANY = "There were too many wrong tokens from your address. Try again in a f
 STALE = "The form was too old. Please try again."
 _OPEN = re.compile(r"/login|/static/.*")
 """Paths that need no session."""
-_PLACE = re.compile(r"/(?![/\\])[\w/.?=&%+~-]*", re.ASCII)
+_PLACE = re.compile(r"/(?![/\\])[\w/.?=&%+~*-]*", re.ASCII)
 """Where a login may lead: a page of the console, never another site."""
 
 
