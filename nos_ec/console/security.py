@@ -60,7 +60,7 @@ class SafeAnswers:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers[name] = value
-                if scope["path"].startswith("/static/"):
+                if scope["path"].startswith("/static/") and message["status"] < 400:
                     headers["Cache-Control"] = "no-cache"
             await send(message)
 

@@ -230,6 +230,7 @@ def test_a_form_that_does_not_arrive_occupies_no_request(client: Client, monkeyp
     ("place", "leads_to"),
     [
         ("/flow?a=1&b=%20", "/flow?a=1&b=%20"),
+        ("/objects?bucket=b&prefix=*-._%7E+", "/objects?bucket=b&prefix=*-._%7E+"),
         ("//evil.example", "/"),
         ("/\\evil.example", "/"),
         ("https://evil.example", "/"),
@@ -273,7 +274,10 @@ def test_the_cookie_is_bound_to_the_host_behind_tls(clock: FakeClock, token_file
 
 def test_every_answer_has_the_headers(client: Client) -> None:
     log_in(client)
-    answers = [client.get(path) for path in ("/", "/login", "/nowhere", "/fail?as=404", "/static/console.css")]
+    answers = [
+        client.get(path)
+        for path in ("/", "/login", "/nowhere", "/fail?as=404", "/static/console.css", "/static/nothing")
+    ]
     answers += [client.get("/", headers={"Host": "evil.example"}), client.post("/"), client.get("/fail?as=500")]
     for answer in answers:
         policy = answer.headers["content-security-policy"]
@@ -284,7 +288,7 @@ def test_every_answer_has_the_headers(client: Client) -> None:
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["referrer-policy"] == "no-referrer"
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"
-        expected = "no-cache" if answer.url.path.startswith("/static/") else "no-store"
+        expected = "no-cache" if answer.url.path == "/static/console.css" else "no-store"
         assert answer.headers["cache-control"] == expected
         assert "access-control-allow-origin" not in answer.headers
 
