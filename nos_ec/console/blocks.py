@@ -263,8 +263,11 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
         choice, found = choice_of(request), snapshots.read()
         if found.value is None:
             raise Transient(found.error)
-        limit = found.value.blocks if choice.cells.is_all else TILES_MAX
-        answer = found.value.tiles(choice.cells, by_price=choice.order is Order.PRICE, limit=limit)
+        if choice.cells.is_all:
+            # The browser puts them in order: sorting 300,000 here takes 14 times as long as the rest of the answer.
+            answer = found.value.tiles(choice.cells, by_price=False, limit=found.value.blocks)
+        else:
+            answer = found.value.tiles(choice.cells, by_price=choice.order is Order.PRICE, limit=TILES_MAX)
         return Response(answer, media_type="application/octet-stream")
 
     def at(request: Request) -> Response:
