@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from io import BytesIO
 from itertools import pairwise
@@ -11,6 +12,7 @@ import pytest
 
 from nos_ec.composition.wiring import System
 from nos_ec.console import block_page
+from nos_ec.console.app import create_app
 from nos_ec.console.block_page import (
     STRIPES_MAX,
     DeadRange,
@@ -23,6 +25,7 @@ from nos_ec.console.block_page import (
     view_from,
     view_with,
 )
+from nos_ec.console.panels import Panels
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.packing.empty_bytes import EmptyBytes, empty_in
@@ -31,9 +34,10 @@ from nos_ec.core.versions import Versioning, put_ms_of
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockRow, DeleteVersion, Metadata, PutRequest
 from nos_gc.assemble import gc_service
-from tests.service.conftest import CHUNK, STRIPE, Bench
+from tests.service.conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 from tests.service.gc.test_gc import sealed
 from tests.service.packing.test_stuck_items import FailingFor
+from tests.unit.console.test_console_security import Client
 
 
 def packed(bench: Bench, system: System, *names: str, size: int = CHUNK) -> BlockId:
@@ -221,6 +225,25 @@ def test_rows_are_shown_while_the_block_store_is_away(bench: Bench, system: Syst
     assert [piece.placed for piece in found.pieces] == expected
     assert found.problem is not None
     assert (found.unconfirmed, dead.group is not None) == (0, True)
+
+
+def test_only_what_headers_leave_out_is_called_padding(
+    bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block_id = packed(bench, system, "a", "b")
+    end = system.metadata.block(block_id).stripes * STRIPE
+    with closing(Panels(system.clock, WAIT_S_MAX)) as panels:
+        client = Client(create_app(system, panels, None, bytes))
+
+        def page(at: int) -> str:
+            return client.get(f"/blocks/{block_id.hex()}?at={at}").text
+
+        assert "The block ends before this place." in page(end)
+        assert "<p>Padding: " in page(end - 1)
+        assert "</span> padding</th>" in page(0)
+        monkeypatch.setattr(system, "blocks", FailingFor(system.blocks, "read_many", {block_id}))
+        assert "<p>No row places an object here." in page(end - 1)
+        assert "</span> not known</th>" in page(0)
 
 
 def test_a_damaged_stripe_is_not_read_but_what_rows_place_there_is_shown(bench: Bench, system: System) -> None:
