@@ -12,6 +12,7 @@ from nos_ec.console.panels import Panels
 from nos_ec.engine.gc.options import LEASE_NAME
 from nos_ec.engine.gc.run_note import RunState, write_run
 from tests.service.conftest import WAIT_S_MAX
+from tests.service.console.test_console import Away
 from tests.unit.console.test_console_security import Client
 
 
@@ -33,3 +34,10 @@ def test_a_run_that_was_killed_does_not_run(system: System, is_held: bool, has_e
         page = Client(create_app(system, panels, None, bytes)).get("/").text
     assert f"<dd>{said}</dd>" in page
     assert "<dd>1 of 4</dd>" in page
+
+
+def test_free_space_that_cannot_be_read_says_why(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "blocks", Away(system.geometry))
+    with closing(Panels(system.clock, WAIT_S_MAX)) as panels:
+        page = Client(create_app(system, panels, None, bytes)).get("/").text
+    assert page.count("<dd>not known: it does not answer</dd>") == 1
