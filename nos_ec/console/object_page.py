@@ -168,7 +168,9 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
         key = ObjectKey(query.get("bucket", ""), query.get("name", ""))
         version, trash = _number(query.get("version")), trash_mark(query.get("trash", ""))
         life = panels.read(panels.once(("object", key, version, trash), lambda: find_life(system, key, version, trash)))
-        return view.page(request, "object.html", str(key), key=key, life=life, put_ms_of=put_ms_of)
+        return view.page(
+            request, "object.html", str(key), key=key, life=life, put_ms_of=put_ms_of, versions_max=VERSIONS_MAX
+        )
 
     return [Route("/objects/one", one)]
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from nos_ec.composition.wiring import System
-from nos_ec.console import objects
+from nos_ec.console import object_page, objects
 from nos_ec.console.app import create_app
 from nos_ec.console.object_page import Life, find_life
 from nos_ec.console.objects import Asked, Entry, Show, listing, trash_mark
@@ -179,6 +179,20 @@ def test_versions_of_an_object_and_one_in_the_trash(bench: Bench, system: System
     assert found.events[-1].at_ms == now_ms + 5000
     with pytest.raises(NotFound):
         life_of(system, "thrown", trash=f"{now_ms}-{row.object_id}")
+
+
+def test_a_page_says_that_there_may_be_older_versions(
+    system: System, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for data in (b"1", b"22", b"333"):
+        request = PutRequest(ObjectKey("b", "a?&"), versioning=Versioning.ENABLED)
+        system.client.store().put_request(request, BytesIO(data))
+    link = '<a href="/objects?bucket=b&amp;prefix=a%3F%26&amp;show=versions">Older versions</a>'
+    assert link not in client.get("/objects/one", params={"bucket": "b", "name": "a?&"}).text
+    monkeypatch.setattr(object_page, "VERSIONS_MAX", 2)
+    page = client.get("/objects/one", params={"bucket": "b", "name": "a?&"}).text
+    assert link in page
+    assert "These are the latest 2." in page
 
 
 def test_hostile_names_are_text_on_every_page(bench: Bench, system: System, client: Client) -> None:
