@@ -10,7 +10,7 @@ from typing import Any
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
 
-from tests.rig.programs import need_program
+from tests.rig.programs import need_library, need_program
 
 SEVERE = {"serious", "critical"}
 
@@ -19,6 +19,7 @@ SEVERE = {"serious", "critical"}
 def running_browser() -> Iterator[Browser]:
     """Yield a browser without windows. Skips the test (fails it, with REQUIRE_REAL=1) where it cannot be installed."""
     program = need_program("chromium")
+    need_library("libatomic.so.1", "libatomic1")  # of Playwright's driver
     with sync_playwright() as playwright:
         # Its sandbox needs rights that containers do not give.
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])

@@ -1,4 +1,4 @@
-"""Programs of the system that a test needs: installed when they are missing, where that is allowed."""
+"""Programs and libraries of the system that a test needs: installed when they are missing, where that is allowed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from ctypes import CDLL
 
 import pytest
 
@@ -45,12 +46,25 @@ def need_program(program: str) -> str:
     installed."""
     package = PACKAGE_OF[program]
     if shutil.which(program, path=_PATH) is None:
-        line = f'name=tests; . "{SCRIPTS}/base.sh"; install_packages {package}'
-        installed = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=1000, check=False)
-        if installed.returncode == MISSING and os.environ.get("REQUIRE_REAL") != "1":
-            pytest.skip(installed.stderr.strip())
-        if installed.returncode != 0:
-            pytest.fail(installed.stderr.strip(), pytrace=False)
+        _install(package)
     found = shutil.which(program, path=_PATH)
     assert found is not None, f"{package} has no {program}"
     return found
+
+
+def need_library(name: str, package: str) -> None:
+    """Make sure that a shared library is installed that a program of a Python package needs. Skips or fails as
+    need_program does."""
+    try:
+        CDLL(name)
+    except OSError:
+        _install(package)
+
+
+def _install(package: str) -> None:
+    line = f'name=tests; . "{SCRIPTS}/base.sh"; install_packages {package}'
+    installed = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=1000, check=False)
+    if installed.returncode == MISSING and os.environ.get("REQUIRE_REAL") != "1":
+        pytest.skip(installed.stderr.strip())
+    if installed.returncode != 0:
+        pytest.fail(installed.stderr.strip(), pytrace=False)
