@@ -25,6 +25,7 @@ from nos_ec.console.block_page import (
     view_from,
     view_with,
 )
+from nos_ec.console.blocks import Order
 from nos_ec.console.panels import Panels
 from nos_ec.core.errors import NotFound
 from nos_ec.core.ids import BlockId, ObjectKey
@@ -35,6 +36,7 @@ from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.metadata import BlockRow, DeleteVersion, Metadata, PutRequest
 from nos_gc.assemble import gc_service
 from tests.service.conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
+from tests.service.console.test_blocks_seen import make_up
 from tests.service.gc.test_gc import sealed
 from tests.service.packing.test_stuck_items import FailingFor
 from tests.unit.console.test_console_security import Client
@@ -277,3 +279,12 @@ def test_a_dead_range_whose_names_cannot_be_read(bench: Bench, system: System) -
 def test_a_block_without_a_row(system: System) -> None:
     with pytest.raises(NotFound):
         layout_of(system, system.new_block_id())
+
+
+def test_the_console_does_not_sort_all_blocks(system: System) -> None:
+    make_up(system, 50)
+    with closing(Panels(system.clock, WAIT_S_MAX)) as panels:
+        client = Client(create_app(system, panels, None, bytes))
+        by_price, by_place = (client.get(f"/blocks/tiles.bin?order={order}").content for order in Order)
+    assert len(by_price) == 12 + 8 * 50
+    assert by_price == by_place

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,18 +10,14 @@ from playwright.sync_api import Browser, Page, Route, expect
 from sqlalchemy import text
 
 from nos_ec.composition.wiring import System
-from nos_ec.console.app import create_app
-from nos_ec.console.blocks import Order
-from nos_ec.console.panels import Panels
 from nos_ec.console.view import size_text
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.states import BlockState
 from nos_gc.assemble import gc_collector
 from tests.rig.browser import visiting
-from tests.service.conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
+from tests.service.conftest import CHUNK, STRIPE, Bench
 from tests.service.console.test_console import Away, browser, serving
 from tests.service.gc.test_gc_costs import MADE_UP
-from tests.unit.console.test_console_security import Client
 
 __all__ = ["browser"]
 
@@ -163,15 +158,6 @@ def test_a_page_of_many_blocks_is_there_before_its_tiles(browser: Browser, syste
         visit.go("/blocks/tiles?ages=40-63&holes=0-31&order=price")
         wait_for_tiles(page)
         expect(page.locator("#tiles-now")).to_contain_text("4,000 of ")
-
-
-def test_the_console_does_not_sort_all_blocks(system: System) -> None:
-    make_up(system, 50)
-    with closing(Panels(system.clock, WAIT_S_MAX)) as panels:
-        client = Client(create_app(system, panels, None, bytes))
-        by_price, by_place = (client.get(f"/blocks/tiles.bin?order={order}").content for order in Order)
-    assert len(by_price) == 12 + 8 * 50
-    assert by_price == by_place
 
 
 def test_the_slider_computes_what_gc_would(browser: Browser, bench: Bench) -> None:
