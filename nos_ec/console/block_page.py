@@ -20,7 +20,7 @@ from nos_ec.composition.explaining import block_explainer, object_explainer
 from nos_ec.composition.wiring import System
 from nos_ec.console.blocks import KIND_TEXTS, STATE_TEXTS
 from nos_ec.console.panels import Panel, Panels
-from nos_ec.console.view import View
+from nos_ec.console.view import View, query_number
 from nos_ec.core.errors import Corrupt, InvalidInput, NosError, NotFound
 from nos_ec.core.formats.header import GroupHeader, NameRecord
 from nos_ec.core.geometry import Geometry
@@ -37,7 +37,6 @@ STRIPES_MAX = 64
 TITLE_CHARS_MAX = 100
 """The most characters of a name in the title of a piece; the panel of the piece has the whole name."""
 _ID = re.compile("[0-9a-f]{32}")
-_NUMBER = re.compile(r"\d{1,10}")
 PIECES_MAX = 4000
 """The most pieces in a view: if its stripes hold more, the view has fewer stripes."""
 
@@ -410,7 +409,7 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
 
     def block(request: Request) -> Response:
         block_id = _block_id(request.path_params["block"])
-        at, first = (_number(name, request.query_params.get(name)) for name in ("at", "first"))
+        at, first = (query_number(request, name) for name in ("at", "first"))
         explained = panels.once(("block", block_id), lambda: block_explainer(system).explain(block_id))
         layout = panels.once(("layout", block_id), lambda: read_layout(system.metadata, system.blocks, block_id))
         panels.wait_for(explained, layout)
@@ -449,11 +448,3 @@ def _block_id(text: str) -> BlockId:
     if not _ID.fullmatch(text):
         raise HTTPException(404)
     return BlockId(bytes.fromhex(text))
-
-
-def _number(name: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not _NUMBER.fullmatch(text):
-        raise InvalidInput(f"{name}={text!r} is not a number")
-    return int(text)

@@ -28,7 +28,7 @@ from nos_ec.console.snapshot import (
     age_ms_of,
     kind_of,
 )
-from nos_ec.console.view import View
+from nos_ec.console.view import View, query_number
 from nos_ec.core.errors import InvalidInput, Transient
 from nos_ec.core.states import BlockKind, BlockState
 
@@ -48,7 +48,6 @@ AGE_TICKS = {
 }
 """Ages at the axis of the grid, in minutes."""
 _RANGE = re.compile(r"(\d{1,2})-(\d{1,2})")
-_NUMBER = re.compile(r"\d{1,10}")
 
 
 class Order(StrEnum):
@@ -271,7 +270,9 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
         return Response(answer, media_type="application/octet-stream")
 
     def at(request: Request) -> Response:
-        picture, index = (_number(request.query_params.get(name, "")) for name in ("picture", "block"))
+        picture, index = (query_number(request, name) for name in ("picture", "block"))
+        if picture is None or index is None:
+            raise InvalidInput("a picture and a block are missing; open the tiles again")
         block_id = snapshots.block_id(picture, index)
         if block_id is None:
             text = "That picture of the store is over, because the store has changed since. Open the tiles again."
@@ -284,12 +285,6 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
         Route("/blocks/tiles.bin", data),
         Route("/blocks/at", at),
     ]
-
-
-def _number(text: str) -> int:
-    if not _NUMBER.fullmatch(text):
-        raise InvalidInput(f"{text!r} is not a number; open the tiles again")
-    return int(text)
 
 
 assert set(KINDS) == set(BlockKind)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,8 +13,8 @@ from nos_ec.composition.explaining import object_explainer
 from nos_ec.composition.wiring import System
 from nos_ec.console.objects import BUDGET_MS, Entry, trash_mark, version_entry
 from nos_ec.console.panels import Panels
-from nos_ec.console.view import View
-from nos_ec.core.errors import InvalidInput, NosError, NotFound
+from nos_ec.console.view import View, query_number
+from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.ids import Extent, ObjectKey, in_log, segment_of, time_of
 from nos_ec.core.states import BlockKind
 from nos_ec.core.versions import put_ms_of
@@ -27,7 +26,8 @@ from nos_ec.ports.metadata import ObjectRow, TrashMark, VersionEntry
 PLACES_MAX = 100
 """The most places of a large object that the page lists."""
 VERSIONS_MAX = 50
-_VERSION = re.compile(r"\d{1,18}")
+VERSION_DIGITS_MAX = 18
+"""Every database can compare such a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +166,10 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
     def one(request: Request) -> Response:
         query = request.query_params
         key = ObjectKey(query.get("bucket", ""), query.get("name", ""))
-        version, trash = _number(query.get("version")), trash_mark(query.get("trash", ""))
+        version, trash = query_number(request, "version", VERSION_DIGITS_MAX), trash_mark(query.get("trash", ""))
         life = panels.read(panels.once(("object", key, version, trash), lambda: find_life(system, key, version, trash)))
         return view.page(
             request, "object.html", str(key), key=key, life=life, put_ms_of=put_ms_of, versions_max=VERSIONS_MAX
         )
 
     return [Route("/objects/one", one)]
-
-
-def _number(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not _VERSION.fullmatch(text):
-        raise InvalidInput(f"version={text!r} is not the number of a version")
-    return int(text)

@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from nos_ec import __version__
+from nos_ec.core.errors import InvalidInput
+from nos_ec.engine.texts import printable, size_text
 
 NAVIGATION = (
     ("/", "Overview"),
@@ -53,9 +55,9 @@ class View:
             "percent": percent_text,
             "rate": rate_text,
             "ratio": ratio_text,
-            "size": size_text,
+            "size": size_or_unknown,
             "utc": utc_text,
-            "visible": visible,
+            "visible": printable,
         }
         self._jinja.globals |= {"navigation": NAVIGATION, "store": store, "version": __version__}
 
@@ -67,20 +69,9 @@ class View:
         return HTMLResponse(text, status)
 
 
-def visible(text: str) -> str:
-    """Return a name with its control characters, marks of writing direction and unusual spaces as escapes."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
-def size_text(size_bytes: float | None) -> str:
+def size_or_unknown(size_bytes: float | None) -> str:
     """Format a number of bytes: '12.3 MiB'."""
-    if size_bytes is None:
-        return UNKNOWN
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size_bytes) < 1024:
-            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.1f} PiB"
+    return UNKNOWN if size_bytes is None else size_text(size_bytes)
 
 
 def rate_text(bytes_per_s: float | None) -> str:
@@ -116,3 +107,13 @@ def duration_text(duration_ms: float | None) -> str:
 def utc_text(time_ms: int) -> str:
     """Format a time, given in milliseconds of Unix time, as ISO 8601 in UTC, to the second."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def query_number(request: Request, name: str, digits_max: int = 10) -> int | None:
+    """Return the number in a field of the address, or None without it. Raises InvalidInput."""
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal() or len(text) > digits_max:
+        raise InvalidInput(f"{name}={text!r} is not a number of at most {digits_max} digits")
+    return int(text)

@@ -16,11 +16,12 @@ from rich.table import Table
 
 from nos_ec.cli.commands.api import serve_console
 from nos_ec.cli.terminal.context import AsJson, context
-from nos_ec.cli.terminal.output import emit, err, figure_text, out, size_text, ticking
+from nos_ec.cli.terminal.output import emit, err, figure_text, out, ticking
 from nos_ec.cli.terminal.values import Seed, size_option
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.demo.run import REPLICAS, Demo, DemoOptions, Report
 from nos_ec.demo.s3 import BUCKET, Access
+from nos_ec.engine.texts import size_text
 from nos_ec.settings import load_settings
 
 CONSUMERS = 3

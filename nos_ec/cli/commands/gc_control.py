@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from nos_ec.cli.terminal.context import AsJson, context
-from nos_ec.cli.terminal.output import count_text, emit, facts, out, size_text, time_text
+from nos_ec.cli.terminal.output import count_text, emit, facts, out, time_text
 from nos_ec.cli.terminal.values import rate_of
 from nos_ec.composition.gc_status import gc_limits, gc_status_data
 from nos_ec.core.errors import InvalidInput
 from nos_ec.engine.gc.control import Control, GcControl
 from nos_ec.engine.gc.run_note import RunState
+from nos_ec.engine.texts import size_text
 
 OPERATIONS_MAX = 1_000_000_000
 

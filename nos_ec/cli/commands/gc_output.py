@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from nos_ec.cli.terminal.output import count_text, emit, out, print_more, size_text, time_text
+from nos_ec.cli.terminal.output import count_text, emit, out, print_more, time_text
 from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.gc.target_costs import TargetCost
 from nos_ec.engine.gc.plan_data import bytes_to_write, plan_data
@@ -13,6 +13,7 @@ from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.space import Outlook
 from nos_ec.engine.gc.victims import BlockDecision, ChosenBlock, CollectionPlan
+from nos_ec.engine.texts import size_text
 from nos_ec.ports.metadata import Totals, WaitingBlocks, WaitReason
 
 

@@ -10,9 +10,10 @@ import typer
 
 from nos_ec.cli.files.trees import entry_pages, name_pages, pages
 from nos_ec.cli.terminal.context import AsJson, Context, context
-from nos_ec.cli.terminal.output import count_text, emit, err, print_lines, printable, size_text
+from nos_ec.cli.terminal.output import count_text, emit, err, print_lines
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.engine.objects.store import Store
+from nos_ec.engine.texts import printable, size_text
 from nos_ec.library.object_info import attributes_of
 from nos_ec.ports.metadata import ObjectRow
 

@@ -14,18 +14,7 @@ from nos_ec.cli.commands.listing import ls as ls
 from nos_ec.cli.commands.listing import row_data
 from nos_ec.cli.files.trees import get_tree, put_tree, remove_tree
 from nos_ec.cli.terminal.context import AsJson, context, parse_object
-from nos_ec.cli.terminal.output import (
-    count_text,
-    emit,
-    err,
-    facts,
-    out,
-    print_lines,
-    printable,
-    size_text,
-    stdout,
-    time_text,
-)
+from nos_ec.cli.terminal.output import count_text, emit, err, facts, out, print_lines, stdout, time_text
 from nos_ec.cli.terminal.streams import Source, is_folder
 from nos_ec.composition.wiring import System
 from nos_ec.core.attributes import encode_attributes
@@ -33,6 +22,7 @@ from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.objects.large_places import tail_of
 from nos_ec.engine.objects.store import Store
+from nos_ec.engine.texts import printable, size_text
 from nos_ec.ports.metadata import ObjectRow
 
 _RANGE_CHARS_MAX = 100

@@ -16,7 +16,7 @@ from nos_ec.cli.commands.s3_serve import serve, worker
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import emit, out
 from nos_ec.core.errors import InvalidInput
-from nos_ec.engine.explain.times import when
+from nos_ec.engine.texts import when
 from nos_ec.gateway.auth.accounts import SECRET_CHARS_MAX, Accounts, NewKey, rights_of, words_of
 from nos_ec.gateway.auth.master_keys import find_master_keys
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys

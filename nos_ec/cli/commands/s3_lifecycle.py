@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from nos_ec.cli.terminal.context import AsJson, context
-from nos_ec.cli.terminal.output import count_text, emit, out, printable, size_text, time_text
+from nos_ec.cli.terminal.output import count_text, emit, out, time_text
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.expiry import ExpiryRule
 from nos_ec.engine.expiry.lifecycle_bucket import WalkCounts
 from nos_ec.engine.expiry.lifecycle_walk import WalkState, read_walk
+from nos_ec.engine.texts import printable, size_text
 
 lifecycle_app = typer.Typer(
     help="Lifecycle rules: when objects of buckets expire.", no_args_is_help=True, rich_markup_mode=None

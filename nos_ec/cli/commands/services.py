@@ -16,12 +16,13 @@ from nos_ec.cli.commands.gc_control import gc_limit, gc_pause, gc_resume, gc_sta
 from nos_ec.cli.commands.gc_output import show_plan, show_result
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
 from nos_ec.cli.terminal.errors import exit_code
-from nos_ec.cli.terminal.output import count_text, emit, out, progress, size_text
+from nos_ec.cli.terminal.output import count_text, emit, out, progress
 from nos_ec.cli.terminal.values import MaxDuration, duration_ms
 from nos_ec.cli.terminal.watching import end_when_shut_out, endpoint, keeping_counts, keeping_totals, pulse, settle
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Corrupt, InvalidInput, Transient
 from nos_ec.core.publishing.slots import SLOTS
+from nos_ec.engine.texts import size_text
 from nos_ec.settings import Settings
 from nos_gc.assemble import gc_service, rebuild_thread, scrub_thread
 from nos_producer.assemble import producer_service

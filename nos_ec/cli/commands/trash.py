@@ -12,13 +12,13 @@ from nos_ec.cli.commands.listing import row_data
 from nos_ec.cli.files.trees import ask, parse_prefix, require_terminal
 from nos_ec.cli.terminal.context import AsJson, context, parse_object
 from nos_ec.cli.terminal.item_counter import ItemCounter, counting
-from nos_ec.cli.terminal.output import count_text, emit, out, print_lines, printable, progress, size_text, time_text
+from nos_ec.cli.terminal.output import count_text, emit, out, print_lines, progress, time_text
 from nos_ec.cli.terminal.values import Since, Until, time_of
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
-from nos_ec.engine.explain.times import span
 from nos_ec.engine.objects.trash import TrashCan
+from nos_ec.engine.texts import printable, size_text, span
 from nos_ec.ports.metadata import ObjectRow
 
 LISTED_MAX = 1000

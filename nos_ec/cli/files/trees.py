@@ -16,11 +16,12 @@ import typer
 from nos_ec.cli.files.local_files import CannotBeFile, TargetFolder, files_below
 from nos_ec.cli.terminal.context import context
 from nos_ec.cli.terminal.item_counter import ItemCounter, counting
-from nos_ec.cli.terminal.output import count_text, err, printable, progress, size_text
+from nos_ec.cli.terminal.output import count_text, err, progress
 from nos_ec.cli.terminal.streams import is_folder
 from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.objects.store import Store
+from nos_ec.engine.texts import printable, size_text
 from nos_ec.library.tree import load_tree
 from nos_ec.ports.metadata import ObjectRow
 

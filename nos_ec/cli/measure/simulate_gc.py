@@ -18,7 +18,7 @@ from nos_ec.bench.gc.simulation import GcResult, simulate_gc
 from nos_ec.bench.gc.workloads import GC_WORKLOADS, Workload, gc_workload, sized
 from nos_ec.bench.workloads import WORKLOADS
 from nos_ec.cli.terminal.context import AsJson, context
-from nos_ec.cli.terminal.output import count_text, emit, facts, print_lines, size_text, ticking
+from nos_ec.cli.terminal.output import count_text, emit, facts, print_lines, ticking
 from nos_ec.cli.terminal.values import Seed, size_option
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.gc.gc_policy import (
@@ -34,6 +34,7 @@ from nos_ec.core.gc.gc_policy import (
 from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS, STREAMS
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.ratios import rounded
+from nos_ec.engine.texts import size_text
 from nos_ec.settings import Settings
 
 PRICE_DAYS = 20.0

@@ -15,11 +15,12 @@ import typer
 from nos_ec.adapters.local.audit_files import TrailReader
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.terminal.context import AsJson, context, parse_object
-from nos_ec.cli.terminal.output import count_text, out, printable, stdout, time_text
+from nos_ec.cli.terminal.output import count_text, out, stdout, time_text
 from nos_ec.cli.terminal.values import Since, Until, time_of
 from nos_ec.composition.audit import trail_reader
 from nos_ec.core.errors import InvalidInput, Transient
 from nos_ec.core.formats.audit_trail import AuditKind, CopyEntry, Recorded
+from nos_ec.engine.texts import printable
 
 COPIES_SHOWN = 5
 """How many copies of an entry people see unless they asked for an object."""

@@ -12,13 +12,14 @@ import typer
 from nos_ec.cli.operator.findings import NewPlan, Report, print_hidden
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.errors import Incomplete, ProblemsFound
-from nos_ec.cli.terminal.output import count_text, emit, facts, out, printable, progress, size_text
+from nos_ec.cli.terminal.output import count_text, emit, facts, out, progress
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Blocklisted, Conflict, Corrupt, InvalidInput, LeaseLost, NoSpace, Transient
 from nos_ec.core.formats.operator_plan import Action, PlanHead, Step, read_head, read_steps
 from nos_ec.engine.check.blocks import ReadShare
 from nos_ec.engine.check.checker import Checker, CheckFigures, Tick
 from nos_ec.engine.check.repairs import Repairer, copies_of
+from nos_ec.engine.texts import printable, size_text
 from nos_gc.assemble import gc_service
 
 FAILURES_MAX = 3

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from nos_ec.cli.terminal.context import AsJson, context
-from nos_ec.cli.terminal.output import count_text, emit, out, printable
+from nos_ec.cli.terminal.output import count_text, emit, out
 from nos_ec.composition.backends import read_dead_letters
+from nos_ec.engine.texts import printable
 from nos_ec.ports.message_log import DeadLetter
 
 _SHOWN_BYTES_MAX = 2_000

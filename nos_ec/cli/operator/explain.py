@@ -10,7 +10,7 @@ import typer
 
 from nos_ec.cli.commands.listing import row_data
 from nos_ec.cli.terminal.context import AsJson, context, parse_object
-from nos_ec.cli.terminal.output import count_text, emit, facts, out, printable, size_text
+from nos_ec.cli.terminal.output import count_text, emit, facts, out
 from nos_ec.composition.explaining import block_explainer, object_explainer
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput, NotFound
@@ -20,7 +20,7 @@ from nos_ec.core.states import ObjectState
 from nos_ec.engine.explain.blocks import BlockExplanation, BlockLayout
 from nos_ec.engine.explain.object_facts import Copy, Holder, ItsParts, Publishing
 from nos_ec.engine.explain.objects import ObjectExplanation
-from nos_ec.engine.explain.times import span, when
+from nos_ec.engine.texts import printable, size_text, span, when
 
 _BLOCK = re.compile("[0-9a-f]{32}")
 _PLACES_SHOWN = 10

@@ -12,13 +12,14 @@ import typer
 
 from nos_ec.cli.files.local_files import report_file, require_new
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
-from nos_ec.cli.terminal.output import count_text, emit, err, out, progress, size_text, stdout
+from nos_ec.cli.terminal.output import count_text, emit, err, out, progress, stdout
 from nos_ec.cli.terminal.values import Since, time_of
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.expiry import DAY_MS
 from nos_ec.core.gc.gc_events import Event, Names, PutEvent, event_line
 from nos_ec.engine.expiry.known_expiry import KnownExpiry
 from nos_ec.engine.figures.event_export import ExportOptions, exported_events
+from nos_ec.engine.texts import size_text
 
 export_app = typer.Typer(help="Export the metadata for other programs.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from nos_ec.cli.files.local_files import report_file, require_new
-from nos_ec.cli.terminal.output import count_text, out, printable
+from nos_ec.cli.terminal.output import count_text, out
 from nos_ec.core.findings import Finding
 from nos_ec.core.formats.operator_plan import QUARANTINING, PlanHead, Step, plan_lines
 from nos_ec.engine.check.repairs import planned
+from nos_ec.engine.texts import printable
 
 PROBLEMS_MAX = 10_000
 """How many problems --json lists, and how many steps a plan has; all problems are counted."""

@@ -14,7 +14,7 @@ import typer
 
 from nos_ec.cli.files.local_files import report_file, require_new
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
-from nos_ec.cli.terminal.output import count_text, emit, facts, out, printable, progress, size_text, time_text
+from nos_ec.cli.terminal.output import count_text, emit, facts, out, progress, time_text
 from nos_ec.composition.rebuilding import open_lost
 from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
 from nos_ec.core.formats.dump_format import DumpHead, Read, dump_frames, verify_dump
@@ -23,6 +23,7 @@ from nos_ec.engine.dump.rebuild_input import DumpSource, RebuildInput
 from nos_ec.engine.dump.rebuilder import Rebuilder, RebuildFigures
 from nos_ec.engine.dump.stored import is_ahead, newest_dump
 from nos_ec.engine.dump.uncertain import KINDS, Uncertain, uncertain
+from nos_ec.engine.texts import printable, size_text
 
 KEEP = 3
 """How many dumps the store keeps by default."""

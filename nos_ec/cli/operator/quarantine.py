@@ -12,7 +12,7 @@ from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import emit, out
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.engine.check.quarantine import Held, held, release
-from nos_ec.engine.explain.times import when
+from nos_ec.engine.texts import when
 
 _ID = re.compile("[0-9a-f]{32}")
 

@@ -12,13 +12,14 @@ import typer
 from nos_ec.cli.operator.findings import NewPlan, Report, print_hidden
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.terminal.errors import ProblemsFound
-from nos_ec.cli.terminal.output import count_text, emit, facts, progress, size_text, time_text
+from nos_ec.cli.terminal.output import count_text, emit, facts, progress, time_text
 from nos_ec.cli.terminal.values import MaxDuration, duration_ms, rate_of
 from nos_ec.cli.terminal.watching import keeping_counts
 from nos_ec.core.errors import Transient
 from nos_ec.core.findings import BEYOND_MENDING, FindingKind
 from nos_ec.engine.scrub.mending import Scrubbed
 from nos_ec.engine.scrub.scrubber import ScrubResult
+from nos_ec.engine.texts import size_text
 
 ON_CEPH = "left to Ceph: its deep scrub compares the shards of each stripe (`ceph pg ls`, DEEP_SCRUB_STAMP)"
 EMBEDDED = "all were read"

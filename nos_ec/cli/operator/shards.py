@@ -10,10 +10,11 @@ import typer
 
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.terminal.errors import exit_code
-from nos_ec.cli.terminal.output import count_text, emit, out, print_more, progress, short_text, size_text
+from nos_ec.cli.terminal.output import count_text, emit, out, print_more, progress, short_text
 from nos_ec.cli.terminal.values import MaxDuration, duration_ms, rate_of
 from nos_ec.cli.terminal.watching import keeping_counts
 from nos_ec.core.errors import Corrupt, Transient
+from nos_ec.engine.texts import size_text
 from nos_ec.engine.upkeep.shard_rebuild import RebuildResult
 
 ON_CEPH = "nothing to rebuild: Ceph recovers lost shards itself; `ceph status` shows its progress"

@@ -7,12 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from nos_ec.cli.terminal.context import AsJson, context
-from nos_ec.cli.terminal.output import count_text, emit, err, facts, figure_text, short_text, size_text, time_text
+from nos_ec.cli.terminal.output import count_text, emit, err, facts, figure_text, short_text, time_text
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ratios import ratio
 from nos_ec.engine.dump.stored import newest_dump_ms
 from nos_ec.engine.figures.store_totals import DatedTotals
+from nos_ec.engine.texts import size_text
 from nos_ec.monitoring.store_data import store_data
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore

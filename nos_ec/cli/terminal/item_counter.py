@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nos_ec.cli.terminal.errors import Incomplete
-from nos_ec.cli.terminal.output import count_text, emit, err, out, printable, size_text
+from nos_ec.cli.terminal.output import count_text, emit, err, out
 from nos_ec.core.errors import Corrupt
+from nos_ec.engine.texts import printable, size_text
 
 NAMED_MAX = 100
 """How many problems are named; further ones are only counted. This bounds the output and the memory."""

@@ -92,20 +92,6 @@ def time_text(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def printable(text: str) -> str:
-    """Escape the control characters of a name, which could garble or control a terminal."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
-def size_text(size_bytes: float) -> str:
-    """Format a number of bytes for people: '12.3 MiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size_bytes) < 1024:
-            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.1f} PiB"
-
-
 def figure_text(value: float | None, form: str) -> str:
     """Format a figure, such as '.2f'; '-' if it is unknown."""
     return "-" if value is None else format(value, form)

@@ -7,9 +7,9 @@ from enum import StrEnum
 
 from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.states import BlockKind
-from nos_ec.engine.explain.times import moment, span, when
 from nos_ec.engine.explain.verdict import LATE_MS, Verdict, capitalised
 from nos_ec.engine.gc.options import CollectorOptions
+from nos_ec.engine.texts import moment, span, when
 from nos_ec.ports.clock import waits
 from nos_ec.ports.metadata import QUARANTINE, BlockFacts, WaitReason
 

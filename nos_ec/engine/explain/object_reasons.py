@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from nos_ec.core.states import ObjectState, SegmentState
 from nos_ec.engine.explain.object_facts import Copy, ObjectOptions, Publishing
-from nos_ec.engine.explain.times import moment, span, when
 from nos_ec.engine.explain.verdict import LATE_MS, Verdict, capitalised
+from nos_ec.engine.texts import moment, span, when
 from nos_ec.ports.metadata import ObjectRow
 
 

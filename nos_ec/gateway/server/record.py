@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from nos_ec.engine.texts import printable
+
 UNKNOWN = "Unknown"
 """The operation of a request that was refused before its operation was known."""
 CLIENT_CLOSED = "ClientClosed"
@@ -51,20 +53,13 @@ def log_access(record: Record) -> None:
         account=record.account,
         method=record.method,
         operation=record.operation,
-        bucket=_printable(record.bucket),
-        key=_printable(record.key),
+        bucket=printable(record.bucket),
+        key=printable(record.key),
         status=record.status,
         code=record.code,
         received=record.received,
         sent=record.sent,
         first_byte_ms=round(record.first_byte_s * 1000, 1),
         ms=round(record.whole_s * 1000, 1),
-        agent=_printable(record.agent[:AGENT_CHARS_MAX]),
+        agent=printable(record.agent[:AGENT_CHARS_MAX]),
     )
-
-
-def _printable(text: str) -> str:
-    """Return the text with characters that could end the line or garble a terminal escaped as in Python."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

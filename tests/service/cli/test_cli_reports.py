@@ -22,9 +22,10 @@ from nos_consumer.assemble import consumer_service
 from nos_ec.api.access import Token
 from nos_ec.cli.app import run
 from nos_ec.cli.operator.status import _percent
-from nos_ec.cli.terminal.output import printable, size_text, time_text
+from nos_ec.cli.terminal.output import time_text
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.engine.texts import printable, size_text
 from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.settings import without_settings

@@ -10,9 +10,9 @@ from playwright.sync_api import Browser, Page, Route, expect
 from sqlalchemy import text
 
 from nos_ec.composition.wiring import System
-from nos_ec.console.view import size_text
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.states import BlockState
+from nos_ec.engine.texts import size_text
 from nos_gc.assemble import gc_collector
 from tests.rig.browser import visiting
 from tests.service.conftest import CHUNK, STRIPE, Bench

@@ -14,7 +14,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.console import flow, overview, view
 from nos_ec.console.panels import Panel
 from nos_ec.console.svg import HEIGHT, WIDTH, segments, stacked_area
-from nos_ec.console.view import NAVIGATION, UNKNOWN, View, visible
+from nos_ec.console.view import NAVIGATION, UNKNOWN, View
 from nos_ec.core.expiry import DAY_MS
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import LandingId, ObjectKey, timed_id
@@ -22,6 +22,7 @@ from nos_ec.core.publishing.slots import member_lease, slot_lease
 from nos_ec.core.states import BlockKind, BlockState, ObjectState
 from nos_ec.engine.figures.cost_history import CostPoint
 from nos_ec.engine.figures.header_survey import HeadersFound
+from nos_ec.engine.texts import printable
 from nos_ec.monitoring.sources import StoreFigures
 from nos_ec.ports.metadata import Lease, ObjectRow, Totals, WaitingRow
 from tests.rig.fakes.clock import FakeClock
@@ -203,13 +204,13 @@ def test_one_point_is_no_chart() -> None:
 
 # --- text ----------------------------------------------------------------------------------------------------------
 def test_names_show_what_would_be_invisible_or_turn_the_text_around() -> None:
-    assert visible("a\u202eb\u2066\x00\x1b\n\u00a0\ufeff\udc80é 日") == (
+    assert printable("a\u202eb\u2066\x00\x1b\n\u00a0\ufeff\udc80é 日") == (
         "a\\u202eb\\u2066\\x00\\x1b\\n\\xa0\\ufeff\\udc80é 日"
     )
 
 
 def test_figures_have_units_and_unknown_ones_a_dash() -> None:
-    assert [view.size_text(size) for size in (0, 1023, 1024, 5 << 30, 3 << 60)] == [
+    assert [view.size_or_unknown(size) for size in (0, 1023, 1024, 5 << 30, 3 << 60)] == [
         "0 B", "1023 B", "1.0 KiB", "5.0 GiB", "3072.0 PiB",
     ]  # fmt: skip
     assert [view.duration_text(ms) for ms in (0, 1500, 60_000, 150_000, 3 * 3_600_000, 5 * DAY_MS)] == [
@@ -221,7 +222,7 @@ def test_figures_have_units_and_unknown_ones_a_dash() -> None:
         "98.77 %",
     )
     assert view.utc_text(NOW_MS) == "2023-11-14T22:13:20Z"
-    unknown = {text(None) for text in (view.size_text, view.duration_text, view.count_text, view.ratio_text)}
+    unknown = {text(None) for text in (view.size_or_unknown, view.duration_text, view.count_text, view.ratio_text)}
     assert unknown | {view.percent_text(None), view.rate_text(None)} == {UNKNOWN}
 
 

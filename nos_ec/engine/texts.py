@@ -1,4 +1,4 @@
-"""Formats times for people, with the moment in ISO 8601."""
+"""Formats times, sizes and names for people."""
 
 from __future__ import annotations
 
@@ -30,3 +30,20 @@ def moment(ms: int) -> str:
 def when(ms: int, now_ms: int) -> str:
     """Return 'in 3 min 20 s (2026-01-31T12:00:00+00:00)', or '3 min 20 s ago (...)'."""
     return f"in {span(ms - now_ms)} ({moment(ms)})" if ms > now_ms else f"{span(now_ms - ms)} ago ({moment(ms)})"
+
+
+def printable(text: str) -> str:
+    """Return a name with its control characters, marks of writing direction and unusual spaces as Python's escapes.
+    They could end a line, or garble or control a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def size_text(size_bytes: float) -> str:
+    """Return a number of bytes as '12.3 MiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size_bytes) < 1024:
+            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} PiB"

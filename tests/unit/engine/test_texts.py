@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nos_ec.engine.explain.times import moment, span, when
+from nos_ec.engine.texts import moment, span, when
 
 NOW_MS = 1_700_000_000_000
 
