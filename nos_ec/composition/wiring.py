@@ -102,7 +102,7 @@ class System(Adapters):
 
     @property
     def worker(self) -> WorkerSide:
-        """What daemons need that pack objects and reclaim space."""
+        """The side for daemons that pack objects and reclaim space."""
         with self._making:
             if self._worker is None:
                 from nos_ec.composition.worker_side import WorkerSide
@@ -112,7 +112,7 @@ class System(Adapters):
 
     @property
     def operator(self) -> OperatorSide:
-        """What monitoring, checks and repairs need."""
+        """The side for monitoring, checks and repairs."""
         with self._making:
             if self._operator is None:
                 from nos_ec.composition.operator_side import OperatorSide

@@ -42,7 +42,7 @@ class Severity(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What a rule says now."""
+    """The present state of a rule."""
 
     FIRING = "firing"
     UNKNOWN = "not evaluated"

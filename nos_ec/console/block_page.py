@@ -42,7 +42,7 @@ PIECES_MAX = 4000
 
 
 class PieceKind(StrEnum):
-    """What a range of a block holds."""
+    """The content of a range of a block."""
 
     HEADER = "header"
     """The header of a group: what was written, and where."""
@@ -136,7 +136,7 @@ class BlockView:
 
 
 class Fate(StrEnum):
-    """What became of the object of a dead range."""
+    """The later life of the object that a dead range held."""
 
     MOVED = "moved"
     """The same version is stored elsewhere now: GC moved it, or its group was written again."""

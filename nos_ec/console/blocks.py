@@ -60,7 +60,7 @@ class Order(StrEnum):
 
 
 class Colour(StrEnum):
-    """What the colour of a tile means."""
+    """The meaning of the colours of tiles."""
 
     HOLES = "holes"
     KIND = "kind"

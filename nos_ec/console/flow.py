@@ -30,7 +30,7 @@ LEASES_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """What the stages hold, as the rows say. Ages are None where nothing waits."""
+    """The content of the stages, from the rows. Ages are None where nothing waits."""
 
     landed_objects: int
     landed_bytes: int
