@@ -111,8 +111,9 @@ def test_nothing_is_lost_while_the_tables_move(vitess: VitessServer, metadata: S
         vitess.control(*MOVE, "create", "--source-keyspace=nos_ec", "--all-tables", "--tablet-types=replica,primary")
         _await_copied(vitess)
         client.await_more()
-        vitess.control(*MOVE, "switchtraffic")
-        client.await_more()
+        for switch in ("switchtraffic", "reversetraffic", "switchtraffic"):
+            vitess.control(*MOVE, switch)
+            client.await_more()
         vitess.control(*MOVE, "complete", "--keep-routing-rules")
         client.await_more()
     print(f"recorded {len(client.recorded)}, longest {client.longest_s:.2f} s, failures: {Counter(client.failures)}")
