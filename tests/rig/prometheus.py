@@ -18,7 +18,8 @@ from tests.rig.dev_servers import MISSING, SCRIPTS, START_S_MAX, ServerFailed, S
 
 DEPLOY = SCRIPTS.parent
 RULES = DEPLOY / "prometheus" / "rules.yml"
-TEST_FILES = ("rules_test.yml", "rules_of_days_test.yml")
+VITESS_RULES = DEPLOY / "prometheus" / "vitess_rules.yml"
+TEST_FILES = ("rules_test.yml", "rules_of_days_test.yml", "vitess_rules_test.yml")
 DASHBOARD = DEPLOY / "grafana" / "nos-ec.json"
 LABELS_OF_TARGETS = {"store", "instance", "job"}
 """Labels that the daemons do not export, but Prometheus adds."""

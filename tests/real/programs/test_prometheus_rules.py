@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from nos_ec.monitoring.declarations.metrics import METRICS
-from tests.rig.prometheus import RULES, TEST_FILES, dashboard_expressions, run_promtool
+from tests.rig.prometheus import RULES, TEST_FILES, VITESS_RULES, dashboard_expressions, run_promtool
 
 SAMPLE = RULES.parent / "prometheus.yml"
 RECORDED = Path(__file__).parents[2] / "golden" / "prometheus" / "recorded_test.yml"
@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("with_promtool")]
 
 
 def test_the_rules_and_the_sample_configuration_are_right() -> None:
-    for check in (("rules", "--lint=all", "--lint-fatal", RULES), ("config", "--syntax-only", SAMPLE)):
+    rules = (RULES, VITESS_RULES)
+    for check in (("rules", "--lint=all", "--lint-fatal", *rules), ("config", "--syntax-only", SAMPLE)):
         checked = run_promtool("check", *check)
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
