@@ -11,11 +11,14 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 
 from nos_ec.adapters.sql.connection_check import ROWS_MIN, DatabaseCheck
-from nos_ec.adapters.sql.metadata import SqlMetadata
+from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
+from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.core.errors import ConfigError, Transient
 from tests.contract.suites.metadata_contract import MetadataContract
 from tests.contract.suites.metadata_races import MetadataRaces
@@ -23,7 +26,7 @@ from tests.real.conftest import run
 from tests.rig.dev_servers import DevServer
 from tests.rig.sql.sql_damage import SqlDamage
 from tests.rig.sql.sql_races import SqlRaces
-from tests.rig.sql.sql_servers import empty_metadata
+from tests.rig.sql.sql_servers import drop_all, empty_metadata
 from tests.rig.sql.sql_version_histories import SqlVersionHistories
 from tests.rig.sql.sql_version_races import SqlVersionRaces
 
@@ -88,6 +91,20 @@ def test_a_replica_is_not_taken_for_the_primary(vitess_url: str) -> None:
     replica = f"{vitess_url}%40replica"
     with closing(DatabaseCheck(replica, replica=False)) as check, pytest.raises(Transient, match="read-only"):
         check.connect()
+
+
+def test_tables_change_at_once_even_if_vtgate_would_queue_changes(vitess_url: str) -> None:
+    def queue_changes(connection: Any, _record: object) -> None:
+        connection.cursor().execute("SET @@ddl_strategy = 'vitess'")
+
+    drop_all(vitess_url)
+    event.listen(Engine, "connect", queue_changes)
+    try:
+        migrate(vitess_url)
+    finally:
+        event.remove(Engine, "connect", queue_changes)
+    with closing(open_metadata(vitess_url)) as metadata:
+        assert metadata.list_buckets("", 10) == []
 
 
 @contextmanager

@@ -41,6 +41,7 @@ def migrate(url: str) -> None:
             return
         _refuse_unknown(connection)
     with _connected(_writing_engine(url, read_s=_READ_S)) as connection, _alone(connection):
+        _change_tables_at_once(connection)
         _upgrade(connection)
 
 
@@ -156,6 +157,13 @@ def _alone(connection: Connection) -> Iterator[None]:
         yield
     finally:
         connection.execute(text("SELECT RELEASE_LOCK(:name)"), {"name": name})
+
+
+def _change_tables_at_once(connection: Connection) -> None:
+    """With another strategy, which may be vtgate's default (`--ddl-strategy`), Vitess only queues a change of a table.
+    The next steps would not find the change, and the schema would be noted as complete."""
+    if connection.dialect.name == "mysql" and "vitess" in str(connection.scalar(text("SELECT VERSION()"))).lower():
+        connection.exec_driver_sql("SET @@ddl_strategy = 'direct'")
 
 
 def open_checked(url: str) -> Engine:
