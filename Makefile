@@ -92,7 +92,7 @@ chaos: venv ## kill daemons, OSDs, Kafka and MySQL under load for 10 minutes, th
 	$(BIN)/python tests/soak/chaos.py $(CHAOS_ARGS)
 
 vitess: venv ## run the metadata suites through Vitess, which is built first, and move its tables (PYTEST_ARGS="...")
-	$(BIN)/python -m pytest tests/soak/vitess_metadata.py tests/soak/vitess_move.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/soak/vitess_*.py $(PYTEST_ARGS)
 
 check: lint types test ## run lint, types and test
 

@@ -4,7 +4,8 @@
 # vtctld, vtorc (which replaces a lost primary) and etcd.
 # usage: deploy/dev/vitess.sh start|stop|status|install      a second start restarts processes that died
 #                                                            and renews the data of a primary that was replaced
-#        deploy/dev/vitess.sh run ARGUMENT...                run vtctldclient, such as: run GetTablets
+#        deploy/dev/vitess.sh run PROGRAM ARGUMENT...        run vtctldclient, or a program of MySQL, such as:
+#                                                            run vtctldclient GetTablets
 #
 # Vitess is built from its Go module, which takes some minutes, with the machine's Go if it is new enough, or else with
 # that of requirements/clients.txt. MySQL and etcd are Debian's, which are only unpacked. Only unstable Debian has
@@ -61,27 +62,30 @@ unpack_mysql() { # FOLDER
         echo "deb [signed-by=$keyring] $mirror sid main" >"$apt/sources.list" &&
         apt-get "${options[@]}" update -q || return
     apt-get "${options[@]}" install -y -q --no-install-recommends --download-only \
-        "mysql-server-core=$mysql_series.*" || {
+        "mysql-server-core=$mysql_series.*" "mysql-client-core=$mysql_series.*" || {
         echo "If Debian's unstable suite has another series by now, set mysql_series in $0 to it."
         return 1
     }
     for package in "$apt"/archives/*.deb; do dpkg-deb --extract "$package" "$1" || return; done
     rm -r "$apt" "$1/usr/share/doc" "$1/usr/share/man" &&
-        mysqld "$1" --version &&
+        mysql_program "$1" mysqldump --version &&
+        mysql_program "$1" mysqld --version &&
         touch "$1/.complete"
 }
 
-# The program with its own C library and loader. Its plugins are loaded with the same libraries.
-mysqld_command() { # FOLDER
-    local loader
+# The words that start a program with its own C library and loader. Plugins are loaded with the same libraries.
+mysql_command() { # FOLDER PROGRAM
+    local loader program
     loader=$(echo "$1"/usr/lib/*/ld-linux-*.so.*)
-    printf '%s\n' "$loader" --library-path "$(dirname "$loader")" "$1/usr/sbin/mysqld"
+    program=$1/usr/bin/$2
+    [ -e "$program" ] || program=$1/usr/sbin/$2
+    printf '%s\n' "$loader" --library-path "$(dirname "$loader")" "$program"
 }
 
-mysqld() { # FOLDER ARGUMENT...
+mysql_program() { # FOLDER PROGRAM ARGUMENT...
     local command
-    mapfile -t command < <(mysqld_command "$1")
-    "${command[@]}" "${@:2}"
+    mapfile -t command < <(mysql_command "$1" "$2")
+    "${command[@]}" "${@:3}"
 }
 
 # The module's own go.sum pins what it is built from. What Go downloads and compiles stays out of the home folder, and
@@ -273,7 +277,7 @@ make_data() { # NUMBER
     rm -rf "$folder"
     mkdir -p "$folder/tmp"
     users >"$folder/users.sql"
-    mysqld "$mysql" --no-defaults --initialize-insecure "${as[@]}" --basedir="$mysql/usr" --datadir="$folder/data" \
+    mysql_program "$mysql" mysqld --no-defaults --initialize-insecure "${as[@]}" --basedir="$mysql/usr" --datadir="$folder/data" \
         --tmpdir="$folder/tmp" --init-file="$folder/users.sql" --skip-log-bin >"$base/log/mysqld-$1.make" 2>&1 ||
         failed "the data folder of MySQL $1 cannot be created" "$base/log/mysqld-$1.make"
     touch "$folder/.complete"
@@ -303,7 +307,7 @@ launch_mysqld() { # NUMBER ARGUMENT...
     shift
     make_data "$number"
     write_mysql_configuration "$number" "${ports[mysqld-$number]}" >"$configuration"
-    mapfile -t command < <(mysqld_command "$mysql")
+    mapfile -t command < <(mysql_command "$mysql" mysqld)
     # --defaults-file must come first, so the argument that identifies the process is another.
     launch "mysqld-$number" "--pid-file=$base/tablet-$number/mysqld.own" "${command[@]}" \
         "--defaults-file=$configuration" "$@"
@@ -430,9 +434,12 @@ install() {
 case "${1:-}" in
 start | stop | status | install) "$1" ;;
 run)
-    shift
     know_ports
-    control "$@"
+    case "${2:-}" in
+    vtctldclient) control "${@:3}" ;;
+    mysql | mysqldump | mysqlbinlog) mysql_program "$mysql" "${@:2}" ;;
+    *) echo "usage: $0 run vtctldclient|mysql|mysqldump|mysqlbinlog ARGUMENT..." >&2; exit 1 ;;
+    esac
     ;;
-*) echo "usage: $0 start|stop|status|install | run ARGUMENT..." >&2; exit 1 ;;
+*) echo "usage: $0 start|stop|status|install | run PROGRAM ARGUMENT..." >&2; exit 1 ;;
 esac

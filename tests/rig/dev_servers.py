@@ -113,7 +113,7 @@ class DevServer:
             "NOS_EC_DEV_PORT": str(free_port()),
             "NOS_EC_DEV_FAST": str(int(fast)),
         }
-        self._environment = os.environ | own | environment
+        self.environment = os.environ | own | environment
         self._starting: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
@@ -124,7 +124,7 @@ class DevServer:
         """Like `start`, but without waiting. `settled` reports the end of the start."""
         self._starting = subprocess.Popen(
             self._command("start"),
-            env=self._environment,
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -171,7 +171,7 @@ class DevServer:
     def script(self, action: str) -> subprocess.CompletedProcess[str]:
         """Run the server's script."""
         return subprocess.run(
-            self._command(action), env=self._environment, capture_output=True, text=True, timeout=START_S_MAX
+            self._command(action), env=self.environment, capture_output=True, text=True, timeout=START_S_MAX
         )
 
     def _command(self, action: str) -> list[str]:

@@ -1,8 +1,9 @@
 """Runs the commands of docs/RUNBOOKS.md as they stand there, and compares their output with what it says.
 
 A block that begins with ```sh embedded runs on an embedded store, one with ```sh stack on the servers of
-deploy/dev. The blocks of a section run one after the other in the same shell, which stops at the first command that
-fails. A line `#> text` is expected output of the command above it; `...` stands for anything within the line.
+deploy/dev, and one of docs/VITESS.md with ```sh vitess on Vitess. The blocks of a section run one after the other in
+the same shell, which stops at the first command that fails. A line `#> text` is expected output of the command above
+it; `...` stands for anything within the line.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ TIME_S_MAX = 600
 _MARK = "=== end of block "
 
 
-def sections(where: str) -> dict[str, list[str]]:
-    """{section: its blocks for `where`, embedded or stack}, in order."""
+def sections(where: str, document: str = DOCUMENT) -> dict[str, list[str]]:
+    """{section: its blocks for `where`, such as embedded or stack}, in order."""
     found: dict[str, list[str]] = {}
-    for block in blocks(DOCUMENT):
+    for block in blocks(document):
         if block.info == f"sh {where}":
             found.setdefault(block.section, []).append(block.text)
     return found

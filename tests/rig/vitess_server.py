@@ -58,8 +58,8 @@ class VitessServer(DevServer):
 
     def control(self, *arguments: str) -> str:
         """Run vtctldclient. Raises ServerFailed."""
-        command = [*self._command("run"), *arguments]
-        ran = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=START_S_MAX)
+        command = [*self._command("run"), "vtctldclient", *arguments]
+        ran = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=START_S_MAX)
         if ran.returncode != 0:
             raise ServerFailed(f"{self.name}: {' '.join(arguments)}: {ran.stderr.strip()}")
         return ran.stdout
