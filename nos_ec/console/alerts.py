@@ -1,17 +1,18 @@
 """Judges the alert rules of deploy/prometheus/rules.yml from the store itself, as it is now.
 
 A rule is judged from the same figures that the daemons export, under the names of the metrics. Rules about a single
-process, such as the failures of a gateway, cannot be judged from the store: they are listed as not evaluated, never as
-fine. Prometheus alerts only after a rule has held for some time; here it counts at once. A unit test runs each judge on
-the series of deploy/prometheus/rules_test.yml.
+process, such as the failures of a gateway, cannot be judged from the store: unless Prometheus evaluates them, they are
+listed as not evaluated, never as fine. Prometheus alerts only after a rule has held for some time; here it counts at
+once. A unit test runs each judge on the series of deploy/prometheus/rules_test.yml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from nos_ec.console.rates.rates import Told
 from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.placement import GroupState
 from nos_ec.core.publishing.slots import SLOTS
@@ -109,17 +110,29 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A rule and what it says now."""
+    """A rule and what it says now. `told` is what Prometheus says, if the verdict follows from that."""
 
     rule: Rule
     verdict: Verdict
+    told: Told | None = None
 
 
-def alerts(seen: Seen) -> list[Alert]:
-    """Return what each rule says: what fires comes first, critical ones before warnings."""
-    found = [Alert(rule, _verdict(rule, seen)) for rule in RULES]
+def alerts(seen: Seen, told: Mapping[str, Told] | None = None) -> list[Alert]:
+    """Return what each rule says: what fires comes first, critical ones before warnings. `told` is what Prometheus says
+    about the rules that it has evaluated, by their names."""
+    found = [_alert(rule, seen, (told or {}).get(rule.name)) for rule in RULES]
     verdicts, severities = list(Verdict), list(Severity)
     return sorted(found, key=lambda one: (verdicts.index(one.verdict), severities.index(one.rule.severity)))
+
+
+def _alert(rule: Rule, seen: Seen, told: Told | None) -> Alert:
+    """A rule fires if the store or Prometheus shows it; Prometheus also judges what the store does not show."""
+    verdict = _verdict(rule, seen)
+    if verdict is Verdict.FIRING or told is None:
+        return Alert(rule, verdict)
+    if told is not Told.INACTIVE:
+        return Alert(rule, Verdict.FIRING, told)
+    return Alert(rule, Verdict.FINE, told) if verdict is Verdict.UNKNOWN or rule.unseen else Alert(rule, verdict)
 
 
 def _verdict(rule: Rule, seen: Seen) -> Verdict:

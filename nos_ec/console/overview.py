@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +17,9 @@ from nos_ec.composition.gc_status import gc_status_data
 from nos_ec.composition.operator_side import unless_away
 from nos_ec.composition.wiring import System
 from nos_ec.console.alerts import Alert, Seen, Work, alerts
-from nos_ec.console.panels import Panel, Panels
+from nos_ec.console.panels import Panel, Panels, Source
+from nos_ec.console.rates.prometheus import Prometheus
+from nos_ec.console.rates.rates import KINDS, Told, read_rate_history, read_rates, read_rules, used_kinds
 from nos_ec.console.svg import Area, Segment, segments, stacked_area
 from nos_ec.console.view import View, count_text, percent_text
 from nos_ec.core.expiry import DAY_MS
@@ -65,6 +67,8 @@ PARTS = {
 SAMPLE_PAGES, SAMPLE_PAGE_ROWS = 8, 250
 BOUND_MS = 600_000
 """How often the sizes of objects are sampled for the bound."""
+RATE_HISTORY_MS = 600_000
+"""How often the rates of the last day and month are asked for; each point of them covers an hour."""
 WORK_MS = 60_000
 """The shortest time between two entries of Works."""
 RATE_MS = 600_000
@@ -324,8 +328,10 @@ class Readings:
         places: Panel[Places],
         samples: Panel[Sequence[Sample]],
         groups: Panel[Sequence[Sample]],
+        told: Panel[dict[str, Told]] | None,
     ) -> Sequence[Alert]:
-        """Return what the alert rules say. Panels with errors are left out, so that their rules are not evaluated."""
+        """Return what the alert rules say. Panels with errors are left out, so that their rules are not evaluated.
+        `told` is what Prometheus says about them."""
         now_ms = self._system.clock.now_ms()
         seen = [*(_current(samples) or ()), *(_current(groups) or ())]
         if (found := _current(figures)) is not None:
@@ -337,7 +343,7 @@ class Readings:
                     landing_log=there.log,
                 )
             seen += store_samples(found, now_ms)
-        return alerts(Seen(seen, self.works.read(), now_ms))
+        return alerts(Seen(seen, self.works.read(), now_ms), None if told is None else _current(told))
 
 
 def _current(panel: Panel[_T]) -> _T | None:
@@ -380,17 +386,35 @@ def routes(system: System, panels: Panels, view: View, rng: random.Random) -> li
     costs = panels.source(readings.history, WORK_MS)
     run = panels.source(lambda: gc_status_data(system), FIGURES_MS)
 
+    url, store_id, clock = system.settings.console.prometheus_url, system.store_id, system.clock
+    processes: dict[str, Source[Any]] = {}
+    if url is not None:
+        prometheus = Prometheus(url)
+        processes["rates"] = panels.source(lambda: read_rates(prometheus, store_id), FIGURES_MS)
+        processes["rules"] = panels.source(lambda: read_rules(prometheus, store_id), FIGURES_MS)
+        processes["history"] = panels.source(
+            lambda: read_rate_history(prometheus, store_id, clock.now_ms()), RATE_HISTORY_MS
+        )
+
     panels.keep_reading(figures)
 
     def overview(request: Request) -> Response:
-        panels.wait_for(figures, places, samples, groups, backlog, lag, bound, costs, run)
+        panels.wait_for(figures, places, samples, groups, backlog, lag, bound, costs, run, beside=processes.values())
+        shown: dict[str, Panel[Any]] = {name: panels.shown(source) for name, source in processes.items()}
         return view.page(
             request,
             "overview.html",
             "Overview",
             alerts=readings.alerts(
-                panels.shown(figures), panels.shown(places), panels.shown(samples), panels.shown(groups)
+                panels.shown(figures),
+                panels.shown(places),
+                panels.shown(samples),
+                panels.shown(groups),
+                shown.get("rules"),
             ),
+            processes=shown,
+            kinds={key: (kind.name, kind.definition) for key, kind in KINDS.items()},
+            used_kinds=used_kinds,
             figures=panels.shown(figures),
             places=panels.shown(places),
             space=readings.space,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -183,9 +183,15 @@ class Panels:
         self.wait_for(source)
         return self.shown(source)
 
-    def wait_for(self, *sources: Source[Any]) -> None:
-        """Read these sources at the same time, and wait for them, but not longer than a page may take."""
-        wait([flight for source in sources if (flight := source.begin()) is not None], self._wait_s_max)
+    def wait_for(self, *sources: Source[Any], beside: Collection[Source[Any]] = ()) -> None:
+        """Read these sources at the same time, and wait for them, but not longer than a page may take. The sources of
+        `beside` read servers that are not part of the store: if one failed the last time, it is read again, but not
+        waited for, so that pages do not become slow with it."""
+        failed = [source for source in beside if source.last.error]
+        for source in failed:
+            source.begin()
+        waited = (*sources, *(source for source in beside if source not in failed))
+        wait([flight for source in waited if (flight := source.begin()) is not None], self._wait_s_max)
         for source in sources:
             if source.key is not None and not source.is_late:
                 with self._lock:

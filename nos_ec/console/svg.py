@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import ceil
 
 WIDTH, HEIGHT = 640, 220
 """The units of an area chart, with the room for its axes."""
@@ -36,7 +37,7 @@ def segments(parts: Mapping[str, float], most: float) -> list[Segment]:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The area of a part between two gaps; `points` are in the form of SVG."""
+    """The area or line of a part between two gaps; `points` are in the form of SVG."""
 
     part: str
     points: str
@@ -52,7 +53,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A chart of stacked areas over time. Empty without two points."""
+    """A chart of stacked areas, or of lines, over time. Empty without two points."""
 
     shapes: Sequence[Shape]
     times: Sequence[Tick]
@@ -64,20 +65,50 @@ def stacked_area(series: Sequence[tuple[int, Mapping[str, float]]], gap_ms: int)
     points are more than `gap_ms` apart, nothing is known between them, and the chart has a gap."""
     if len(series) < 2:
         return Area((), (), ())
-    first_ms, last_ms = series[0][0], series[-1][0]
-    step = _step(max(sum(parts.values()) for _, parts in series))
-    count = -(-max(sum(parts.values()) for _, parts in series) // step)
-    top = step * count
+    axes = _Axes.of(series[0][0], series[-1][0], max(sum(parts.values()) for _, parts in series))
+    return axes.chart([shape for run in _runs(series, gap_ms) for shape in _shapes(run, axes)])
 
-    def x(at_ms: int) -> float:
-        return round(LEFT + (WIDTH - LEFT) * (at_ms - first_ms) / (last_ms - first_ms), 1)
 
-    def y(value: float) -> float:
-        return round(HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * value / top, 1)
+def lines(series: Sequence[tuple[int, Mapping[str, float | None]]], gap_ms: int) -> Area:
+    """Return the chart of lines over time, from the same series as `stacked_area`. A line has a gap where its value is
+    None as well."""
+    known = [value for _, parts in series for value in parts.values() if value is not None]
+    if len(series) < 2 or not known:
+        return Area((), (), ())
+    axes = _Axes.of(series[0][0], series[-1][0], max(known))
+    shapes = []
+    for part in series[0][1]:
+        own = [(at_ms, {part: value}) for at_ms, parts in series if (value := parts[part]) is not None]
+        for run in _runs(own, gap_ms):
+            places = [(axes.x(at_ms), axes.y(parts[part])) for at_ms, parts in run]
+            shapes.append(Shape(part, _points(places)))
+    return axes.chart(shapes)
 
-    shapes = [shape for run in _runs(series, gap_ms) for shape in _shapes(run, x, y)]
-    values = [Tick(y(number * step), f"{number * step:g}") for number in range(int(count) + 1)]
-    return Area(shapes, [Tick(x(at_ms), text) for at_ms, text in _times(first_ms, last_ms)], values)
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """The axes of a chart: times from left to right, values from 0 to `top` in steps."""
+
+    first_ms: int
+    last_ms: int
+    step: float
+    count: int
+
+    @classmethod
+    def of(cls, first_ms: int, last_ms: int, most: float) -> _Axes:
+        step = _step(most)
+        return cls(first_ms, last_ms, step, max(1, ceil(most / step)))
+
+    def x(self, at_ms: int) -> float:
+        return round(LEFT + (WIDTH - LEFT) * (at_ms - self.first_ms) / (self.last_ms - self.first_ms), 1)
+
+    def y(self, value: float) -> float:
+        return round(HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * value / (self.step * self.count), 1)
+
+    def chart(self, shapes: Sequence[Shape]) -> Area:
+        values = [Tick(self.y(number * self.step), f"{number * self.step:g}") for number in range(self.count + 1)]
+        times = [Tick(self.x(at_ms), text) for at_ms, text in _times(self.first_ms, self.last_ms)]
+        return Area(shapes, times, values)
 
 
 def _step(most: float) -> float:
@@ -100,17 +131,19 @@ def _runs(
             begin = index
 
 
-def _shapes(
-    run: Sequence[tuple[int, Mapping[str, float]]], x: Callable[[int], float], y: Callable[[float], float]
-) -> Iterator[Shape]:
+def _shapes(run: Sequence[tuple[int, Mapping[str, float]]], axes: _Axes) -> Iterator[Shape]:
     below = [0.0] * len(run)
     for part in run[0][1]:
         above = [low + parts[part] for low, (_, parts) in zip(below, run, strict=True)]
         if above != below:
-            places = [x(at_ms) for at_ms, _ in run]
-            edge = [*zip(places, map(y, above), strict=True), *reversed([*zip(places, map(y, below), strict=True)])]
-            yield Shape(part, " ".join(f"{across:g},{down:g}" for across, down in edge))
+            places = [axes.x(at_ms) for at_ms, _ in run]
+            upper, lower = (list(zip(places, map(axes.y, edge), strict=True)) for edge in (above, below))
+            yield Shape(part, _points([*upper, *reversed(lower)]))
         below = above
+
+
+def _points(places: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{across:g},{down:g}" for across, down in places)
 
 
 def _times(first_ms: int, last_ms: int) -> Iterator[tuple[int, str]]:

@@ -55,6 +55,7 @@ class View:
             "percent": percent_text,
             "rate": rate_text,
             "ratio": ratio_text,
+            "seconds": seconds_text,
             "size": size_or_unknown,
             "utc": utc_text,
             "visible": printable,
@@ -102,6 +103,13 @@ def duration_text(duration_ms: float | None) -> str:
         if abs(duration_ms) >= 2 * unit_ms:
             return f"{duration_ms / unit_ms:.1f} {unit}"
     return f"{duration_ms / 1000:.1f} s" if duration_ms % 1000 else f"{duration_ms / 1000:.0f} s"
+
+
+def seconds_text(duration_s: float | None) -> str:
+    """Format the duration of a request: '1.2 ms', '12.3 s'."""
+    if duration_s is None:
+        return UNKNOWN
+    return f"{1000 * duration_s:.3g} ms" if duration_s < 1 else f"{duration_s:.3g} s"
 
 
 def utc_text(time_ms: int) -> str:

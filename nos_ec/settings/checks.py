@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from nos_ec.core.errors import ConfigError, InvalidInput
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import ObjectKey
-from nos_ec.settings.sections import REQUEST_TIMEOUT, LogSettings, Settings
+from nos_ec.settings.sections import REQUEST_TIMEOUT, ConsoleSettings, LogSettings, Settings
 
 DEVICES_MAX = 64
 SEGMENTS_MIN = 4
@@ -83,6 +84,7 @@ def cross_check(settings: Settings) -> Iterator[Problem]:
             f" {geometry.block_size}, or 0 for no limit",
         )
     yield from _spread(settings.log)
+    yield from _prometheus(settings.console)
     consumer = settings.consumer
     if consumer.merge_list_bytes_max < geometry.group_size_max:
         yield _wrong(
@@ -177,6 +179,24 @@ def _spread(log: LogSettings) -> Iterator[Problem]:
             ObjectKey(bucket, "any")
         except InvalidInput as error:
             yield _wrong("log.spread_buckets", f"this is not a valid bucket name: {error}")
+
+
+def _prometheus(console: ConsoleSettings) -> Iterator[Problem]:
+    """Yields a problem for a URL that is not one, or that has a password, which would be shown."""
+    if console.prometheus_url is None:
+        return
+    advice = "use http://HOST:PORT or https://HOST:PORT, with a path if Prometheus has one"
+    try:
+        url = urlsplit(console.prometheus_url)
+        is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or not _PLAIN_URL.fullmatch(console.prometheus_url):
+        yield _wrong("console.prometheus_url", f"this is not the URL of a Prometheus; {advice}")
+
+
+_PLAIN_URL = re.compile(r"[\w:/.\[\]~%+-]+", re.ASCII)
+"""A URL without a user, a password, a query and a fragment."""
 
 
 def _is_request_timeout(value: str | int | bool) -> bool:

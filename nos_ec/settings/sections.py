@@ -441,6 +441,14 @@ class ConsoleSettings(Section):
         description="Names of the TLS proxies in front of the console, as browsers know them. A request under any other"
         " name is refused, unless it names localhost or a loopback address.",
     )
+    prometheus_url: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1000,
+        title="a URL such as http://127.0.0.1:9090",
+        description="The Prometheus that scrapes the daemons of the store. The console then shows rates, durations and"
+        " errors of all processes, and the alerts of Prometheus. It sends no password.",
+    )
 
 
 class MonitoringSettings(Section):

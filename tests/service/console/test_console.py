@@ -4,6 +4,8 @@ store, a full one and one whose servers are away, and hostile names stay text.""
 from __future__ import annotations
 
 import os
+import re
+import socket
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -16,6 +18,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.console.app import Server, create_app
 from nos_ec.console.login_token import LoginToken
 from nos_ec.console.panels import Panels
+from nos_ec.console.rates.rates import KINDS
 from nos_ec.console.sessions import IDLE_MS_MAX
 from nos_ec.console.view import NAVIGATION
 from nos_ec.core.errors import Transient
@@ -23,6 +26,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.engine.figures.cost_history import note_cost
 from tests.rig.browser import running_browser, visiting
 from tests.rig.fakes.clock import FakeClock, SetClock
+from tests.rig.fakes.prometheus import alert, answer, fake_prometheus, hang, rules_of, vector
 from tests.service.conftest import Bench
 
 TOKEN = "a-token-of-more-than-16-characters"
@@ -284,3 +288,47 @@ def test_keys_reach_everything_in_an_order_that_makes_sense(
         expect(visit.page.locator("main")).to_be_focused()
         visit.page.keyboard.press("Tab")
         expect(visit.page.locator("summary").first).to_be_focused()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_rates_of_prometheus_are_accessible(browser: Browser, bench: Bench, scheme: Any) -> None:
+    """With names of kinds, quantiles, and charts of a day and a month."""
+    names = [f"{kind}:{name}" for kind in KINDS for name in ("count", "size_bytes", "p50_s", "p99_s", "errors")]
+    now = vector(*(({"figure": name}, "0.5") for name in (*names, "answered", "known")))
+    firing = rules_of(("NosEcDaemonDown", "ok", [alert("firing", store="a")]), ("NosEcWritersDie", "ok", []))
+
+    def reply(asked: bytes, _: socket.socket) -> bytes:
+        if b"/query_range" in asked:
+            step_s = 12 * 3600 if b"step=43200" in asked else 3600
+            last_s = int(re.findall(rb"end=(\d+)", asked)[0]) // step_s * step_s
+            values = [[last_s - number * step_s, str(number + 1)] for number in range(20, -1, -1)]
+            return answer({"result": [{"metric": {"figure": name}, "values": values} for name in names]})
+        if b"/rules" in asked:
+            return firing
+        return vector(({"store": "a"}, "1")) if b"count+by+%28store%29" in asked else now
+
+    with fake_prometheus(reply) as (url, _):
+        bench.config.write_text(f'{bench.config.read_text()}[console]\nprometheus_url = "{url}"\n')
+        with (
+            bench.open() as system,
+            serving(system) as console,
+            visiting(browser, console, color_scheme=scheme) as visit,
+        ):
+            text = visit.go("/")
+            assert "PUT by S3" in text
+            assert "A daemon does not answer." in text
+            assert visit.page.locator("svg.area polyline").count() == 12
+            assert visit.page.locator(".failed").count() == 0
+            assert visit.severe_findings() == []
+
+
+def test_a_prometheus_that_hangs_does_not_keep_a_page(browser: Browser, bench: Bench, system: System) -> None:
+    bench.put_some(system, 5)
+    with fake_prometheus(hang) as (url, _):
+        bench.config.write_text(f'{bench.config.read_text()}[console]\nprometheus_url = "{url}"\n')
+        with bench.open() as watched, serving(watched) as console, visiting(browser, console) as visit:
+            for _ in range(3):
+                text = visit.go("/")
+                assert "What a byte costs" in text
+                assert visit.page.locator("main h2").count() == 8
+            assert "did not answer within 2 s" in text

@@ -98,6 +98,27 @@ def test_brokers_need_a_port(servers: str, wrong: str | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "is_right"),
+    [
+        ("http://127.0.0.1:9090", True),
+        ("https://[2001:db8::1]:9090/prometheus/", True),
+        ("http://prometheus", True),
+        ("127.0.0.1:9090", False),
+        ("ftp://prometheus", False),
+        ("http://:9090", False),
+        ("http://prometheus:port", False),
+        ("http://ann:secret@prometheus", False),
+        ("http://prometheus/?a=1", False),
+        ("http://prometheus\r\nX: 1", False),
+    ],
+)
+def test_the_url_of_prometheus_has_a_host_and_no_password(url: str, is_right: bool) -> None:
+    found = check_settings(None, {"NOS_EC_CONSOLE__PROMETHEUS_URL": url})
+    assert [problem.setting for problem in found] == ([] if is_right else ["console.prometheus_url"])
+    assert "secret" not in str(found)
+
+
+@pytest.mark.parametrize(
     ("text", "found"),
     [("10", 10), ("+10", 10), ("1_0", None), ("10.0", None), (" 10", None), ("true", None), ("", None), ("٣", None)],
 )
