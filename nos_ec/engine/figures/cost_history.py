@@ -3,6 +3,10 @@
 The processes that update the store totals (store_totals.py) record a point at most once an hour. Points older than a
 day are thinned out to one a day. They are one note of bounded size, changed by compare-and-set. Points hold bytes, not
 ratios, so that a later release can show other parts.
+
+A process whose clock is wrong must not drop the points of the others. So points are dropped by their number, not by
+their age, and those that lie in the future stay as they are; they are not shown. At worst, a clock that is ahead thins
+out the last day.
 """
 
 from __future__ import annotations
@@ -18,6 +22,10 @@ from nos_ec.ports.metadata import Notes, Totals
 
 HISTORY_NOTE = "cost history"
 DAYS_KEPT = 32
+_FUTURE_MAX = 24
+_PAST_MAX = 24 + DAYS_KEPT + 2 + _FUTURE_MAX
+"""Points that are kept, by the clock of the process that records one. For a clock that is ahead, the points of all
+others are past ones, as are those of its own, of which the others keep _FUTURE_MAX."""
 _UNKNOWN = -1
 
 
@@ -64,32 +72,33 @@ class CostPoint:
 
 def read_history(notes: Notes, now_ms: int) -> list[CostPoint]:
     """Return the points of the last DAYS_KEPT days, oldest first. Raises Transient."""
-    return _kept(_loaded(notes.note(HISTORY_NOTE)), now_ms)
+    past, _ = _thinned(_loaded(notes.note(HISTORY_NOTE)), now_ms)
+    return [one for one in past if now_ms - one.at_ms <= DAYS_KEPT * DAY_MS]
 
 
 def note_cost(notes: Notes, totals: Totals, at_ms: int) -> int:
     """Record a point if the last one is an hour old. If several processes record one at the same time, one succeeds.
     Returns the time at which the next one is due. Raises Transient."""
     stored = notes.note(HISTORY_NOTE)
-    kept = _kept(_loaded(stored), at_ms)
-    if kept and at_ms - kept[-1].at_ms < HOUR_MS:
-        return kept[-1].at_ms + HOUR_MS
+    past, future = _thinned(_loaded(stored), at_ms)
+    if past and at_ms - past[-1].at_ms < HOUR_MS:
+        return past[-1].at_ms + HOUR_MS
     headers = read_headers_found(notes)
     point = CostPoint.of(totals, at_ms, None if headers is None else headers.share)
-    notes.store_note(HISTORY_NOTE, json.dumps([astuple(one) for one in (*kept, point)]), stored)
+    kept = (*past[-_PAST_MAX:], point, *future[:_FUTURE_MAX])
+    notes.store_note(HISTORY_NOTE, json.dumps([astuple(one) for one in kept]), stored)
     return at_ms + HOUR_MS
 
 
-def _kept(points: Sequence[CostPoint], now_ms: int) -> list[CostPoint]:
-    """Leave out points that are too old or lie in the future, because of a wrong clock, and of those older than a day
-    all but the first of each day."""
-    kept: list[CostPoint] = []
+def _thinned(points: Sequence[CostPoint], now_ms: int) -> tuple[list[CostPoint], list[CostPoint]]:
+    """Return the points up to now, and those that lie in the future. Of those older than a day, all but the first of
+    each day are left out."""
+    past: list[CostPoint] = []
     for one in points:
-        age_ms = now_ms - one.at_ms
-        is_of_new_day = not kept or kept[-1].at_ms // DAY_MS != one.at_ms // DAY_MS
-        if 0 <= age_ms <= DAYS_KEPT * DAY_MS and (age_ms <= DAY_MS or is_of_new_day):
-            kept.append(one)
-    return kept
+        is_of_new_day = not past or past[-1].at_ms // DAY_MS != one.at_ms // DAY_MS
+        if one.at_ms <= now_ms and (now_ms - one.at_ms <= DAY_MS or is_of_new_day):
+            past.append(one)
+    return past, [one for one in points if one.at_ms > now_ms]
 
 
 def _loaded(text: str | None) -> list[CostPoint]:

@@ -46,12 +46,27 @@ def test_a_point_has_the_parts_of_the_cost() -> None:
     assert CostPoint.of(whole, NOW_MS, None).stored.header_share is None
 
 
-def test_points_of_a_wrong_clock_are_forgotten() -> None:
+def test_points_of_the_future_are_not_shown() -> None:
     notes = InMemoryNotes()
     note_cost(notes, totals(1), NOW_MS + DAY_MS)
     assert read_history(notes, NOW_MS) == []
     note_cost(notes, totals(2), NOW_MS)
     assert [one.live_bytes for one in read_history(notes, NOW_MS)] == [2]
+
+
+@pytest.mark.parametrize("off_ms", [400 * DAY_MS, 2 * DAY_MS, HOUR_MS // 2, -3 * DAY_MS])
+def test_a_wrong_clock_costs_no_day_of_the_others(off_ms: int) -> None:
+    """One process has the right time, another one has not; both record points for two months."""
+    notes = InMemoryNotes()
+    largest = replace(totals(1 << 62, 1 << 63, 1 << 61, 1 << 62), condemned_dead_bytes=1 << 61, queued_bytes=1 << 62)
+    for hour in range(0, 60 * 24, 3):
+        for at_ms in (NOW_MS + hour * HOUR_MS, NOW_MS + hour * HOUR_MS + off_ms):
+            note_cost(notes, largest, at_ms)
+            assert len(notes.texts[HISTORY_NOTE]) < NOTE_CHARS_MAX
+    now_ms = NOW_MS + 60 * DAY_MS
+    assert {one.at_ms // DAY_MS for one in read_history(notes, now_ms)} >= {
+        now_ms // DAY_MS - days for days in range(1, DAYS_KEPT)
+    }
 
 
 @pytest.mark.parametrize("text", ["x", "{}", "[1]", "[[1, 2]]", '[["1", 2, 3, 4, 5, 6, 7, 8]]', "[" * 20_000])
