@@ -20,7 +20,7 @@ from nos_ec.console import block_page, blocks, flow, object_page, objects, overv
 from nos_ec.console.login import Login, LoginRequired
 from nos_ec.console.login_token import LoginToken
 from nos_ec.console.panels import Panels
-from nos_ec.console.security import KnownHosts, SafeAnswers, SameOrigin, Throttle
+from nos_ec.console.security import FormsFirst, KnownHosts, SafeAnswers, SameOrigin, Throttle
 from nos_ec.console.sessions import Sessions
 from nos_ec.console.view import View
 from nos_ec.core.errors import InvalidInput, NosError, NotFound, Transient
@@ -78,7 +78,7 @@ def guarded(
     )
     checked: ASGIApp = app if token is None else LoginRequired(app, token, sessions)
     known = "" if token is None else hosts
-    return SafeAnswers(RequestLimit(KnownHosts(SameOrigin(checked), known), REQUESTS_MAX))
+    return SafeAnswers(KnownHosts(SameOrigin(FormsFirst(RequestLimit(checked, REQUESTS_MAX))), known))
 
 
 class Server(WebServer):

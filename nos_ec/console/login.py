@@ -6,7 +6,6 @@ new after every login, so a cookie that somebody else has planted is worth nothi
 
 from __future__ import annotations
 
-import asyncio
 import re
 from http import HTTPStatus
 from urllib.parse import parse_qs, urlencode
@@ -19,16 +18,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nos_ec.console.login_token import LoginToken
-from nos_ec.console.security import ATTEMPT_MS, IS_TLS, Throttle
+from nos_ec.console.security import ATTEMPT_MS, FORM_BYTES_MAX, IS_TLS, Throttle
 from nos_ec.console.sessions import Sessions
 from nos_ec.console.view import VISITOR, View, Visitor
 from nos_ec.core.errors import ConfigError
 
 _log = structlog.get_logger(__name__)
 
-FORM_BYTES_MAX = 8192
-FORM_S_MAX = 10.0
-"""How long a browser may take to send a form. Everyone can begin to send one, and each occupies a request."""
 WRONG = "That is not the token of this console."
 TOO_MANY = "There were too many wrong tokens from your address. Try again in a few seconds."
 STALE = "The form was too old. Please try again."
@@ -153,16 +149,16 @@ def _set_cookie(answer: Response, scope: Scope, session_id: str) -> None:
 
 
 async def _fields(request: Request) -> dict[str, str]:
-    """Return the fields of a form, which is limited while it is read. Raises HTTPException."""
+    """Return the fields of a form, which is limited while it is read; FormsFirst limits the time. Raises
+    HTTPException."""
     body = bytearray()
     try:
-        async with asyncio.timeout(FORM_S_MAX):
-            async for part in request.stream():
-                body += part
-                if len(body) > FORM_BYTES_MAX:
-                    raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
-    except (TimeoutError, ClientDisconnect) as error:
-        raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "The form did not arrive in time.") from error
+        async for part in request.stream():
+            body += part
+            if len(body) > FORM_BYTES_MAX:
+                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
+    except ClientDisconnect as error:
+        raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "The form did not arrive.") from error
     try:
         fields = parse_qs(body.decode("ascii"), max_num_fields=10, errors="replace")
     except ValueError as error:

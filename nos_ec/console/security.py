@@ -8,6 +8,7 @@ answered (`KnownHosts`).
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -105,6 +106,44 @@ class SameOrigin:
             await self._app(scope, receive, send)
             return
         await PlainTextResponse("This form was not sent by a page of the console.\n", 403)(scope, receive, send)
+
+
+FORM_BYTES_MAX = 8192
+FORM_S_MAX = 10.0
+"""How long a browser may take to send a form."""
+
+
+class FormsFirst:
+    """ASGI middleware: reads a form, or the first bytes of a longer body, before it passes the request on. Everyone can
+    begin to send a form, so that a form that is still on its way must not count as one of the concurrent requests. The
+    server limits how many connections there are."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["method"] in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        body, more = bytearray(), True
+        try:
+            async with asyncio.timeout(FORM_S_MAX):
+                while more and len(body) <= FORM_BYTES_MAX:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            await PlainTextResponse("The form did not arrive in time.\n", 408)(scope, receive, send)
+            return
+        first: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": more}]
+
+        async def receive_again() -> Message:
+            return first.pop() if first else await receive()
+
+        await self._app(scope, receive_again, send)
 
 
 def _is_same_origin(headers: Headers, *, is_tls: bool) -> bool:

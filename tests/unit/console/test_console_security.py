@@ -16,11 +16,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from nos_ec.console import login
+from nos_ec.api.request_limit import REQUESTS_MAX
+from nos_ec.console import security
 from nos_ec.console.app import guarded
-from nos_ec.console.login import FORM_BYTES_MAX, cookie_name
+from nos_ec.console.login import cookie_name
 from nos_ec.console.login_token import LoginToken
-from nos_ec.console.security import ATTEMPTS_MAX, IS_TLS
+from nos_ec.console.security import ATTEMPTS_MAX, FORM_BYTES_MAX, IS_TLS
 from nos_ec.console.sessions import IDLE_MS_MAX
 from nos_ec.console.view import View
 from nos_ec.core.errors import NotFound, Transient
@@ -216,14 +217,41 @@ def test_a_large_or_odd_form_is_refused(client: Client) -> None:
     assert (large.status_code, many.status_code, odd.status_code) == (413, 400, 400)
 
 
-def test_a_form_that_does_not_arrive_occupies_no_request(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def endless() -> AsyncIterator[bytes]:
-        yield b"csrf="
-        await asyncio.Event().wait()
+async def endless() -> AsyncIterator[bytes]:
+    yield b"csrf="
+    await asyncio.Event().wait()
 
-    monkeypatch.setattr(login, "FORM_S_MAX", 0.01)
+
+def test_a_form_that_does_not_arrive_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "FORM_S_MAX", 0.01)
     client.get("/login")
     assert client.post("/login", content=endless(), headers=SAME).status_code == 408
+
+
+def test_forms_on_their_way_occupy_no_request(client: Client) -> None:
+    """More forms than there may be requests at once, and then a page and a form that is too long and does not end."""
+
+    async def long_and_endless() -> AsyncIterator[bytes]:
+        yield b"x" * (FORM_BYTES_MAX + 1)
+        await asyncio.Event().wait()
+
+    async def run() -> tuple[int, int]:
+        transport = httpx.ASGITransport(client.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as browser:
+            slow = [
+                asyncio.ensure_future(browser.post("/login", content=endless(), headers=SAME))
+                for _ in range(REQUESTS_MAX + 1)
+            ]
+            await asyncio.sleep(0.1)
+            answers = (
+                await browser.get("/login"),
+                await browser.post("/login", content=long_and_endless(), headers=SAME),
+            )
+            for one in slow:
+                one.cancel()
+            return answers[0].status_code, answers[1].status_code
+
+    assert asyncio.run(run()) == (200, 413)
 
 
 @pytest.mark.parametrize(
