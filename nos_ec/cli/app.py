@@ -38,6 +38,7 @@ MODULES = {
     "operator.dead_letters": ("dead-letters",),
     "operator.export": ("export",),
     "measure.simulate": ("simulate",),
+    "measure.capacity": ("capacity",),
     "operator.config": ("config",),
     "commands.demo": ("demo",),
     "measure.bench": ("bench",),

@@ -278,7 +278,7 @@ class ConsumerSettings(Section):
     @property
     def read_threads(self) -> int:
         """How many landing copies are read at the same time: enough to keep the lanes busy. 16 for 6 lanes are what a
-        pool of 12 OSDs needs (docs/RUNBOOKS.md, Capacity)."""
+        pool of 12 OSDs needs (docs/CAPACITY.md)."""
         return max(8, 4 + 2 * self.lanes)
 
 

@@ -77,7 +77,7 @@ def simulate_command(
         drawn: Iterable[int] = sizes(workload, objects, random.Random(seed), size_max(geometry))
     else:
         assert sizes_file is not None
-        drawn = _sizes_of_stdin() if sizes_file == Path("-") else read_sizes(sizes_file)
+        drawn = sizes_in(sizes_file)
     all_sizes = list(drawn)
     results = [
         simulate(
@@ -121,6 +121,11 @@ def _refuse_options_before(ctx: typer.Context, subcommand: str) -> None:
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise InvalidInput(f"put options of `simulate {subcommand}` after it")
+
+
+def sizes_in(path: Path) -> list[int]:
+    """Read sizes in bytes from a file, or from stdin if `path` is '-'. Raises InvalidInput."""
+    return _sizes_of_stdin() if path == Path("-") else read_sizes(path)
 
 
 def _sizes_of_stdin() -> list[int]:

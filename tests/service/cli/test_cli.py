@@ -183,7 +183,20 @@ COMMANDS = [
     ("dead-letters",),
     *(
         (name,)
-        for name in ("init", "put", "get", "rm", "ls", "stat", "producer", "consumer", "status", "simulate", "demo")
+        for name in (
+            "init",
+            "put",
+            "get",
+            "rm",
+            "ls",
+            "stat",
+            "producer",
+            "consumer",
+            "status",
+            "simulate",
+            "capacity",
+            "demo",
+        )
     ),
     *(("gc", name) for name in ("plan", "run")),
     *(("simulate", name) for name in ("packing", "gc")),

@@ -328,7 +328,7 @@ def test_the_sample_configuration_of_a_cluster_is_right() -> None:
     assert (settings.store.backend, settings.log.backend) == ("ceph", "kafka")
     assert settings.kafka.servers
     assert f'servers = "{settings.kafka.servers}"' in (DEPLOY / "cluster" / "nos-ec.toml").read_text()
-    capacity = (DEPLOY.parent / "docs" / "RUNBOOKS.md").read_text().partition("\n## Capacity\n")[2]
+    capacity = (DEPLOY.parent / "docs" / "CAPACITY.md").read_text()
     (advised,) = re.findall(r"^\| `consumer\.lanes` \| (\d+), which read (\d+) landing", capacity, re.M)
     assert (settings.consumer.lanes, settings.consumer.read_threads) == tuple(map(int, advised))
 
