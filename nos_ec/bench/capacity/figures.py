@@ -150,7 +150,6 @@ COEFFICIENTS: Sequence[Coefficient] = (
         _M + "Reading many ranges of a block",
         {4096: "| 4 KiB | 0.146", 65536: "| 64 KiB | 0.428", _W1_READ: "| W1 (mean 314 KiB) | 1.03"},
         _LIFE_MS + "get_packed.osds",
-        _S3_MS + "get.osds",
     ),
     _cost("get.sql", _CPU, _S3, {0: "The database took 0.13 to 0.16"}, _LIFE_MS + "get_packed.sql", _S3_MS + "get.sql"),
     _cost(
@@ -272,6 +271,8 @@ def coefficient_figures(size_bytes: float, measured: Sequence[Measured]) -> dict
             nearest, value = min(having, key=lambda pair: abs(log(pair[0].size_bytes / size_bytes)))
             value *= one.scale * one.at(size_bytes) / one.at(nearest.size_bytes)
             source = f"{nearest.file}, measured with {nearest.size_bytes:,.0f} bytes"
+            if len(one.quotes) > 1 and nearest.size_bytes != size_bytes:
+                source += f", adjusted to {size_bytes:,.0f}"
         else:
             value, source = one.at(size_bytes), f"docs/{one.section}"
         found[one.name] = Figure(value, one.unit, source)

@@ -1,4 +1,4 @@
-"""Computes what a load needs, line by line. Pure but for the seeds of the packing simulation.
+"""Computes what a load needs, line by line.
 
 Each line names the figures and the other lines that it was computed from. docs/CAPACITY.md has the formulas.
 """
@@ -37,6 +37,8 @@ _DAILY_HOURS = 24
 """Hours that a daily dump or check may take."""
 _PARTITIONS_PER_CONSUMER, _PARTITIONS_MIN, _PARTITIONS_MAX = 4, 12, 1024
 """docs/KAFKA.md, Partitions; the last one is the limit of log.partitions."""
+_SHARE_MIN = 1e-9
+"""The least live share at which a block is collected. At 0, nothing would ever be."""
 _BLOCK_BYTES = 1 << 40
 """The size of the block whose break-even price is computed: large, so that rounding its live bytes does not matter."""
 
@@ -158,8 +160,8 @@ def live_share_of(settings: Settings, mean_days: float) -> tuple[float, str]:
     setting that determines it. Their mean life is `mean_days`."""
     gc = settings.gc
     if gc.policy == "threshold":
-        return 1 - gc.hole_ratio_min, f"gc.hole_ratio_min {gc.hole_ratio_min}"
-    low, high = 1e-9, 1 - 1e-9
+        return max(_SHARE_MIN, 1 - gc.hole_ratio_min), f"gc.hole_ratio_min {gc.hole_ratio_min}"
+    low, high = _SHARE_MIN, 1 - _SHARE_MIN
     for _ in range(60):
         share = (low + high) / 2
         live = round(share * _BLOCK_BYTES)
@@ -208,7 +210,8 @@ def _work(plan: Plan) -> None:
     plan.begin("Work")
     add, of = plan.add, plan.of
     add("deletes a second", of("deletes a day") / _DAY_S, "objects/s")
-    add("GC copies", of("deletes a second") * of("size") * (of("gc.write_amplification") - 1), "bytes/s")
+    copies = max(0.0, of("gc.write_amplification") - 1)
+    add("GC copies", of("deletes a second") * of("size") * copies, "bytes/s")
 
     def cores(name: str, *terms: tuple[str, str]) -> None:
         add(name, sum(of(rate) * of(cost) / 1000 for rate, cost in terms), "cores")

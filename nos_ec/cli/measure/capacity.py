@@ -146,5 +146,7 @@ def plan_text(value: float, unit: str, note: str = "") -> str:
 def _text(value: float, unit: str) -> str:
     if unit in ("bytes", "bytes/s"):
         return size_text(value) + unit.removeprefix("bytes")
+    if not unit:
+        return f"{value:.3f}"
     form = ",.0f" if value >= 100 or value == int(value) else ".2f" if value >= 1 else ".3g"
-    return f"{value:{form}} {unit}".rstrip()
+    return f"{value:{form}} {unit}"

@@ -136,6 +136,7 @@ def test_each_policy_of_gc_has_its_own_limit() -> None:
         return live_share_of(settings.model_copy(update={"gc": settings.gc.model_copy(update=values)}), 100)[0]
 
     assert share(policy="threshold") == 1 - settings.gc.hole_ratio_min
+    assert 0 < share(policy="threshold", hole_ratio_min=1.0) < 1e-6
     assert share(policy="price", price_days=5.0) > share(policy="price", price_days=50.0)
     assert share(space_amp=1.4) < share(space_amp=1.2)
 
@@ -190,6 +191,7 @@ def test_measured_figures_replace_those_of_the_pages(capacity: Capacity, tmp_pat
     assert 1.0 < figures["pack.consumer"]["value"] < 1.2, "in proportion to the line of the page"
     assert figures["gc.space_amplification"] == {"value": 1.5, "unit": "", "source": "gc, simulate gc"}
     assert figures["space.over_simulation"]["value"] == 1.02
+    assert figures["pack.consumer"]["source"] == "l, measured with 80,000 bytes, adjusted to 90,000"
     assert figures["pack.osds"] == plain["pack.osds"]
     assert coefficient_figures(4096, [Measured("l", 80_000, large)])["put.batch"].value == 7.0
 
