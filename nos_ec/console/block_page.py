@@ -427,6 +427,7 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
             request,
             "block.html",
             f"Block {block_id.hex()}",
+            status=panels.shown(explained).status,
             block=block_id.hex(),
             explained=panels.shown(explained),
             layout=found,

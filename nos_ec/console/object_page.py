@@ -169,7 +169,14 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
         version, trash = query_number(request, "version", VERSION_DIGITS_MAX), trash_mark(query.get("trash", ""))
         life = panels.read(panels.once(("object", key, version, trash), lambda: find_life(system, key, version, trash)))
         return view.page(
-            request, "object.html", str(key), key=key, life=life, put_ms_of=put_ms_of, versions_max=VERSIONS_MAX
+            request,
+            "object.html",
+            str(key),
+            status=life.status,
+            key=key,
+            life=life,
+            put_ms_of=put_ms_of,
+            versions_max=VERSIONS_MAX,
         )
 
     return [Route("/objects/one", one)]

@@ -23,10 +23,13 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX
 from nos_ec.core.parts import UploadId
 from nos_ec.core.tails import hidden_prefix
+from nos_ec.engine.texts import count_text
 from nos_ec.ports.metadata import Metadata, ObjectRow, TrashMark, UploadRow, VersionEntry
 
 PAGE_ROWS = 200
 """Entries of a page."""
+FOLDERS_SHOWN = 20
+"""Folders of the path above a listing."""
 TRASH_ROWS = 1000
 """Rows of the trash that a page examines."""
 BUDGET_MS = 1000
@@ -173,7 +176,7 @@ def _uploads(metadata: Metadata, page: Asked) -> Listing:
 
 
 def _upload(row: UploadRow) -> Entry:
-    what = f"{row.state}, {row.revision} parts stored, upload {row.upload_id.hex()}"
+    what = f"{row.state}, {count_text(row.revision, 'part')} stored, upload {row.upload_id.hex()}"
     return Entry(row.key.name, "", False, None, row.since_ms, what)
 
 
@@ -228,12 +231,18 @@ class _Place:
 
 
 def path_of(page: Asked) -> list[_Place]:
-    """Return the folders above a listing, from the bucket downwards, each with its query."""
+    """Return the folders above a listing, from the bucket downwards, each with its query. Of more than FOLDERS_SHOWN
+    folders, those in the middle are left out: each query has the names of all folders above."""
     if not page.bucket:
         return []
     parts = page.prefix.split("/")[:-1]
-    steps = [_Place(f"{part}/", page.query(prefix="/".join(parts[: at + 1]) + "/")) for at, part in enumerate(parts)]
-    return [_Place(page.bucket, page.query(prefix="")), *steps]
+    steps = [_Place(page.bucket, page.query(prefix=""))]
+    for at, part in enumerate(parts):
+        if at < FOLDERS_SHOWN // 2 or at >= len(parts) - FOLDERS_SHOWN // 2:
+            steps.append(_Place(f"{part}/", page.query(prefix="/".join(parts[: at + 1]) + "/")))
+        elif steps[-1].query:
+            steps.append(_Place("\N{HORIZONTAL ELLIPSIS}"))
+    return steps
 
 
 def routes(system: System, panels: Panels, view: View) -> list[Route]:
@@ -246,6 +255,7 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
             request,
             "objects.html",
             page.bucket or "Objects",
+            status=found.status,
             page=page,
             listing=found,
             shows=list(Show),

@@ -14,7 +14,6 @@ from starlette.routing import Route
 
 from nos_ec.composition.developer_values import FIGURES_MS
 from nos_ec.composition.gc_status import gc_status_data
-from nos_ec.composition.operator_side import unless_away
 from nos_ec.composition.wiring import System
 from nos_ec.console.alerts import Alert, Seen, Work, alerts
 from nos_ec.console.panels import Panel, Panels, Source
@@ -97,16 +96,6 @@ class Space:
     objects: int
     behind: str | None
     at_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The free space of the block store, the landing store and the landing log. A figure that cannot be read now is
-    None; so is the landing log of a store without one."""
-
-    free_bytes: int | None
-    landing_free_bytes: int | None
-    log: LogFigures | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,13 +243,6 @@ class Readings:
         self.works.add(found)
         return found
 
-    def places(self) -> Places:
-        """Return the free space. Raises Transient."""
-        system = self._system
-        return Places(
-            unless_away(system.blocks.free_bytes), unless_away(system.landing.free_bytes), system.operator.log_figures()
-        )
-
     def space(self, found: StoreFigures) -> Space:
         """Return the data of the panel on space."""
         return space(found, self._system.settings.gc.target_space_amp)
@@ -325,7 +307,9 @@ class Readings:
     def alerts(
         self,
         figures: Panel[StoreFigures],
-        places: Panel[Places],
+        free: Panel[int],
+        landing_free: Panel[int],
+        log: Panel[LogFigures | None],
         samples: Panel[Sequence[Sample]],
         groups: Panel[Sequence[Sample]],
         told: Panel[dict[str, Told]] | None,
@@ -335,19 +319,22 @@ class Readings:
         now_ms = self._system.clock.now_ms()
         seen = [*(_current(samples) or ()), *(_current(groups) or ())]
         if (found := _current(figures)) is not None:
-            if (there := _current(places)) is not None:
-                found = replace(
-                    found,
-                    free_bytes=there.free_bytes,
-                    landing_free_bytes=there.landing_free_bytes,
-                    landing_log=there.log,
-                )
+            found = replace(
+                found,
+                free_bytes=_current(free),
+                landing_free_bytes=_current(landing_free),
+                landing_log=_current(log),
+            )
             seen += store_samples(found, now_ms)
         return alerts(Seen(seen, self.works.read(), now_ms), None if told is None else _current(told))
 
 
 def _current(panel: Panel[_T]) -> _T | None:
     return None if panel.error else panel.value
+
+
+def _lacks_free_bytes(log: LogFigures | None) -> bool:
+    return log is not None and log.free_bytes is None
 
 
 def used_parts(bars: Sequence[Bar]) -> list[str]:
@@ -377,7 +364,10 @@ def routes(system: System, panels: Panels, view: View, rng: random.Random) -> li
     """Return the route of the page."""
     readings = Readings(system, rng)
     figures = panels.source(readings.figures, FIGURES_MS)
-    places = panels.source(readings.places, FIGURES_MS)
+    # Each is a source of its own, so that what answers is shown, and what does not is asked again soon.
+    free = panels.source(lambda: system.blocks.free_bytes(), FIGURES_MS)
+    landing_free = panels.source(lambda: system.landing.free_bytes(), FIGURES_MS)
+    log = panels.source(system.operator.log_figures, FIGURES_MS, is_partial=_lacks_free_bytes)
     samples = panels.source(readings.samples, FIGURES_MS)
     groups = panels.source(readings.groups, FIGURES_MS)
     backlog = panels.source(readings.backlog, FIGURES_MS)
@@ -399,7 +389,20 @@ def routes(system: System, panels: Panels, view: View, rng: random.Random) -> li
     panels.keep_reading(figures)
 
     def overview(request: Request) -> Response:
-        panels.wait_for(figures, places, samples, groups, backlog, lag, bound, costs, run, beside=processes.values())
+        panels.wait_for(
+            figures,
+            free,
+            landing_free,
+            log,
+            samples,
+            groups,
+            backlog,
+            lag,
+            bound,
+            costs,
+            run,
+            beside=processes.values(),
+        )
         shown: dict[str, Panel[Any]] = {name: panels.shown(source) for name, source in processes.items()}
         return view.page(
             request,
@@ -407,7 +410,9 @@ def routes(system: System, panels: Panels, view: View, rng: random.Random) -> li
             "Overview",
             alerts=readings.alerts(
                 panels.shown(figures),
-                panels.shown(places),
+                panels.shown(free),
+                panels.shown(landing_free),
+                panels.shown(log),
                 panels.shown(samples),
                 panels.shown(groups),
                 shown.get("rules"),
@@ -416,7 +421,9 @@ def routes(system: System, panels: Panels, view: View, rng: random.Random) -> li
             kinds={key: (kind.name, kind.definition) for key, kind in KINDS.items()},
             used_kinds=used_kinds,
             figures=panels.shown(figures),
-            places=panels.shown(places),
+            free=panels.shown(free),
+            landing_free=panels.shown(landing_free),
+            log=panels.shown(log),
             space=readings.space,
             backlog=panels.shown(backlog),
             lag=panels.shown(lag),

@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import structlog
 
-from nos_ec.core.errors import NosError
+from nos_ec.core.errors import InvalidInput, NosError, NotFound
 from nos_ec.monitoring.monitor import COST_SHARE
 from nos_ec.ports.clock import Clock, waits
 
@@ -41,14 +42,24 @@ LATE = "The store has not answered yet. Reload the page in a few seconds."
 BUG = "This panel failed because of a mistake in the program; the log of the console has the details."
 
 
+def status_of(error: NosError) -> HTTPStatus:
+    """Return the status of a page whose only panel failed like that. A page about what cannot be read now is still the
+    right page."""
+    if isinstance(error, NotFound):
+        return HTTPStatus.NOT_FOUND
+    return HTTPStatus.BAD_REQUEST if isinstance(error, InvalidInput) else HTTPStatus.OK
+
+
 @dataclass(frozen=True, slots=True)
 class Panel(Generic[_T]):
     """What a panel shows: the last value that was read and the time of that, and why there is no newer one ("": the
-    value is current)."""
+    value is current). `status` is that of a page about nothing else: it is not OK if what the page is about does not
+    exist, or cannot."""
 
     value: _T | None = None
     at_ms: int | None = None
     error: str = ""
+    status: HTTPStatus = HTTPStatus.OK
 
 
 class _Threads:
@@ -92,9 +103,16 @@ class Source(Generic[_T]):
     reading it took. `key` names what a source of a single page reads. Safe to call from several threads."""
 
     def __init__(
-        self, make: Callable[[], _T], clock: Clock, threads: _Threads, age_ms_max: int, key: Hashable | None = None
+        self,
+        make: Callable[[], _T],
+        clock: Clock,
+        threads: _Threads,
+        age_ms_max: int,
+        key: Hashable | None = None,
+        is_partial: Callable[[_T], bool] | None = None,
     ) -> None:
         self.key = key
+        self._is_partial = is_partial
         self._make = make
         self._clock = clock
         self._threads = threads
@@ -127,14 +145,16 @@ class Source(Generic[_T]):
         try:
             found, good_for_ms = Panel(self._make(), started_ms), self._age_ms_max
         except NosError as error:
-            found, good_for_ms = self._failed(str(error)), FAILED_MS
+            found, good_for_ms = self._failed(str(error), status_of(error)), FAILED_MS
         except Exception:
             _log.exception("a panel failed")
             found, good_for_ms = self._failed(BUG), FAILED_MS
         ended_ms = self._clock.now_ms()
         with self._lock:
             self._last = found
-            if not found.error:
+            if found.value is not None and self._is_partial is not None and self._is_partial(found.value):
+                good_for_ms = FAILED_MS
+            elif not found.error:
                 good_for_ms = max(good_for_ms, min(COST_SHARE * (ended_ms - started_ms), GOOD_MS_MAX))
             self._good_for_ms = good_for_ms
             self._good_until_ms = ended_ms + self._good_for_ms
@@ -147,8 +167,8 @@ class Source(Generic[_T]):
                 self._last = self._failed(LATE)
                 self._flight = None
 
-    def _failed(self, why: str) -> Panel[_T]:
-        return Panel(self._last.value, self._last.at_ms, why)
+    def _failed(self, why: str, status: HTTPStatus = HTTPStatus.OK) -> Panel[_T]:
+        return Panel(self._last.value, self._last.at_ms, why, status)
 
 
 class Panels:
@@ -163,9 +183,12 @@ class Panels:
         self._kept: list[Source[Any]] = []
         self._next_ms = 0
 
-    def source(self, make: Callable[[], _T], age_ms_max: int) -> Source[_T]:
-        """Return a source whose value `make` reads for all sessions."""
-        return Source(make, self._clock, self._shared, age_ms_max)
+    def source(
+        self, make: Callable[[], _T], age_ms_max: int, is_partial: Callable[[_T], bool] | None = None
+    ) -> Source[_T]:
+        """Return a source whose value `make` reads for all sessions. A value that `is_partial` lacks what could not be
+        read, and is read again as soon as one that failed."""
+        return Source(make, self._clock, self._shared, age_ms_max, is_partial=is_partial)
 
     def once(self, key: Hashable, make: Callable[[], _T]) -> Source[_T]:
         """Return a source whose value `make` reads for a single page. `key` names what that is: if the same is still

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse
 
 from nos_ec import __version__
 from nos_ec.core.errors import InvalidInput
+from nos_ec.engine import texts
 from nos_ec.engine.texts import printable, size_text
 
 NAVIGATION = (
@@ -51,6 +52,7 @@ class View:
         )
         self._jinja.filters |= {
             "count": count_text,
+            "counted": counted_text,
             "duration": duration_text,
             "percent": percent_text,
             "rate": rate_text,
@@ -83,6 +85,11 @@ def rate_text(bytes_per_s: float | None) -> str:
 def count_text(count: float | None) -> str:
     """Format a number: '12,345'."""
     return UNKNOWN if count is None else f"{count:,.0f}"
+
+
+def counted_text(count: float | None, noun: str, plural: str | None = None) -> str:
+    """Format a number with its noun: '1 object', '2,000 objects'."""
+    return UNKNOWN if count is None else texts.count_text(count, noun, plural)
 
 
 def ratio_text(ratio: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Formats times, sizes and names for people."""
+"""Formats times, numbers, sizes and names for people."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def count_text(count: float, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: '1 object', '2,000 objects'."""
+    return f"{count:,.0f} {noun if count == 1 else plural or noun + 's'}"
 
 
 def size_text(size_bytes: float) -> str:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from nos_ec.cli.terminal.streams import ReaderGone, StandardOutput
 from nos_ec.core.errors import InvalidInput
+from nos_ec.engine.texts import count_text as count_text  # of each command
 
 stdout = StandardOutput()
 out = Console(file=cast(TextIO, stdout), soft_wrap=True, highlight=False)
@@ -71,11 +72,6 @@ def facts(title: str, rows: Mapping[str, object]) -> None:
     width = max(map(len, rows), default=0)
     for name, value in rows.items():
         out.print(Text.assemble((name.ljust(width), "bold"), " ", str(value)))
-
-
-def count_text(count: int, noun: str, plural: str | None = None) -> str:
-    """Format a number with its noun: '1 object', '2,000 objects'."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def short_text(short: Mapping[int, int]) -> str:

@@ -18,6 +18,7 @@ from nos_ec.core.tails import block_of_tail, is_tail, tail_place
 from nos_ec.engine.check import uploads
 from nos_ec.engine.check.second_look import SecondLook, compare_steadily
 from nos_ec.engine.packable import combine_crc32c
+from nos_ec.engine.texts import count_text
 from nos_ec.ports.metadata import Metadata, ObjectRow, Segment
 
 PAGE_ROWS = 1000
@@ -221,10 +222,10 @@ def _segment_errors(row: ObjectRow, segments: Sequence[Segment], tails: Mapping[
     size = sum(segment.extent.length for segment in segments)
     place = _tail_place(row, segments)
     tail = None if place is None else tails.get(place[0])
-    pieces = f"{len(segments)} segments" if tail is None else f"{len(segments)} segments and a tail"
+    pieces = count_text(len(segments), "segment") + ("" if tail is None else " and a tail")
     size += 0 if tail is None else tail.size
     if size != row.size or any(segment.extent.length < 0 for segment in segments):
-        yield f"{pieces} of {size} bytes in all"
+        yield f"{pieces} of {count_text(size, 'byte')} in all"
         return
     crc32c = 0
     for segment in segments:

@@ -19,6 +19,7 @@ from nos_ec.core.parts import (
 from nos_ec.engine.expiry.noncurrent import noncurrent_of
 from nos_ec.engine.objects.composed import manifest_in
 from nos_ec.engine.packable import combine_crc32c
+from nos_ec.engine.texts import count_text
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 from nos_ec.ports.metadata import Metadata, ObjectRow, TrashMark, UploadRow, UploadState
@@ -52,7 +53,8 @@ def composition_wrong(
     there = _there(row, composition, metadata)
     count, size = len(there), sum(part.size for part in there)
     if count < composition.parts or size < composition.size:
-        return f"only {count} parts of {size} bytes exist, of {composition.parts} parts of {composition.size} bytes"
+        found = f"{count_text(count, 'part')} of {count_text(size, 'byte')}"
+        return f"of {composition.parts} parts of {composition.size} bytes in all, only {found} can be found"
     if (count, size, _joined(there)) == (composition.parts, composition.size, composition.crc32c):
         return None
     # Parts that were left out of the object still exist for a while; they must not hide a lost part.

@@ -9,7 +9,7 @@ from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.states import BlockKind
 from nos_ec.engine.explain.verdict import LATE_MS, Verdict, capitalised
 from nos_ec.engine.gc.options import CollectorOptions
-from nos_ec.engine.texts import moment, span, when
+from nos_ec.engine.texts import count_text, moment, span, when
 from nos_ec.ports.clock import waits
 from nos_ec.ports.metadata import QUARANTINE, BlockFacts, WaitReason
 
@@ -206,14 +206,15 @@ def _sealed(e: BlockEvidence) -> Verdict[BlockReason]:
             return Verdict(
                 BlockReason.VICTIM,
                 f"{wasted}: it will be collected.",
-                f"{_next_run(e)} moves its live objects out of its {row.stripes} stripes{needs}, condemns it, and"
-                f" deletes it {span(e.options.block_grace_ms)} later (gc.block_grace_ms).",
+                f"{_next_run(e)} moves its live objects out of its {count_text(row.stripes, 'stripe')}{needs}, condemns"
+                f" it, and deletes it {span(e.options.block_grace_ms)} later (gc.block_grace_ms).",
                 apply,
             )
         case BlockReason.REPACK:
             return Verdict(
                 BlockReason.REPACK,
-                f"{wasted}; packed anew, its objects would take about {e.needs:.1f} of its {row.stripes} stripes.",
+                f"{wasted}; packed anew, its objects would take about {e.needs:.1f} of its"
+                f" {count_text(row.stripes, 'stripe')}.",
                 f"{_next_run(e)} repacks it: moves its live objects out, condemns it, and deletes it"
                 f" {span(e.options.block_grace_ms)} later (gc.block_grace_ms).",
                 apply,

@@ -8,7 +8,7 @@ from enum import StrEnum
 from nos_ec.core.states import ObjectState, SegmentState
 from nos_ec.engine.explain.object_facts import Copy, ObjectOptions, Publishing
 from nos_ec.engine.explain.verdict import LATE_MS, Verdict, capitalised
-from nos_ec.engine.texts import moment, span, when
+from nos_ec.engine.texts import count_text, moment, span, when
 from nos_ec.ports.metadata import ObjectRow
 
 
@@ -82,7 +82,7 @@ def judge_object(e: ObjectEvidence) -> Verdict[ObjectReason]:
     if state is ObjectState.EMPTY:
         return Verdict(ObjectReason.EMPTY, "It has no bytes, only a row.", "There is nothing to pack.")
     if state is ObjectState.LARGE:
-        blocks = "1 block of its own" if e.places == 1 else f"{e.places} blocks of its own"
+        blocks = count_text(e.places, "block of its own", "blocks of its own")
         return Verdict(
             ObjectReason.LARGE,
             f"It is too big to share a stripe group, so its PUT wrote it straight to {blocks}. It never had a landing"
@@ -305,7 +305,7 @@ def _packed(e: ObjectEvidence) -> Verdict[ObjectReason]:
 def _about_split(e: ObjectEvidence) -> str:
     if e.chunks is None or e.chunks_min is None or e.chunks <= e.chunks_min:
         return ""
-    split = f" It is split: it lies in {e.chunks} chunks where {e.chunks_min} could hold it"
+    split = f" It is split: it lies in {count_text(e.chunks, 'chunk')} where {e.chunks_min} could hold it"
     if e.shard_reads != e.chunks:
         return f"{split}. This costs no extra shard read, because a read of it needs all data shards in any case."
     return (

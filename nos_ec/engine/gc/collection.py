@@ -31,6 +31,7 @@ from nos_ec.engine.gc.throttling import Throttle
 from nos_ec.engine.gc.victims import ChosenBlock, choose
 from nos_ec.engine.packing.stripe_writer import StripeWriter
 from nos_ec.engine.space_reserve import require_space
+from nos_ec.engine.texts import count_text
 from nos_ec.ports.metadata import BlockRow
 
 _log = structlog.get_logger(__name__)
@@ -99,8 +100,8 @@ class Collection:
             raise Transient(result.parked[0])
         if result.unreadable_objects:
             raise Corrupt(
-                f"{result.objects_moved} objects were moved, and {result.unreadable_objects} cannot be read, so the"
-                f" block stays: {'; '.join(result.unreadable)}"
+                f"{count_text(result.objects_moved, 'object was', 'objects were')} moved, and"
+                f" {result.unreadable_objects} cannot be read, so the block stays: {'; '.join(result.unreadable)}"
             )
         return result
 

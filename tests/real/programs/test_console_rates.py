@@ -151,7 +151,7 @@ def test_the_overview_shows_the_rates_of_real_daemons_and_the_alerts_of_promethe
         assert told["NosEcDaemonDown"] is Told.INACTIVE
         page = Client(create_app(system, panels, None, bytes)).get("/").text
         assert "PUT by S3" in page
-        assert "3 of the 3 processes" in page
+        assert "Of 3 processes that it reached in the last hour, 3 answer now" in page
         running["consumer"].kill()
         until(lambda: read_rules(prometheus, store_id)["NosEcDaemonDown"] is Told.FIRING, "the alert fires")
         until(lambda: read_rates(prometheus, store_id).answered == 2, "its figures are stale")
@@ -160,4 +160,4 @@ def test_the_overview_shows_the_rates_of_real_daemons_and_the_alerts_of_promethe
             page = Client(create_app(system, fresh, None, bytes)).get("/").text
         assert "A daemon does not answer." in page
         assert "NosEcDaemonDown, according to Prometheus" in page
-        assert "2 of the 3 processes" in page
+        assert "Of 3 processes that it reached in the last hour, 2 answer now" in page

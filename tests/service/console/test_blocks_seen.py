@@ -14,7 +14,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.states import BlockState
 from nos_ec.engine.texts import size_text
 from nos_gc.assemble import gc_collector
-from tests.rig.browser import visiting
+from tests.rig.browser import Visit, visiting
 from tests.service.conftest import CHUNK, STRIPE, Bench
 from tests.service.console.test_console import Away, browser, serving
 from tests.service.gc.test_gc_costs import MADE_UP
@@ -35,6 +35,15 @@ def make_up(system: System, count: int) -> None:
 def wait_for_tiles(page: Page, drawn: str = "") -> None:
     """Wait until tiles are drawn, if need be with this colour and order."""
     page.locator(f"canvas[data-drawn='{drawn}']" if drawn else "canvas[data-drawn]").wait_for(timeout=60_000)
+
+
+REQUESTS_MAX = 4
+"""Of a page: itself, its style, its script, and its data."""
+
+
+def of_page(visit: Visit) -> list[str]:
+    """What the page has asked for. Browsers ask for the icon by themselves."""
+    return [one for one in visit.requested if not one.endswith("/icon.svg")]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +154,7 @@ def test_a_page_of_many_blocks_is_there_before_its_tiles(browser: Browser, syste
         page.unroute(TILES)
         wait_for_tiles(page, "holes price")
         expect(page.locator("#tiles-now")).to_have_text("300,000 blocks.")
+        assert len(of_page(visit)) <= REQUESTS_MAX, visit.requested
         asked = [one for one in visit.requested if TILES.search(one)]
         page.get_by_label("Order").select_option("place")
         wait_for_tiles(page, "holes place")
@@ -170,6 +180,7 @@ def test_the_slider_computes_what_gc_would(browser: Browser, bench: Bench) -> No
             assert visit.severe_findings() == []
             slider = visit.page.locator("#slider input")
             expect(slider).to_be_visible()
+            assert len(of_page(visit)) <= REQUESTS_MAX, visit.requested
             for target in (1.9, 1.4, 1.1):
                 slider.evaluate("(it, to) => { it.value = to; it.dispatchEvent(new Event('input')); }", target)
                 cost = curve.cost(target)
@@ -206,5 +217,5 @@ def test_a_picture_that_is_over_and_a_block_that_is_gone(browser: Browser, syste
         assert "There is no such page" in visit.go("/blocks/x")
         assert "is not a number" in visit.go("/blocks/at?picture=a&block=0")
         assert "give two numbers from 0 to 63" in visit.go("/blocks/tiles?ages=5-64")
-        assert len(visit.messages) == 4, "the browser notes each answer that is an error"
+        assert len(visit.messages) == 5, "the browser notes each answer that is an error"
         visit.messages.clear()

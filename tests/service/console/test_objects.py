@@ -118,7 +118,7 @@ def test_a_page_of_the_trash_says_how_far_it_looked(bench: Bench, system: System
 def test_a_place_that_no_page_gave_is_refused(system: System, client: Client, show: str, after: str) -> None:
     with pytest.raises(InvalidInput):
         listing(system.metadata, Asked("b", show=Show(show), after=after))
-    assert client.get("/objects", params={"bucket": "b", "show": show, "after": after}).status_code == 200
+    assert client.get("/objects", params={"bucket": "b", "show": show, "after": after}).status_code == 400
 
 
 def test_a_number_that_no_version_can_have_is_refused(client: Client) -> None:
@@ -193,6 +193,30 @@ def test_a_page_says_that_there_may_be_older_versions(
     page = client.get("/objects/one", params={"bucket": "b", "name": "a?&"}).text
     assert link in page
     assert "These are the latest 2." in page
+
+
+def test_what_does_not_exist_is_not_found(bench: Bench, system: System, client: Client) -> None:
+    bench.put(system, "here", b"x")
+    expected = {
+        "/objects/one?bucket=b&name=here": 200,
+        "/objects/one?bucket=b&name=gone": 404,
+        "/objects/one?bucket=b&name=here&version=7": 404,
+        "/objects/one?bucket=b&name=here&trash=1-1": 404,
+        f"/blocks/{'ab' * 16}": 404,
+        "/objects?bucket=b&show=versions&after=odd": 400,
+        "/objects?bucket=nothing": 200,
+    }
+    assert {path: client.get(path).status_code for path in expected} == expected
+    assert "<h1>" in client.get("/objects/one?bucket=b&name=gone").text
+
+
+def test_a_page_is_small_however_many_folders_lead_to_it(client: Client) -> None:
+    page = client.get("/objects", params={"bucket": "b", "prefix": "/" * 1000})
+    assert (page.status_code, len(page.text) < 100_000) == (200, True)
+    few = client.get("/objects", params={"bucket": "b", "prefix": "a/b/"})
+    assert "\N{HORIZONTAL ELLIPSIS}" not in few.text
+    assert page.text.count("\N{HORIZONTAL ELLIPSIS}") == 1
+    assert page.text.count('href="/objects?') == 1 + objects.FOLDERS_SHOWN
 
 
 def test_hostile_names_are_text_on_every_page(bench: Bench, system: System, client: Client) -> None:

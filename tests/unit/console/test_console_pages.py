@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -222,6 +224,11 @@ def test_figures_have_units_and_unknown_ones_a_dash() -> None:
         "98.77 %",
     )
     assert view.utc_text(NOW_MS) == "2023-11-14T22:13:20Z"
+    assert [view.counted_text(count, "copy", "copies") for count in (0, 1, 2000)] == [
+        "0 copies",
+        "1 copy",
+        "2,000 copies",
+    ]
     unknown = {text(None) for text in (view.size_or_unknown, view.duration_text, view.count_text, view.ratio_text)}
     assert unknown | {view.percent_text(None), view.rate_text(None)} == {UNKNOWN}
 
@@ -229,6 +236,14 @@ def test_figures_have_units_and_unknown_ones_a_dash() -> None:
 def rendered(path: str, template: str, **values: Any) -> str:
     request = Request({"type": "http", "path": path, "headers": [], "method": "GET", "query_string": b""})
     return bytes(View(f"/a/{HOSTILE[:40]}").page(request, template, "Flow", **values).body).decode()
+
+
+def test_templates_leave_the_plural_to_one_function() -> None:
+    """`counted` writes a number with its noun: one of them is not `1 objects`."""
+    plural = re.compile(r"\|(count|length) (\}\}|~ \") ?[a-z]+s\b")
+    templates = sorted((Path(view.__file__).parent / "templates").glob("*.html"))
+    assert len(templates) > 10
+    assert [(path.name, found[0]) for path in templates for found in plural.finditer(path.read_text())] == []
 
 
 def test_hostile_names_are_text() -> None:
