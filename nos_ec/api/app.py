@@ -25,6 +25,8 @@ from nos_ec.monitoring.web_server import WebServer, open_listener
 
 STOP_WAIT_S = 5
 IDLE_WAIT_S = 15
+MS_MAX = (1 << 53) - 1
+"""The largest integer that JSON carries exactly everywhere."""
 _BLOCK_PATTERN = "^[0-9a-f]{32}$"
 
 Credentials = Annotated[
@@ -143,6 +145,14 @@ def _add_store(app: FastAPI, readings: Readings, token: Token | None) -> None:
     def backlog() -> models.Backlog:
         """Return the objects and bytes that wait to be packed, and the consumer group's lag."""
         return readings.backlog()
+
+    @app.get("/v1/events", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
+    def events(
+        since_ms: Annotated[int, Query(ge=0, le=MS_MAX, description="Only events since this time (Unix ms).")] = 0,
+    ) -> models.Events:
+        """Return what has happened to the store, the newest first: GC runs, scrubs, dumps, checks, lost leases, changes
+        to GC's limits. The store keeps the last 50 of each kind, without GC runs that found nothing to do."""
+        return readings.events(since_ms)
 
     @app.get("/v1/histograms", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
     def histograms() -> models.Histograms:

@@ -15,6 +15,7 @@ from nos_ec.api.cost_models import Cost
 from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.geometry import STRIPES_PER_BLOCK_MAX, Geometry
 from nos_ec.core.states import BlockKind, BlockState, ObjectState, SegmentState
+from nos_ec.engine.figures.events import StoreEvent
 from nos_ec.monitoring.health import HIDDEN
 from nos_ec.ports.metadata import ScrubPass, WaitReason
 
@@ -175,6 +176,19 @@ class Backlog(_Answer):
     )
     landing_deletions: Count
     computed_at_ms: UnixMs
+
+
+class Events(_Answer):
+    """What has happened to the store."""
+
+    model_config = _example(
+        events=[
+            {"kind": "gc", "outcome": "done", "at_ms": 1763700000000, "first_ms": 1763700000000, "times": 1,
+             "took_ms": 42000, "process": "process 812 on host1",
+             "text": "freed 4.0 GiB (128 blocks), copied 1.1 GiB (12,345 objects)"},
+        ],
+    )  # fmt: skip
+    events: list[StoreEvent] = Field(max_length=1000)
 
 
 class Bucket(_Answer):

@@ -32,6 +32,7 @@ MODULES = {
     "commands.trash": ("undelete", "trash"),
     "operator.scrub": ("scrub",),
     "operator.explain": ("explain",),
+    "operator.events": ("events",),
     "operator.audit": ("audit",),
     "operator.shards": ("shards",),
     "operator.metadata": ("metadata",),

@@ -14,6 +14,7 @@ from nos_ec.composition.processes import member_name, process_name
 from nos_ec.core.errors import Blocklisted, NosError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, LandingId, timed_id
+from nos_ec.engine.figures.events import EventLog
 from nos_ec.engine.landing.landing_log import LandingLog, LogOptions
 from nos_ec.engine.landing.log_keeper import LogKeeper
 from nos_ec.engine.leases import HeldLease, HeldLeases
@@ -113,6 +114,10 @@ class Adapters:
         it."""
         ttl_ms = self.settings.store.lease_ttl_ms
         return HeldLease(self.metadata, self.clock, name, ttl_ms, process_name(), self.held)
+
+    def events(self) -> EventLog:
+        """Return what records the events of the store on behalf of this process."""
+        return EventLog(self.metadata, self.clock, process_name())
 
     @property
     def put_reserve(self) -> int:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from nos_ec.adapters.file_system import misfits
 from nos_ec.composition.adapters import Adapters
 from nos_ec.composition.developer_values import FIGURES_MS, STALL_MS
+from nos_ec.composition.processes import process_name
 from nos_ec.core.errors import Transient
 from nos_ec.core.expiry import DAY_MS
 from nos_ec.engine.check.checker import Checked
@@ -146,7 +147,9 @@ class OperatorSide:
             settings.scrub.repair if repair is None else repair,
             settings.put.reservation_ms,
         )
-        scrubber = Scrubber(self.checked(), adapters.shards, adapters.contended_lease, options, adapters.trail)
+        scrubber = Scrubber(
+            self.checked(), adapters.shards, adapters.contended_lease, options, adapters.trail, process_name()
+        )
         self.counts.add(lambda: scrub_counts(scrubber.counters))
         return scrubber
 

@@ -77,13 +77,14 @@ class WorkerSide:
         rng = random.Random(adapters.randomness(16))
         survey = Survey(metadata, clock, rng) if settings.gc.streams > 1 else None
         headers = HeaderSurvey(metadata, blocks, clock, rng)
+        fenced = adapters.events().record_lost
         if medium is None:
-            recovery = Recovery(metadata, blocks, clock, adapters.held, trail=trail)
+            recovery = Recovery(metadata, blocks, clock, adapters.held, trail=trail, on_fenced=fenced)
             return Housekeeping(recovery, reaper, clock, wait_ms, survey=survey, headers=headers)
         # On Ceph, listing the pool would cost more than the batch that is rarely left over.
         unknown = UnknownSegments(metadata, medium, clock, trail) if settings.store.backend == "local" else None
         logs = LogRecovery(metadata, medium, clock, unknown, trail)
-        recovery = Recovery(metadata, blocks, clock, adapters.held, logs, trail)
+        recovery = Recovery(metadata, blocks, clock, adapters.held, logs, trail, fenced)
         trimmer = Trimmer(metadata, medium, clock, trail)
         forward = self._copy_forward(medium) if settings.landing.mode == "log" else None
         return Housekeeping(recovery, reaper, clock, wait_ms, trimmer, forward, survey, headers)

@@ -33,7 +33,9 @@ def producer_service(
     republish_ms = system.settings.producer.republish_ms
     options = ProducerOptions(republish_ms, log.partitions, system.store_id, PUBLISHED_OBJECTS, spread)
     member = system.member_name("producer") if shares else None
-    held = HeldSlots(system.metadata, system.clock, system.settings.store.lease_ttl_ms, member)
+    held = HeldSlots(
+        system.metadata, system.clock, system.settings.store.lease_ttl_ms, member, system.events().record_lost
+    )
     with closing(system.worker.publisher()) as publisher, closing(system.worker.group_progress("producer")) as progress:
         service = ProducerService(system.metadata, publisher, progress, system.clock, held, options)
         if monitor is not None:

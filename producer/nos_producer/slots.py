@@ -11,7 +11,7 @@ published in the meantime, which is harmless (invariant 5).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 
@@ -47,8 +47,17 @@ class HeldSlots:
     Without a `member` name the producer takes all free slots and does not share them. This is for short runs.
     """
 
-    def __init__(self, metadata: Leases, clock: Clock, ttl_ms: int, member: str | None) -> None:
+    def __init__(
+        self,
+        metadata: Leases,
+        clock: Clock,
+        ttl_ms: int,
+        member: str | None,
+        on_fenced: Callable[[Sequence[str]], object] = lambda _: None,
+    ) -> None:
+        """on_fenced: takes the names of the leases that were fenced, and must not raise."""
         self._metadata = metadata
+        self._on_fenced = on_fenced
         self._clock = clock
         self._ttl_ms = ttl_ms
         self._wait_ms = max(1, ttl_ms // ROUNDS_PER_TTL)
@@ -154,10 +163,15 @@ class HeldSlots:
         return plan_slots(self.slots(), free, members.index(self._member), len(members))
 
     def _fence(self, expired: Iterable[Lease], now_ms: int) -> None:
-        for lease in expired:
-            if self._metadata.fence_lease(lease, now_ms):
-                _log.info("lease of a dead producer fenced", lease=lease.name, epoch=lease.epoch)
-                kill_point("producer.lease_fenced")
+        fenced: list[str] = []
+        try:
+            for lease in expired:
+                if self._metadata.fence_lease(lease, now_ms):
+                    fenced.append(lease.name)
+                    _log.info("lease of a dead producer fenced", lease=lease.name, epoch=lease.epoch)
+                    kill_point("producer.lease_fenced")
+        finally:
+            self._on_fenced(fenced)
 
     def _take(self, names: list[str], now_ms: int) -> None:
         taken = self._metadata.acquire_leases(names, now_ms, self._ttl_ms)

@@ -9,9 +9,11 @@ import typer
 
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import count_text, emit, facts, out, time_text
-from nos_ec.cli.terminal.values import rate_of
+from nos_ec.cli.terminal.values import rate_of, user_name
 from nos_ec.composition.gc_status import gc_limits, gc_status_data
+from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput
+from nos_ec.engine.figures.events import EventKind, Outcome
 from nos_ec.engine.gc.control import Control, GcControl
 from nos_ec.engine.gc.run_note import RunState
 from nos_ec.engine.texts import size_text
@@ -55,6 +57,8 @@ def gc_limit(
         control = GcControl(system.metadata)
         now = control.change(changed) if reset or asked else control.read()
         data = gc_limits(system, now)
+        if reset or asked:
+            _record(system, f"GC limited to {_limits_text(data)}")
     emit(data, as_json, lambda: out.print(_limits_text(data)))
 
 
@@ -78,8 +82,13 @@ def gc_resume(ctx: typer.Context, as_json: AsJson = False) -> None:
 def _set_paused(ctx: typer.Context, paused: bool, as_json: bool) -> None:
     with context(ctx).system() as system:
         now = GcControl(system.metadata).change(lambda control: replace(control, paused=paused))
+        _record(system, "GC paused" if paused else "GC resumed")
     text = "GC is paused; `nos-ec gc resume` lets it continue" if paused else "GC is not paused"
     emit(asdict(now), as_json, lambda: out.print(text))
+
+
+def _record(system: System, text: str) -> None:
+    system.events().record(EventKind.CONTROL, Outcome.DONE, f"{text}, by {user_name()}")
 
 
 def gc_status(ctx: typer.Context, as_json: AsJson = False) -> None:

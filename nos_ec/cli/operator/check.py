@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from nos_ec.core.formats.operator_plan import Action, PlanHead, Step, read_head,
 from nos_ec.engine.check.blocks import ReadShare
 from nos_ec.engine.check.checker import Checker, CheckFigures, Tick
 from nos_ec.engine.check.repairs import Repairer, copies_of
+from nos_ec.engine.figures.events import EventKind, Outcome
 from nos_ec.engine.texts import printable, size_text
 from nos_gc.assemble import gc_service
 
@@ -51,7 +52,7 @@ def check(
     """
     share = _share(read_data)
     new_plan = NewPlan(plan, "nos-ec check")
-    with context(ctx).system() as system, progress() as bar:
+    with context(ctx).system() as system, progress() as bar, system.events().work(EventKind.CHECK) as work:
         task = bar.add_task("check", total=None)
         checker = _checker(system, share, lambda part, done: bar.update(task, description=part, completed=done))
         report = Report(as_json)
@@ -59,6 +60,8 @@ def check(
             bar.stop()
             report.add_finding(finding)
             new_plan.plan_repair(finding)
+        left = report.kinds or checker.unfinished
+        work.ended(Outcome.PROBLEMS if left else Outcome.DONE, _ended_text(report.kinds, len(checker.unfinished)))
         store_id, now_ms = system.store_id, system.clock.now_ms()
     try:
         new_plan.write_file(store_id, now_ms, complete=not checker.unfinished)
@@ -101,8 +104,11 @@ def apply(
         operator = system.operator
         repairer = Repairer(operator.checked(), operator.planned_mending(), gc.rewrite, copies, system.trail)
         try:
-            for number, step in bar.track(steps.steps, description="apply"):
-                applied.apply(repairer, number, step)
+            with system.events().work(EventKind.CHECK) as work:
+                for number, step in bar.track(steps.steps, description="apply"):
+                    applied.apply(repairer, number, step)
+                outcome = Outcome.PROBLEMS if applied.failed else Outcome.DONE
+                work.ended(outcome, f"repairs: {applied.done:,} of {applied.steps:,} steps done")
         finally:
             bar.stop()
             emit(asdict(applied), as_json, lambda: _print_applied(applied))
@@ -165,6 +171,11 @@ def _print_applied(applied: _Applied) -> None:
         )
     for one in applied.failed:
         out.print(printable(f"failed: step {one['step']}, {one['why']}: {one['error']}"), markup=False)
+
+
+def _ended_text(kinds: Mapping[str, int], unfinished: int) -> str:
+    found = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items()) or "no problem"
+    return found + (f"; {count_text(unfinished, 'part')} could not be checked" if unfinished else "")
 
 
 def _checker(system: System, share: float, tick: Tick) -> Checker:

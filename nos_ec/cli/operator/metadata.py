@@ -23,6 +23,7 @@ from nos_ec.engine.dump.rebuild_input import DumpSource, RebuildInput
 from nos_ec.engine.dump.rebuilder import Rebuilder, RebuildFigures
 from nos_ec.engine.dump.stored import is_ahead, newest_dump
 from nos_ec.engine.dump.uncertain import KINDS, Uncertain, uncertain
+from nos_ec.engine.figures.events import EventKind, Outcome
 from nos_ec.engine.texts import printable, size_text
 
 KEEP = 3
@@ -52,7 +53,11 @@ def metadata_dump(
         raise InvalidInput("--keep is for dumps in the store; remove files of --to yourself")
     if to is not None:
         require_new(to, "--to")
-    with context(ctx).system() as system, progress() as bar:
+    with (
+        context(ctx).system() as system,
+        progress() as bar,
+        system.events().work(EventKind.DUMP) as work,
+    ):
         interrupt_on_sigterm()
         task = bar.add_task("objects", total=None)
         head = DumpHead(system.store_id, system.clock.now_ms(), asdict(system.geometry))
@@ -69,12 +74,17 @@ def metadata_dump(
             with report_file(to, "--to") as file:
                 file.writelines(dump_frames(head, pages))
             data |= {"file": str(to), "rows": file_source(to).rows, "bytes": to.stat().st_size}
+        work.ended(Outcome.DONE, _dumped_text(data))
     emit({"dumped": data}, as_json, lambda: _print_dumped(data))
 
 
-def _print_dumped(data: dict[str, Any]) -> None:
+def _dumped_text(data: dict[str, Any]) -> str:
     objects = count_text(data["rows"].get("objects", 0), "object")
-    out.print(f"{objects}, {size_text(data['bytes'])}: {data.get('file') or data['name']}", markup=False)
+    return f"{objects}, {size_text(data['bytes'])}: {data.get('file') or data['name']}"
+
+
+def _print_dumped(data: dict[str, Any]) -> None:
+    out.print(_dumped_text(data), markup=False)
     if data.get("removed"):
         out.print(f"{count_text(data['removed'], 'older dump')} deleted")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
 from datetime import UTC, datetime
 from typing import Annotated
@@ -69,3 +71,12 @@ def time_of(text: str, option: str, now_ms: int) -> int:
     except ValueError:
         raise InvalidInput(f"{option} {text!r}: give a time such as 2026-05-31T14:00, or an age such as 12h") from None
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def user_name() -> str:
+    """Return the name of the user who runs this command, as the system or sudo knows it: a hint, which users can
+    forge."""
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):  # the user has no entry in the password database
+        return f"user {os.getuid()}"

@@ -19,6 +19,7 @@ from nos_ec.engine.gc.collection import Collection
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.gc.progress import CollectionResult, Progress, Watch
 from nos_ec.engine.gc.run_context import RunContext
+from nos_ec.engine.gc.run_events import end_run, recorded_run
 from nos_ec.engine.gc.run_stop import RunStop
 from nos_ec.engine.gc.space import ANY_WASTE, PolicyChoice, price_days
 from nos_ec.engine.gc.throttling import Throttle
@@ -132,7 +133,10 @@ class Collector:
         self._release_collected()
         run = self._run_context(watch, stop)
         throttle = Throttle(run, self._rng, self._process, max_ms)
-        return Collection(run, throttle, new_writer).run()
+        with recorded_run(self._metadata, self._clock, self._process) as work:
+            result = Collection(run, throttle, new_writer).run()
+            end_run(work, result)
+        return result
 
     def rewrite(self, block_id: BlockId, new_writer: Callable[[], StripeWriter]) -> CollectionResult:
         """Move the live objects out of one block, and condemn it. Does nothing unless it is a sealed block of groups.

@@ -22,6 +22,7 @@ from nos_ec.engine.check.blocks import block_name
 from nos_ec.engine.check.checker import UNANSWERED_MAX, Checked, Unfinished
 from nos_ec.engine.check.second_look import WAIT_MS
 from nos_ec.engine.check.short_blocks import ShortBlocks
+from nos_ec.engine.figures.events import EventKind, EventLog, Outcome
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.log_throttle import ThrottledLog
 from nos_ec.engine.rate_limit import RateLimit
@@ -109,8 +110,10 @@ class Scrubber:
         new_lease: Callable[[str], HeldLease],
         options: ScrubOptions,
         trail: AuditTrail = NO_TRAIL,
+        process: str = "",
     ) -> None:
         self._metadata = checked.metadata
+        self._events = EventLog(checked.metadata, checked.clock, process)
         self._clock = checked.clock
         self._new_lease = new_lease
         self._options = options
@@ -151,7 +154,7 @@ class Scrubber:
         Transient.
         """
         self._free_lease()
-        with self._new_lease(LEASE_NAME) as held:
+        with self._new_lease(LEASE_NAME) as held, self._events.work(EventKind.SCRUB) as work:
             began_ms = self._clock.now_ms()
 
             def over() -> bool:
@@ -175,6 +178,7 @@ class Scrubber:
                 self._save()
             finally:
                 self._errors.report(closing=True)
+            work.ended(_outcome(self._result), _text(self._result))
             return self._result
 
     def run(self, stop: Event, pass_ms: int, beat: Beat = unwatched) -> None:
@@ -210,8 +214,8 @@ class Scrubber:
         """Fence the lease of a scrub that was killed. The lease only ensures that one process scrubs at a time."""
         now_ms = self._clock.now_ms()
         for lease in self._metadata.expired_leases(now_ms):
-            if lease.name == LEASE_NAME:
-                self._metadata.fence_lease(lease, now_ms)
+            if lease.name == LEASE_NAME and self._metadata.fence_lease(lease, now_ms):
+                self._events.record_lost([lease.name])
 
     # --- the position ---------------------------------------------------------------------------------
     def _begin(self, *, restart: bool) -> None:
@@ -348,3 +352,15 @@ class Scrubber:
             self._errors.error("damage mended", damage=damage)
         else:
             self._errors.error("damage found", damage=damage, **({"why": one.why} if one.why else {}))
+
+
+def _outcome(result: ScrubResult) -> Outcome:
+    if result.left or result.of_pass.left or result.of_pass.unread:
+        return Outcome.PROBLEMS
+    return Outcome.DONE if result.whole else Outcome.STOPPED
+
+
+def _text(result: ScrubResult) -> str:
+    of_pass = result.of_pass
+    found = f"{of_pass.mended} mended, {of_pass.left} left, {of_pass.unread} blocks not read"
+    return f"{'complete pass' if result.whole else 'pass so far'}: {of_pass.blocks} blocks, {found}"

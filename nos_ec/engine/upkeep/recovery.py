@@ -9,6 +9,7 @@ renews the leases of its own process, and the other processes have RENEW_WAIT_MS
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,14 +72,17 @@ class Recovery:
         held: HeldLeases | None = None,
         logs: LogRecovery | None = None,
         trail: AuditTrail = NO_TRAIL,
+        on_fenced: Callable[[Sequence[str]], object] = lambda _: None,
     ) -> None:
-        """held: the leases of this process. logs: seals segments of the landing log; None without a landing log."""
+        """held: the leases of this process. logs: seals segments of the landing log; None without a landing log.
+        on_fenced: takes the names of the leases that a run has fenced, and must not raise."""
         self._metadata = metadata
         self._blocks = blocks
         self._clock = clock
         self._held = held or HeldLeases()
         self.logs = logs
         self._trail = trail
+        self._on_fenced = on_fenced
         self._away = False
         self._others_ms = 0
         """When leases of other processes may be fenced again, after an outage of the metadata store."""
@@ -112,16 +116,19 @@ class Recovery:
     def _fence_expired(self) -> int:
         """Fence the expired leases of other processes, and renew those of this process. Returns how many leases of
         writers were fenced."""
-        fenced = 0
-        for lease in self._expired():
-            now_ms = self._clock.now_ms()
-            if self._held.renew(lease) or waits(self._others_ms, now_ms, RENEW_WAIT_MS):
-                continue
-            if self._metadata.fence_lease(lease, now_ms):
-                fenced += not is_producer_lease(lease.name)
-                _log.info("lease of a dead process fenced", lease=lease.name, epoch=lease.epoch)
-                kill_point("recovery.fenced")
-        return fenced
+        fenced: list[str] = []
+        try:
+            for lease in self._expired():
+                now_ms = self._clock.now_ms()
+                if self._held.renew(lease) or waits(self._others_ms, now_ms, RENEW_WAIT_MS):
+                    continue
+                if self._metadata.fence_lease(lease, now_ms):
+                    fenced.append(lease.name)
+                    _log.info("lease of a dead process fenced", lease=lease.name, epoch=lease.epoch)
+                    kill_point("recovery.fenced")
+        finally:
+            self._on_fenced(fenced)
+        return sum(1 for name in fenced if not is_producer_lease(name))
 
     def _expired(self) -> list[Lease]:
         try:

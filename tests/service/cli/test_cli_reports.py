@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from nos_ec.cli.operator.status import _percent
 from nos_ec.cli.terminal.output import time_text
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.engine.gc.run_note import read_run, write_run
 from nos_ec.engine.texts import printable, size_text
 from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
@@ -427,3 +429,57 @@ def test_a_writer_at_work_is_no_failure(cli: Cli, bench: Bench, capfd: pytest.Ca
         results, _, _ = tried(bench, capfd, 0)
         ending.join()
     assert set(results.values()) == {"ok"}
+
+
+def test_the_events_of_a_store_are_listed(bench: Bench, cli: Cli, system: System) -> None:
+    assert cli("events") == {"events": []}
+    assert cli.text("events") == "nothing is recorded\n"
+    cli("gc", "pause")
+    cli("gc", "resume")
+    cli("gc", "limit", "--bytes-per-s", "1MiB")
+    cli("gc", "run", "--apply")  # finds nothing to do
+    fill(bench, system)
+    for key in list(bench.acknowledged):
+        bench.delete(system, key)
+    cli("gc", "run", "--apply")
+    cli("metadata", "dump")
+    cli("scrub")
+    cli("check")
+    events = cli("events")["events"]
+    assert [(one["kind"], one["outcome"]) for one in events] == [
+        ("control", "done"),
+        ("control", "done"),
+        ("control", "done"),
+        ("gc", "done"),
+        ("dump", "done"),
+        ("scrub", "done"),
+        ("check", "done"),
+    ]
+    texts = [one["text"] for one in events]
+    assert texts[0].startswith("GC paused, by ")
+    assert texts[1].startswith("GC resumed, by ")
+    assert texts[2].startswith("GC limited to 1.0 MiB/s, ")
+    assert re.match(r"freed [\d.]+ \w+ \(\d+ blocks\), copied [\d.]+ \w+ \(\d+ objects\)", texts[3])
+    assert "/metadata-dump-" in texts[4]
+    assert texts[5].startswith("complete pass: ")
+    assert texts[6] == "no problem"
+    assert all(one["process"].startswith(f"process {os.getpid()} on ") for one in events)
+    with serve(app_of(system, Token(TOKEN)), **AUTHORISED) as client:
+        assert Api(client)("/v1/events")["events"] == sorted(events, key=lambda one: -one["at_ms"])
+        assert Api(client)("/v1/events", since_ms=events[-1]["at_ms"] + 1) == {"events": []}
+    assert [one["kind"] for one in cli("events", "--kind", "dump")["events"]] == ["dump"]
+    line = cli.text("events", "--kind", "check")
+    assert "  check    done after " in line
+    assert ": no problem; process " in line
+
+
+def test_a_killed_run_of_gc_is_an_event_of_the_next_run(bench: Bench, cli: Cli, system: System) -> None:
+    fill(bench, system)
+    cli("gc", "run", "--apply")
+    run = read_run(system.metadata)
+    assert run is not None
+    write_run(system.metadata, replace(run, process="process 7 on lost", ended_ms=None))
+    for _ in range(2):
+        cli("gc", "run", "--apply")
+    killed = [one for one in cli("events", "--kind", "gc")["events"] if one["outcome"] == "failed"]
+    assert [(one["process"], one["at_ms"], one["times"]) for one in killed] == [("process 7 on lost", run.seen_ms, 1)]

@@ -110,7 +110,7 @@ FULL_STORE_POINTS = ["block.forgotten", "writer.allocated:2"]
 PRODUCER_POINTS = ["producer.leases_taken", "producer.published", "producer.marked", "producer.leases_released"]
 SPREAD_POINTS = ["producer.published", "producer.marked", "producer.marked:2"]
 """While a batch is marked in two parts, because some events are not in their bucket's own partition."""
-TAKEOVER_POINTS = ["producer.lease_fenced", "producer.lease_fenced:7", "producer.leases_taken"]
+TAKEOVER_POINTS = ["producer.lease_fenced", "producer.lease_fenced:7", "event.recorded", "producer.leases_taken"]
 PUT_POINTS = [
     "put.reserved",
     "landing_store.written",
@@ -165,15 +165,16 @@ GC_POINTS = [
     "gc.block_forgotten",
     "gc.run_noted",
     "gc.run_noted:2",
+    "event.recorded",
 ]
-GC_CONTROL_POINTS = ["gc.control_changed"]
+GC_CONTROL_POINTS = ["gc.control_changed", "event.recorded"]
 GC_EMPTY_POINTS = ["gc.empty_condemned", "gc.empty_condemned:2", "gc.tail_deleted"]
 GC_SHORT_POINTS = ["gc.grace_cut", "gc.block_deleted:2", "gc.block_forgotten"]
 """While the grace period of condemned blocks is cut short for lack of space."""
 GC_QUARANTINE_POINTS = ["gc.quarantine_ended", "audit.recorded", "gc.block_deleted"]
 """While a block is deleted whose time in quarantine is over."""
 GC_LEFT_ALONE_POINTS = ["gc.cooled_down"]
-RECOVERY_POINTS = ["recovery.fenced", "recovery.store_sealed", "recovery.sealed"]
+RECOVERY_POINTS = ["recovery.fenced", "event.recorded", "recovery.store_sealed", "recovery.sealed"]
 LOG_PUT_POINTS = [
     "landing_log.segment_opened",
     "device_log.superblock_written",
