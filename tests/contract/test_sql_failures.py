@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from nos_ec.adapters.sql.driver import engine as engine_module
 from nos_ec.adapters.sql.driver import transactions
 from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.adapters.sql.driver.failures import Failure, RefusedCheck, translate
-from nos_ec.adapters.sql.driver.transactions import ATTEMPTS_MAX, Transactions
+from nos_ec.adapters.sql.driver.transactions import ATTEMPTS_MAX, BACKOFF_MAX_S, CONFLICTS_MAX, Transactions
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.tables.migrate import migrate
 from nos_ec.core.errors import ConfigError, Conflict, NosError, NoSpace, Transient
@@ -143,7 +143,29 @@ def test_a_deadlock_is_retried_but_not_for_ever(deadlocks: Transactions) -> None
     for_ever = Flaky(_mysql_error(1213), 999)
     with pytest.raises(Transient, match="1213"):
         deadlocks.write(for_ever)
-    assert for_ever.runs == ATTEMPTS_MAX
+    assert for_ever.runs == CONFLICTS_MAX
+
+
+def test_conflicts_and_other_failures_have_limits_of_their_own(deadlocks: Transactions) -> None:
+    """Eight threads that store and delete one key at once may find each other more often than a server fails."""
+    assert deadlocks.write(Flaky(_mysql_error(1213), CONFLICTS_MAX - 1)) == CONFLICTS_MAX
+    assert deadlocks.write(Flaky(_mysql_error(1062), CONFLICTS_MAX - 1)) == CONFLICTS_MAX
+    lost = Flaky(_mysql_error(2013), 999)
+    with pytest.raises(Transient, match="2013"):
+        deadlocks.write(lost)
+    assert lost.runs == ATTEMPTS_MAX
+
+
+def test_the_wait_after_each_conflict_grows_up_to_a_maximum(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    monkeypatch.setattr("random.uniform", lambda _least, most: most)
+    with closing(Transactions(make_engine(url))) as deadlocks, pytest.raises(Transient, match="1213"):
+        deadlocks.write(Flaky(_mysql_error(1213), 999))
+    assert len(waits) == CONFLICTS_MAX - 1
+    assert waits == sorted(waits)
+    assert waits[0] < waits[1]
+    assert waits[-1] == 1.5 * BACKOFF_MAX_S
 
 
 def test_work_that_may_have_taken_effect_is_not_retried(deadlocks: Transactions) -> None:

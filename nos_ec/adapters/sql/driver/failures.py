@@ -61,7 +61,8 @@ class Failure:
 
     `error` is the exception to raise. If `again`, the work may be retried unless COMMIT was sent; if `undone`, even
     then. If `unusable`, the server is out of service on all connections, and another server may answer at its address
-    by now. If `lock_wait`, a wait for a lock timed out.
+    by now. If `lock_wait`, a wait for a lock timed out. If `conflict`, another transaction changed the same rows: a
+    deadlock, a record that was changed, or a duplicate.
     """
 
     error: NosError
@@ -69,6 +70,7 @@ class Failure:
     undone: bool = False
     unusable: bool = False
     lock_wait: bool = False
+    conflict: bool = False
 
 
 class RefusedCheck(Exception):
@@ -143,9 +145,10 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
     code = cause.args[0] if cause.args and isinstance(cause.args[0], int) else None
     where = f"metadata at {place(url)}: {cause.args[-1] if cause.args else cause} (error {code})"
     if code in _MYSQL_ROLLED_BACK:
-        return Failure(Transient(where), again=True, undone=True, lock_wait=code == _MYSQL_LOCK_WAIT)
+        waited = code == _MYSQL_LOCK_WAIT
+        return Failure(Transient(where), again=True, undone=True, lock_wait=waited, conflict=not waited)
     if code == _MYSQL_DUPLICATE:
-        return Failure(Transient(where), again=True)
+        return Failure(Transient(where), again=True, conflict=True)
     if code in _MYSQL_FULL or (code in _MYSQL_GOT_ERRNO and _names_no_space(str(cause.args[-1]))):
         return Failure(NoSpace(f"{where}; free space on the server's disk"))
     if code == _MYSQL_UNENCRYPTED:

@@ -32,7 +32,10 @@ from nos_ec.core.errors import NosError, Transient
 ATTEMPTS_MAX = 5
 LOCK_WAITS_MAX = 10
 """The number of lock waits, of MYSQL_LOCK_WAIT_S each, after which the work fails: 50 s in all."""
-BACKOFF_FIRST_S = 0.02
+CONFLICTS_MAX = 10
+"""The number of conflicts after which the work fails. With each, another transaction on the same rows has got further,
+but on a slow server several that add versions of one key at once may find each other again."""
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.02, 0.5
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -128,7 +131,7 @@ class Transactions:
         return outcome
 
     def _run_again(self, engine: Engine, work: Callable[[Connection], T]) -> T | _Failed:
-        attempts = lock_waits = 0
+        attempts = lock_waits = conflicts = 0
         while True:
             outcome = self._attempt(engine, work)
             if not isinstance(outcome, _Failed):
@@ -136,11 +139,15 @@ class Transactions:
             if outcome.failure.lock_wait:
                 self.lock_waits.note(MYSQL_LOCK_WAIT_S)
                 lock_waits += 1
+            elif outcome.failure.conflict:
+                conflicts += 1
             else:
                 attempts += 1
-            if not outcome.may_run_again or attempts == ATTEMPTS_MAX or lock_waits == LOCK_WAITS_MAX:
+            is_last = attempts == ATTEMPTS_MAX or lock_waits == LOCK_WAITS_MAX or conflicts == CONFLICTS_MAX
+            if is_last or not outcome.may_run_again:
                 return outcome
-            time.sleep(random.uniform(0.5, 1.5) * BACKOFF_FIRST_S * 2 ** max(0, attempts - 1))
+            backoff_s = min(BACKOFF_FIRST_S * 2 ** max(0, attempts + conflicts - 1), BACKOFF_MAX_S)
+            time.sleep(random.uniform(0.5, 1.5) * backoff_s)
 
     def _attempt(self, engine: Engine, work: Callable[[Connection], T]) -> T | _Failed:
         committing = False
