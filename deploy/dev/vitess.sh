@@ -321,7 +321,7 @@ launch_tablet() { # NUMBER
         --tablet-hostname=127.0.0.1 --init-keyspace="$(keyspace_of "$1")" --init-shard=0 --init-tablet-type=replica \
         --service-map=grpc-queryservice,grpc-tabletmanager,grpc-updatestream --health-check-interval=2s \
         --queryserver-config-max-result-size=1000000 --queryserver-config-transaction-cap=200 \
-        --queryserver-config-transaction-timeout=120s --queryserver-config-query-timeout=120s
+        --queryserver-config-transaction-timeout=20s --queryserver-config-query-timeout=120s
 }
 
 # A primary that was lost may have written a transaction that no replica acknowledged. Its server must not be used any

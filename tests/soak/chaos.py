@@ -101,6 +101,7 @@ def _say(line: str) -> None:
 def _print(report: Report) -> None:
     print("clients:", ", ".join(f"{what} {count}" for what, count in report.clients.items()))
     print("S3 clients:", ", ".join(f"{what} {count}" for what, count in report.s3_clients.items()))
+    print("PUTs resumed after:", ", ".join(f"{kind} {seconds} s" for kind, seconds in report.resumed_s.items()))
     print("daemons ended with:", ", ".join(f"{code}: {count}" for code, count in report.exit_codes.items()))
     print(
         f"packed at the end: {report.packed_objects} objects; GC moved {report.gc_moved_objects} and deleted"

@@ -75,10 +75,12 @@ class History:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts over all clients, and what must not have happened."""
+    """Counts over all clients, and what must not have happened. `puts`: when each acknowledged PUT began and ended
+    (time.monotonic)."""
 
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    puts: list[tuple[float, float]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, what: str) -> None:
@@ -177,6 +179,7 @@ class Writer:
             self.histories[key].asked.append(value)
         for attempt in range(1, self._workload.tries_max + 1):
             self._asked_before = attempt > 1
+            began_s = time.monotonic()
             try:
                 act()
             except (Transient, LeaseLost) as error:
@@ -186,6 +189,8 @@ class Writer:
             for key in new:
                 self.histories[key].acknowledged = len(self.histories[key].asked) - 1
             self._totals.count(what)
+            if what.startswith("put"):
+                self._totals.puts.append((began_s, time.monotonic()))
             return
         self._totals.count(f"{what}: given up")
 

@@ -37,6 +37,8 @@ from tests.rig.vitess_server import VitessServer
 RESTART_WAIT_S = 1.0
 """How long a daemon stays away before it is restarted, as with systemd."""
 DRAIN_S_MAX = 180.0
+RESUME_S_MAX = {"kill primary": 30.0}
+"""How long it may take after a strike until a PUT succeeds that began after it."""
 RUN_SHARE_MAX = 4
 """A run continues until GC has moved and deleted something, for at most this many times its planned length: slow
 clients take a while to make holes."""
@@ -116,8 +118,9 @@ format = "json"
 @dataclass(slots=True)
 class Report:
     """What a run did and found. modes: what landing.mode changed to. logged_objects: how many objects were written to
-    the landing log. problems: everything that must not happen. leaked: blocks and copies without an owner, block
-    counters that are wrong, work left over."""
+    the landing log. resumed_s: the longest time from a strike on the database, by its kind, until a PUT succeeded that
+    began after it, or the clients ended. problems: everything that must not happen. leaked: blocks and copies without
+    an owner, block counters that are wrong, work left over."""
 
     seed: int
     seconds: float
@@ -126,6 +129,7 @@ class Report:
     logged_objects: int = 0
     clients: dict[str, int] = field(default_factory=dict)
     s3_clients: dict[str, int] = field(default_factory=dict)
+    resumed_s: dict[str, float] = field(default_factory=dict)
     exit_codes: dict[int, int] = field(default_factory=dict)
     packed_objects: int = 0
     gc_moved_objects: int = 0
@@ -277,9 +281,23 @@ def _run_clients(
     if not {"put", "put batch", "delete", "read"} <= report.s3_clients.keys():
         report.problems.append(f"S3 clients did little: {report.s3_clients}")
     report.strikes = striker.done
+    _note_resumed(striker, [*totals.puts, *s3.totals.puts], report)
     report.modes = changes.done
     report.problems += totals.failures
     return histories
+
+
+def _note_resumed(striker: Striker, puts: Sequence[tuple[float, float]], report: Report) -> None:
+    """Note how long it took after each strike on the database until a PUT succeeded that began after it."""
+    end_s = time.monotonic()
+    for kind, struck_s in striker.on_database:
+        resumed_s = min((ended_s for began_s, ended_s in puts if began_s >= struck_s), default=end_s) - struck_s
+        report.resumed_s[kind] = max(report.resumed_s.get(kind, 0.0), round(resumed_s, 1))
+    report.problems += [
+        f"PUTs resumed only {resumed_s} s after: {kind}"
+        for kind, resumed_s in report.resumed_s.items()
+        if resumed_s > RESUME_S_MAX.get(kind, resumed_s)
+    ]
 
 
 def _heal_and_drain(config: Path, striker: Striker, report: Report, say: Callable[[str], None]) -> None:

@@ -136,6 +136,8 @@ class Striker:
         self._struck: dict[DevServer, Strike] = {}
         """The servers with a missing part, until it is brought back."""
         self.done: list[str] = []
+        self.on_database: list[tuple[str, float]] = []
+        """The kind of each strike on the database, and when it had been carried out (time.monotonic)."""
 
     def turn(self) -> None:
         """Carry out what is due. A strike on a server waits until the server is whole: with Ceph, until it is clean."""
@@ -176,6 +178,8 @@ class Striker:
                 self._fleet.put_to_sleep(target, strike.for_s)
         if server is not None:
             self._struck[server] = strike
+        if server is self._servers.database:
+            self.on_database.append((strike.kind, time.monotonic()))
         self.done.append(str(strike))
         self._say(self.done[-1])
 
