@@ -19,6 +19,7 @@ from nos_ec.ports.metadata import (
     DeleteVersion,
     ExpireMarker,
     ExpireVersion,
+    MarkerRow,
     Metadata,
     ObjectRow,
     VersionEntry,
@@ -467,6 +468,15 @@ class VersionContract:
             metadata.delete_bucket("bucket", 2)
         remove(bench, marker.version)
         assert metadata.delete_bucket("bucket", 2)
+
+    def test_a_page_of_a_dump_may_take_several_transactions(self, bench: MetadataBench) -> None:
+        metadata, keys = bench.metadata, [ObjectKey("bucket", f"n{number:03}") for number in range(401)]
+        numbers = [(key, number) for number, key in enumerate(keys, 1)]
+        metadata.restore_floors(numbers)
+        assert metadata.floors_after(None, 999) == numbers
+        markers = [MarkerRow(key, number, 1, is_null=False) for key, number in numbers]
+        metadata.restore_markers(markers)
+        assert metadata.markers_after(None, 999) == markers
 
     def test_markers_are_restored(self, bench: MetadataBench) -> None:
         metadata = bench.metadata

@@ -22,6 +22,10 @@ from nos_ec.adapters.sql.tables.schema import VERSION_FLOORS, utf8
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.versions import FLOOR_MS
 
+RESTORED_ROWS_MAX = 200
+"""How many rows of a dump that each need statements are restored in one transaction. Vitess ends transactions that take
+long."""
+
 _F = VERSION_FLOORS.c
 _OF_KEY = (
     _F.bucket == bindparam("of_bucket", type_=_F.bucket.type),
@@ -81,8 +85,8 @@ class SqlFloors(SqlPart):
         return [(ObjectKey(bucket, name), version) for bucket, name, version in connection.execute(query)]
 
     def restore_floors(self, found: Sequence[tuple[ObjectKey, int]]) -> None:
-        if found:
-            self._write(_restore_floors, found)
+        for first in range(0, len(found), RESTORED_ROWS_MAX):
+            self._write(_restore_floors, found[first : first + RESTORED_ROWS_MAX])
 
     @writes
     def forget_floors(self, connection: Connection, now_ms: int, limit: int) -> int:

@@ -208,8 +208,8 @@ class SqlVersions(SqlPart):
         ]
 
     def restore_markers(self, rows: Sequence[MarkerRow]) -> None:
-        if rows:
-            self._write(_restore_markers, rows)
+        for first in range(0, len(rows), floors.RESTORED_ROWS_MAX):
+            self._write(_restore_markers, rows[first : first + floors.RESTORED_ROWS_MAX])
 
     def settle_versions(self, rows: Sequence[ObjectRow]) -> None:
         if rows:
