@@ -91,7 +91,7 @@ economics: venv ## compare what GC costs in a store and in the simulation (ECONO
 chaos: venv ## kill daemons, OSDs, Kafka and MySQL under load for 10 minutes, then compare all objects (CHAOS_ARGS="--seed 7")
 	$(BIN)/python tests/soak/chaos.py $(CHAOS_ARGS)
 
-vitess: venv ## run the metadata suites through Vitess, which is built first, and move its tables (PYTEST_ARGS="...")
+vitess: venv ## run metadata suites and the whole product on Vitess, which is built first, and move its tables (PYTEST_ARGS="...")
 	$(BIN)/python -m pytest tests/soak/vitess_*.py $(PYTEST_ARGS)
 
 check: lint types test ## run lint, types and test

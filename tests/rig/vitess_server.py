@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from contextlib import suppress
@@ -63,6 +64,17 @@ class VitessServer(DevServer):
         if ran.returncode != 0:
             raise ServerFailed(f"{self.name}: {' '.join(arguments)}: {ran.stderr.strip()}")
         return ran.stdout
+
+    def url_of_primary(self) -> str:
+        """The URL of the same tables on the MySQL server of the primary, past vtgate."""
+        ports = dict(line.split() for line in (self.folder / "ports").read_text().splitlines())
+        socket = Path(os.environ.get("TMPDIR", "/tmp")) / f"nos-ec-vitess-{ports[f'mysqld-{self._primary()}']}.sock"
+        return f"mysql+pymysql://vt_dba@localhost/vt_nos_ec?unix_socket={socket}&ssl_disabled=true"
+
+    def pids_to_primary(self) -> list[int]:
+        """The processes through which a statement passes: vtgate, and the vttablet and MySQL server of the primary."""
+        number = self._primary()
+        return [self._pid(part) for part in ("vtgate", f"vttablet-{number}", f"mysqld-{number}")]
 
     def _primary(self) -> str:
         """The number of the primary's tablet."""

@@ -77,7 +77,7 @@ def caught(metadata: SqlMetadata) -> Iterator[list[Statement]]:
 
 def scans(connection: Connection, statement: str, parameters: Any) -> list[str]:
     """The lines of the plan that read a whole hot table, or a whole index of it."""
-    explain = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN "
+    explain = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN FORMAT=TRADITIONAL "
     rows = connection.exec_driver_sql(explain + statement, parameters).mappings().all()
     if connection.dialect.name == "sqlite":
         return [
@@ -93,7 +93,7 @@ def scans(connection: Connection, statement: str, parameters: Any) -> list[str]:
 
 def covered(connection: Connection, statement: str, parameters: Any) -> bool:
     """Return whether the statement reads only an index, and not the rows of the table."""
-    explain = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN "
+    explain = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN FORMAT=TRADITIONAL "
     (row,) = connection.exec_driver_sql(explain + statement, parameters).mappings().all()
     if connection.dialect.name == "sqlite":
         return "USING COVERING INDEX" in row["detail"]
@@ -138,9 +138,13 @@ class SqlPlans:
         """The metadata store under test, with shorthands."""
         return MetadataBench(metadata)
 
+    def server(self, metadata: SqlMetadata) -> Engine:
+        """The engine of the server that explains statements and counts what they read. Vitess cannot."""
+        return metadata._engine
+
     def test_no_hot_query_scans_a_table(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         _populate(bench)
-        engine = metadata._engine
+        engine = self.server(metadata)
         _analyze(engine)
         for name, call in _hot_calls(bench).items():
             with caught(metadata) as statements:
@@ -158,23 +162,24 @@ class SqlPlans:
     def test_pages_of_all_blocks_are_not_sorted(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         """In a large store each page would sort what is left of the table."""
         _populate(bench)
+        server = self.server(metadata)
         for analyzed in (False, True):
             if analyzed:
-                _analyze(metadata._engine)
-            _require_not_sorted(metadata, lambda: metadata.blocks_with_holes(None, bench.now_ms, 1000, 10))
-            _require_not_sorted(metadata, lambda: metadata.list_block_figures(None, 10))
+                _analyze(server)
+            _require_not_sorted(metadata, server, lambda: metadata.blocks_with_holes(None, bench.now_ms, 1000, 10))
+            _require_not_sorted(metadata, server, lambda: metadata.list_block_figures(None, 10))
 
     def test_due_objects_of_one_slot_cost_no_more_when_all_wait_there(
         self, metadata: SqlMetadata, bench: MetadataBench
     ) -> None:
         """MySQL then says that it reads the whole index, although it stops after as many entries as are asked for."""
         bench.put_all([f"n{i:05}" for i in range(OBJECTS)], 100)
-        _analyze(metadata._engine)
+        _analyze(self.server(metadata))
         with caught(metadata) as statements:
             assert len(metadata.due_objects(bench.now_ms, 100, ALL_SLOTS)) == 100
         asked = [one for one in statements if "FROM waiting" in one[0]]
         assert len(asked) == 2, "first a share of the batch from each slot, then the rest from the one that has more"
-        with metadata._engine.connect() as connection:
+        with self.server(metadata).connect() as connection:
             for one in asked:
                 if connection.dialect.name == "sqlite":
                     assert scans(connection, *one) == []
@@ -188,12 +193,12 @@ class SqlPlans:
         _populate(bench)
         waiting = metadata.due_objects(2**60, OBJECTS, ALL_SLOTS)
         metadata.delete_many([row.key for row in waiting[50:]], bench.now_ms)
-        _analyze(metadata._engine)
+        _analyze(self.server(metadata))
         with caught(metadata) as statements:
             assert metadata.totals().landed_objects == 50
         of_objects = [one for one in statements if "objects" in one[0].partition("FROM ")[2]]
         assert len(of_objects) == 2, "the trash and the tails, by their index"
-        with metadata._engine.connect() as connection:
+        with self.server(metadata).connect() as connection:
             for one in of_objects:
                 assert scans(connection, *one) == []
                 if connection.dialect.name != "sqlite":
@@ -210,11 +215,11 @@ class SqlPlans:
         self, metadata: SqlMetadata, bench: MetadataBench, figure: str, index: str
     ) -> None:
         _populate(bench)
-        _analyze(metadata._engine)
+        _analyze(self.server(metadata))
         with caught(metadata) as statements:
             assert getattr(metadata, figure)() is not None
         asked = [one for one in statements if "landing_id" in one[0]]
-        with metadata._engine.connect() as connection:
+        with self.server(metadata).connect() as connection:
             one = asked[0]
             assert all(again[0] == one[0] for again in asked[1:]), "the same index for ids of both kinds"
             if connection.dialect.name == "sqlite":
@@ -235,7 +240,7 @@ class SqlPlans:
             if i % 2:
                 metadata.delete_many([row.key for row in rows], bench.now_ms)
         log.seal(*segments)
-        _analyze(metadata._engine)
+        _analyze(self.server(metadata))
         asked: dict[str, Callable[[], object]] = {
             "releasable_segments": lambda: metadata.releasable_segments(segments),
             "doom_segment of one that is free": lambda: metadata.doom_segment(segments[9]),
@@ -247,7 +252,7 @@ class SqlPlans:
         for name, call in asked.items():
             with caught(metadata) as statements:
                 call()
-            with metadata._engine.connect() as connection:
+            with self.server(metadata).connect() as connection:
                 assert [line for one in statements for line in scans(connection, *one)] == [], name
                 if connection.dialect.name == "sqlite":
                     continue
@@ -259,12 +264,12 @@ class SqlPlans:
 
     def test_names_are_listed_from_the_index_alone(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         _populate(bench)
-        _analyze(metadata._engine)
+        _analyze(self.server(metadata))
         with caught(metadata) as statements:
             assert len(metadata.list_names("bucket", "n01", "n0100", 50)) == 50
             assert len(metadata.list_objects("bucket", "n01", "n0100", 50)) == 50
         names, rows = (one for one in statements if "FROM objects" in one[0])
-        with metadata._engine.connect() as connection:
+        with self.server(metadata).connect() as connection:
             assert covered(connection, *names)
             assert not covered(connection, *rows), "a listing that needs rows is noticed"
 
@@ -273,7 +278,7 @@ class SqlPlans:
         for folder in folders:
             bench.put_all([f"{folder}{number:04}" for number in range(1000)])
         bench.put_all([f"plain{number:04}" for number in range(2000)])
-        _analyze(metadata._engine)
+        _analyze(self.server(metadata))
         for prefix, limit, statements_max, rows_max in (("", 10, 11, 22), ("plain", 1000, 5, 1001)):
             with caught(metadata) as statements:
                 page = metadata.list_entries("bucket", prefix, "/", "", limit, 10**9)
@@ -281,7 +286,7 @@ class SqlPlans:
             assert page.folders == ([] if prefix else folders)
             assert len(page.entries) == limit
             assert len(statements) <= statements_max
-            with metadata._engine.connect() as connection:
+            with self.server(metadata).connect() as connection:
                 for one in statements:
                     if connection.dialect.name == "sqlite":
                         assert scans(connection, *one) == []
@@ -298,7 +303,7 @@ class SqlPlans:
         _populate(bench)
         keys = [ObjectKey("bucket", name) for name in metadata.list_names("bucket", "", "", OBJECTS)]
         metadata.delete_many(keys[:-50], bench.now_ms, bench.now_ms + 5)
-        _analyze(metadata._engine)
+        _analyze(self.server(metadata))
         asked: dict[str, Callable[[], object]] = {
             "list_names": lambda: metadata.list_names("bucket", "", "", 50),
             "bucket": lambda: metadata.bucket("bucket"),
@@ -312,7 +317,7 @@ class SqlPlans:
         for name, call in asked.items():
             with caught(metadata) as statements:
                 call()
-            with metadata._engine.connect() as connection:
+            with self.server(metadata).connect() as connection:
                 for one in statements:
                     if connection.dialect.name == "sqlite":
                         assert scans(connection, *one) == [], name
@@ -330,7 +335,7 @@ class SqlPlans:
         last, none = bench.put("n0050").key, ObjectKey("bucket", "none")
         _add_noncurrent(metadata, last, NONCURRENT)
         _add_floors(metadata, OBJECTS)
-        _analyze(metadata._engine)
+        _analyze(self.server(metadata))
         put_one = partial(bench.put, "n0051")
         seen = metadata.version(last, NONCURRENT // 2).row
         expired = ExpireVersion(last, NONCURRENT // 2, seen, bench.now_ms, newer=NEWER_MAX)
@@ -359,7 +364,7 @@ class SqlPlans:
         for name, call in asked.items():
             with caught(metadata) as statements:
                 call()
-            with metadata._engine.connect() as connection:
+            with self.server(metadata).connect() as connection:
                 for one in statements:
                     if connection.dialect.name == "sqlite":
                         assert scans(connection, *one) == [], (name, one)
@@ -372,7 +377,7 @@ class SqlPlans:
         with caught(metadata) as statements:
             metadata.delete_versions([mark, DeleteVersion(last, None)], bench.now_ms)
             metadata.delete_versions([DeleteVersion(last, NONCURRENT // 2 + 1)], bench.now_ms)
-        with metadata._engine.connect() as connection:
+        with self.server(metadata).connect() as connection:
             found = [(one, line) for one in statements if "INSERT" not in one[0] for line in scans(connection, *one)]
         assert found == [], found
 
@@ -387,7 +392,7 @@ class SqlPlans:
 
     def test_a_scan_is_noticed(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         bench.put("n")
-        with metadata._engine.connect() as connection:
+        with self.server(metadata).connect() as connection:
             assert scans(connection, "SELECT * FROM objects WHERE size > 5", ()) != []
             assert scans(connection, "UPDATE blocks SET sealed_ms = 5 WHERE created_ms > 5", ()) != []
 
@@ -472,12 +477,12 @@ def _populate(bench: MetadataBench) -> None:
         bench.put(f"n{i:05}", 100, bucket=ELSEWHERE)
 
 
-def _require_not_sorted(metadata: SqlMetadata, page: Callable[[], object]) -> None:
+def _require_not_sorted(metadata: SqlMetadata, server: Engine, page: Callable[[], object]) -> None:
     """Check that a page of blocks is read in the order of the primary key."""
     with caught(metadata) as statements:
         page()
-    with metadata._engine.connect() as connection:
-        explain = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN "
+    with server.connect() as connection:
+        explain = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN FORMAT=TRADITIONAL "
         (row,) = connection.exec_driver_sql(explain + statements[0][0], statements[0][1]).mappings().all()
     assert "(block_id>?)" in str(row.values()) or row["key"] == "PRIMARY"
     assert "filesort" not in str(row.values())
