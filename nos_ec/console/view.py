@@ -21,6 +21,7 @@ NAVIGATION = (
     ("/space", "Space and GC"),
     ("/flow", "Flow"),
     ("/objects", "Objects"),
+    ("/buckets", "Buckets"),
 )
 """The pages that the bar at the top lists: path and title. A page below a path belongs to it."""
 UNKNOWN = "\N{EN DASH}"

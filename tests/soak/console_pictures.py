@@ -104,6 +104,8 @@ def take(visit: Visit, system: System, folder: Path, scheme: str) -> None:
         "space": "/space",
         "flow": "/flow",
         "objects": "/objects?bucket=photos",
+        "buckets": "/buckets",
+        "bucket": "/buckets/one?bucket=photos",
         "object": f"/objects/one?bucket={key.bucket}&name={key.name}",
     }
     for name, path in pages.items():

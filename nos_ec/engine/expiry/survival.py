@@ -120,7 +120,7 @@ class Survey:
         if not ranges or not passed_days:
             return table
         first = self._rng.randrange(ranges) * SURVEY_IDS + 1
-        for key, created_ms in self._metadata.living_between(first, first + SURVEY_IDS - 1):
+        for key, created_ms, _ in self._metadata.living_between(first, first + SURVEY_IDS - 1):
             if is_sampled(key.md5):
                 table.observe_alive(key.bucket, (now_ms - created_ms) / DAY_MS, passed_days * ranges)
         return table

@@ -27,10 +27,12 @@ class SurvivalRow(NamedTuple):
 
 
 class LivingObject(NamedTuple):
-    """A version that takes space, in the trash or not. `created_ms` is the time of its PUT."""
+    """A version that takes space, in the trash or not. `created_ms` is the time of its PUT. `size` is that of its row:
+    of a composed object, only its manifest; its parts are rows of their own."""
 
     key: ObjectKey
     created_ms: int
+    size: int
 
 
 class Survival(Protocol):

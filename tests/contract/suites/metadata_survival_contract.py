@@ -119,7 +119,7 @@ class SurvivalContract:
         metadata.delete(rows[1].key, bench.now_ms)
         metadata.delete(rows[2].key, bench.now_ms, bench.now_ms + DAY_MS)
         first, last = rows[0].object_id, empty.object_id
-        living = [LivingObject(row.key, row.created_ms) for row in (rows[0], rows[2], rows[3])]
+        living = [LivingObject(row.key, row.created_ms, row.size) for row in (rows[0], rows[2], rows[3])]
         assert metadata.living_between(first, last) == living, "in the trash too, but not empty"
         assert metadata.living_between(first + 1, last - 2) == living[1:2]
         assert metadata.living_between(last + 1, last + 9) == []

@@ -143,7 +143,7 @@ def test_exposure_is_right_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(4)
     born_ms = clock.now_ms() - 3 * DAY_MS
     keys = [ObjectKey(rng.choice("ab"), f"n{number}") for number in range(20_000)]
-    living = {7 * number + 1: LivingObject(key, born_ms) for number, key in enumerate(keys) if is_sampled(key.md5)}
+    living = {7 * number + 1: LivingObject(key, born_ms, 1) for number, key in enumerate(keys) if is_sampled(key.md5)}
     population = Population(living)
     survey = Survey(cast(Metadata, population), clock, rng)
     assert survey.run_once(), "the first one only begins to measure time"

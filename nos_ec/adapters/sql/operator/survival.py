@@ -39,7 +39,7 @@ UPDATE = (
 )
 COUNT = select(func.count()).select_from(SURVIVAL)
 LAST_ID = select(func.max(_O.object_id))
-LIVING = by_index(select(_O.bucket, _O.name, _O.created_ms), OBJECTS, "PRIMARY").where(
+LIVING = by_index(select(_O.bucket, _O.name, _O.created_ms, _O.size), OBJECTS, "PRIMARY").where(
     _O.object_id >= bindparam("first"), _O.object_id <= bindparam("last"), _O.size > 0
 )
 
@@ -95,7 +95,7 @@ class SqlSurvival(SqlPart):
     @reads
     def living_between(self, connection: Connection, first: int, last: int) -> list[LivingObject]:
         found = connection.execute(LIVING, {"first": first, "last": last})
-        return [LivingObject(ObjectKey(bucket, name), created_ms) for bucket, name, created_ms in found]
+        return [LivingObject(ObjectKey(bucket, name), created_ms, size) for bucket, name, created_ms, size in found]
 
 
 def _count_deaths(connection: Connection, counts: Mapping[str, Counts], now_ms: int) -> None:
