@@ -92,17 +92,19 @@ def simulate(
     seed: int = 0,
     names: bool = True,
     streams: int = 1,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> SimulationResult:
     """Pack `sizes` in bytes as a consumer with these settings does.
 
     `timer` returns seconds, such as time.perf_counter. `seed` determines the random choices of policy "nos". With
-    `names`, a second run reserves space for names. The objects are spread over `streams`. Raises InvalidInput for an
+    `names`, a second run reserves space for names. The objects are spread over `streams`. `progress` is called
+    from time to time with the objects that have arrived in the first run, and all of them. Raises InvalidInput for an
     unknown policy, a bad window or price, a negative size, or if there is nothing to pack.
     """
     window, split_bytes = consumer.window_objects, consumer.split_bytes
     price = split_price(consumer.policy, geometry, split_bytes)
     packable, skipped_empty, skipped_large, limit = _packable(sizes, consumer, geometry)
-    plain = _run(packable, consumer, geometry, timer, seed, streams, names=False)
+    plain = _run(packable, consumer, geometry, timer, seed, streams, names=False, progress=progress)
     named = _run(packable, consumer, geometry, timer, seed, streams, names=True) if names else None
     count = len(plain.sizes)
     empty = plain.stripes * geometry.stripe_size - plain.user_bytes
@@ -247,6 +249,7 @@ def _run(
     streams: int,
     *,
     names: bool,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> _Figures:
     window = consumer.window_objects
     linger_ms = LINGER_WINDOWS[consumer.policy] * window
@@ -272,6 +275,7 @@ def _run(
             break
         arrivals += len(batch)
         _serve(merge, batch, arrivals, figures, timer)
+        progress(arrivals, len(sizes))
     if not figures.groups:
         figures.flushed = True
         for plan in groups_ready(merge, arrivals, flush=True):

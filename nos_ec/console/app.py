@@ -22,8 +22,10 @@ from nos_ec.console.login_token import LoginToken
 from nos_ec.console.panels import Panels
 from nos_ec.console.security import FormsFirst, KnownHosts, SafeAnswers, SameOrigin, Throttle
 from nos_ec.console.sessions import Sessions
+from nos_ec.console.simulator import page as simulator
+from nos_ec.console.simulator.jobs import Simulations
 from nos_ec.console.view import View
-from nos_ec.core.errors import InvalidInput, NosError, NotFound, Transient
+from nos_ec.core.errors import Conflict, InvalidInput, NosError, NotFound, Transient
 from nos_ec.monitoring.web_server import WebServer, open_listener
 from nos_ec.ports.clock import Clock
 
@@ -32,6 +34,7 @@ IDLE_WAIT_S = 15
 _STATUSES: tuple[tuple[type[NosError], HTTPStatus], ...] = (
     (InvalidInput, HTTPStatus.BAD_REQUEST),
     (NotFound, HTTPStatus.NOT_FOUND),
+    (Conflict, HTTPStatus.CONFLICT),
     (Transient, HTTPStatus.SERVICE_UNAVAILABLE),
 )
 """The statuses of errors that end a whole page; all others are 500."""
@@ -43,6 +46,8 @@ def create_app(
     """Return the application. Without a token, everyone who can reach it sees all pages, and the caller must make sure
     that only local users can. `random_bytes` makes session ids and seeds samples."""
     view = View(str(system.settings.store.root))
+    simulations = Simulations(system.clock, random_bytes)
+    panels.close_with(simulations.close)
     # Each module of pages has a function that returns its routes. view.NAVIGATION lists their pages.
     routes = [
         *overview.routes(system, panels, view, random.Random(random_bytes(16))),
@@ -53,6 +58,7 @@ def create_app(
         *object_page.routes(system, panels, view),
         *space.routes(system, panels, view),
         *buckets.routes(system, panels, view, random.Random(random_bytes(16))),
+        *simulator.routes(system, simulations, view, random.Random(random_bytes(16))),
     ]
     return guarded(routes, view, system.clock, token, random_bytes, system.settings.console.hosts)
 

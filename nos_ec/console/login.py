@@ -94,7 +94,7 @@ class Login:
 
     async def log_in(self, request: Request) -> Response:
         """Begin a session for the right token."""
-        form = await _fields(request)
+        form = await form_fields(request)
         visitor, place = request.scope[VISITOR], form.get("next", "")
         if not visitor.session_id or not self._sessions.csrf_matches(visitor.session_id, form.get("csrf", "")):
             return self._form(request, STALE, HTTPStatus.FORBIDDEN, place)
@@ -116,7 +116,7 @@ class Login:
 
     async def log_out(self, request: Request) -> Response:
         """End the session."""
-        form, visitor = await _fields(request), request.scope[VISITOR]
+        form, visitor = await form_fields(request), request.scope[VISITOR]
         if not self._sessions.csrf_matches(visitor.session_id, form.get("csrf", "")):
             raise HTTPException(HTTPStatus.FORBIDDEN, STALE)
         self._sessions.end(visitor.session_id)
@@ -148,7 +148,7 @@ def _set_cookie(answer: Response, scope: Scope, session_id: str) -> None:
     answer.set_cookie(cookie_name(scope), session_id, secure=scope[IS_TLS], httponly=True, samesite="lax")
 
 
-async def _fields(request: Request) -> dict[str, str]:
+async def form_fields(request: Request) -> dict[str, str]:
     """Return the fields of a form, which is limited while it is read; FormsFirst limits the time. Raises
     HTTPException."""
     body = bytearray()

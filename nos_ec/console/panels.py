@@ -182,6 +182,7 @@ class Panels:
         self._lock = threading.Lock()
         self._kept: list[Source[Any]] = []
         self._next_ms = 0
+        self._close_with: list[Callable[[], object]] = []
 
     def source(
         self, make: Callable[[], _T], age_ms_max: int, is_partial: Callable[[_T], bool] | None = None
@@ -238,7 +239,13 @@ class Panels:
             for source in self._kept:
                 source.begin()
 
+    def close_with(self, close: Callable[[], object]) -> None:
+        """Call `close`, which must not raise, when the panels are closed: for other work that pages have begun."""
+        self._close_with.append(close)
+
     def close(self) -> None:
         """Stop reading. Does not wait for a server that does not answer."""
         for threads in (self._shared, self._single):
             threads.close()
+        for close in self._close_with:
+            close()

@@ -22,6 +22,7 @@ NAVIGATION = (
     ("/flow", "Flow"),
     ("/objects", "Objects"),
     ("/buckets", "Buckets"),
+    ("/simulator", "Simulator"),
 )
 """The pages that the bar at the top lists: path and title. A page below a path belongs to it."""
 UNKNOWN = "\N{EN DASH}"

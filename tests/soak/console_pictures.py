@@ -106,6 +106,7 @@ def take(visit: Visit, system: System, folder: Path, scheme: str) -> None:
         "objects": "/objects?bucket=photos",
         "buckets": "/buckets",
         "bucket": "/buckets/one?bucket=photos",
+        "simulator": "/simulator?bucket=photos",
         "object": f"/objects/one?bucket={key.bucket}&name={key.name}",
     }
     for name, path in pages.items():

@@ -112,7 +112,7 @@ def sample_buckets(metadata: Survival, small_bytes: int, now_ms: int, rng: rando
     return BucketSample(figures, len(ranges), of_store, rows)
 
 
-def random_ranges(last_id: int, ids: int, ranges_max: int, rng: random.Random) -> tuple[Sequence[tuple[int, int]], int]:
+def random_ranges(last_id: int, ids: int, ranges_max: int, rng: random.Random) -> tuple[list[tuple[int, int]], int]:
     """Return ranges of `ids` object ids (first, last) in order, at most `ranges_max` and all different, and the number
     of such ranges up to `last_id`."""
     of_store = -(-last_id // ids)

@@ -118,7 +118,9 @@ def test_an_empty_store_has_no_figures() -> None:
 
 def test_estimates_of_known_numbers() -> None:
     # Two of four ranges, with 3 and 0: the mean is 1.5, s^2 = 4.5, so the variance of the mean is 0.5 * 4.5 / 2.
-    assert total([3], 2, 4) == Estimate(6, pytest.approx(4 * 2 * 1.125**0.5))
+    found = total([3], 2, 4)
+    assert found.value == 6
+    assert found.error == pytest.approx(4 * 2 * 1.125**0.5)
     assert ratio([2, 2], [4, 4], 2, 4) == Estimate(0.5, 0), "always the same ratio: no error"
 
 
