@@ -94,7 +94,7 @@ def test_estimates_have_errors_and_a_bucket_without_a_sample_says_so(
         assert "&plusmn;" in page
         assert "not in the sample: its size is not known" in page
         one = client.get("/buckets/one", params={"bucket": "large"}).text
-        assert "4 of its rows were found, in 4 ranges. That is few" in one
+        assert "The sample has 4 rows of it, in 4 ranges. That is few" in one
         assert "more than 2 current objects" in one
 
 
