@@ -62,6 +62,7 @@ def consumer_service(
         )
         if monitor is not None:
             monitor.metrics.add("consumer", lambda: consumer_samples(service, system.geometry, system.clock.now_ms()))
+            monitor.parked.append(lambda: [service.unread.retry_queue])
             monitor.metrics.add("streams", lambda: stream_samples(packing.newest))
             monitor.metrics.add("lease", lambda: lease_samples(held, "consumer"))
             monitor.health.require("lease", held.require)
@@ -91,6 +92,7 @@ def housekeeping_thread(system: System, monitor: Monitor | None = None) -> Itera
     housekeeping = system.worker.housekeeping()
     beat = unwatched if monitor is None else monitor.health.heart("housekeeping")
     if monitor is not None:
+        monitor.parked.append(lambda: housekeeping.retry_queues)
         monitor.metrics.add("housekeeping", lambda: housekeeping_samples(housekeeping, system.clock.now_ms()))
     with background_loop("housekeeping", lambda stop: housekeeping.run(stop, beat)):
         yield

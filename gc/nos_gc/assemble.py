@@ -69,6 +69,7 @@ def gc_service(system: System, monitor: Monitor | None = None, *, retry: bool = 
     if monitor is not None:
         monitor.metrics.add("gc lease", lambda: () if (held := service.held) is None else lease_samples(held, "gc"))
         monitor.metrics.add("gc parked", lambda: parking_samples(service.retry_queues, system.clock.now_ms()))
+        monitor.parked += [lambda: service.retry_queues, lambda: housekeeping.retry_queues]
         monitor.metrics.add("housekeeping", lambda: housekeeping_samples(housekeeping, system.clock.now_ms()))
     return service
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from nos_ec.api.request_limit import REQUESTS_MAX, RequestLimit
 from nos_ec.composition.wiring import System
-from nos_ec.console import block_page, blocks, buckets, flow, object_page, objects, overview, space
+from nos_ec.console import block_page, blocks, buckets, flow, last_night, object_page, objects, overview, space
 from nos_ec.console.login import Login, LoginRequired
 from nos_ec.console.login_token import LoginToken
 from nos_ec.console.panels import Panels
@@ -59,6 +59,7 @@ def create_app(
         *space.routes(system, panels, view),
         *buckets.routes(system, panels, view, random.Random(random_bytes(16))),
         *simulator.routes(system, simulations, view, random.Random(random_bytes(16))),
+        *last_night.routes(system, panels, view),
     ]
     return guarded(routes, view, system.clock, token, random_bytes, system.settings.console.hosts)
 

@@ -23,6 +23,7 @@ NAVIGATION = (
     ("/objects", "Objects"),
     ("/buckets", "Buckets"),
     ("/simulator", "Simulator"),
+    ("/last-night", "Last night"),
 )
 """The pages that the bar at the top lists: path and title. A page below a path belongs to it."""
 UNKNOWN = "\N{EN DASH}"

@@ -14,6 +14,7 @@ import heapq
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Generic, TypeVar
 
 import structlog
@@ -97,6 +98,12 @@ class RetryQueue(Generic[T]):
         with self._lock:
             parked = list(self._parked.items())
         return iter(parked)
+
+    def first(self, limit: int) -> list[tuple[str, Parked]]:
+        """Return the names of the first `limit` parked items for operators, and why they are parked, in the order of
+        their first failures."""
+        with self._lock:
+            return [(self._name(item), parked) for item, parked in islice(self._parked.items(), limit)]
 
     def get(self, item: T) -> Parked | None:
         """Return why an item is parked, or None if it is not."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from nos_ec import __version__
+from nos_ec.engine.retry_queue import RetryQueue
 from nos_ec.monitoring.declarations.metrics import INFO
 from nos_ec.monitoring.exposition import Exposition, Sample
 from nos_ec.monitoring.health import Health
@@ -29,6 +30,8 @@ class Monitor:
     ) -> None:
         self.service = service
         self.metrics = Exposition(registry)
+        self.parked: list[Callable[[], Sequence[RetryQueue[Any]]]] = []
+        """Return the queues of parked items of the process."""
         self.health = Health(clock, stall_ms_max)
         ProcessCollector(registry=registry)
         self.metrics.add("process", lambda: [Sample(INFO, 1, (service, __version__, store_id))])

@@ -39,6 +39,7 @@ def producer_service(
     with closing(system.worker.publisher()) as publisher, closing(system.worker.group_progress("producer")) as progress:
         service = ProducerService(system.metadata, publisher, progress, system.clock, held, options)
         if monitor is not None:
+            monitor.parked.append(lambda: service.retry_queues)
             monitor.metrics.add("producer", lambda: producer_samples(service, held, system.clock.now_ms()))
         try:
             yield service

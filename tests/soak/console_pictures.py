@@ -107,6 +107,7 @@ def take(visit: Visit, system: System, folder: Path, scheme: str) -> None:
         "buckets": "/buckets",
         "bucket": "/buckets/one?bucket=photos",
         "simulator": "/simulator?bucket=photos",
+        "last-night": "/last-night",
         "object": f"/objects/one?bucket={key.bucket}&name={key.name}",
     }
     for name, path in pages.items():

@@ -18,7 +18,15 @@ from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm, l
 from nos_ec.cli.terminal.errors import exit_code
 from nos_ec.cli.terminal.output import count_text, emit, out, progress
 from nos_ec.cli.terminal.values import MaxDuration, duration_ms
-from nos_ec.cli.terminal.watching import end_when_shut_out, endpoint, keeping_counts, keeping_totals, pulse, settle
+from nos_ec.cli.terminal.watching import (
+    end_when_shut_out,
+    endpoint,
+    keeping_counts,
+    keeping_presence,
+    keeping_totals,
+    pulse,
+    settle,
+)
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Corrupt, InvalidInput, Transient
 from nos_ec.core.publishing.slots import SLOTS
@@ -95,6 +103,7 @@ def _produce(system: System, stop: Event) -> None:
         endpoint(monitor, system.settings),
         end_when_shut_out(system, stop),
         keeping_totals(system),
+        keeping_presence(system, monitor),
         producer_service(system, monitor, shares=True) as service,
         pulse(monitor, system.clock),
     ):
@@ -148,6 +157,7 @@ def _consume(system: System, stop: Event) -> ConsumerCounters:
         endpoint(monitor, system.settings),
         end_when_shut_out(system, stop),
         keeping_totals(system),
+        keeping_presence(system, monitor),
         housekeeping_thread(system, monitor),
         consumer_service(system, monitor) as service,
         pulse(monitor, system.clock),
@@ -235,6 +245,7 @@ def _collect(system: System, stop: Event) -> None:
         endpoint(monitor, system.settings),
         end_when_shut_out(system, stop),
         keeping_totals(system),
+        keeping_presence(system, monitor),
         keeping_counts(system),
         rebuild_thread(system, monitor),
         scrub_thread(system, monitor),

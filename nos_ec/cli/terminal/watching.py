@@ -11,9 +11,11 @@ from threading import Event
 
 import structlog
 
-from nos_ec.composition.processes import background_loop
+from nos_ec import __version__
+from nos_ec.composition.processes import background_loop, process_name
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Blocklisted
+from nos_ec.engine.figures.daemons import Presence
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.monitoring.monitor import Monitor
 from nos_ec.monitoring.systemd import Notifier, Pulse
@@ -69,6 +71,21 @@ def keeping_totals(system: System) -> Iterator[None]:
     """Keep the stored figures of the whole store up to date while the block runs. All daemons that may write rows do
     this, but only one at a time does the work."""
     with background_loop("figures", system.operator.store_totals().run):
+        yield
+
+
+@contextmanager
+def keeping_presence(system: System, monitor: Monitor) -> Iterator[None]:
+    """Record in the store that this daemon is alive, its version and what it has parked, while the block runs."""
+    presence = Presence(
+        system.metadata,
+        system.clock,
+        monitor.service,
+        process_name(),
+        __version__,
+        lambda: [queue for queues in monitor.parked for queue in queues()],
+    )
+    with background_loop("presence", presence.run):
         yield
 
 

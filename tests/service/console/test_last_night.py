@@ -1,0 +1,93 @@
+"""The page on the last night, in a real browser: what is recorded is shown as text, and a panel fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from nos_ec import __version__
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import Transient
+from nos_ec.core.placement import GroupState
+from nos_ec.engine.figures.daemons import Presence
+from nos_ec.engine.figures.events import EventKind, Outcome
+from nos_ec.engine.retry_queue import BackOff, RetryQueue
+from tests.rig.browser import visiting
+from tests.rig.fakes.clock import FakeClock
+from tests.service.conftest import Bench
+from tests.service.console.test_console import HOUR_MS, Away, browser, clock, serving
+
+__all__ = ["browser", "clock"]
+
+HOSTILE = "<script>alert(1)</script>\u202e{{ 7 * 7 }}\x1b[31m"
+SHOWN = "<script>alert(1)</script>\\u202e{{ 7 * 7 }}\\x1b[31m"
+
+
+class Groups:
+    """Placement groups of a cluster that has lost an OSD."""
+
+    def states(self) -> Mapping[str, Mapping[GroupState, int]]:
+        return {"blocks": {state: 7 if state is GroupState.UNDERSIZED else 0 for state in GroupState}}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_happened_is_shown_as_text(
+    browser: Browser, bench: Bench, system: System, clock: FakeClock, scheme: Any
+) -> None:
+    events = system.events()
+    events.record(EventKind.GC, Outcome.DONE, "too old", at_ms=clock.now_ms() - 25 * HOUR_MS)
+    events.record(EventKind.LEASE, Outcome.FAILED, f"fenced {HOSTILE}", at_ms=clock.now_ms() - HOUR_MS)
+    for _ in range(3):
+        events.record(EventKind.GC, Outcome.FAILED, "no space", 5000)
+        clock.advance(1000)
+    queue: RetryQueue[str] = RetryQueue("object", str, clock, BackOff(1000, 1000), 10)
+    queue.park(HOSTILE, Transient(f"reason {HOSTILE}"))
+    Presence(system.metadata, clock, "consumer", f"process {HOSTILE}", __version__, lambda: [queue]).record(ended=False)
+    Presence(system.metadata, clock, "gc", "process 2", "0.0.9", lambda: []).record(ended=False)
+    Presence(system.metadata, clock, "gc", "process 3", "0.0.8", lambda: []).record(ended=True)
+    system.groups = Groups()
+    with serving(system) as url, visiting(browser, url, color_scheme=scheme) as visit:
+        text = visit.go("/last-night?quarantine=1")
+        for one in (f"fenced {SHOWN}", f"reason {SHOWN}", f"process {SHOWN}"):
+            assert one in text
+        assert "3 times since" in text
+        assert "too old" not in text
+        assert "Daemons of 2 versions are alive: 0.0.9, " in text
+        assert "There is no dump in the store." in text
+        assert "Nothing is in quarantine." in text
+        assert visit.page.locator("td.failed", has_text="7").count() == 1
+        assert visit.severe_findings() == []
+
+
+def test_the_last_dump_and_scrub_and_their_age_are_shown(
+    browser: Browser, bench: Bench, system: System, clock: FakeClock
+) -> None:
+    bench.put_some(system, 20)
+    bench.pack(system)
+    assert bench.run("metadata", "dump").returncode == 0
+    assert bench.run("scrub").returncode == 0
+    clock.advance(5 * HOUR_MS)
+    with serving(system) as url, visiting(browser, url) as visit:
+        text = visit.go("/last-night")
+        assert "bring back objects that were deleted in the last 5.0 h" in text
+        assert "and all are whole (0 mended)" in text
+        assert "complete pass: " in text
+
+
+@pytest.mark.parametrize("what", ["metadata", "groups", "blocks"])
+def test_a_panel_fails_alone(browser: Browser, bench: Bench, system: System, clock: FakeClock, what: str) -> None:
+    bench.put_some(system, 20)
+    bench.pack(system)
+    system.events().record(EventKind.GC, Outcome.DONE, "freed")
+    with serving(system) as url, visiting(browser, url) as visit:
+        assert "the server does not answer" not in visit.go("/last-night")
+        setattr(system, what, Away(system.geometry))
+        clock.advance(HOUR_MS)
+        text = visit.go("/last-night")
+        assert visit.page.locator("main h2").count() == 8
+        assert "the server does not answer" in text
+        assert "freed" in text
+        assert visit.severe_findings() == []
